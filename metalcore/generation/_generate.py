@@ -123,6 +123,11 @@ def _without_wrapper(model):
     return model.get_base_model()
 
 
+def _vocabulary(model):
+    embedding = model.get_input_embeddings()
+    return getattr(embedding, "num_embeddings", None) or embedding.weight.shape[0]
+
+
 class _Texts:
     """Some rows of text that grow."""
 
@@ -143,7 +148,7 @@ class _Texts:
         if getattr(model.config, "is_encoder_decoder", False):
             raise ValueError("generate: the model has an encoder; it is for causal language models")
         sampling = sampling._replace(top_k=sampling.top_k or None)
-        tokens, seen, lengths = padded_left(tokens, attention_mask, model.device)
+        tokens, seen, lengths = padded_left(tokens, attention_mask, model.device, _vocabulary(model))
         self.run = Run(_without_wrapper(model), tokens, seen, lengths, new, cache, sampling, logprobs)
         self.new, self.stops = new, stops
         self.watched = watched or bool(stops)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 import torch
@@ -11,11 +13,17 @@ from torch import Tensor
 __all__ = ["padded_left"]
 
 
-def padded_left(tokens: Any, attention_mask: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor, list[int]]:
+def padded_left(
+    tokens: Any, attention_mask: Tensor | None, device: torch.device, vocabulary: int
+) -> tuple[Tensor, Tensor, list[int]]:
     """(tokens (rows, length), which of them are no padding, how many of each row are none), on the device.
 
+    Args:
+        vocabulary: how many tokens the model knows.
+
     Raises:
-        ValueError: there is no token in a row, the mask has another shape, or the tokens are no integers.
+        ValueError: there is no token in a row, the mask has another shape, the tokens are no integers, or on the CPU
+            some are unknown. The host does not wait for tokens on a device.
     """
     if not isinstance(tokens, Tensor):
         tokens, attention_mask = _from_lists(tokens, attention_mask)
@@ -24,6 +32,10 @@ def padded_left(tokens: Any, attention_mask: Tensor | None, device: torch.device
         attention_mask = None if attention_mask is None else attention_mask.reshape(1, -1)
     if tokens.dim() != 2 or 0 in tokens.shape or tokens.is_floating_point() or tokens.dtype == torch.bool:
         raise ValueError(f"generate: tokens must be integers (rows, length), not {tokens.dtype} {tuple(tokens.shape)}")
+    if tokens.device.type == "cpu":
+        unknown = tokens[(tokens < 0) | (tokens >= vocabulary)].tolist()
+        if unknown:
+            raise ValueError(f"generate: the model knows the tokens 0 to {vocabulary - 1}, and not {unknown[0]}")
     seen = torch.ones_like(tokens, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
     if seen.shape != tokens.shape:
         raise ValueError(f"generate: attention_mask is {tuple(seen.shape)}, and tokens are {tuple(tokens.shape)}")
@@ -40,10 +52,13 @@ def padded_left(tokens: Any, attention_mask: Tensor | None, device: torch.device
 
 
 def _from_lists(tokens, attention_mask):
-    rows = list(tokens)
-    if rows and not isinstance(rows[0], (Sequence, Tensor)):
-        rows = [rows]
-    rows = [[int(token) for token in row] for row in rows]
+    try:
+        rows = list(tokens)
+        if rows and not isinstance(rows[0], (Sequence, Tensor)):
+            rows = [rows]
+        rows = [[index(token) for token in row] for row in rows]
+    except TypeError:
+        raise ValueError(f"generate: tokens must be integers or rows of them, not {reprlib.repr(tokens)}") from None
     if attention_mask is not None:
         raise ValueError("generate: attention_mask goes with a tensor of tokens; lists need no padding")
     length = max((len(row) for row in rows), default=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import index
 from typing import Any
 
 __all__ = ["Stops", "end_tokens"]
@@ -21,23 +22,33 @@ def end_tokens(model: Any, given: int | Iterable[int] | None) -> frozenset[int]:
                 break
     if given is None:
         return frozenset()
-    return frozenset([given] if isinstance(given, int) else map(int, given))
+    try:
+        return frozenset(map(index, given))  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        pass
+    try:
+        return frozenset([index(given)])  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        raise ValueError(f"generate: eos_token_id must be an integer or several, not {given!r}") from None
 
 
 class Stops:
     """What ends a row: a token of `ends`, or one of `stop`, which are sequences of tokens, or strings.
 
     Raises:
-        ValueError: a string without a tokenizer, or one without elements.
+        ValueError: a string without a tokenizer, a stop without elements, or one of another type.
     """
 
     def __init__(self, ends: frozenset[int], stop: Iterable[Any], tokenizer: Any):
-        stop = [stop] if isinstance(stop, str) else list(stop)
+        try:
+            stop = [stop] if isinstance(stop, str) else list(stop)
+            self.sequences = [[index(token) for token in one] for one in stop if not isinstance(one, str)]
+        except TypeError:
+            raise ValueError(f"generate: stop must be strings or sequences of tokens, not {stop!r}") from None
         if any(len(one) == 0 for one in stop):
             raise ValueError("generate: a stop must not be empty")
         self.ends = ends
         self.strings = [one for one in stop if isinstance(one, str)]
-        self.sequences = [[int(token) for token in one] for one in stop if not isinstance(one, str)]
         if self.strings and tokenizer is None:
             raise ValueError("generate: stop strings need a tokenizer")
         self.tokenizer = tokenizer

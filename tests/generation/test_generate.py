@@ -185,6 +185,18 @@ def test_what_it_refuses(llama, device):
     for wrong in (tokens.float(), tokens[:, :0], tokens[None], []):
         with pytest.raises(ValueError, match="tokens must be integers"):
             metalcore.generate(llama, wrong)
+    for wrong in ("abc", 3, [[1.5]], [["a"]]):
+        with pytest.raises(ValueError, match="tokens must be integers or rows of them, not"):
+            metalcore.generate(llama, wrong)
+    for token in (-1, VOCABULARY):
+        with pytest.raises(ValueError, match=f"the tokens 0 to {VOCABULARY - 1}, and not {token}"):
+            metalcore.generate(llama, [[1, token]])
+    for wrong in ("x", 1.5, [[1]]):
+        with pytest.raises(ValueError, match="eos_token_id must be an integer or several, not"):
+            metalcore.generate(llama, tokens, eos_token_id=wrong)
+    for wrong in (3, [3], None, [[1.5]]):
+        with pytest.raises(ValueError, match="stop must be strings or sequences of tokens, not"):
+            metalcore.generate(llama, tokens, stop=wrong)
     mamba = MambaForCausalLM(MambaConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, state_size=4))
     with pytest.raises(ValueError, match="keeps no keys and values"):
         metalcore.generate(mamba, tokens.cpu())
