@@ -124,7 +124,11 @@ def add(model, optimizer):
     optimizer.add_param_group({"params": [model.late], "lr": 3e-2})
 
 
-@pytest.mark.parametrize("changes", [{5: freeze}, {5: freeze, 9: unfreeze}, {7: move}, {7: clear}, {7: add}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [{5: freeze}, {5: freeze, 9: unfreeze}, {7: move}, {7: clear}, {7: add}],
+    ids=["freeze", "freeze and unfreeze", "move", "clear", "add"],
+)
 def test_parameters_may_change(device, changes):
     """They are frozen, trained again, get other memory or other states, or are added."""
 
