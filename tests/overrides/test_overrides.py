@@ -84,15 +84,15 @@ def test_qr(device, mode):
 def test_qr_gradient(device):
     a = torch.randn(4, 9, 5, device=device, requires_grad=True)
 
-    def gradient():
+    def gradient(a):
         q, r = torch.linalg.qr(a)
         # This function does not depend on the signs, which a factorization is free to choose.
         return torch.autograd.grad((q.square() * r.abs().sum(-1).unsqueeze(-2)).sum(), a)[0]
 
-    expected = gradient()
+    expected = gradient(a.cpu())  # PyTorch 2.11 has no qr on mps
     with metalcore.enable_pytorch_overrides("qr"):
-        found = gradient()
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+        found = gradient(a)
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -169,13 +169,13 @@ def test_errors_of_the_kernel_that_was_replaced(device, capfd):
 @pytest.mark.parametrize("shape", ((0,), (0, 4), (3, 0), ()), ids=str)
 def test_empty_and_0d_tensors(device, shape):
     x = torch.randn(shape, device=device)
-    cases = [lambda: F.silu(x), lambda: F.gelu(x), lambda: F.softmax(x, -1)]
+    cases = [F.silu, F.gelu, lambda x: F.softmax(x, -1)]
     if len(shape) == 2:
-        cases += [lambda: F.rms_norm(x, shape[-1:]), lambda: torch.linalg.qr(x)]
+        cases += [lambda x: F.rms_norm(x, shape[-1:]), torch.linalg.qr]
     for case in cases:
-        expected = case()
+        expected = case(x.cpu())  # PyTorch 2.11 has no qr on mps
         with metalcore.enable_pytorch_overrides():
-            torch.testing.assert_close(case(), expected)
+            torch.testing.assert_close(case(x), expected, check_device=False)
 
 
 def test_no_grad_and_inference_mode(device):
