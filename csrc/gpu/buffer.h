@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 // These declarations replace PyTorch's headers, which conflict with Metal's: both define StringHandle.
 struct AtenTensorOpaque;
@@ -25,6 +26,11 @@ struct BufferView {
   AtenTensorHandle tensor = nullptr;  // not owned: a reader that keeps the view needs its own reference
 };
 BufferView view_of(const Tensor& tensor);
+// The view of an optional tensor. (Tensor is incomplete here.)
+template <typename T>
+BufferView view_of(const std::optional<T>& tensor) {
+  return tensor ? view_of(*tensor) : BufferView{};
+}
 // The view of a tensor of which the caller knows the sizes of an element and of the span, in bytes.
 BufferView view_of(AtenTensorHandle tensor, size_t element_size, size_t span);
 

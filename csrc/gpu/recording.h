@@ -58,7 +58,7 @@ class Recording {
   // An optional tensor. Where there is none, the kernel must not touch the argument.
   template <typename T>
   Recording& buffer(uint32_t index, const std::optional<T>& tensor) {
-    return buffer(index, tensor ? view_of(*tensor) : BufferView{});
+    return buffer(index, view_of(tensor));
   }
   // Copies `size` <= 4096 bytes; the caller may free its memory at once.
   Recording& bytes(uint32_t index, const void* data, size_t size);

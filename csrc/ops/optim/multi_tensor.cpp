@@ -24,8 +24,6 @@ const gpu::Table<OptimTuning> optim_tuning("optim",
 // A thread walks over at most so many times the elements that the tuning row says.
 constexpr uint64_t kLargerChunks = 64;
 
-gpu::BufferView view_or_null(const MaybeTensor& tensor) { return tensor ? gpu::view_of(*tensor) : gpu::BufferView{}; }
-
 void check_scalar(const char* op, const char* argument, const MaybeTensor& tensor, const Tensor& reference) {
   if (!tensor) return;
   check_same_device(op, argument, *tensor, reference);
@@ -82,7 +80,7 @@ void DeviceScalars::check(const char* op, const Tensor& reference) const {
 }
 
 void DeviceScalars::bind(gpu::Recording& recording, uint32_t index) const {
-  const std::array<gpu::BufferView, 3> views = {view_or_null(lr), view_or_null(grad_scale), view_or_null(found_inf)};
+  const std::array<gpu::BufferView, 3> views = {gpu::view_of(lr), gpu::view_of(grad_scale), gpu::view_of(found_inf)};
   recording.pointers(index, views.data(), views.size());
 }
 
