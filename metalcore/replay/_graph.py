@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from .._core.recording import Recording, operator_name
 from ._cuda_graph import captured
 from ._replay import Replay
-from ._tape import Tape, reads_on_host, refuse_host_work, tensors_in
+from ._tape import Tape, key_of, reads_on_host, refuse_host_work, tensors_in
 
 __all__ = ["Graph"]
 
@@ -29,13 +30,41 @@ class _Watch(Tape):
         pass
 
 
-class Graph(Replay):
-    """A torch.cuda.CUDAGraph of a function's run. PyTorch's own operators and random numbers are part of it, and its
-    memory is a pool of the graph's own.
+class _Reached(TorchDispatchMode):
+    """Holds the memory that a function uses and that was there before. A graph knows addresses, and holds nothing.
+
+    Attributes:
+        held: the storages, or tensors of layouts that have several.
     """
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, recording: Recording, pool_bytes: int):
-        self._graph, self.recording = graph, recording
+    def __init__(self):
+        super().__init__()
+        self.held: dict[int, Any] = {}
+        self._made: set[int] = set()
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        for tensor in tensors_in(args, kwargs):
+            if tensor.layout is not torch.strided:
+                self.held[id(tensor)] = tensor
+            elif (key := key_of(tensor)) not in self._made:
+                self.held.setdefault(key, tensor.untyped_storage())
+        result = func(*args, **kwargs or {})
+        strided = (tensor for tensor in tensors_in(result) if tensor.layout is torch.strided)
+        self._made.update({key_of(tensor) for tensor in strided} - self.held.keys())
+        return result
+
+
+class Graph(Replay):
+    """A torch.cuda.CUDAGraph of a function's run. PyTorch's own operators and random numbers are part of it, and its
+    memory is a pool of the graph's own. What else it reads and writes lives as long as it does.
+    """
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, recording: Recording, pool_bytes: int, kept: Any):
+        self._graph, self.recording, self._kept = graph, recording, kept
         self.arena_bytes = self.peak_bytes = self.own_bytes = pool_bytes
 
     def run(self) -> None:
@@ -55,10 +84,12 @@ class Graph(Replay):
         watch.forget()
         refuse_host_work(what, watch)
         before = torch.cuda.memory_reserved()
-        with captured() as graph, torch.autograd.set_multithreading_enabled(False):
+        reached = _Reached()
+        with captured() as graph, torch.autograd.set_multithreading_enabled(False), reached:
             result = function(*inputs)
         result = tree_map_only(Tensor, Tensor.detach, result)
         with torch.no_grad():
             for tensor, value in zip(tensors_in(result), tensors_in(found)):
                 tensor.copy_(value)
-        return result, cls(graph, recording, max(0, torch.cuda.memory_reserved() - before))
+        pool_bytes = max(0, torch.cuda.memory_reserved() - before)
+        return result, cls(graph, recording, pool_bytes, (function, reached.held))  # the function has compiled code's

@@ -1,5 +1,8 @@
 """capture() and compile_train_step() on NVIDIA GPUs: CUDA graphs, and launches that are repeated with other tensors."""
 
+import copy
+import gc
+
 import pytest
 import torch
 
@@ -12,6 +15,11 @@ def model_of():
     torch.manual_seed(0)
     layers = torch.nn.Linear(16, 32), metalcore.nn.SiLU(), metalcore.nn.RMSNorm(32), torch.nn.Linear(32, 8)
     return torch.nn.Sequential(*layers, metalcore.nn.LogSoftmax(-1)).cuda()
+
+
+def others_in_freed_memory():
+    gc.collect()
+    return [torch.full((1 << k,), torch.nan, device="cuda") for k in range(4, 20) for _ in range(4)]
 
 
 @pytest.mark.parametrize("options", [{}, {"clone_outputs": True}, {"warmup": 0}], ids=str)
@@ -29,6 +37,33 @@ def test_pytorchs_operators_are_part_of_the_graph(options):
         assert torch.equal(found[0], expected[0]) and torch.equal(found[1]["sum"], expected[1]["sum"])
         weight.mul_(1.5)
     assert captured.kernels and not captured.torch_operators
+
+
+def test_what_the_function_reaches_lives_on():
+    """Parameters of a model that is gone, and a tensor that another one has replaced since."""
+    table = {"model": model_of(), "row": torch.rand(8, device="cuda")}
+    same, row = copy.deepcopy(table["model"]), table["row"].clone()
+    capture = metalcore.capture(lambda x: table["model"](x) + table["row"], torch.randn(4, 16, device="cuda"))
+    table.clear()
+    x = torch.randn(4, 16, device="cuda")
+    others = others_in_freed_memory()
+    torch.testing.assert_close(capture(x), same(x) + row)
+    del others
+
+
+@pytest.mark.parametrize("drop", ["program", "model"])
+def test_a_captured_program_needs_nobody_else(drop):
+    model, x = model_of(), torch.randn(4, 16, device="cuda")
+    expected = model(x).detach()
+    program = metalcore.compile(model, (x,))
+    capture = program.capture(x)
+    if drop == "program":
+        del program
+    else:
+        del model
+    others = others_in_freed_memory()
+    torch.testing.assert_close(capture(x), expected)
+    del others
 
 
 def test_random_numbers_are_new_at_each_replay():
