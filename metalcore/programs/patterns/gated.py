@@ -1,4 +1,7 @@
-"""Gated activations: silu(gate) * up and gelu(gate) * up."""
+"""Gated activations: silu(gate) * up and gelu(gate) * up.
+
+Where other pointwise operations are beside them, all are left to one generated kernel, which moves less memory.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from torch.fx import Node
 
 from ..ir import accelerated, value
 from ..matching import Call, Either, Match, Product, Value
+from ..pointwise import supports
 from ..rewriting import Pattern
 
 GATE, UP = Value("gate"), Value("up")
@@ -14,6 +18,13 @@ SILU = Either(Call("silu", GATE), Product(GATE, Call("sigmoid", GATE)))
 GELU = Call("gelu", GATE, approximate="none")
 GELU_TANH = Call("gelu", GATE, approximate="tanh")
 KINDS = {"silu": Product(SILU, UP), "gelu": Product(GELU, UP), "gelu_tanh": Product(GELU_TANH, UP)}
+
+
+def _in_a_chain(node, match):
+    """Whether an operation that a generated kernel can take reads the product, or makes an operand for it alone."""
+    shape = value(node).shape
+    alone = [source for source in (match["gate"], match["up"]) if {*match.nodes}.issuperset(source.users)]
+    return any(value(other).shape == shape and supports(other) is None for other in (*node.users, *alone))
 
 
 class Gated(Pattern):
@@ -27,7 +38,8 @@ class Gated(Pattern):
             if match is None:
                 continue
             gate, up = value(match["gate"]), value(match["up"])
-            if accelerated(match["gate"], match["up"]) and gate.shape == up.shape and gate.dtype == up.dtype:
+            fits = gate.shape == up.shape and gate.dtype == up.dtype
+            if fits and accelerated(match["gate"], match["up"]) and not _in_a_chain(node, match):
                 return match.bind("kind", kind)
         return None
 

@@ -27,9 +27,10 @@ inline float pw_log1p(float x) {
   return fabs(x) > 1e7f ? log(u) : log(u) * (x / (u - 1.0f));
 }""",
     "pw_erfc": """
-// erfc(t) exp(t^2) of t = |x| is a polynomial in u = (t - 2) / (t + 2), fitted for least relative error (2e-9).
+// erfc(t) exp(t^2) of t = |x| is a polynomial in u = (t - 2) / (t + 2), fitted for least relative error (2e-9). Beyond
+// 10.1 erfc is 0 in float32, as exp is there; a NaN stays one.
 inline float pw_erfc(float x) {
-  const float t = min(fabs(x), 10.1f);
+  const float t = fabs(x) > 10.1f ? 10.1f : fabs(x);
   const float u = fast::divide(t - 2.0f, t + 2.0f);
   float p = -1.1834549e-5f;
   p = fma(p, u, 1.36203297e-5f);
@@ -46,7 +47,7 @@ inline float pw_erfc(float x) {
   const float square = t * t;
   const float rest = fma(t, t, -square);
   const float tail = p * (exp(-square) * (1.0f - rest));
-  return x < 0.0f ? 2.0f - tail : isnan(x) ? x : t < 10.1f ? tail : 0.0f;
+  return x < 0.0f ? 2.0f - tail : tail;
 }""",
     "pw_erf": """
 inline float pw_erf(float x) {
@@ -64,14 +65,14 @@ inline float pw_erf(float x) {
     "pw_max": """
 // NaN, if one of the numbers is NaN.
 template <typename T>
-inline T pw_max(T a, T b) { return a > b || a != a ? a : b; }""",
+inline T pw_max(T a, T b) { return !(a <= b) && b == b ? a : b; }""",
     "pw_min": """
 template <typename T>
-inline T pw_min(T a, T b) { return a < b || a != a ? a : b; }""",
+inline T pw_min(T a, T b) { return !(a >= b) && b == b ? a : b; }""",
     "pw_fast_erfc": """
 // The same with an error of 2e-5, for results of 16 bits.
 inline float pw_fast_erfc(float x) {
-  const float t = min(fabs(x), 10.1f);
+  const float t = fabs(x) > 10.1f ? 10.1f : fabs(x);
   const float u = fast::divide(t - 2.0f, t + 2.0f);
   float p = 6.11604414e-3f;
   p = fma(p, u, 3.08344268e-3f);
@@ -80,13 +81,13 @@ inline float pw_fast_erfc(float x) {
   p = fma(p, u, -4.27220959e-1f);
   p = fma(p, u, 2.55393699e-1f);
   const float tail = p * fast::exp(-t * t);
-  return x < 0.0f ? 2.0f - tail : isnan(x) ? x : t < 10.1f ? tail : 0.0f;
+  return x < 0.0f ? 2.0f - tail : tail;
 }""",
     "pw_normal": """
 // The normal distribution function, as kernels/activation/formulas.h has it: its tail is a polynomial in
 // u = (t - 3) / (t + 3) times exp(-t^2 / 2) with t = |x|.
 inline float pw_normal(float x) {
-  const float t = min(fabs(x), 20.0f);
+  const float t = fabs(x) > 20.0f ? 20.0f : fabs(x);
   const float u = fast::divide(t - 3.0f, t + 3.0f);
   float p = 5.31617334e-05f;
   p = fma(p, u, 1.15013776e-04f);
@@ -101,7 +102,7 @@ inline float pw_normal(float x) {
   const float square = t * t;
   const float rest = fma(t, t, -square);
   const float tail = p * (exp(-0.5f * square) * (1.0f - 0.5f * rest));
-  return x < 0.0f ? tail : isnan(x) ? x : 1.0f - tail;
+  return x < 0.0f ? tail : 1.0f - tail;
 }""",
     "pw_fast_normal": """
 inline float pw_fast_normal(float x) { return 0.5f * pw_fast_erfc(x * -0.70710678f); }""",

@@ -47,6 +47,7 @@ class Lowering:
         self._bound: dict[Node, Value] = {}
         self._at: At = None  # of the node that is being made
         self._count = 0
+        self._before_rounding: dict[str, str] = {}
         self.statements: list[str] = []
 
     def bind(self, values: dict[Node, Value]) -> None:
@@ -129,8 +130,16 @@ class Lowering:
         """The register of a result that was computed in one dtype, as PyTorch gives it in another."""
         text = converted(text, computed, dtype, self._keep_float32)
         if computed == dtype and dtype in SIXTEEN_BITS and not self._keep_float32 and not exact:
-            text = rounded(text, dtype)
+            before = self._declare("const float", text)
+            name = self._declare("const float", rounded(before, dtype))
+            self._before_rounding[name] = before
+            return Value(name, dtype)
         return Value(self._declare(f"const {register(dtype)}", text), dtype)
+
+    def stored(self, value: Value) -> str:
+        """What is to be converted to a value's dtype in memory: that conversion rounds, so what is rounded for other
+        operations need not be."""
+        return self._before_rounding.get(value.text, value.text)
 
     def _computed(self, node, arguments, dtype):
         """The text of a node's result and its dtype before it is converted to the node's."""

@@ -12,7 +12,7 @@ from .functions import used
 from .lowering import Lowering
 from .nodes import result_dtype
 from .numbers import MEMORY, converted, register
-from .source import HEAD, MOVES, Indices, from_memory, memory, to_memory, vector_type
+from .source import HEAD, MOVES, Indices, element_of, from_memory, memory, to_memory, vector_type
 from .walk import Walk
 
 
@@ -30,7 +30,7 @@ def reduction(node: Node, inputs: Sequence[Node], found: Walk, *, keep_float32: 
         k = inputs.index(leaf)
         text = held[leaf]
         if vector > 1 and found.reduced.strides[k][0] != 0:
-            text = f"{text}s.part[j / 4][j % 4]"
+            text = element_of(f"{text}s", memory(leaf))
         return from_memory(text, result_dtype(leaf))
 
     lowering = Lowering(load, keep_float32=keep_float32)

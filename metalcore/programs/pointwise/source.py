@@ -27,7 +27,7 @@ inline Vector load(device const T* from, ulong count) {
   Vector values = {};
 #pragma unroll
   for (uint j = 0; j < N; ++j)
-    if (j < count) values.part[j / 4][j % 4] = from[j];
+    if (j < count) values.part[j / Vector::width][j % Vector::width] = from[j];
   return values;
 }
 template <typename Vector, uint N, typename T>
@@ -38,7 +38,7 @@ inline void store(Vector values, device T* to, ulong count) {
   }
 #pragma unroll
   for (uint j = 0; j < N; ++j)
-    if (j < count) to[j] = values.part[j / 4][j % 4];
+    if (j < count) to[j] = values.part[j / Vector::width][j % Vector::width];
 }
 """
 
@@ -106,7 +106,7 @@ def elementwise(
     moved = {node: layout.strides[len(outputs) + k][0] != 0 for k, node in enumerate(inputs)}
 
     def load(node, at):
-        held = f"{names[node]}_values.part[j / 4][j % 4]" if vector > 1 and moved[node] else f"{names[node]}_value"
+        held = element_of(f"{names[node]}_values", memory(node)) if vector > 1 and moved[node] else f"{names[node]}_value"
         return from_memory(held, result_dtype(node))
 
     lowering = Lowering(load, keep_float32=keep_float32, made=made)
@@ -122,10 +122,10 @@ def elementwise(
         else:
             before.append(f"const {memory(node)} {held} = {names[node]}[{place}];")
     for k, (node, value) in enumerate(zip(outputs, values)):
-        text, type_ = to_memory(value.text, result_dtype(node)), f"{memory(node)}_x{vector}"
+        text, type_ = to_memory(lowering.stored(value), result_dtype(node)), f"{memory(node)}_x{vector}"
         if vector > 1:
             before.append(f"{type_} out{k}_values;")
-            element.append(f"out{k}_values.part[j / 4][j % 4] = {text};")
+            element.append(f"{element_of(f'out{k}_values', memory(node))} = {text};")
             after.append(f"store<{type_}, {vector}>(out{k}_values, out{k} + {indices.offset(k)}, count);")
         else:
             element.append(f"out{k}[{indices.offset(k)}] = {text};")
@@ -160,7 +160,7 @@ def indexed(
     before, at = coordinates(fake(outputs[0]).shape, strides[0])
     values = [lowering.value(node, at) for node in outputs]
     after = [
-        f"out{k}[{place_at(at, strides[k])}] = {to_memory(value.text, result_dtype(node))};"
+        f"out{k}[{place_at(at, strides[k])}] = {to_memory(lowering.stored(value), result_dtype(node))};"
         for k, (node, value) in enumerate(zip(outputs, values))
     ]
     body = "\n".join(f"  {line}" for line in (*before, *lowering.statements, *after))
@@ -230,7 +230,23 @@ def to_memory(text: str, dtype: torch.dtype) -> str:
     )
 
 
+SIZES = {"uchar": 1, "char": 1, "half": 2, "bfloat": 2, "short": 2, "float": 4, "int": 4, "long": 8}
+
+
+def _width(type_):
+    """How many elements a part of a vector has: addresses are multiples of 16 bytes at most, and so are parts'."""
+    return min(4, 16 // SIZES[type_])
+
+
+def element_of(vector: str, type_: str) -> str:
+    """Element j of a vector."""
+    return f"{vector}.part[j / {_width(type_)}][j % {_width(type_)}]"
+
+
 def vector_type(type_: str, count: int) -> str:
-    sizes = {"uchar": 1, "char": 1, "half": 2, "bfloat": 2, "short": 2, "float": 4, "int": 4, "long": 8}
-    alignment = min(16, sizes[type_] * count)
-    return f"struct alignas({alignment}) {type_}_x{count} {{ vec<{type_}, 4> part[{count // 4}]; }};\n"
+    alignment, width = min(16, SIZES[type_] * count), _width(type_)
+    return (
+        f"struct alignas({alignment}) {type_}_x{count} {{\n"
+        f"  static constexpr constant uint width = {width};\n"
+        f"  vec<{type_}, {width}> part[{count // width}];\n}};\n"
+    )

@@ -18,6 +18,7 @@ struct portable_half {
     uint32_t special = shifted >= 0x0f800000u ? 0x7f800000u : 0u;
     return bit_cast<float>(magnitude | special | (bits & 0x8000u) << 16);
   }
+  static METAL_FUNC constexpr float widen_rounded(uint16_t bits) { return widen(bits); }
 
   static METAL_FUNC constexpr uint16_t round(float value) {
     uint32_t bits = bit_cast<uint32_t>(value);
@@ -37,6 +38,7 @@ struct portable_half {
 
 struct portable_bfloat {
   static METAL_FUNC constexpr float widen(uint16_t bits) { return bit_cast<float>(uint32_t(bits) << 16); }
+  static METAL_FUNC constexpr float widen_rounded(uint16_t bits) { return widen(bits); }
 
   static METAL_FUNC constexpr uint16_t round(float value) {
     uint32_t bits = bit_cast<uint32_t>(value);

@@ -44,7 +44,9 @@ struct small_float {
   template <class Other>
   METAL_FUNC explicit constexpr small_float(small_float<Other> value) : bits(Format::round(float(value))) {}
 
-  METAL_FUNC constexpr operator float() const { return Format::widen(bits); }
+  METAL_FUNC constexpr operator float() const& { return Format::widen(bits); }
+  // A number that is nowhere else, as in float(bfloat(x)), has just been rounded.
+  METAL_FUNC constexpr operator float() && { return Format::widen_rounded(bits); }
 
   static METAL_FUNC constexpr small_float from_bits(uint16_t bits) { return bit_cast<small_float>(bits); }
 
