@@ -98,7 +98,8 @@ METAL_FUNC Weight weight(constant AttentionParams& p, Visibility v, float produc
   float score = scaled(p, product), slope = 1.0f;
   if (p.softcap > 0.0f) slope = 1.0f - score / p.softcap * (score / p.softcap);
   if (edge) score = masked<T>(p, v, score, query, key);
-  const float value = metal::fast::exp2(score - sum.largest - sum.rest);
+  // The largest score came from a product that may have been rounded in another order.
+  const float value = metal::fast::exp2(metal::min(score - sum.largest, 0.0f) - sum.rest);
   return {value, value * slope};
 }
 
