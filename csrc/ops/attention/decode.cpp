@@ -23,7 +23,7 @@ const gpu::Table<DecodeTuning> decode_tuning("attention_decode",
                                               {"simdgroups", &DecodeTuning::simdgroups, {1, 4}},
                                               {"least_share", &DecodeTuning::least_share, {32, 4096}}},
                                              {{.family = "baseline"},
-                                              {.family = "hopper", .fill_threadgroups = 2 * 132},
+                                              {.family = "hopper", .fill_threadgroups = 3 * 132},
                                               {.family = "simulator", .fill_threadgroups = 2}});
 
 struct Sizes2 {
