@@ -53,13 +53,14 @@ class SOAP(MultiTensor, torch.optim.Optimizer):  # pyright: ignore[reportIncompa
 
     Raises:
         ValueError: a value is out of range.
-        RuntimeError: a gradient is sparse or complex.
+        RuntimeError: a gradient is sparse or complex; or a CUDA graph captures a step.
 
     Source: Vyas et al., "SOAP: Improving and Stabilizing Shampoo using Adam", 2024, algorithm 3. Blocks: Anil et al.,
     "Scalable Second Order Optimization for Deep Learning", 2020.
     """
 
     state_dtype = torch.float32
+    COUNTS_ON_HOST = True
     STATES = ("exp_avg", "exp_avg_sq", *(f"{kind}_{side}" for kind in ("mean", "basis") for side in _SIDES))
 
     def __init__(
