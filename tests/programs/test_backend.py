@@ -73,6 +73,8 @@ def test_training_of_batch_norms(device):
     batches = [torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(i)).to(device) for i in range(3)]
     torch.manual_seed(0)
     model = ResNet().to(device)
+    for block in model.blocks:  # A batch norm subtracts this bias: its gradient has only rounding errors, which AdamW
+        block.shortcut[0].bias.requires_grad_(False)  # would divide by their own size.
     expected = training(copy.deepcopy(model), image_step, batches)
     agree(expected, training(model, compiled(image_step, fusions=[]), batches), 2e-3)
 
