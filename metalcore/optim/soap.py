@@ -9,6 +9,7 @@ from torch.optim.adamw import adamw
 
 from .. import linalg
 from .._core.registry import Op, Sample, register
+from .._core.routing import on_cuda
 from .._core.sharded import is_dtensor, local
 from ._blocks import Blocks
 from ._multi_tensor import MultiTensor
@@ -175,6 +176,8 @@ class SOAP(MultiTensor, torch.optim.Optimizer):  # pyright: ignore[reportIncompa
             weight_decay=group["weight_decay"],
             eps=group["eps"],
             maximize=group["maximize"],
+            # PyTorch's own choice, also for tensors without memory that stand for some on a GPU
+            foreach=all(on_cuda(p) and not is_dtensor(p) for p in params),
         )
         for p, value in zip(params, wide):
             if value is not p:
