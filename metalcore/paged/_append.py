@@ -45,8 +45,8 @@ def append_kv(
 
     Raises:
         RuntimeError: shapes, dtypes or devices do not go together.
-        ValueError: the cache has another layout; batch_indices or positions is missing; or, where the host sees the
-            numbers, there is no such request, page or place.
+        ValueError: the cache has another layout; batch_indices or positions is missing; vectors are of different
+            numbers of requests; or, where the host sees the numbers, there is no such request, page or place.
     """
     check_tensors("append_kv", 3, key=key, value=value)
     k, v = split_cache("append_kv", paged_kv_cache, kv_layout)

@@ -61,8 +61,8 @@ def batch_prefill(
 
     Raises:
         RuntimeError: shapes, dtypes or devices do not go together.
-        ValueError: the cache has another layout, or, where the host sees the numbers, there is no such page, or
-            custom_mask has another number of elements.
+        ValueError: the cache has another layout; vectors are of different numbers of requests; or, where the host sees
+            the numbers, there is no such page, or custom_mask has another number of elements.
     """
     return _attend(
         "batch_prefill",
