@@ -9,7 +9,16 @@ from torch import Tensor
 
 from .registry import Sample
 
-__all__ = ["elementwise", "hidden_states", "integers", "low_rank", "positive_definite", "rows", "separated", "well_conditioned"]
+__all__ = [
+    "elementwise",
+    "hidden_states",
+    "integers",
+    "low_rank",
+    "positive_definite",
+    "rows",
+    "separated",
+    "well_conditioned",
+]
 
 
 def elementwise(name: str = "", **options) -> tuple[Sample, ...]:
