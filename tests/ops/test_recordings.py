@@ -24,6 +24,10 @@ def choices(recording):
     return [plan[:3] for plan in recording.plans if plan.variant != "torch"]
 
 
+def plans_torch(recording):
+    return any(plan.variant == "torch" for plan in recording.plans)
+
+
 @pytest.mark.parametrize("op, sample", SAMPLES, ids=IDS)
 def test_what_ran_is_what_explain_says(device, op, sample):
     tensors = sample.make(device, torch.float32)
@@ -33,7 +37,7 @@ def test_what_ran_is_what_explain_says(device, op, sample):
         forward(op, sample, tensors)
     assert submitted(ran) == submitted(explained.recording)
     steps = explained.recording.torch_steps
-    if not ran.plans and explained.recording.plans and steps[-1][1] == "aten::contiguous":
+    if plans_torch(explained.recording) and not plans_torch(ran) and steps[-1][1] == "aten::contiguous":
         steps = steps[:-1]  # the operator, which was not asked, makes the result of PyTorch's op contiguous
     assert ran.torch_steps == steps
     assert choices(ran) == choices(explained.recording)
