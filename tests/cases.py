@@ -71,7 +71,8 @@ class Made:
 
     def gradients(self, outputs, directions):
         outputs = [output for output in outputs if output.requires_grad]
-        return torch.autograd.grad(outputs, self.leaves, directions)
+        # The gradient of a sum is the direction itself. Callers may write into what they get.
+        return torch.autograd.grad(outputs, self.leaves, [direction.clone() for direction in directions])
 
 
 CASES = {f"{op.name}, {sample.name}": Case(op, sample) for op in OPS.values() for sample in op.samples()}

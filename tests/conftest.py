@@ -48,7 +48,8 @@ def pytest_configure(config):
     if kind(config) == "cuda":
         if not torch.cuda.is_available():
             raise pytest.UsageError("--device cuda: PyTorch sees no CUDA device (torch.cuda.is_available() is False)")
-        torch.set_float32_matmul_precision("highest")  # the references must not use TF32
+        torch.set_float32_matmul_precision("highest")  # the references must not use TF32,
+        torch.backends.cudnn.allow_tf32 = False  # which PyTorch's convolutions do by default
 
 
 def pytest_ignore_collect(collection_path, config):

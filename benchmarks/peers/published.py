@@ -15,6 +15,7 @@ import torch
 import metalcore
 from metalcore.msl import signatures
 from metalcore.msl.arguments import Arguments, common_device, threadgroup_lengths
+from metalcore.msl.library import KernelNotFoundError
 from metalcore.msl.targets import CudaTarget
 
 
@@ -88,7 +89,9 @@ class Launch:
 
     def code(self):
         """What NVRTC compiles for this launch: the program, the kernel, and the signature of the call."""
-        program = self.published.library(self.constants)._program
+        library = self.published.library(self.constants)
+        getattr(library, self.kernel)  # it raises an error that names the kernels that there are
+        program = library._program
         declared = program.arguments(self.kernel)
         bound = Arguments(self.kernel, self.arguments, None, declared, common_device(self.arguments)).buffers
         memory = self.threadgroup_memory
@@ -128,12 +131,18 @@ def compile_all(launches, capability, say):
     """Compiles what launches need, in parallel.
 
     Returns:
-        What is wrong, a text for each kernel that does not compile.
+        What is wrong, a text for each kernel that is missing or does not compile.
     """
     start = time.perf_counter()
-    codes = {(id(code.program), code.kernel, code.signature): code for code in map(Launch.code, launches)}
+    codes, missing = {}, {}
+    for launch in launches:
+        try:
+            code = launch.code()
+            codes[id(code.program), code.kernel, code.signature] = code
+        except KernelNotFoundError as error:
+            missing[launch.kernel] = str(error)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         problems = list(filter(None, pool.map(lambda code: code.compile(capability), codes.values())))
     seconds = time.perf_counter() - start
     say(f"{len(codes) - len(problems)} of {len(codes)} peers' kernels compiled for sm_{capability} in {seconds:.0f} s")
-    return problems
+    return [*missing.values(), *problems]

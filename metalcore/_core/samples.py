@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
 from .registry import Sample
 
-__all__ = ["elementwise", "hidden_states", "low_rank", "positive_definite", "rows", "separated", "well_conditioned"]
+__all__ = [
+    "elementwise",
+    "hidden_states",
+    "integers",
+    "low_rank",
+    "positive_definite",
+    "rows",
+    "separated",
+    "well_conditioned",
+]
 
 
 def elementwise(name: str = "", **options) -> tuple[Sample, ...]:
@@ -29,6 +40,12 @@ def hidden_states(**options):
         return Sample("", ((batch_size, sequence_length, hidden_size),), options)
 
     return production
+
+
+def integers(numbers: Iterable[int], like: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
+    """A vector of integers on the device of `like`, for a sample's `arguments`. The device writes them itself: a CUDA
+    graph cannot capture a copy from the host's memory."""
+    return torch.stack([torch.full((), number, dtype=dtype, device=like.device) for number in numbers])
 
 
 # One shape for each way in which kernels share out rows: a row goes to a thread, a simdgroup, a threadgroup (in

@@ -8,6 +8,7 @@ from torch import Tensor
 from .._core.operators import autograd, cpu_kernel, fake_kernel
 from .._core.registry import Op, Sample, register
 from .._core.routing import COUNTED, alike, require_tensors
+from .._core.samples import integers
 
 __all__ = ["grouped_gemm"]
 
@@ -101,7 +102,7 @@ _grouped = autograd("grouped_gemm", _backward, _save)
 
 
 def _offsets(*ends):
-    return lambda x, weight: (x, weight, torch.tensor(ends, device=x.device))
+    return lambda x, weight: (x, weight, integers(ends, x))
 
 
 register(

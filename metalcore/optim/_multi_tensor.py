@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 # PyTorch's check that a step inside torch.cuda.graph() can be replayed. It has a newer and an older name.
-_refuse_capture = getattr(torch.optim.Optimizer, "_accelerator_graph_capture_health_check", None) or (
+_check_capturable = getattr(torch.optim.Optimizer, "_accelerator_graph_capture_health_check", None) or (
     torch.optim.Optimizer._cuda_graph_capture_health_check
 )
 _STATE_DTYPES = (None, torch.float32, torch.bfloat16)
@@ -41,9 +41,12 @@ class MultiTensor(_Base):
 
     Attributes:
         state_dtype: the dtype of those entries; None is the parameter's dtype.
+        COUNTS_ON_HOST: whether the host counts steps, except in groups with `capturable=True`. A CUDA graph cannot
+            repeat that, so that a step refuses to be captured.
     """
 
     STATES: tuple[str, ...] = ()
+    COUNTS_ON_HOST = False
     state_dtype: torch.dtype | None = None
 
     def _set_state_dtype(self, dtype):
@@ -56,8 +59,8 @@ class MultiTensor(_Base):
 
     def step(self, closure=None):  # pyright: ignore[reportIncompatibleMethodOverride]
         """Updates the parameters that have gradients, and returns the loss. `closure`, if given, computes the loss."""
-        if "capturable" in self.defaults:
-            _refuse_capture(self)
+        if self.COUNTS_ON_HOST:
+            self._refuse_capture()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -66,6 +69,14 @@ class MultiTensor(_Base):
             for group in self.param_groups:
                 self._step_group(group)
         return loss
+
+    def _refuse_capture(self):
+        if "capturable" in self.defaults:
+            _check_capturable(self)
+        elif any(p.is_cuda for group in self.param_groups for p in group["params"]):
+            if torch.cuda.is_current_stream_capturing():
+                name = type(self).__name__
+                raise RuntimeError(f"{name}.step() counts on the host, so that a CUDA graph cannot capture it")
 
     def load_state_dict(self, state_dict):
         """Loads the state of this optimizer, or of its namesake in torch. Both have the same entries."""

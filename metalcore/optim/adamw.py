@@ -71,6 +71,7 @@ class AdamW(MultiTensor, torch.optim.AdamW):
     """
 
     STATES = MOMENTS
+    COUNTS_ON_HOST = True
     stochastic_rounding: int | None = None
 
     def __init__(self, params, *args, state_dtype=torch.float32, stochastic_rounding=None, **options):

@@ -9,6 +9,7 @@ from torch.optim.adamw import adamw
 
 from .. import linalg
 from .._core.registry import Op, Sample, register
+from .._core.routing import on_cuda
 from .._core.sharded import is_dtensor, local
 from ._blocks import Blocks
 from ._multi_tensor import MultiTensor
@@ -53,13 +54,14 @@ class SOAP(MultiTensor, torch.optim.Optimizer):  # pyright: ignore[reportIncompa
 
     Raises:
         ValueError: a value is out of range.
-        RuntimeError: a gradient is sparse or complex.
+        RuntimeError: a gradient is sparse or complex; or a CUDA graph captures a step.
 
     Source: Vyas et al., "SOAP: Improving and Stabilizing Shampoo using Adam", 2024, algorithm 3. Blocks: Anil et al.,
     "Scalable Second Order Optimization for Deep Learning", 2020.
     """
 
     state_dtype = torch.float32
+    COUNTS_ON_HOST = True
     STATES = ("exp_avg", "exp_avg_sq", *(f"{kind}_{side}" for kind in ("mean", "basis") for side in _SIDES))
 
     def __init__(
@@ -174,6 +176,8 @@ class SOAP(MultiTensor, torch.optim.Optimizer):  # pyright: ignore[reportIncompa
             weight_decay=group["weight_decay"],
             eps=group["eps"],
             maximize=group["maximize"],
+            # PyTorch's own choice, also for tensors without memory that stand for some on a GPU
+            foreach=all(on_cuda(p) and not is_dtensor(p) for p in params),
         )
         for p, value in zip(params, wide):
             if value is not p:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
+from .._core.samples import integers
 from . import _composite
 from ._pages import check_append, check_pages, check_tensors, index_vector, split_cache
 
@@ -44,8 +45,8 @@ def append_kv(
 
     Raises:
         RuntimeError: shapes, dtypes or devices do not go together.
-        ValueError: the cache has another layout; batch_indices or positions is missing; or, where the host sees the
-            numbers, there is no such request, page or place.
+        ValueError: the cache has another layout; batch_indices or positions is missing; vectors are of different
+            numbers of requests; or, where the host sees the numbers, there is no such request, page or place.
     """
     check_tensors("append_kv", 3, key=key, value=value)
     k, v = split_cache("append_kv", paged_kv_cache, kv_layout)
@@ -114,9 +115,7 @@ def _reference(key, value, paged_kv_cache, kv_indptr, kv_indices, kv_last_page_l
 
 
 def _arguments(key, value, *cache):
-    indptr, indices, last = (
-        torch.tensor(numbers, dtype=torch.int32, device=key.device) for numbers in ([0, 2, 3], [3, 0, 2], [1, 4])
-    )
+    indptr, indices, last = (integers(numbers, key, torch.int32) for numbers in ([0, 2, 3], [3, 0, 2], [1, 4]))
     cache = tuple(pool.clone() for pool in cache)
     return key, value, cache if len(cache) == 2 else cache[0], indptr, indices, last
 

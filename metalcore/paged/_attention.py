@@ -10,6 +10,7 @@ from torch import Tensor
 from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
+from .._core.samples import integers
 from . import _composite
 from ._pages import check_mask, check_pages, check_tensors, index_vector, split_cache
 
@@ -60,8 +61,8 @@ def batch_prefill(
 
     Raises:
         RuntimeError: shapes, dtypes or devices do not go together.
-        ValueError: the cache has another layout, or, where the host sees the numbers, there is no such page, or
-            custom_mask has another number of elements.
+        ValueError: the cache has another layout; vectors are of different numbers of requests; or, where the host sees
+            the numbers, there is no such page, or custom_mask has another number of elements.
     """
     return _attend(
         "batch_prefill",
@@ -222,23 +223,17 @@ def _wide(q):
 # Samples
 
 
-def _integers(on, *vectors):
-    return [torch.tensor(numbers, dtype=torch.int32, device=on.device) for numbers in vectors]
-
-
 def _prefill_arguments(q, *cache):
     """Three requests of 2, 0 and 5 queries and 11, 0 and 5 keys."""
-    return (
-        q,
-        cache if len(cache) == 2 else cache[0],
-        *_integers(q, [0, 2, 2, 7], [0, 3, 3, 5], [4, 1, 3, 0, 5], [3, 0, 1]),
-    )
+    vectors = ([0, 2, 2, 7], [0, 3, 3, 5], [4, 1, 3, 0, 5], [3, 0, 1])
+    return q, cache if len(cache) == 2 else cache[0], *(integers(numbers, q, torch.int32) for numbers in vectors)
 
 
 def _decode_arguments(q, cache):
     """Two requests with all pages but one between them."""
     pages = cache.shape[0] - 1
-    return q, cache, *_integers(q, [0, 1, pages], range(pages, 0, -1), [3, 2])
+    indptr, last = (integers(numbers, q, torch.int32) for numbers in ([0, 1, pages], [3, 2]))
+    return q, cache, indptr, torch.arange(pages, 0, -1, dtype=torch.int32, device=q.device), last
 
 
 def _reference_of(ragged):

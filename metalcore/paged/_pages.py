@@ -73,20 +73,22 @@ def check_pages(
     qo_indptr: Tensor | None = None,
     queries: int = 0,
 ) -> None:
-    """Raises ValueError for a page that is not in the pool, offsets that descend or lead out of a tensor, and last
-    pages of an impossible length, if the host sees these numbers."""
-    if not host_sees(kv_indices):
-        return
-    indptr = check_offsets(f"metalcore.paged.{function}", "kv_indptr", kv_indptr, kv_indices.shape[0])
-    requests = len(indptr) - 1
+    """Raises ValueError for vectors of different numbers of requests. If the host sees the numbers, it also raises it
+    for a page that is not in the pool, offsets that descend or lead out of a tensor, and last pages of an impossible
+    length."""
+    requests = kv_indptr.shape[0] - 1
     for name, numbers, count in (
         ("kv_last_page_len", kv_last_page_len, requests),
         ("qo_indptr", qo_indptr, requests + 1),
     ):
-        if numbers is not None and len(numbers) != count:
+        if numbers is not None and requests >= 0 and numbers.shape[0] != count:
             raise ValueError(
-                f"metalcore.paged.{function}: {requests} requests need {count} numbers in {name}, not {len(numbers)}"
+                f"metalcore.paged.{function}: {requests} requests need {count} numbers in {name}, not "
+                f"{numbers.shape[0]}"
             )
+    if not host_sees(kv_indices):
+        return
+    indptr = check_offsets(f"metalcore.paged.{function}", "kv_indptr", kv_indptr, kv_indices.shape[0])
     used = kv_indices[indptr[0] : indptr[-1]]
     for page in used.tolist():
         if not 0 <= page < pages:

@@ -9,6 +9,7 @@ import torch
 from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import COUNTED, accelerated, require_tensors
+from .._core.samples import integers
 
 __all__ = ["rope"]
 
@@ -299,9 +300,10 @@ def _reference(q, k, cos, sin, position_ids=None, unsqueeze_dim=1, *, inplace=Fa
 
 def _tables(q, *shape):
     """cos and sin of some angles, rounded to numbers that every dtype has. They are no leaves of a sample, which has a
-    derivative by each of these."""
-    angles = torch.linspace(0, 3, torch.Size(shape).numel()).reshape(shape)
-    return [(128 * table).round().div(128).to(q) for table in (angles.cos(), angles.sin())]
+    derivative by each of these. q's device computes them, since a CUDA graph cannot capture a copy from the host's
+    memory. No product with 128 is so near to the middle of two integers that devices round it differently."""
+    angles = torch.linspace(0, 3, torch.Size(shape).numel(), device=q.device).reshape(shape)
+    return [(128 * table).round().div(128).to(q.dtype) for table in (angles.cos(), angles.sin())]
 
 
 def _sample(name, q_shape, k_shape, table, **options):
@@ -312,7 +314,7 @@ def _sample(name, q_shape, k_shape, table, **options):
 
 
 def _with_positions(q, k):
-    return q, k, *_tables(q, 11, 16), torch.tensor([3, 0, 10, -1, 5], device=q.device)
+    return q, k, *_tables(q, 11, 16), integers((3, 0, 10, -1, 5), q)
 
 
 def _samples():

@@ -7,6 +7,8 @@ import torch
 from c_cases import every_case
 from c_program import LIBRARY, Output, compiled
 
+pytestmark = pytest.mark.only_on("simulator")  # they need the kernels for CPUs
+
 BIG = 2**31 - 1
 F32 = torch.float32
 

@@ -10,6 +10,8 @@ from c_program import LIBRARY, PACKAGE, ROOT
 
 from metalcore.cli import main
 
+pytestmark = pytest.mark.only_on("simulator")  # they need the kernels for CPUs
+
 EXAMPLE = ROOT / "examples" / "c"
 
 

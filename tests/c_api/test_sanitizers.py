@@ -11,6 +11,8 @@ from test_functions import add_all, check
 
 from metalcore.msl.host import find_compiler
 
+pytestmark = pytest.mark.only_on("simulator")  # they need the kernels for CPUs
+
 BUILT = ROOT / "build" / "metalcore" / "c_objects"
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1", "-O1")
 

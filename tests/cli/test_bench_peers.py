@@ -145,6 +145,14 @@ def test_a_kernel_that_is_missing_is_shown_and_fails(peers, mlx):
     assert all("KernelNotFoundError" in result["error"] for result in data["results"])
 
 
+def test_a_kernel_that_is_missing_does_not_compile(peers, mlx):
+    options = "--size", "16", "--filter", "nn swizzle 2 float16", "--compile"
+    status, out, err, _ = peers("gemm", "--mlx", mlx("1.0f"), *options)
+    assert status == 1
+    for dtype in ("float16", "bfloat16"):
+        assert f"for: steel_gemm_fused_nn_{dtype}_{dtype}_" in out + err
+
+
 def test_published_packed_products(peers, ggml):
     """The macros of the project's build are defined, and its headers are found."""
     status, _, err, data = peers("quant", "--ggml", ggml, "--type", "Q8_0")

@@ -140,18 +140,20 @@ def rope(device, dtype):
 
 
 def loss(device, dtype):
-    """Losses of rows that threadgroups walk; a simulated device gives rows to threads."""
-    with tuned("baseline"):
-        for length in (40, 1027):
-            x, target = random(device, dtype, 5, length), torch.arange(5, device=device)
-            for inplace in (False, True):
-                yield from with_gradients(
-                    f"cross_entropy {length}", lambda x: metalcore.cross_entropy(x * 1, target, inplace=inplace), x
-                )
-            yield from with_gradients(f"jsd {length}", lambda x: metalcore.jsd(x, x.detach().flip(0)), x)
-        states = [random(device, dtype, 5, 8), random(device, dtype, 40, 8)]
-        teacher = random(device, dtype, 5, 8), random(device, dtype, 40, 8)
-        yield from with_gradients("fused_linear_jsd", lambda x, w: metalcore.fused_linear_jsd(x, w, *teacher), *states)
+    """Losses of rows that threadgroups walk, and of rows that threads do, to which the simulator's plans give them."""
+    for family in ("baseline", "simulator"):
+        with tuned(family):
+            for length in (40, 1027):
+                x, target = random(device, dtype, 5, length), torch.arange(5, device=device)
+                for inplace in (False, True):
+                    yield from with_gradients(
+                        f"cross_entropy {length}", lambda x: metalcore.cross_entropy(x * 1, target, inplace=inplace), x
+                    )
+                yield from with_gradients(f"jsd {length}", lambda x: metalcore.jsd(x, x.detach().flip(0)), x)
+            states, teacher = ([random(device, dtype, rows, 8) for rows in (5, 40)] for _ in range(2))
+            yield from with_gradients(
+                "fused_linear_jsd", lambda x, w: metalcore.fused_linear_jsd(x, w, *teacher), *states
+            )
 
 
 def qr(device):

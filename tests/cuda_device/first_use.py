@@ -64,6 +64,8 @@ def capture():
     """The kernels of each op and of its derivative are compiled and loaded while a graph is captured."""
     ones = torch.ones(3, 3, device="cuda", requires_grad=True)
     (ones @ ones).sum().backward()  # first use of PyTorch, and of cuBLAS on both passes' threads
+    image = torch.ones(1, 3, 5, 5, device="cuda", requires_grad=True)
+    torch.nn.functional.conv2d(image, image).sum().backward()  # first use of cuDNN, for the derivative of conv2d
     for case in WITHOUT_HOST.values():
         if is_left_to_torch(case):
             continue  # cuSOLVER cannot be initialized during a capture

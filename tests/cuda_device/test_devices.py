@@ -52,7 +52,7 @@ def test_an_optimizer_of_parameters_on_both():
 OPERATORS = {
     "silu_backward": lambda a, b: torch.ops.metalcore.silu_backward(a, b),
     "softmax_backward": lambda a, b: torch.ops.metalcore.softmax_backward(a, b, -1, torch.float32),
-    "rms_norm": lambda a, b: torch.ops.metalcore.rms_norm(a, 1, b[0], 1e-6),
+    "rms_norm": lambda a, b: torch.ops.metalcore.rms_norm(a, 1, b[0], 1e-6, 0.0),
     "add_rms_norm": lambda a, b: torch.ops.metalcore.add_rms_norm(a, b, 1, None, 1e-6, 0.0),
     "adamw": lambda a, b: torch.ops.metalcore.adamw_(
         [a],

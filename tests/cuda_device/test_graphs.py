@@ -134,6 +134,18 @@ def test_other_optimizers(optimizer):
         assert torch.equal(*pair)
 
 
+def test_a_step_that_the_host_counts_refuses_to_be_captured():
+    p = torch.nn.Parameter(torch.ones(8, 8, device="cuda"))
+    p.grad = torch.eye(8, device="cuda")
+    for optimizer in (metalcore.optim.AdamW([p]), metalcore.optim.SOAP([p])):
+        optimizer.step()
+        before = p.detach().clone()
+        with pytest.raises(RuntimeError, match="capturable is False|counts on the host"):
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                optimizer.step()
+        assert torch.equal(p, before)
+
+
 def test_a_captured_model_trains():
     """A graph of forward, backward and step trains as the same steps without a graph do."""
 

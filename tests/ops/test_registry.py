@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 import metalcore
 from metalcore._core.registry import OPS, Op, Sample, register
@@ -58,6 +59,25 @@ def test_a_namesake_has_the_arguments_of_the_samples():
                 function = getattr(function, name)
             sample = op.smallest_sample()
             function(*sample.arguments(*sample.make("cpu", torch.float32)), **sample.options)
+
+
+class NothingFromTheHost(TorchFunctionMode):
+    """Refuses tensors that are made of the host's numbers or lie in its memory."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        assert func not in (torch.tensor, torch.as_tensor), f"{func.__name__} copies from the host's memory"
+        result = func(*args, **(kwargs or {}))
+        assert not isinstance(result, torch.Tensor) or result.is_meta, f"{func} makes a tensor on the host"
+        return result
+
+
+@pytest.mark.parametrize("op", [op for op in OPS.values() if not op.waits], ids=lambda op: op.name)
+def test_the_device_makes_the_arguments_of_samples(op):
+    """A CUDA graph cannot capture a copy from the host's memory, and graphs of samples are captured."""
+    for sample in op.samples():
+        tensors = sample.make("meta", torch.float32)
+        with NothingFromTheHost():
+            sample.arguments(*tensors)
 
 
 @pytest.mark.only_on("simulator")  # on a GPU tests/cuda_device runs the program

@@ -7,7 +7,7 @@ from references import DTYPES, assert_near, check_operator, tensor, wide
 from rows import tuned
 
 import metalcore
-from metalcore._core.recording import record
+from metalcore._core.recording import on_meta, record
 from metalcore.paged import batch_decode, batch_prefill, merge_states
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -241,6 +241,18 @@ def test_errors(device, change, error, match):
     }
     with pytest.raises(error, match=match):
         batch_decode(**{name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in given.items()})
+
+
+def test_lengths_are_checked_where_the_host_sees_no_numbers():
+    """A GPU's numbers would have to be waited for, and lengths not."""
+    q, cache = torch.empty(2, 2, 64, device="meta"), torch.empty(4, 2, 8, 2, 64, device="meta")
+    three, two = (torch.empty(count, dtype=torch.int32, device="meta") for count in (3, 2))
+    with on_meta("cuda"):
+        batch_decode(q, cache, three, two, two)
+        with pytest.raises(ValueError, match="2 requests need 2 numbers in kv_last_page_len, not 3"):
+            batch_decode(q, cache, three, two, three)
+        with pytest.raises(ValueError, match="2 requests need 3 numbers in qo_indptr, not 2"):
+            batch_prefill(q, cache, two, three, two, two)
 
 
 @pytest.mark.parametrize("place", ["cpu", "device"])

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from checks import agree
+from checks import agree, of_ours
 from nets import Decoder, ResNet
 from torch import nn
 
@@ -65,7 +65,8 @@ def test_training_of_a_decoder(device):
     with programs.observe() as found:
         result = training(model, compiled(language_step), batches)
     agree(expected, result, 1e-4)
-    assert {"metalcore.rms_norm_backward", "metalcore.attention_backward", "metalcore.cross_entropy"} <= names(found)
+    assert {"metalcore.rms_norm_backward", "metalcore.cross_entropy"} <= names(found)
+    assert ("metalcore.attention_backward" in names(found)) == bool(of_ours(device, attentions=1))
 
 
 def test_training_of_batch_norms(device):
@@ -73,6 +74,8 @@ def test_training_of_batch_norms(device):
     batches = [torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(i)).to(device) for i in range(3)]
     torch.manual_seed(0)
     model = ResNet().to(device)
+    for block in model.blocks:  # A batch norm subtracts this bias: its gradient has only rounding errors, which AdamW
+        block.shortcut[0].bias.requires_grad_(False)  # would divide by their own size.
     expected = training(copy.deepcopy(model), image_step, batches)
     agree(expected, training(model, compiled(image_step, fusions=[]), batches), 2e-3)
 

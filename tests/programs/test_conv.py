@@ -7,6 +7,7 @@ from nets import MobileNet, ResNet, perturb
 from torch import nn
 
 import metalcore
+from metalcore.programs.patterns.conv import _lies_channels_last
 
 FUSIONS = ["conv_batch_norm", "conv", "pointwise"]
 
@@ -24,6 +25,19 @@ def test_with_and_without(device, net, memory_format):
     agree(expected, plain(x))
     assert "metalcore.conv2d" in operators(fused) and "conv2d" not in operators(fused)
     assert "metalcore.conv2d" not in operators(plain)
+
+
+def test_one_pixel_has_the_strides_that_pytorch_gives_it(device):
+    """They are those of channels_last or those of contiguous images, which PyTorch's devices choose differently."""
+    x, weight = torch.randn(2, 8, 1, 1).to(device), torch.randn(4, 8, 1, 1).to(device)
+    for channels_last, strides in ((False, (4, 1, 1, 1)), (True, (4, 1, 4, 4))):
+        like = torch.empty(0, device=device).new_empty_strided((2, 4, 1, 1), strides)
+        assert _lies_channels_last(like) == channels_last
+        found = torch.ops.metalcore.conv2d(
+            x, weight, None, None, None, (1, 1), (0, 0, 0, 0), (1, 1), 1, "none", channels_last
+        )
+        assert found.stride() == strides
+        agree(torch.einsum("ncij,oc->noij", x, weight[..., 0, 0]), found)
 
 
 def test_a_residual_block_is_three_operations(device):

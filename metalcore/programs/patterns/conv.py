@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from ...conv._conv2d import call_of, is_channels_last
+from ...conv._conv2d import call_of
 from ..ir import accelerated, argument, arguments, name_of, value
 from ..matching import Call, Match, Sum, Value
 from ..rewriting import Pattern
@@ -69,7 +69,7 @@ class Conv(Pattern):
         call = call_of(*tensors, stride, padding, dilation, groups)  # pyright: ignore[reportCallIssue]
         if call is None or value(x).dim() != 4:
             return None
-        options = (*call[:3], groups, "none", is_channels_last(value(node)))
+        options = (*call[:3], groups, "none", _lies_channels_last(value(node)))
         return emit(torch.ops.metalcore.conv2d.default, x, weight, None, bias, None, *options)
 
     def _grown(self, match, emit):
@@ -79,6 +79,13 @@ class Conv(Pattern):
         schema = torch.ops.metalcore.conv2d.default._schema
         given = {spec.name: thing for spec, thing in zip(schema.arguments, arguments(conv))}
         return emit(torch.ops.metalcore.conv2d.default, *{**given, changed: match[changed]}.values())
+
+
+def _lies_channels_last(x):
+    """Whether the strides are those of channels that lie next to each other. Images of one pixel count as contiguous,
+    too, and PyTorch gives them either strides."""
+    _, channels, height, width = x.shape
+    return x.stride() == (height * width * channels, 1, width * channels, channels)
 
 
 def _one_shape(node, other):
