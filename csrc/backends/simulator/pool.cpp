@@ -202,7 +202,7 @@ class Pool {
     return state;
   }
 
-  uint32_t started_ = 0;             // the mutex guards it
+  uint32_t started_ = 0;            // the mutex guards it
   std::atomic<uint32_t> ready_{0};  // those of them that are prepared, or cannot be
   std::atomic<uint32_t> limit_{0}, asleep_{0};
   std::atomic<uint64_t> state_{0};
