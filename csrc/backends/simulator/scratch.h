@@ -5,6 +5,8 @@
 #include "process_wide.h"
 #include "threadgroup.h"
 
+#include "../../gpu/per_thread.h"
+
 #include <cstddef>
 #include <memory>
 #include <mutex>
@@ -76,12 +78,7 @@ class Scratch {
     Idle* idle_ = nullptr;
   };
 
-  static Idle& idle() {
-    thread_local Membership membership;
-    return membership.get();
-  }
-
-  Idle& idle_ = idle();
+  Idle& idle_ = gpu::per_thread<Membership>().get();
   std::unique_ptr<Threadgroup> group_;
 };
 
