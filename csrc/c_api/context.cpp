@@ -3,6 +3,8 @@
 #include "error.h"
 #include "kernels_folder.h"
 
+#include "../gpu/per_thread.h"
+
 #include <array>
 #include <stdexcept>
 #include <string>
@@ -31,13 +33,12 @@ std::unique_ptr<metalcore_context> make(int device, int index, void* stream) {
   return make_one(index, stream);
 }
 
-metalcore_context& own() {
-  thread_local const std::unique_ptr<metalcore_context> made =
+struct OwnContext {
+  const std::unique_ptr<metalcore_context> made =
       make(kinds()[METALCORE_CPU] ? METALCORE_CPU : METALCORE_METAL, 0, nullptr);
-  return *made;
-}
+};
 
-metalcore_context& current() { return chosen ? *chosen : own(); }
+metalcore_context& current() { return chosen ? *chosen : *gpu::per_thread<OwnContext>().made; }
 
 }  // namespace
 

@@ -1,11 +1,10 @@
 #include "error.h"
 
+#include "../gpu/per_thread.h"
 #include "../gpu/refused.h"
 
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <new>
 #include <system_error>
 
@@ -20,18 +19,23 @@ namespace {
 // time must fit into a few hundred bytes; a thread that gets no memory for it has kNoMemory.
 constexpr size_t kLongest = 2048;
 constexpr const char* kNoMemory = "there is not enough memory";
-struct Free {
-  void operator()(char* text) const { std::free(text); }
-};
-thread_local std::unique_ptr<char, Free> text_of_thread;
 thread_local const char* last_error = "";
+
+struct Text {
+  ~Text() { last_error = ""; }
+  char characters[kLongest];
+};
 
 int keep(const char* function, metalcore_status status, const char* text) noexcept {
   constexpr const char* kPrefix = "metalcore: ";  // of the library's own exceptions
   if (std::strncmp(text, kPrefix, std::strlen(kPrefix)) == 0) text += std::strlen(kPrefix);
-  if (!text_of_thread) text_of_thread.reset(static_cast<char*>(std::malloc(kLongest)));
-  if (text_of_thread) std::snprintf(text_of_thread.get(), kLongest, "%s: %s", function, text);
-  last_error = text_of_thread ? text_of_thread.get() : kNoMemory;
+  try {
+    char* const kept = gpu::per_thread<Text>().characters;
+    std::snprintf(kept, kLongest, "%s: %s", function, text);
+    last_error = kept;
+  } catch (const std::bad_alloc&) {
+    last_error = kNoMemory;
+  }
   return status;
 }
 

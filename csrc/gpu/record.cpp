@@ -1,6 +1,7 @@
 #include "record.h"
 
 #include "backend.h"
+#include "per_thread.h"
 #include "refused.h"
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -13,7 +14,9 @@ namespace metalcore::gpu {
 
 namespace {
 
-thread_local std::unique_ptr<Recording> spare;
+struct Spare {
+  std::unique_ptr<Recording> recording;
+};
 
 Backend& backend_of(const Tensor& tensor) {
   const int32_t type = device_type_of(tensor);
@@ -26,13 +29,13 @@ Backend& backend_of(const Tensor& tensor) {
 
 }  // namespace
 
-SpareRecording::SpareRecording() : recording_(std::move(spare)) {
+SpareRecording::SpareRecording() : recording_(std::move(per_thread<Spare>().recording)) {
   if (!recording_) recording_ = std::make_unique<Recording>();
 }
 
 SpareRecording::~SpareRecording() {
   recording_->clear();
-  spare = std::move(recording_);
+  per_thread<Spare>().recording = std::move(recording_);
 }
 
 bool bounds_work(const Tensor& tensor) { return backend_of(tensor).bounds_work(); }

@@ -12,6 +12,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PACKAGE = ROOT / "metalcore"
 LIBRARY = PACKAGE / "lib"
+OBJECTS = ROOT / "build" / "metalcore" / "c_objects"  # those of the library
 STATUS = ("OK", "INVALID_ARGUMENT", "OUT_OF_MEMORY", "BUSY", "NO_DEVICE", "NO_KERNELS", "KERNEL_FAULT", "FAILED")
 
 only_linux = pytest.mark.skipif(sys.platform != "linux", reason="libmetalcore is built for Linux")

@@ -5,7 +5,7 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from c_program import HERE, LIBRARY, PACKAGE, ROOT
+from c_program import HERE, LIBRARY, OBJECTS, PACKAGE, ROOT
 from test_errors import REFUSED, as_words
 from test_functions import add_all, check
 
@@ -13,18 +13,17 @@ from metalcore.msl.host import find_compiler
 
 pytestmark = pytest.mark.only_on("simulator")  # they need the kernels for CPUs
 
-BUILT = ROOT / "build" / "metalcore" / "c_objects"
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1", "-O1")
 
 
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory):
     """The program, and csrc/c_api inside it. The rest of the library is as setup.py built it."""
-    if not BUILT.exists():
+    if not OBJECTS.exists():
         pytest.skip("the library's objects are not here: setup.py has not built it")
     compiler = find_compiler().command
     folder = tmp_path_factory.mktemp("sanitized")
-    (line,) = [line for line in (BUILT / "build.ninja").read_text().splitlines() if line.startswith("post_cflags")]
+    (line,) = [line for line in (OBJECTS / "build.ninja").read_text().splitlines() if line.startswith("post_cflags")]
     flags = [flag for flag in shlex.split(line.split("=", 1)[1]) if flag != "-O2"]
     ours = ROOT / "csrc" / "c_api"
     sources = sorted(ours.rglob("*.cpp"))
@@ -36,7 +35,7 @@ def sanitized(tmp_path_factory):
 
     with ThreadPoolExecutor(2) as pool:
         objects = list(pool.map(compiled, sources))
-    others = [path for path in (BUILT / "csrc").rglob("*.o") if "c_api" not in path.relative_to(BUILT).parts]
+    others = [path for path in (OBJECTS / "csrc").rglob("*.o") if "c_api" not in path.relative_to(OBJECTS).parts]
     main = folder / "main.o"
     strict = ("-std=c99", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror")
     command = ["cc", *strict, *SANITIZERS, f"-I{PACKAGE / 'include'}", "-c", str(HERE / "calls.c"), "-o", str(main)]

@@ -1,5 +1,6 @@
 // NVIDIA's gpu::Backend. It launches a recording on PyTorch's current stream of the device.
 #include "../../gpu/backend.h"
+#include "../../gpu/per_thread.h"
 
 #include "launches.h"
 
@@ -14,20 +15,21 @@ namespace {
 // Launches that reuse the memory of this thread's last ones.
 class SpareLaunches {
  public:
-  SpareLaunches() : launches_(std::move(spare)) {
+  SpareLaunches() : launches_(std::move(gpu::per_thread<Spare>().launches)) {
     if (!launches_) launches_ = std::make_unique<Launches>();
   }
   ~SpareLaunches() {
     launches_->clear();
-    spare = std::move(launches_);
+    gpu::per_thread<Spare>().launches = std::move(launches_);
   }
   Launches& operator*() { return *launches_; }
 
  private:
-  static thread_local std::unique_ptr<Launches> spare;
+  struct Spare {
+    std::unique_ptr<Launches> launches;
+  };
   std::unique_ptr<Launches> launches_;
 };
-thread_local std::unique_ptr<Launches> SpareLaunches::spare;
 
 char* address_of(const gpu::BufferView& view) {
   return view.storage ? static_cast<char*>(view.storage) + view.offset : nullptr;

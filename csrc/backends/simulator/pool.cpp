@@ -1,6 +1,8 @@
 #include "pool.h"
 
 #include "process_wide.h"
+#include "scratch.h"
+#include "trap.h"
 #include "watch.h"
 
 #include <sched.h>
@@ -11,6 +13,7 @@
 #include <cstdlib>
 #include <exception>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -96,16 +99,20 @@ class Pool {
   std::atomic<bool> busy{false};
   Job job;
 
+  // Starts workers until there are `helpers`, and waits until each has all memory that jobs need: when a worker joins
+  // its first job, nobody knows. A thread that finds the pool busy starts them too, for its later jobs.
+  void start(uint32_t helpers) {
+    if (ready_.load(std::memory_order_acquire) >= helpers) return;
+    std::unique_lock lock(mutex_);
+    try {
+      for (; started_ < helpers; ++started_) std::thread([this, index = started_] { live(index); }).detach();
+    } catch (const std::system_error&) {  // the system has no more threads: fewer will do
+    }
+    wake_.wait(lock, [this] { return ready_.load(std::memory_order_relaxed) == started_; });
+  }
+
   // Lets `helpers` workers join the job. Those that watch come by themselves.
   void open(uint32_t helpers) {
-    while (started_ < helpers) {
-      try {
-        std::thread([this, index = started_] { live(index); }).detach();
-      } catch (const std::system_error&) {
-        break;  // the system has no more threads: fewer will do
-      }
-      ++started_;
-    }
     limit_.store(helpers, std::memory_order_relaxed);
     state_.fetch_add(kGeneration | kOpen, std::memory_order_seq_cst);
   }
@@ -144,7 +151,26 @@ class Pool {
     return (state & kOpen) && state / kGeneration != last && index < limit_.load(std::memory_order_relaxed);
   }
 
+  // Makes what a job needs of its thread. Returns false where the system has no memory for it.
+  static bool prepare() {
+    try {
+      const Help help({});
+      catch_traps();
+      const Scratch scratch;
+      return true;
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+  }
+
   void live(uint32_t index) {
+    const bool able = prepare();
+    {
+      std::lock_guard lock(mutex_);
+      ready_.fetch_add(1, std::memory_order_release);
+    }
+    wake_.notify_all();
+    if (!able) return;  // fewer will do
     uint64_t last = 0;  // the generation of the job that this worker did last
     for (;;) {
       uint64_t state = await(index, last);
@@ -176,7 +202,8 @@ class Pool {
     return state;
   }
 
-  uint32_t started_ = 0;
+  uint32_t started_ = 0;            // the mutex guards it
+  std::atomic<uint32_t> ready_{0};  // those of them that are prepared, or cannot be
   std::atomic<uint32_t> limit_{0}, asleep_{0};
   std::atomic<uint64_t> state_{0};
   std::mutex mutex_;
@@ -238,6 +265,7 @@ void parallel(uint64_t count, uint64_t piece, bool wide, const std::function<voi
   const auto workers = static_cast<uint32_t>(std::min<uint64_t>(pieces, num_threads()));
   if (workers < 2) return run_alone(count, task);
   Pool& shared = process_wide<Pool>();
+  shared.start(workers - 1);
   if (shared.busy.exchange(true, std::memory_order_acquire)) return run_alone(count, task);
   shared.job.start(count, piece, task);
   shared.open(workers - 1);

@@ -30,6 +30,7 @@ Threadgroup::Threadgroup() : lanes_(new Lane[kMaximumThreads]) {
   if (memory == MAP_FAILED) throw std::bad_alloc();
   arena_ = static_cast<char*>(memory);
   main_.group = plain_.group = this;
+  simdgroups_.reserve(kMaximumThreads / kSimdWidth);  // pointers to them stay valid, and no kernel allocates later
 }
 
 Threadgroup::~Threadgroup() { munmap(arena_, kArena); }
@@ -154,11 +155,7 @@ void Threadgroup::prepare_lanes() {
   const Uint3 size = first_.threadgroup_size;
   const uint32_t count = (size_ + kSimdWidth - 1) / kSimdWidth;
   simdgroup_count_ = count;
-  while (simdgroups_.size() < count) {
-    // Growing moves the simdgroups; no lane is inside one now.
-    simdgroups_.emplace_back();
-    shape_ = {};
-  }
+  while (simdgroups_.size() < count) simdgroups_.emplace_back();
   if (size.x != shape_.x || size.y != shape_.y || size.z != shape_.z) {
     for (uint32_t i = 0; i < size_; ++i) {
       Lane& lane = lanes_[i];

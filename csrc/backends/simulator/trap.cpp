@@ -5,6 +5,8 @@
 #include "threadgroup.h"
 #include "watch.h"
 
+#include "../../gpu/per_thread.h"
+
 #include <dlfcn.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -145,8 +147,7 @@ bool is_impatience(const Fault& fault) { return fault.kind == kTimeoutKind || fa
 void catch_traps() {
   static const bool installed = install();
   (void)installed;
-  thread_local SignalStack stack;
-  (void)stack;
+  gpu::per_thread<SignalStack>();
 }
 
 Fault fault_of(const Trap& trap, const KernelReference& kernel) {

@@ -6,6 +6,8 @@
 #include "threadgroup.h"
 #include "trap.h"
 
+#include "../../gpu/per_thread.h"
+
 #include <pthread.h>
 #include <signal.h>
 #include <unistd.h>
@@ -168,35 +170,29 @@ class Watchman {
   bool started_ = false;
 };
 
-// Owns the calling thread's Watched, which the watchman of this process knows.
+// Owns a thread's Watched, which the watchman of this process knows.
 class Registration {
  public:
   ~Registration() {
-    if (!watched_) return;
     mine = nullptr;
-    if (watchman_ == &process_wide<Watchman>()) watchman_->remove(watched_);
-    delete watched_;
+    if (watchman_ == &process_wide<Watchman>()) watchman_->remove(&watched_);
   }
   Watched* get() {
     Watchman* watchman = &process_wide<Watchman>();
-    if (watchman == watchman_) return watched_;
-    if (!watched_) watched_ = new Watched;
+    if (watchman == watchman_) return &watched_;
+    watched_.thread = pthread_self();
+    watched_.is_main = gettid() == getpid();
+    watchman->add(&watched_);
     watchman_ = watchman;  // the parent's or, in a forked child, a new one
-    watched_->thread = pthread_self();
-    watched_->is_main = gettid() == getpid();
-    watchman->add(watched_);
-    return mine = watched_;
+    return mine = &watched_;
   }
 
  private:
-  Watched* watched_ = nullptr;
+  Watched watched_;
   Watchman* watchman_ = nullptr;
 };
 
-Watched* this_thread() {
-  thread_local Registration registration;
-  return registration.get();
-}
+Watched* this_thread() { return gpu::per_thread<Registration>().get(); }
 
 void take_part(Watched* thread, Watched* caller, int64_t dispatch) {
   thread->caller.store(caller, std::memory_order_release);
