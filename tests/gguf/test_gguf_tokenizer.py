@@ -1,10 +1,13 @@
 """Vocabularies of GGUF files that contradict themselves or the model."""
 
 import math
+import sys
+import types
 import warnings
 
 import pytest
 from changed import changed, drop_key, set_key
+from layouts import needs_tokenizers
 
 from metalcore import gguf
 
@@ -40,6 +43,7 @@ def test_contradictions(tmp_path, change, message):
         gguf.load(path)
 
 
+@needs_tokenizers
 @pytest.mark.parametrize("token", [-1, ROWS, 2**32 - 1])
 @pytest.mark.parametrize("name", ["bos", "eos", "padding"])
 def test_special_tokens_without_rows_are_left_out(tmp_path, name, token):
@@ -52,6 +56,7 @@ def test_special_tokens_without_rows_are_left_out(tmp_path, name, token):
     assert model.generation_config.eos_token_id == (None if name == "eos" else [257])
 
 
+@needs_tokenizers
 def test_more_rows_than_tokens(tmp_path):
     def shorter(writer):
         for name in ("tokens", "token_type"):
@@ -63,6 +68,7 @@ def test_more_rows_than_tokens(tmp_path):
     assert model.generation_config.eos_token_id == [285] and tokenizer.eos_token is None
 
 
+@needs_tokenizers
 def test_splits_that_are_unknown(tmp_path):
     path = changed(tmp_path, set_key(f"{KEY}pre", "nobody's"))
     with pytest.warns(UserWarning, match='does not know how "nobody\'s" splits texts'):
@@ -73,9 +79,21 @@ def test_splits_that_are_unknown(tmp_path):
         gguf.load(path)
 
 
+@needs_tokenizers
 def test_what_transformers_cannot_make_is_a_warning(tmp_path):
     path = changed(tmp_path, set_key(f"{KEY}model", "t5"))
     with pytest.warns(UserWarning, match="no tokenizer of type 't5': KeyError: 'scores'"):
         assert gguf.load(path).tokenizer is None
     path = changed(tmp_path, set_key(f"{KEY}scores", [math.nan] * ROWS))
     assert gguf.load(path).tokenizer is not None
+
+
+def test_transformers_that_is_too_old_is_a_warning(tmp_path, monkeypatch):
+    """It has its vocabularies elsewhere, and its module of this name has other functions (5.17), or none."""
+    import transformers
+
+    older = types.ModuleType("older")
+    for module in (older, None):
+        monkeypatch.setitem(sys.modules, "transformers.integrations.gguf.gguf_tokenizer_mapping", module)
+        with pytest.warns(UserWarning, match=f"transformers 5.18 or newer, and this is {transformers.__version__}$"):
+            assert gguf.load(changed(tmp_path, lambda writer: None)).tokenizer is None
