@@ -38,7 +38,8 @@ def save_gguf(model: Any, path: str | os.PathLike[str], tokenizer: Any = None, *
     Raises:
         ValueError: llama.cpp's layouts have no place for the model, one of its settings or parameters, or the
             tokenizer.
-        RuntimeError: the package gguf is not installed, or transformers is too old for the tokenizer.
+        RuntimeError: the package gguf is not installed.
+        ImportError: the tokenizer splits texts by a pattern, and transformers is older than 5.18.
     """
     try:
         import gguf

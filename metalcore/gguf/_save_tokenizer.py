@@ -17,7 +17,7 @@ def tokenizer_keys(tokenizer: Any, rows: int) -> dict[str, Any]:
 
     Raises:
         ValueError: it is no BPE, or llama.cpp has no name for how it splits texts, or it has more tokens than rows.
-        RuntimeError: it splits texts by a pattern, and transformers is older than 5.18, which has the patterns' names.
+        ImportError: it splits texts by a pattern, and transformers is older than 5.18, which has the patterns' names.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:

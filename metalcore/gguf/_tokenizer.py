@@ -8,6 +8,7 @@ import warnings
 from importlib import import_module
 from typing import Any
 
+from .._core.libraries import require_transformers
 from ._metadata import Metadata
 from ._reader import GGUFError, GGUFFile
 
@@ -30,26 +31,15 @@ _TAKEN = {
 _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
-class TooOld(RuntimeError):
-    """The installed transformers does not know how vocabularies of GGUF files split texts."""
-
-
 def mapping() -> Any:
     """transformers' module for vocabularies of GGUF files. Releases before 5.18 chose a vocabulary's kind and its split
     by the model's architecture, and so read Llama 3's as GPT-2's.
 
     Raises:
-        TooOld: transformers has no such module.
+        ImportError: transformers is older.
     """
-    import transformers
-
-    try:
-        found = import_module("transformers.integrations.gguf.gguf_tokenizer_mapping")
-    except ImportError:
-        found = None
-    if not hasattr(found, "GGUF_PRE_TOKENIZER_SPLITS"):
-        raise TooOld(f"tokenizers need transformers 5.18 or newer, and this is {transformers.__version__}")
-    return found
+    require_transformers("the tokenizer", (5, 18))
+    return import_module("transformers.integrations.gguf.gguf_tokenizer_mapping")
 
 
 def tokenizer_of(file: GGUFFile) -> Any:
@@ -67,7 +57,7 @@ def tokenizer_of(file: GGUFFile) -> Any:
     try:
         return _made(metadata, parts, options)
     except Exception as error:  # transformers and tokenizers raise what they like for vocabularies they cannot take
-        reason = str(error) if isinstance(error, (ValueError, TooOld)) else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, (ValueError, ImportError)) else f"{type(error).__name__}: {error}"
         warnings.warn(f"{file.path}: transformers makes no tokenizer of type {kind!r}: {reason}", stacklevel=3)
         return None
 

@@ -2,7 +2,6 @@
 
 import math
 import sys
-import types
 import warnings
 
 import pytest
@@ -13,6 +12,11 @@ from metalcore import gguf
 
 KEY = "tokenizer.ggml."
 ROWS = 288
+
+
+def version(monkeypatch, text):
+    """Lets transformers say that it is of another release. (It puts another module in its place while it is used.)"""
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", text)
 
 
 def longer(writer):
@@ -88,12 +92,23 @@ def test_what_transformers_cannot_make_is_a_warning(tmp_path):
     assert gguf.load(path).tokenizer is not None
 
 
-def test_transformers_that_is_too_old_is_a_warning(tmp_path, monkeypatch):
-    """It has its vocabularies elsewhere, and its module of this name has other functions (5.17), or none."""
-    import transformers
+def test_transformers_that_is_too_old_makes_no_tokenizer(tmp_path, monkeypatch):
+    path = changed(tmp_path, lambda writer: None)
+    version(monkeypatch, "5.17.0")
+    with pytest.warns(UserWarning, match="the tokenizer needs transformers 5.18 or newer, and this is 5.17.0$"):
+        assert gguf.load(path).tokenizer is None
 
-    older = types.ModuleType("older")
-    for module in (older, None):
-        monkeypatch.setitem(sys.modules, "transformers.integrations.gguf.gguf_tokenizer_mapping", module)
-        with pytest.warns(UserWarning, match=f"transformers 5.18 or newer, and this is {transformers.__version__}$"):
-            assert gguf.load(changed(tmp_path, lambda writer: None)).tokenizer is None
+
+@needs_tokenizers
+def test_transformers_that_is_too_old_names_no_split(tmp_path, monkeypatch):
+    model, tokenizer = gguf.load(changed(tmp_path, set_key(f"{KEY}pre", "qwen2")))
+    version(monkeypatch, "5.17.0")
+    with pytest.raises(ImportError, match="5.18 or newer"):
+        gguf.save_gguf(model, tmp_path / "y.gguf", tokenizer)
+
+
+def test_transformers_that_is_too_old_makes_no_model(tmp_path, monkeypatch):
+    path = changed(tmp_path, lambda writer: None)
+    version(monkeypatch, "5.3.0.dev0")
+    with pytest.raises(ImportError, match="metalcore.gguf.load needs transformers 5.4 or newer, and this is 5.3.0.dev0"):
+        gguf.load(path)
