@@ -18,5 +18,7 @@ def require_transformers(what: str, least: tuple[int, int] = (5, 4)) -> Any:
     """
     library = import_module("transformers")  # by its name, since a type checker would read thousands of files
     if tuple(map(int, library.__version__.split(".")[:2])) < least:
-        raise ImportError(f"{what} needs transformers {least[0]}.{least[1]} or newer, and this is {library.__version__}")
+        raise ImportError(
+            f"{what} needs transformers {least[0]}.{least[1]} or newer, and this is {library.__version__}"
+        )
     return library

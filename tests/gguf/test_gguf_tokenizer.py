@@ -110,5 +110,5 @@ def test_transformers_that_is_too_old_names_no_split(tmp_path, monkeypatch):
 def test_transformers_that_is_too_old_makes_no_model(tmp_path, monkeypatch):
     path = changed(tmp_path, lambda writer: None)
     version(monkeypatch, "5.3.0.dev0")
-    with pytest.raises(ImportError, match="metalcore.gguf.load needs transformers 5.4 or newer, and this is 5.3.0.dev0"):
+    with pytest.raises(ImportError, match="metalcore.gguf.load needs transformers 5.4 or newer, and this is 5.3.0"):
         gguf.load(path)

@@ -214,9 +214,11 @@ def test_masks_are_those_of_sdpa(device):
         (12, 12, 0, 0, chunked, False),
         (1, 12, 11, 0, sliding(3), False),
     ]
-    if hasattr(masking_utils, "packed_sequence_compatibility_function"):  # transformers 5.21 and newer
-        numbered = masking_utils.packed_sequence_compatibility_function(sliding(3), positions(device)[:, :12], sequences)
-        cases.append((12, 12, 0, 0, numbered, True))
+    if hasattr(masking_utils, "packed_sequence_compatibility_function"):  # after transformers 5.20
+        remapped = masking_utils.packed_sequence_compatibility_function(
+            sliding(3), positions(device)[:, :12], sequences
+        )
+        cases.append((12, 12, 0, 0, remapped, True))
     for queries, keys, q_offset, kv_offset, function, lazy in cases:
         for padded in (None, padding):
             arguments = dict(q_offset=q_offset, kv_offset=kv_offset, mask_function=function, attention_mask=padded)
