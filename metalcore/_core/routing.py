@@ -18,6 +18,7 @@ __all__ = [
     "FLOAT_DTYPES",
     "accelerated",
     "alike",
+    "autocast_dtype",
     "autocast_to_float32",
     "explained",
     "is_plain",
@@ -120,6 +121,12 @@ COUNTED = 2**31 - 1
 def too_many(x, length) -> bool:
     """Whether x, as rows of `length` elements, has more or longer rows than kernels can count."""
     return length > COUNTED or x.numel() // max(length, 1) > 2 * COUNTED + 1
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """The dtype of torch.autocast on x's device, or None where it is off. The device "meta" has none."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else None
 
 
 # The ops that torch.autocast computes in float32, if this version of PyTorch has such a rule.

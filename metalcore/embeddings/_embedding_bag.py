@@ -149,7 +149,7 @@ def _(weight, indices, offsets, mode, factors, include_last_offset, padding_idx,
 
 @fake_kernel("embedding_bag")
 def _(weight, indices, offsets, mode, factors, include_last_offset, padding_idx, scale_grad_by_freq, sparse):
-    count = offsets.shape[0] - include_last_offset
+    count = offsets.shape[0] - int(include_last_offset)  # PyTorch 2.11 subtracts no bool from a size that is a symbol
     sizes = indices.new_empty(count, dtype=torch.int64)
     maxima = indices.new_empty((count if mode == 2 else 0, weight.shape[1]), dtype=torch.int64)
     return weight.new_empty((count, weight.shape[1])), sizes, maxima

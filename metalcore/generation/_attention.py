@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+
+from .._core.libraries import require_transformers
 
 if TYPE_CHECKING:
     from ._caches import KeysAndValues
@@ -41,7 +42,7 @@ def attending(model: Any, cache: KeysAndValues):
 
 def register() -> None:
     """Makes transformers know the implementation."""
-    library = import_module("transformers")
+    library = require_transformers("metalcore.generation")
     library.AttentionInterface.register(NAME, _forward)
     library.AttentionMaskInterface.register(NAME, _mask)
 

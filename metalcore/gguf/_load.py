@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._core.libraries import require_transformers
 from ..nn import QuantizedEmbedding, QuantizedExperts, QuantizedLinear
 from ..nn._experts import clamped_swiglu
 from ..nn._quantized import TiedLinear
@@ -68,7 +69,7 @@ def load(
     Raises:
         GGUFError: the file is damaged, or its layout or a tensor's type is unknown.
         OSError: it cannot be read.
-        ImportError: transformers is not installed.
+        ImportError: transformers is not installed, or older than 5.4.
     """
     file = GGUFFile(path)
     layout = layout_of(file)
@@ -98,13 +99,12 @@ def check_types(file: GGUFFile) -> None:
 
 
 def _without_memory(file, layout, dtype, attention):
-    from transformers import AutoConfig, AutoModelForCausalLM
-
+    library = require_transformers("metalcore.gguf.load")
     fields = config_of(file, layout)
     try:
-        config = AutoConfig.for_model(layout.model_type, **fields)
+        config = library.AutoConfig.for_model(layout.model_type, **fields)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+            model = library.AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
     except Exception as error:  # configurations raise errors of their own classes for numbers that do not fit
         raise GGUFError(f"{file.path}: the metadata describe no model: {error}") from error
     return model

@@ -39,6 +39,7 @@ def save_gguf(model: Any, path: str | os.PathLike[str], tokenizer: Any = None, *
         ValueError: llama.cpp's layouts have no place for the model, one of its settings or parameters, or the
             tokenizer.
         RuntimeError: the package gguf is not installed.
+        ImportError: the tokenizer splits texts by a pattern, and transformers is older than 5.18.
     """
     try:
         import gguf

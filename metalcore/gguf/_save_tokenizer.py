@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from ._tokenizer import mapping
+
 __all__ = ["tokenizer_keys"]
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
@@ -15,6 +17,7 @@ def tokenizer_keys(tokenizer: Any, rows: int) -> dict[str, Any]:
 
     Raises:
         ValueError: it is no BPE, or llama.cpp has no name for how it splits texts, or it has more tokens than rows.
+        ImportError: it splits texts by a pattern, and transformers is older than 5.18, which has the patterns' names.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -81,14 +84,9 @@ def _split(parts):
             return "gpt-2"
         if step["type"] == "Split":
             pattern = step["pattern"].get("Regex")
-            name = next((name for name, regex in _patterns().items() if regex == pattern), None)
+            known = mapping().GGUF_PRE_TOKENIZER_SPLITS
+            name = next((name for name, regex in known.items() if regex == pattern), None)
             if name is None:
                 raise ValueError(f"llama.cpp's name for texts that are split by {pattern!r} is unknown")
             return name
     raise ValueError("llama.cpp's name for texts that are not split is unknown")
-
-
-def _patterns():
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
-
-    return GGUF_PRE_TOKENIZER_SPLITS

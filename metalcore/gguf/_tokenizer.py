@@ -5,12 +5,14 @@ from __future__ import annotations
 import array
 import json
 import warnings
+from importlib import import_module
 from typing import Any
 
+from .._core.libraries import require_transformers
 from ._metadata import Metadata
 from ._reader import GGUFError, GGUFFile
 
-__all__ = ["tokenizer_of"]
+__all__ = ["mapping", "tokenizer_of"]
 
 # transformers' names of what its converter takes, as of 5.23.
 _TAKEN = {
@@ -29,6 +31,17 @@ _TAKEN = {
 _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
+def mapping() -> Any:
+    """transformers' module for vocabularies of GGUF files. Releases before 5.18 chose a vocabulary's kind and its split
+    by the model's architecture, and so read Llama 3's as GPT-2's.
+
+    Raises:
+        ImportError: transformers is older.
+    """
+    require_transformers("the tokenizer", (5, 18))
+    return import_module("transformers.integrations.gguf.gguf_tokenizer_mapping")
+
+
 def tokenizer_of(file: GGUFFile) -> Any:
     """transformers' tokenizer of a file, or None if the file has none. One that transformers cannot make is None too,
     with a warning that says why.
@@ -44,7 +57,7 @@ def tokenizer_of(file: GGUFFile) -> Any:
     try:
         return _made(metadata, parts, options)
     except Exception as error:  # transformers and tokenizers raise what they like for vocabularies they cannot take
-        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, (ValueError, ImportError)) else f"{type(error).__name__}: {error}"
         warnings.warn(f"{file.path}: transformers makes no tokenizer of type {kind!r}: {reason}", stacklevel=3)
         return None
 
@@ -100,7 +113,7 @@ def _made(metadata, parts, options):
         token = metadata.token(key)
         if token is not None and token < len(parts["tokens"]):
             options[f"{name}_token"] = parts["tokens"][token]
-    backend, more = _converter()(metadata.architecture, parts)
+    backend, more = mapping().convert_gguf_tokenizer(metadata.architecture, parts)
     backend = _without_more(backend, len(parts["tokens"]))
     _check_split(metadata.file, parts)
     return PreTrainedTokenizerFast(tokenizer_object=backend, **more, **options)
@@ -111,11 +124,7 @@ def _check_split(file, parts):
     name = parts.get("pre_tokenizer_type", "default")
     if parts["tokenizer_type"] != "gpt2" or name in ("default", "gpt-2"):
         return
-    try:
-        from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
-    except ImportError:  # before transformers 5.20
-        return
-    if name not in GGUF_PRE_TOKENIZER_SPLITS:
+    if name not in mapping().GGUF_PRE_TOKENIZER_SPLITS:
         warnings.warn(
             f"{file.path}: transformers does not know how {name!r} splits texts, and splits them as GPT-2 does",
             stacklevel=5,
@@ -132,11 +141,3 @@ def _without_more(backend, count):
     parts = json.loads(backend.to_str())
     parts["added_tokens"] = [token for token in parts["added_tokens"] if token["id"] < count]
     return Tokenizer.from_str(json.dumps(parts))
-
-
-def _converter():
-    try:
-        from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
-    except ImportError:  # before transformers 5.20
-        from transformers.integrations.ggml import convert_gguf_tokenizer  # pyright: ignore[reportAttributeAccessIssue]
-    return convert_gguf_tokenizer

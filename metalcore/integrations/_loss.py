@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.utils._pytree import tree_map_only
 
-from .._core.routing import accelerated
+from .._core.routing import accelerated, autocast_dtype
 from ..loss import fused_linear_cross_entropy
 from ..overrides import _report
 from ._kinds import Kind
@@ -274,8 +274,7 @@ def _is_plain_layer(layer):
 
 
 def _lazy_layer(layer, count, hidden):
-    device = hidden.device.type
-    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    autocast = autocast_dtype(hidden)
     taken = accelerated(hidden, layer.weight, layer.bias) and (autocast or hidden.dtype == layer.weight.dtype)
     if not taken:
         count.left["input that its kernel does not take"] += 1

@@ -20,10 +20,10 @@ docs/transformers.md lists them with what they reach. Nothing changes in a model
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .. import overrides
+from .._core.libraries import require_transformers
 from .._core.registry import OPS
 from ..overrides._switches import Request
 
@@ -49,7 +49,7 @@ def patch(*names: str, exclude: str | Iterable[str] = ()) -> Request:
 
     Raises:
         ValueError: a name is not one of these.
-        ImportError: transformers is not installed.
+        ImportError: transformers is not installed, or older than 5.4.
     """
     register_attention()
     register_quantization()
@@ -80,9 +80,9 @@ def register_attention() -> None:
     come with cu_seq_lens.
 
     Raises:
-        ImportError: transformers is not installed.
+        ImportError: transformers is not installed, or older than 5.4.
     """
-    library = import_module("transformers")  # by its name, since a type checker would read thousands of files
+    library = require_transformers("metalcore's attention")
     from . import _attention, _masks
 
     library.AttentionInterface.register("metalcore", _attention.attention_forward)
@@ -94,9 +94,9 @@ def register_quantization() -> None:
     models whose weights metalcore has packed.
 
     Raises:
-        ImportError: transformers is not installed.
+        ImportError: transformers is not installed, or older than 5.4.
     """
-    import_module("transformers")
+    require_transformers("MetalcoreConfig")
     from . import _quantizer
 
     _quantizer.register()

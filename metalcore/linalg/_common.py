@@ -12,7 +12,7 @@ from torch.compiler import is_compiling
 from .. import _C
 from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.recording import on_meta
-from .._core.routing import explained
+from .._core.routing import autocast_dtype, explained
 from .._core.sharded import is_dtensor, whole
 
 __all__ = [
@@ -58,10 +58,9 @@ def without_autocast(call: Callable) -> Callable:
 
     @functools.wraps(call)
     def called(tensor, *others):
-        device = tensor.device.type
-        if device == "meta" or not torch.is_autocast_enabled(device):
+        if autocast_dtype(tensor) is None:
             return call(tensor, *others)
-        with torch.autocast(device, enabled=False):
+        with torch.autocast(tensor.device.type, enabled=False):
             return call(tensor, *others)
 
     return called

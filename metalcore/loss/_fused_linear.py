@@ -11,7 +11,7 @@ from torch import Tensor
 from .._core.derivatives import derive
 from .._core.operators import autograd, composed_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
-from .._core.routing import alike, is_plain, require_tensors
+from .._core.routing import alike, autocast_dtype, is_plain, require_tensors
 from .._core.sharded import is_dtensor
 from ._cross_entropy import REDUCTIONS, _classes, _takes, cross_entropy, target_weight
 from ._cross_entropy_operators import cross_entropy_gradient as of_logits
@@ -63,13 +63,11 @@ def fused_linear_cross_entropy(
     require_tensors("fused_linear_cross_entropy", optional=True, bias=bias, class_weight=class_weight)
     if chunk is not None and (type(chunk) is not int or chunk < 1):
         raise ValueError(f"fused_linear_cross_entropy: chunk must be a positive number of rows, not {chunk!r}")
-    kind = hidden.device.type
-    autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    if autocast:
-        dtype = torch.get_autocast_dtype(kind)
-        hidden, weight = hidden.to(dtype), weight.to(dtype)
-        bias = bias if bias is None else bias.to(dtype)
-    out = torch.float32 if autocast else hidden.dtype
+    autocast = autocast_dtype(hidden)
+    if autocast is not None:
+        hidden, weight = hidden.to(autocast), weight.to(autocast)
+        bias = bias if bias is None else bias.to(autocast)
+    out = hidden.dtype if autocast is None else torch.float32
     if is_dtensor(hidden) and reduction != "none":
         from ..distributed import losses
 

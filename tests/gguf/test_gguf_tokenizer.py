@@ -1,15 +1,22 @@
 """Vocabularies of GGUF files that contradict themselves or the model."""
 
 import math
+import sys
 import warnings
 
 import pytest
 from changed import changed, drop_key, set_key
+from layouts import needs_tokenizers
 
 from metalcore import gguf
 
 KEY = "tokenizer.ggml."
 ROWS = 288
+
+
+def version(monkeypatch, text):
+    """Lets transformers say that it is of another release. (It puts another module in its place while it is used.)"""
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", text)
 
 
 def longer(writer):
@@ -40,6 +47,7 @@ def test_contradictions(tmp_path, change, message):
         gguf.load(path)
 
 
+@needs_tokenizers
 @pytest.mark.parametrize("token", [-1, ROWS, 2**32 - 1])
 @pytest.mark.parametrize("name", ["bos", "eos", "padding"])
 def test_special_tokens_without_rows_are_left_out(tmp_path, name, token):
@@ -52,6 +60,7 @@ def test_special_tokens_without_rows_are_left_out(tmp_path, name, token):
     assert model.generation_config.eos_token_id == (None if name == "eos" else [257])
 
 
+@needs_tokenizers
 def test_more_rows_than_tokens(tmp_path):
     def shorter(writer):
         for name in ("tokens", "token_type"):
@@ -63,6 +72,7 @@ def test_more_rows_than_tokens(tmp_path):
     assert model.generation_config.eos_token_id == [285] and tokenizer.eos_token is None
 
 
+@needs_tokenizers
 def test_splits_that_are_unknown(tmp_path):
     path = changed(tmp_path, set_key(f"{KEY}pre", "nobody's"))
     with pytest.warns(UserWarning, match='does not know how "nobody\'s" splits texts'):
@@ -73,9 +83,32 @@ def test_splits_that_are_unknown(tmp_path):
         gguf.load(path)
 
 
+@needs_tokenizers
 def test_what_transformers_cannot_make_is_a_warning(tmp_path):
     path = changed(tmp_path, set_key(f"{KEY}model", "t5"))
     with pytest.warns(UserWarning, match="no tokenizer of type 't5': KeyError: 'scores'"):
         assert gguf.load(path).tokenizer is None
     path = changed(tmp_path, set_key(f"{KEY}scores", [math.nan] * ROWS))
     assert gguf.load(path).tokenizer is not None
+
+
+def test_transformers_that_is_too_old_makes_no_tokenizer(tmp_path, monkeypatch):
+    path = changed(tmp_path, lambda writer: None)
+    version(monkeypatch, "5.17.0")
+    with pytest.warns(UserWarning, match="the tokenizer needs transformers 5.18 or newer, and this is 5.17.0$"):
+        assert gguf.load(path).tokenizer is None
+
+
+@needs_tokenizers
+def test_transformers_that_is_too_old_names_no_split(tmp_path, monkeypatch):
+    model, tokenizer = gguf.load(changed(tmp_path, set_key(f"{KEY}pre", "qwen2")))
+    version(monkeypatch, "5.17.0")
+    with pytest.raises(ImportError, match="5.18 or newer"):
+        gguf.save_gguf(model, tmp_path / "y.gguf", tokenizer)
+
+
+def test_transformers_that_is_too_old_makes_no_model(tmp_path, monkeypatch):
+    path = changed(tmp_path, lambda writer: None)
+    version(monkeypatch, "5.3.0.dev0")
+    with pytest.raises(ImportError, match="metalcore.gguf.load needs transformers 5.4 or newer, and this is 5.3.0"):
+        gguf.load(path)

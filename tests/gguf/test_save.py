@@ -57,6 +57,7 @@ def test_dtypes_of_weights(made, tmp_path, dtype, type):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters()))
 
 
+@layouts.needs_tokenizers
 def test_byte_level_tokenizer(made, tmp_path):
     model, tokenizer = gguf.load(made("qwen2").path)
     del model.gguf_metadata
@@ -69,6 +70,7 @@ def test_byte_level_tokenizer(made, tmp_path):
     assert gguf.load(tmp_path / "x.gguf").tokenizer.encode(text) == tokenizer.encode(text)
 
 
+@layouts.needs_tokenizers
 def test_sentencepiece_tokenizer(made, tmp_path):
     tokenizer = layouts.sentencepiece()
     model = gguf.load(made("llama-plain").path, tokenizer=False).model

@@ -1,5 +1,7 @@
 """metalcore.integrations.transformers: models give the same numbers with metalcore's kernels, and can be restored."""
 
+import sys
+
 import pytest
 import torch
 import transformers
@@ -239,6 +241,14 @@ def test_selection():
     assert integration.active_patches() == ()
     with pytest.raises(ValueError, match="patch: 'attention' is not one of relu, "):
         integration.patch("attention")
+
+
+def test_transformers_that_is_too_old(monkeypatch):
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", "5.3.0")
+    for function in (integration.patch, integration.register_attention, integration.register_quantization):
+        with pytest.raises(ImportError, match="needs transformers 5.4 or newer, and this is 5.3.0"):
+            function()
+    assert not integration.active_patches()
 
 
 def test_overrides_enabled_by_others_stay(device):
