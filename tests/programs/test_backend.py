@@ -91,7 +91,7 @@ class Small(nn.Module):
         y = F.rms_norm(x, (16,), self.scales[0], 1e-6)
         x = x + F.scaled_dot_product_attention(y, y, y)
         y = F.rms_norm(x, (16,), self.scales[1], 1e-6)
-        return (x + F.silu(y) * y.flip(-1)).square().sum()
+        return (x @ (F.silu(y) * y.flip(-1)).mT).square().sum()
 
 
 def test_training_with_fusions_off_one_by_one(device):

@@ -45,6 +45,19 @@ def test_views_join_what_they_are_between_alone(device):
     assert operators_of(lambda x, i: F.embedding(i, x * 2), x, i) == ["mul+embedding"]
 
 
+def test_readers_of_one_tensor_join(device):
+    torch.manual_seed(0)
+    x, y = torch.randn(2, 4, 6).to(device)
+    assert operators_of(lambda x, y: (x * y + 1, torch.exp(-(x * x))), x, y) == ["mul+add+mul+neg+exp"]
+    assert operators_of(lambda x, y: (x.exp(), x.sin()), x, y) == ["exp+sin"]
+    # One depends on the other through a product of matrices, or is needed before all that the other reads.
+    assert operators_of(lambda x, y: x.sin() * ((x.exp() @ y.mT) @ y), x, y).count("matmul") == 2
+    found = operators_of(lambda x, y: (z := x.exp() @ y.mT, x.sin() * (z @ y)), x, y)
+    assert found == ["exp", "matmul", "matmul", "sin+mul"]
+    # Nothing is saved where they read it at other places.
+    assert operators_of(lambda x, y: (x.exp(), x.t().contiguous() * 2), x, y) == ["exp", "contiguous+mul"]
+
+
 def test_operators_without_a_kernel_on_macs_are_generated_alone(device):
     program = metalcore.compile(Calls(torch.heaviside), (torch.randn(5).to(device), torch.ones(5).to(device)))
     assert [step.place for step in program.report().steps] == ["generated" if device == "mps" else "torch"]

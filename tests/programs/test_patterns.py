@@ -212,6 +212,8 @@ OTHERS = [
     ("written_attention", untransposed, [SQUARE] * 3, torch.float32),
     ("written_attention", shown_weights, [SQUARE] * 3, torch.float32),
     ("gated", lambda gate, up: F.silu(gate) * up, [(4, 16), (16,)], torch.float32),
+    ("gated", lambda gate, up, z: F.silu(gate) * up + z, [(4, 16)] * 3, torch.float32),  # one generated kernel
+    ("gated", lambda gate, up: F.gelu(gate + 1) * up, [(4, 16)] * 2, torch.float32),
     ("add_norm", lambda x, y, w: F.rms_norm(x + 2 * y + y.sum(), (16,), w), [(4, 16), (4, 1), (16,)], torch.float32),
 ]
 

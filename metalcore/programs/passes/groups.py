@@ -1,6 +1,7 @@
 """Joins operations into groups, of which each is to be a generated kernel.
 
-What is joined: operations of one shape; and an operation that reads others' elements at places of its own (a slice, a
+What is joined: operations of one shape, of which one reads the other's result or which read the same tensor; and an
+operation that reads others' elements at places of its own (a slice, a
 window, a table's rows), with the operation whose result nobody else reads, unless each element would be computed more
 than MOST_READS times. Views join what they are between, and stay views elsewhere. A group has two operations at least,
 since PyTorch's own kernel is as good for one, except where PyTorch has none.
@@ -16,7 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from ..._core.routing import DEVICES
 from ..ir import is_pure, mutated_storages, name_of, segments, storage_of, tensors_of, value
-from ..pointwise import repeats_of, supports
+from ..pointwise import is_elementwise, repeats_of, supports
 from .transfers import lacks_kernel
 
 __all__ = ["group_pointwise", "is_generated"]
@@ -64,6 +65,7 @@ def _find_groups(graph):
         for source in sources:
             if source in joinable:
                 _join(unit, members, above, bit, stretch, node, source)
+    _join_readers(graph, unit, members, above, bit, stretch, joinable)
     found = [_without_ends(group) for group in members.values() if joinable.issuperset(group)]
     return [sorted(group) for group in found if _pays_alone(group)]
 
@@ -118,14 +120,18 @@ def _join(unit, members, above, bit, stretch, node, source):
         return
     if not _pays(node, source):
         return
-    group = members[other]
-    inside = _bits(group, bit)
+    inside = _bits(members[other], bit)
     # Another way from the group to this unit, through an operation outside of both, would be a cycle.
     for member in members[own]:
         for argument in member.all_input_nodes:
             if unit[argument] not in (own, other) and above[unit[argument]] & inside:
                 return
-    before = above[own] | above[other]
+    _unite(unit, members, above, bit, own, other)
+
+
+def _unite(unit, members, above, bit, own, other):
+    """Makes two units the second one."""
+    group, before = members[other], above[own] | above[other]
     for member in members.pop(own):
         unit[member] = other
         group.append(member)
@@ -138,6 +144,36 @@ def _join(unit, members, above, bit, stretch, node, source):
             above[number] = nodes | before
 
 
+def _join_readers(graph, unit, members, above, bit, stretch, joinable):
+    """Joins units of elementwise operations of one shape that read the same tensor, of which none depends on another.
+    The tensor is then read once."""
+    for source in graph.nodes:
+        shape = getattr(value(source), "shape", None)
+        readers = [user for user in source.users if user in joinable and value(user).shape == shape]
+        units = dict.fromkeys(unit[user] for user in readers)
+        first, *others = [number for number in units if _is_elementwise(members[number], shape)] or [None]
+        for number in others:
+            apart = not (above[first] & _bits(members[number], bit) or above[number] & _bits(members[first], bit))
+            if apart and stretch[members[first][0]] == stretch[members[number][0]]:
+                if _borders(sorted(members[first] + members[number])) is not None:
+                    _unite(unit, members, above, bit, number, first)
+
+
+def _is_elementwise(group, shape):
+    return all(value(node).shape == shape and is_elementwise(node) and not _is_view(node) for node in group)
+
+
+def _borders(members):
+    """The inputs and outputs of operations that run at once; None where an output is needed before all inputs exist."""
+    inside = set(members)
+    inputs = list(dict.fromkeys(s for node in members for s in node.all_input_nodes if s not in inside))
+    outputs = [node for node in members if any(user not in inside for user in node.users)]
+    users = [user for node in outputs for user in node.users if user not in inside]
+    if not inputs or not outputs or any(user < max(inputs) for user in users):
+        return None
+    return inputs, outputs
+
+
 def _bits(nodes, bit):
     total = 0
     for node in nodes:
@@ -146,22 +182,16 @@ def _bits(nodes, bit):
 
 
 def _replace(module, members, build, number):
-    inside = set(members)
-    graph = module.graph
-    inputs = list(dict.fromkeys(s for node in members for s in node.all_input_nodes if s not in inside))
-    outputs = [node for node in members if any(user not in inside for user in node.users)]
-    users = [user for node in outputs for user in node.users if user not in inside]
-    if not inputs:
+    graph, borders = module.graph, _borders(members)
+    if borders is None or not all(map(_is_tensor, borders[0])):
         return 0
-    after = max(inputs)
-    if not outputs or any(user < after for user in users) or not all(map(_is_tensor, inputs)):
-        return 0
+    inside, (inputs, outputs) = set(members), borders
     kernel = build(_subgraph(members, inputs, outputs), [value(node) for node in inputs])
     if kernel is None:
         return 0
     kernel.__name__ = f"pointwise_{number}"
     kernel.pure = True
-    place = max(after._next, members[0])  # and not before a barrier that is between its inputs and the group
+    place = max(max(inputs)._next, members[0])  # and not before a barrier that is between its inputs and the group
     while place.op in ("placeholder", "get_attr"):
         place = place._next
     with graph.inserting_before(place):

@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from ..ir import accelerated, value
 from ..matching import Call, Either, Match, Product, Value
-from ..pointwise import supports
+from ..pointwise import is_elementwise, supports
 from ..rewriting import Pattern
 
 GATE, UP = Value("gate"), Value("up")
@@ -24,7 +24,8 @@ def _in_a_chain(node, match):
     """Whether an operation that a generated kernel can take reads the product, or makes an operand for it alone."""
     shape = value(node).shape
     alone = [source for source in (match["gate"], match["up"]) if {*match.nodes}.issuperset(source.users)]
-    return any(value(other).shape == shape and supports(other) is None for other in (*node.users, *alone))
+    others = (other for other in (*node.users, *alone) if is_elementwise(other))
+    return any(value(other).shape == shape and supports(other) is None for other in others)
 
 
 class Gated(Pattern):

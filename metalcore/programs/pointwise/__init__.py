@@ -7,6 +7,16 @@ y, z = run(*tensors)
 from .building import Generated, build
 from .numbers import Unsupported
 from .storing import repeats_of
-from .support import OPERATIONS, REDUCTIONS, supports, tables
+from .support import OPERATIONS, REDUCTIONS, is_elementwise, supports, tables
 
-__all__ = ["OPERATIONS", "REDUCTIONS", "Generated", "Unsupported", "build", "repeats_of", "supports", "tables"]
+__all__ = [
+    "OPERATIONS",
+    "REDUCTIONS",
+    "Generated",
+    "Unsupported",
+    "build",
+    "is_elementwise",
+    "repeats_of",
+    "supports",
+    "tables",
+]

@@ -16,7 +16,7 @@ from .parts import check_reach
 from .scan import threads_of
 from .writes import statements
 
-__all__ = ["OPERATIONS", "REDUCTIONS", "check", "supports", "tables"]
+__all__ = ["OPERATIONS", "REDUCTIONS", "check", "is_elementwise", "supports", "tables"]
 
 _KINDS = {"f": "floating point", "i": "whole numbers", "b": "bool"}
 
@@ -31,6 +31,11 @@ def supports(node: Node) -> str | None:
     except Unsupported as reason:
         return str(reason)
     return None
+
+
+def is_elementwise(node: Node) -> bool:
+    """Whether an operation reads its operands at the place of the element that it makes."""
+    return name_of(node) in OPERATIONS
 
 
 def check(node: Node) -> None:
