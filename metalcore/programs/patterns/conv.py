@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from ...conv._conv2d import call_of, is_channels_last
+from ...conv._conv2d import call_of
+from ...conv._gradients import is_channels_last
 from ..ir import accelerated, argument, arguments, name_of, value
 from ..matching import Call, Match, Sum, Value
 from ..rewriting import Pattern
