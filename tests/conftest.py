@@ -49,6 +49,7 @@ def pytest_configure(config):
         if not torch.cuda.is_available():
             raise pytest.UsageError("--device cuda: PyTorch sees no CUDA device (torch.cuda.is_available() is False)")
         torch.set_float32_matmul_precision("highest")  # the references must not use TF32
+        torch.backends.cudnn.allow_tf32 = False
 
 
 def pytest_ignore_collect(collection_path, config):

@@ -6,7 +6,6 @@ import torch
 from torch.fx import Node
 
 from ...conv._conv2d import call_of
-from ...conv._gradients import is_channels_last
 from ..ir import accelerated, argument, arguments, name_of, value
 from ..matching import Call, Match, Sum, Value
 from ..rewriting import Pattern
@@ -70,7 +69,10 @@ class Conv(Pattern):
         call = call_of(*tensors, stride, padding, dilation, groups)  # pyright: ignore[reportCallIssue]
         if call is None or value(x).dim() != 4:
             return None
-        options = (*call[:3], groups, "none", is_channels_last(value(node)))
+        _, channels, height, width = call[3]
+        # Exactly, since an image of one place and a single channel can be told from others by their strides alone.
+        channels_last = value(node).stride() == (channels * height * width, 1, channels * width, channels)
+        options = (*call[:3], groups, "none", channels_last)
         return emit(torch.ops.metalcore.conv2d.default, x, weight, None, bias, None, *options)
 
     def _grown(self, match, emit):
