@@ -5,8 +5,8 @@
 // would multiply: fma(a, b, -0.0f) is a product that compilers do not contract into a difference. A threadgroup walks
 // over a group twice: for the sums, and for gx. Its simdgroups have segments of channels, so that no sum of a channel
 // crosses threads of two simdgroups. The sums over segments, of the output's gradient times h and of the output's
-// gradient, stay in memory, and a small kernel makes the parameters' gradients of them. In `aligned` dispatches segments
-// begin and end at multiples of 16 bytes.
+// gradient, stay in memory, and a small kernel makes the parameters' gradients of them. In `aligned` dispatches
+// segments begin and end at multiples of 16 bytes.
 #include "common/held.h"
 #include "norm/group_norm.h"
 

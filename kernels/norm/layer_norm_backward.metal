@@ -1,12 +1,12 @@
 // The derivative of layer_norm. With s the scale of a row, h = (x - mean) s, and g the output's gradient times the
 // weight,
 //   gx = s (g - mean(g) - h mean(g h)),
-// plus `residual`, the gradient that reaches x + residual by itself. g is rounded as it is in its mean, so that a row of
-// one element leaves nothing that s would multiply: fma(a, b, -0.0f) is a product that compilers do not contract into
-// a difference. The parameters' gradients are sums over rows: of the output's gradient times h, and of the output's
-// gradient. Partial sums have the weight's columns first and then the bias's. The simd and block kernels make them of
-// the rows that pass through their registers, and layer_norm_partial does it for the others. norm/column_sums.metal
-// adds them up.
+// plus `residual`, the gradient that reaches x + residual by itself. g is rounded as it is in its mean, so that a row
+// of one element leaves nothing that s would multiply: fma(a, b, -0.0f) is a product that compilers do not contract
+// into a difference. The parameters' gradients are sums over rows: of the output's gradient times h, and of the
+// output's gradient. Partial sums have the weight's columns first and then the bias's. The simd and block kernels make
+// them of the rows that pass through their registers, and layer_norm_partial does it for the others.
+// norm/column_sums.metal adds them up.
 #include "common/norm_rows.h"
 #include "norm/layer_norm.h"
 

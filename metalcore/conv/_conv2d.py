@@ -181,9 +181,9 @@ def _check(x, weight, stride, padding, dilation, groups, activation):
 def _(x, weight, scale, bias, residual, stride, padding, dilation, groups, activation, channels_last):
     _check(x, weight, stride, padding, dilation, groups, activation)
     wide = torch.promote_types(x.dtype, torch.float32)
-    tensors = [None if t is None else t.to(wide) for t in (x, weight, scale, bias, residual)]
-    whole, padding = padded(tensors[0], padding)
-    result = _by_torch(whole, *tensors[1:], stride, padding, dilation, groups)  # pyright: ignore[reportCallIssue]
+    tensors = [None if t is None else t.to(wide) for t in (weight, scale, bias, residual)]
+    whole, padding = padded(x.to(wide), padding)
+    result = _by_torch(whole, *tensors, stride, padding, dilation, groups)  # pyright: ignore[reportCallIssue]
     result = reference_activation(activation, result).to(x.dtype)
     return result.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 

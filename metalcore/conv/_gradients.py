@@ -76,26 +76,21 @@ def gathered_product(grad: Tensor, x: Tensor, weight: Tensor, stride, padding, d
 
 
 def _laid_as(gradient: Tensor, x: Tensor) -> Tensor:
-    return gradient.contiguous(
-        memory_format=torch.channels_last if is_channels_last(x) else torch.contiguous_format
-    )
+    return gradient.contiguous(memory_format=torch.channels_last if is_channels_last(x) else torch.contiguous_format)
 
 
 @composed_kernel("conv2d_backward")
 def _(grad, x, weight, stride, padding, dilation, groups, by_x, by_weight):
     whole, symmetric = padded(x, padding)
-    gx = gw = None
     if x.is_cuda:
-        if by_x:
-            gx = transposed(grad, whole, weight, stride, symmetric, dilation, groups)
-        if by_weight:
-            gw = gathered_product(grad, x, weight, stride, padding, dilation, groups)
+        gx = transposed(grad, whole, weight, stride, symmetric, dilation, groups) if by_x else None
+        gw = gathered_product(grad, x, weight, stride, padding, dilation, groups) if by_weight else None
     else:
         gx, gw, _ = _aten.convolution_backward(
             *(grad, whole, weight, None, stride, symmetric, dilation, False, [0, 0], groups), [by_x, by_weight, False]
         )
-    gx = _laid_as(gx[..., : x.shape[2], : x.shape[3]], x) if by_x else x.new_empty(0)
-    return gx, _laid_as(gw, weight) if by_weight else x.new_empty(0)
+    gx = x.new_empty(0) if gx is None else _laid_as(gx[..., : x.shape[2], : x.shape[3]], x)
+    return gx, x.new_empty(0) if gw is None else _laid_as(gw, weight)
 
 
 @fake_kernel("conv2d_backward")
