@@ -1,10 +1,12 @@
 // The derivative of group_norm. With s the scale of a group, h = (x - mean) s, and g the output's gradient times the
 // weight,
 //   gx = s (g - mean(g) - h mean(g h)),
-// with means over the group. A threadgroup walks over a group twice: for the sums, and for gx. Its simdgroups have
-// segments of channels, so that no sum of a channel crosses threads of two simdgroups. The sums over segments, of the
-// output's gradient times h and of the output's gradient, stay in memory, and a small kernel makes the parameters'
-// gradients of them. In `aligned` dispatches segments begin and end at multiples of 16 bytes.
+// with means over the group. g is rounded as it is in its mean, so that a group of one element leaves nothing that s
+// would multiply: fma(a, b, -0.0f) is a product that compilers do not contract into a difference. A threadgroup walks
+// over a group twice: for the sums, and for gx. Its simdgroups have segments of channels, so that no sum of a channel
+// crosses threads of two simdgroups. The sums over segments, of the output's gradient times h and of the output's
+// gradient, stay in memory, and a small kernel makes the parameters' gradients of them. In `aligned` dispatches
+// segments begin and end at multiples of 16 bytes.
 #include "common/held.h"
 #include "norm/group_norm.h"
 
@@ -54,7 +56,8 @@ kernel void group_norm_backward_thread(device const T* grad [[buffer(0)]], devic
     const float w = weight_of(weight, params, first_channel + channel);
     for (uint i = channel * params.area; i < (channel + 1) * params.area; ++i) {
       const float normal = (static_cast<float>(x[i]) - mean) * scale;
-      gx[i] = static_cast<T>((static_cast<float>(grad[i]) * w - total - normal * product) * scale);
+      const float g = fma(static_cast<float>(grad[i]), w, -0.0f);
+      gx[i] = static_cast<T>((g - total - normal * product) * scale);
     }
   }
 }
@@ -118,7 +121,10 @@ template <bool aligned, typename T>
       typename Piece::template Of<T> g;
       piece.fetch(v, x + channel * params.area, part.end);
       piece.fetch(g, grad + channel * params.area, part.end);
-      for (uint n = 0; n < N; ++n) v.round(n, (g[n] * w - total - (v[n] - mean) * scale * product) * scale);
+      for (uint n = 0; n < N; ++n) {
+        const float4 weighted = fma(g[n], float4(w), float4(-0.0f));
+        v.round(n, (weighted - total - (v[n] - mean) * scale * product) * scale);
+      }
       piece.store(v, gx + channel * params.area, part.end);
     }
   }

@@ -1,10 +1,12 @@
 // The derivative of layer_norm. With s the scale of a row, h = (x - mean) s, and g the output's gradient times the
 // weight,
 //   gx = s (g - mean(g) - h mean(g h)),
-// plus `residual`, the gradient that reaches x + residual by itself. The parameters' gradients are sums over rows: of
-// the output's gradient times h, and of the output's gradient. Partial sums have the weight's columns first and then
-// the bias's. The simd and block kernels make them of the rows that pass through their registers, and
-// layer_norm_partial does it for the others. norm/column_sums.metal adds them up.
+// plus `residual`, the gradient that reaches x + residual by itself. g is rounded as it is in its mean, so that a row
+// of one element leaves nothing that s would multiply: fma(a, b, -0.0f) is a product that compilers do not contract
+// into a difference. The parameters' gradients are sums over rows: of the output's gradient times h, and of the
+// output's gradient. Partial sums have the weight's columns first and then the bias's. The simd and block kernels make
+// them of the rows that pass through their registers, and layer_norm_partial does it for the others.
+// norm/column_sums.metal adds them up.
 #include "common/norm_rows.h"
 #include "norm/layer_norm.h"
 
@@ -42,7 +44,7 @@ kernel void layer_norm_backward_thread(device const T* grad [[buffer(0)]], devic
   total /= static_cast<float>(length);
   product /= static_cast<float>(length);
   for (uint i = 0; i < length; ++i) {
-    const float g = static_cast<float>(grad[i]) * (has_weight ? static_cast<float>(weight[i]) : 1.0f);
+    const float g = fma(static_cast<float>(grad[i]), has_weight ? static_cast<float>(weight[i]) : 1.0f, -0.0f);
     const float normal = (static_cast<float>(x[i]) - mean) * scale;
     const float value = (g - total - normal * product) * scale;
     gx[i] = static_cast<T>(has_residual ? value + static_cast<float>(residual[i]) : value);
@@ -129,7 +131,7 @@ inline void differentiate_rows(device const T* grad, device const T* x, device c
         const float4 normal = (v[r][n] - mean[r]) * scale[r];
         gw[n] = fma(g[r][n], normal, gw[n]);
         gb[n] += g[r][n];
-        const float4 value = (fma(g[r][n], w[n], float4(-total)) - normal * product) * scale[r];
+        const float4 value = (fma(g[r][n], w[n], float4(-0.0f)) - total - normal * product) * scale[r];
         v[r].round(n, params.has_residual ? value + added[r][n] : value);
       }
       slice.store(v[r], gx + row * length, length);
@@ -211,7 +213,7 @@ template <bool aligned, typename T>
     if (params.has_residual) slice.fetch(added, residual, length);
     for (uint n = 0; n < N; ++n) {
       const float4 normal = (v[n] - mean) * scale;
-      const float4 value = (fma(g[n], w[n], float4(-total)) - normal * product) * scale;
+      const float4 value = (fma(g[n], w[n], float4(-0.0f)) - total - normal * product) * scale;
       v.round(n, params.has_residual ? value + added[n] : value);
     }
     slice.store(v, gx, length);

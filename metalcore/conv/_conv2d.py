@@ -8,8 +8,9 @@ from torch import Tensor
 from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient
 from .._core.registry import Op, register
 from .._core.routing import COUNTED, alike, require_tensors
-from .._core.sharded import by_batch, like, replicated
+from .._core.sharded import like
 from ..gemm._activations import ACTIVATIONS, reference_activation
+from ._gradients import conv2d_backward, is_channels_last, padded
 from ._samples import production, samples
 
 __all__ = ["conv2d"]
@@ -35,9 +36,9 @@ def conv2d(
     The convolution is a product of matrices whose left one is gathered from the input, tile by tile (implicit GEMM).
     Groups with one channel, as depthwise convolutions have, and groups with up to four outputs have kernels of their
     own. Input and weight are read with the strides that they have. 16 bytes are read at a time of a channels_last input
-    if the weight is channels_last too. Sums are float32, in an order that does not change from run to run. PyTorch's op
-    takes input that kernels do not, and computes the gradients. There is no override: PyTorch's own kernels may be
-    faster, which is not measured.
+    if the weight is channels_last too. Sums are float32, in an order that does not change from run to run. PyTorch's
+    ops take input that kernels do not, and compute the gradients, on CUDA without TF32 and with the same bits on every
+    run. There is no override: PyTorch's own kernels may be faster, which is not measured.
 
     Args:
         input: (N, C, H, W) or (C, H, W): float32, float16 or bfloat16, any strides.
@@ -85,11 +86,6 @@ def conv2d(
 
 def _needs(x):
     return x is not None and needs_gradient(x)
-
-
-def is_channels_last(x: Tensor) -> bool:
-    """Whether an image's channels lie next to each other, and can be told from contiguous ones."""
-    return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
 
 
 def _pair(value):
@@ -181,21 +177,13 @@ def _check(x, weight, stride, padding, dilation, groups, activation):
     return (x.shape[0], weight.shape[0], *sizes)
 
 
-def _padded(x, padding):
-    """x with the zeros that stand below and right of it only, and the padding of all sides."""
-    top, left, bottom, right = padding
-    if (top, left) != (bottom, right):
-        x = torch.nn.functional.pad(x, (0, right - left, 0, bottom - top))
-    return x, [top, left]
-
-
 @cpu_kernel("conv2d")
 def _(x, weight, scale, bias, residual, stride, padding, dilation, groups, activation, channels_last):
     _check(x, weight, stride, padding, dilation, groups, activation)
     wide = torch.promote_types(x.dtype, torch.float32)
-    tensors = [None if t is None else t.to(wide) for t in (x, weight, scale, bias, residual)]
-    padded, padding = _padded(tensors[0], padding)
-    result = _by_torch(padded, *tensors[1:], stride, padding, dilation, groups)  # pyright: ignore[reportCallIssue]
+    tensors = [None if t is None else t.to(wide) for t in (weight, scale, bias, residual)]
+    whole, padding = padded(x.to(wide), padding)
+    result = _by_torch(whole, *tensors, stride, padding, dilation, groups)  # pyright: ignore[reportCallIssue]
     result = reference_activation(activation, result).to(x.dtype)
     return result.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
@@ -216,23 +204,16 @@ def _backward(ctx, grad):
     if ctx.activation != "none":
         raise RuntimeError("metalcore::conv2d has a derivative only without an activation")
     x, weight, scale = ctx.saved_tensors
-    stride, padding, dilation = ctx.options
     by_x = by_weight = by_scale = None
     wanted = ctx.needs_input_grad
-    # DTensor's rules for PyTorch's convolutions know shards of the batch, and have wrong results for some others.
-    batches, kernels = by_batch(x), replicated(weight)
-    padded, symmetric = _padded(batches, padding)
     if wanted[0] or wanted[1]:
-        by_x, by_weight, _ = torch.ops.aten.convolution_backward(
-            by_batch(grad if scale is None else grad * scale[:, None, None], x),
-            *(padded, kernels, None, stride, symmetric, dilation, False, [0, 0], ctx.groups),
-            [wanted[0], wanted[1], False],
-        )
-        by_x = like(by_x[..., : x.shape[2], : x.shape[3]], x) if wanted[0] else None
+        scaled = grad if scale is None else grad * scale[:, None, None]
+        by_x, by_weight = conv2d_backward(scaled, x, weight, *ctx.options, ctx.groups, wanted[0], wanted[1])
+        by_x = like(by_x, x) if wanted[0] else None
         by_weight = like(by_weight, weight) if wanted[1] else None
     if scale is not None and wanted[2]:
-        products = _convolve(padded, kernels, None, stride, symmetric, dilation, ctx.groups)
-        by_scale = (by_batch(grad, x) * products).sum((0, 2, 3))
+        products = _conv2d(x, weight, None, None, None, *ctx.options, ctx.groups, "none", is_channels_last(x))
+        by_scale = (grad * products).sum((0, 2, 3))
     by_bias = grad.sum((0, 2, 3)) if wanted[3] and ctx.given[0] else None
     by_residual = grad if wanted[4] and ctx.given[1] else None
     return by_x, by_weight, by_scale, by_bias, by_residual, None, None, None, None, None, None
@@ -247,7 +228,7 @@ register(
         conv2d,
         namesake="torch.nn.functional.conv2d",
         reference=_reference,
-        operators=("conv2d",),
+        operators=("conv2d", "conv2d_backward"),
         samples=samples,
         production=production,
     )

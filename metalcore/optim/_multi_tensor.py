@@ -127,10 +127,13 @@ def by_kind(pairs):
     kernel takes a parameter, and one call takes parameters of one kind: placed alike, if they are DTensors. Parameters
     without gradient are left out. PyTorch makes sure that a gradient is on its parameter's device."""
     kinds, last, params, grads = {}, None, [], []
+    known, placed = None, False  # a type, and whether it is DTensor's
     for p, grad in pairs:
         if grad is not None:
-            kind = type(p), p.device, p.dtype, grad.dtype, grad.layout
-            if is_dtensor(p):
+            if type(p) is not known:
+                known, placed = type(p), is_dtensor(p)
+            kind = known, p.device, p.dtype, grad.dtype, grad.layout
+            if placed:
                 kind = *kind, p.device_mesh, p.placements
             if kind != last:
                 params, grads = kinds.setdefault(kind, ([], []))

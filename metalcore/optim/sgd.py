@@ -7,7 +7,16 @@ from torch.optim.sgd import sgd as torch_sgd
 
 from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, OptimizerOverride, Sample, register
-from ._multi_tensor import MultiTensor, check_devices, device_scalars, make_state, shards, unscaled, updated
+from ._multi_tensor import (
+    MultiTensor,
+    check_devices,
+    device_scalars,
+    make_state,
+    ready_states,
+    shards,
+    unscaled,
+    updated,
+)
 from ._samples import steps_of
 
 __all__ = ["SGD"]
@@ -38,18 +47,11 @@ class SGD(MultiTensor, torch.optim.SGD):
         scalars = device_scalars(self, group, params[0].device)
         options = {name: float(group[name]) for name in ("momentum", "dampening", "weight_decay")}
         options |= {name: bool(group[name]) for name in ("nesterov", "maximize")}
-        # The first step of a buffer is another one. Parameters join a group, or get gradients, at different times.
         parts = {False: (params, grads, [])}
         if options["momentum"] != 0:
-            parts = {}
-            for p, grad in zip(params, grads):
-                state = self.state[p]
-                first = state.get("momentum_buffer") is None
-                if first:
-                    state.pop("momentum_buffer", None)
-                buffer = make_state("SGD", p, state, "momentum_buffer", p.dtype)
-                for list_, entry in zip(parts.setdefault(first, ([], [], [])), (p, grad, buffer)):
-                    list_.append(entry)
+            states = [self.state[p] for p in params]
+            ready = ready_states(params, states, ("momentum_buffer",), params[0].dtype)
+            parts = _parts(params, grads, states) if ready is None else {False: (params, grads, *ready)}
         for first, (some_params, some_grads, buffers) in parts.items():
             ops.sgd_(*shards(some_params, some_grads, buffers), first=first, **options, **scalars)
         updated(params, grads, scalars["grad_scale"])
@@ -70,6 +72,20 @@ class SGD(MultiTensor, torch.optim.SGD):
         if group["momentum"] != 0:
             for p, buffer in zip(params, buffers):
                 self.state[p]["momentum_buffer"] = buffer
+
+
+def _parts(params, grads, states):
+    """Parameters, gradients and buffers by whether a step is the buffer's first one, which is another one. Parameters
+    join a group, or get gradients, at different times."""
+    parts = {}
+    for p, grad, state in zip(params, grads, states):
+        first = state.get("momentum_buffer") is None
+        if first:
+            state.pop("momentum_buffer", None)
+        buffer = make_state("SGD", p, state, "momentum_buffer", p.dtype)
+        for list_, entry in zip(parts.setdefault(first, ([], [], [])), (p, grad, buffer)):
+            list_.append(entry)
+    return parts
 
 
 @cpu_kernel("sgd_")

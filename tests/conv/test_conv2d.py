@@ -8,6 +8,7 @@ from references import DTYPES, check_operator, tensor, wide
 import metalcore
 from metalcore._core.recording import on_meta, record
 from metalcore._core.registry import OPS
+from metalcore.conv import _gradients
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 ACTIVATIONS = {
@@ -219,6 +220,9 @@ def test_operators(device):
     conv2d = torch.ops.metalcore.conv2d
     check_operator(conv2d, x, weight, *vectors, residual, [1, 1], [0, 0, 1, 0], [1, 1], 2, "none", True)
     check_operator(conv2d, x, weight, None, None, None, [2, 1], [1, 1, 1, 1], [1, 1], 2, "none", False)
+    conv2d_backward = torch.ops.metalcore.conv2d_backward
+    for wanted in ((True, True), (True, False), (False, True)):
+        check_operator(conv2d_backward, residual, x, weight, [1, 1], [0, 0, 1, 0], [1, 1], 2, *wanted)
 
 
 def test_compile(device):
@@ -284,3 +288,44 @@ def test_errors(device, call, error, message):
 def operator(x, w, *, scale=None, residual=None, stride=(1, 1), padding=(0, 0, 0, 0), activation="none"):
     options = list(stride), list(padding), [1, 1], 1, activation, False
     return torch.ops.metalcore.conv2d(x, w, scale, None, residual, *options)
+
+
+@each_dtype
+@pytest.mark.parametrize("shape, weight_shape, options", CASES, ids=range(len(CASES)))
+def test_gradients_are_as_accurate_as_the_dtype(device, dtype, shape, weight_shape, options):
+    """On CUDA as well, where PyTorch's own may be TF32's: eps of that is 2^-11."""
+    x, weight = tensor(*shape, dtype=dtype, device=device), tensor(*weight_shape, dtype=dtype, device=device)
+    y = metalcore.conv2d(x.requires_grad_(), weight.requires_grad_(), **options)
+    grad = tensor(*y.shape, dtype=dtype, device=device)
+    found = torch.autograd.grad(y, (x, weight), grad)
+
+    def gradients(x, weight, grad):
+        leaves = x.requires_grad_(), weight.requires_grad_()
+        return torch.autograd.grad(F.conv2d(*leaves, **options), leaves, grad)
+
+    wides = [wide(each.detach()) for each in (x, weight, grad)]
+    terms = (y.shape[1] * weight[0, 0].numel(), y[:, 0].numel())
+    everything = zip(found, gradients(*wides), gradients(*(each.detach().abs() for each in wides)), terms)
+    for ours, expected, magnitude, count in everything:
+        eps = (count + 4) * torch.finfo(torch.float32).eps + torch.finfo(dtype).eps
+        assert ((wide(ours) - expected).abs() <= eps * magnitude + torch.finfo(dtype).tiny).all()
+
+
+@pytest.mark.parametrize("images", [0, 3])
+@pytest.mark.parametrize("shape, weight_shape, options", CASES, ids=range(len(CASES)))
+def test_what_cuda_computes_gradients_with(monkeypatch, images, shape, weight_shape, options):
+    """On the CPU, whole and in parts of one image."""
+    pair = lambda name, default: torch.nn.modules.utils._pair(options.get(name, default))  # noqa: E731
+    x, weight = torch.randn(images, *shape[1:]).double(), torch.randn(weight_shape).double()
+    numbers = list(pair("stride", 1)), list(pair("padding", 0)), list(pair("dilation", 1)), options.get("groups", 1)
+    y = F.conv2d(x.requires_grad_(), weight.requires_grad_(), **options)
+    grad = torch.randn(y.shape).double()
+    expected = torch.autograd.grad(y, (x, weight), grad)
+    with torch.no_grad():
+        found = _gradients.transposed(grad, x, weight, *numbers)
+        torch.testing.assert_close(found, expected[0])
+        stride, padding, *rest = numbers
+        for limit in (_gradients._GATHERED_BYTES, 1):
+            monkeypatch.setattr(_gradients, "_GATHERED_BYTES", limit)
+            found = _gradients.gathered_product(grad, x, weight, stride, padding * 2, *rest)
+            torch.testing.assert_close(found, expected[1])

@@ -42,6 +42,18 @@ def check(x, groups, weight, bias):
         assert_near(actual, reference, terms=4 + (x.numel() / x.shape[1]) ** 0.5)
 
 
+@each_family
+def test_groups_of_equal_elements_and_gradients(device, family):
+    """The gradient is 0: test_layer_norm.py has the same of rows, and says what the numbers are."""
+    with tuned(family):
+        for channels, area in ((1, 1), (2, 1), (2, 64), (16, 64), (2, 4096)):
+            x = leaf(torch.full((2, 4 * channels, area), 3.0, device=device))
+            weight = torch.full((4 * channels,), 1 + 2**-13, device=device)
+            y = metalcore.group_norm(x, 4, weight, weight)
+            assert (y == 1 + 2**-13).all()
+            assert not torch.autograd.grad(y, x, torch.full_like(y, 1 + 2**-13))[0].any(), (channels, area)
+
+
 # Groups that one thread takes, and threadgroups; channels of one segment, of several, and of several that differ;
 # whole vectors and not; more channels than simdgroups; a whole batch entry as one group, and single channels.
 SHAPES = [

@@ -56,6 +56,19 @@ def test_lengths(device, dtype, family):
 
 
 @each_family
+def test_rows_of_equal_elements_and_gradients(device, family):
+    """The gradient is 0. Their reciprocal deviation is 316, which would show what rounding leaves of grad * weight: the
+    square of 1 + 2^-13 is rounded to 1 + 2^-12, whose sums and means over powers of two are exact."""
+    with tuned(family):
+        for length in (1, 2, 16, 128, 512, 2048, 8192):
+            x = leaf(torch.full((3, length), 3.0, device=device))
+            weight = torch.full((length,), 1 + 2**-13, device=device)
+            y = metalcore.layer_norm(x, (length,), weight, weight)
+            assert torch.equal(y, weight.expand_as(y))
+            assert not torch.autograd.grad(y, x, weight.expand_as(y))[0].any(), length
+
+
+@each_family
 def test_a_mean_far_from_zero(device, family):
     """The variance is no difference of large sums: numbers of 8 fractional bits around 4096 are exact in float32."""
     with tuned(family):

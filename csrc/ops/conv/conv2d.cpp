@@ -139,6 +139,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
   m.def(
       "conv2d(Tensor x, Tensor weight, Tensor? scale, Tensor? bias, Tensor? residual, int[] stride, int[] padding, "
       "int[] dilation, int groups, str activation, bool channels_last) -> Tensor");
+  m.def(
+      "conv2d_backward(Tensor grad, Tensor x, Tensor weight, int[] stride, int[] padding, int[] dilation, int groups, "
+      "bool by_x, bool by_weight) -> (Tensor, Tensor)");
 }
 
 METALCORE_KERNELS(m) { m.impl<&metalcore::conv2d>("conv2d"); }
