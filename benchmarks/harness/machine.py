@@ -69,8 +69,7 @@ def _output(*command):
 def ceilings(device, quick):
     """Bytes read and written per second by a copy, and operations per second of square matrix products, by PyTorch."""
     gpu = device.scale == "gpu" and not quick
-    torch.set_float32_matmul_precision("highest")  # no TF32,
-    torch.backends.cudnn.allow_tf32 = False  # which PyTorch's convolutions compute in by default
+    torch.set_float32_matmul_precision("highest")  # no TF32
     with device.session():
         found = {
             "copy": _copy_bandwidth(device, 1 << 30 if gpu else 1 << 27),

@@ -145,7 +145,7 @@ inline void walk(thread float4 (&result)[R][N], thread float (&maximum)[R], thre
 #pragma unroll
         for (uint i = 0; i < kQuads; ++i) {
           const float4 query = *reinterpret_cast<threadgroup const float4*>(
-              shared + r * S::kPadded + (part + n * S::kLanes) * S::kVector + 4 * i);
+              shared + r * S::kPadded + ((n * kQuads + i) * S::kLanes + part) * 4);
 #pragma unroll
           for (uint j = 0; j < kAhead; ++j) score[r][j] = add_products(query, numbers[j][i], score[r][j]);
         }
@@ -291,7 +291,11 @@ template <typename T, uint D, uint DV, uint R>
     const uint row = i / S::kPadded;
     const uint element = i % S::kPadded;
     const bool exists = row < rows && element < params.head_size;
-    shared[i] = exists ? number_at(q, query_rows[row] + element, params.query_type) * params.query_scale : 0.0f;
+    // Lanes read float4s of their vectors side by side, from different banks.
+    const uint vector = element / S::kVector, quad = element % S::kVector / 4;
+    const uint place = (vector / S::kLanes * kQuads + quad) * S::kLanes + vector % S::kLanes;
+    shared[row * S::kPadded + place * 4 + element % 4] =
+        exists ? number_at(q, query_rows[row] + element, params.query_type) * params.query_scale : 0.0f;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 

@@ -8,7 +8,7 @@
 //   bytes         of a block
 //   slices        of a block, 8 or 1
 //   apart         the distance of a slice's two runs
-//   unit          how many units 1 is
+//   unit          how many units 1 is in the first run; `upper_unit` in the second one
 //   bias          what q is less than the packed integer
 //   has_offset    whether weights are scale * q + offset
 //   load(at, s)   the packed bytes that slice s of the block at `at` needs
@@ -86,12 +86,15 @@ inline float4 floats(uint bytes) {
   return float4(even.x, odd.x, even.y, odd.y);
 }
 
-// Nibbles of 16 bytes: the lower ones are the first run, the upper ones the second.
+// Nibbles of 16 bytes: the lower ones are the first run, the upper ones the second. These stay where they are, and so
+// have units of a 16th.
+constexpr constant float kUpperUnit = kUnit / 16.0f;
 inline void nibbles(thread Slice& slice, uint4 low) {
 #pragma unroll
   for (uint i = 0; i < 4; ++i) {
-    const float2 a = two(low[i] & 0x000f000fu), b = two((low[i] >> 8) & 0x000f000fu);
-    const float2 c = two((low[i] >> 4) & 0x000f000fu), d = two((low[i] >> 12) & 0x000f000fu);
+    const uint odd = low[i] >> 8;
+    const float2 a = two(low[i] & 0x000f000fu), b = two(odd & 0x000f000fu);
+    const float2 c = two(low[i] & 0x00f000f0u), d = two(odd & 0x00f000f0u);
     slice.q[i] = float4(a.x, b.x, a.y, b.y);
     slice.q[i + 4] = float4(c.x, d.x, c.y, d.y);
   }
@@ -131,18 +134,19 @@ inline void look_up(thread Slice& slice, uint4 low, Table table) {
 
 struct Block32 {
   typedef uint Word;
-  static constexpr constant float unit = kUnit;
+  static constexpr constant float unit = kUnit, upper_unit = kUnit;
   static constexpr constant uint slices = 1, apart = 16;
   static uint first(uint) { return 0; }
 };
 struct Block256 {
   typedef uint Word;
-  static constexpr constant float unit = kUnit;
+  static constexpr constant float unit = kUnit, upper_unit = kUnit;
   static constexpr constant uint slices = 8, apart = 32;
   static uint first(uint s) { return s / 2 * 64 + s % 2 * 16; }
 };
 
 struct Q4_0 : Block32 {
+  static constexpr constant float upper_unit = kUpperUnit;
   static constexpr constant uint number = 2, bytes = 18;
   static constexpr constant float bias = 8.0f;
   static constexpr constant bool has_offset = false;
@@ -157,6 +161,7 @@ struct Q4_0 : Block32 {
 };
 
 struct Q4_1 : Block32 {
+  static constexpr constant float upper_unit = kUpperUnit;
   static constexpr constant uint number = 3, bytes = 20;
   static constexpr constant float bias = 0.0f;
   static constexpr constant bool has_offset = true;
@@ -291,6 +296,7 @@ inline void scales_of(thread Slice& slice, uint4 head, uint s) {
 
 struct Q4_K : Block256 {
   typedef uint4 Word;
+  static constexpr constant float upper_unit = kUpperUnit;
   static constexpr constant uint number = 12, bytes = 144;
   static constexpr constant float bias = 0.0f;
   static constexpr constant bool has_offset = true;
@@ -326,7 +332,7 @@ struct Q5_K : Block256 {
 
 struct Q6_K {
   typedef uint Word;
-  static constexpr constant float unit = kUnit;
+  static constexpr constant float unit = kUnit, upper_unit = kUnit;
   static constexpr constant uint number = 14, bytes = 210, slices = 8, apart = 64;
   static constexpr constant float bias = 32.0f;
   static constexpr constant bool has_offset = false;
@@ -384,7 +390,7 @@ struct IQ4_XS : Block32 {
 struct MXFP4 : Block32 {
   static constexpr constant uint number = 39, bytes = 17;
   static constexpr constant float bias = 0.0f;
-  static constexpr constant float unit = 32768.0f;  // of twice the numbers, as gguf-py has them
+  static constexpr constant float unit = 32768.0f, upper_unit = unit;  // of twice the numbers, as gguf-py has them
   static constexpr constant bool has_offset = false;
   static float2 two_of(uint bits) { return two((bits & 0x00070007u) << 9 | (bits & 0x00080008u) << 12); }
   static Packed load(Bytes at, uint) { return {at.quad(1), uint4(0), uint4(at.byte(0))}; }
@@ -429,6 +435,6 @@ struct SliceOf {
 template <typename F>
 inline float4 weights(Slice slice, uint i) {
   const uint run = i / 4;
-  const float4 q = slice.q[i] * F::unit + (0.0f - F::bias);  // never -0
+  const float4 q = slice.q[i] * (run ? F::upper_unit : F::unit) + (0.0f - F::bias);  // never -0
   return F::has_offset ? fma(float4(slice.scale[run]), q, float4(slice.offset[run])) : slice.scale[run] * q;
 }

@@ -36,7 +36,7 @@ inline float product(thread const Slice& w, thread const Held& held) {
     second = fma(w.q[k / 4 + 4][k % 4], held.x[k / 4 + 4][k % 4], second);
   }
   first = fma(first, F::unit, -F::bias * held.sums.x);
-  second = fma(second, F::unit, -F::bias * held.sums.y);
+  second = fma(second, F::upper_unit, -F::bias * held.sums.y);
   float result = fma(w.scale.x, first, w.scale.y * second);
   if (F::has_offset) result = fma(w.offset.x, held.sums.x, fma(w.offset.y, held.sums.y, result));
   return result;

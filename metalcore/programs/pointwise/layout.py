@@ -33,9 +33,11 @@ class Layout(NamedTuple):
 
     @property
     def threadgroup(self) -> tuple[int, int, int]:
+        # A square, where a tensor's neighbours lie across: threads beside each other then share its cache lines.
+        across = len(self.sizes) > 1 and any(of[0] > 1 and of[1] == 1 for of in self.strides)
         left, group = 256, []
         for size in self.threads:
-            group.append(min(left, 1 << max(0, size - 1).bit_length()))
+            group.append(min(left, 16 if across else left, 1 << max(0, size - 1).bit_length()))
             left //= group[-1]
         return group[0], group[1], min(group[2], 64)
 

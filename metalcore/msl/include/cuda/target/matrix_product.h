@@ -63,10 +63,10 @@ METAL_FUNC Floats product_of_parts(const Parts& a, const Parts& b, Floats c, uin
 
 template <class T>
 METAL_FUNC Floats product_of_pairs(uint32_t a, uint32_t b, Floats c) {
-  Accumulator sum = {};
+  Accumulator sum = {{c.x, c.y}, {}};
   uint32_t unused;
   add_product(sum, T(), a, unused, transposed(b));
-  return Floats(c.x + sum.upper[0], c.y + sum.upper[1]);
+  return Floats(sum.upper[0], sum.upper[1]);
 }
 
 #if __CUDA_ARCH__ >= 800
