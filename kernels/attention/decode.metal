@@ -144,8 +144,8 @@ inline void walk(thread float4 (&result)[R][N], thread float (&maximum)[R], thre
       for (uint r = 0; r < R; ++r)
 #pragma unroll
         for (uint i = 0; i < kQuads; ++i) {
-          const float4 query = *reinterpret_cast<threadgroup const float4*>(
-              shared + r * S::kPadded + ((n * kQuads + i) * S::kLanes + part) * 4);
+          const float4 query = *reinterpret_cast<threadgroup const float4*>(shared + r * S::kPadded +
+                                                                            ((n * kQuads + i) * S::kLanes + part) * 4);
 #pragma unroll
           for (uint j = 0; j < kAhead; ++j) score[r][j] = add_products(query, numbers[j][i], score[r][j]);
         }

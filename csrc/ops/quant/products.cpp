@@ -29,7 +29,8 @@ const gpu::Table<QuantTuning> quant_tuning("quant",
                                             {"mv_simdgroups", &QuantTuning::mv_simdgroups, {1, 16}},
                                             {"mv_rows", &QuantTuning::mv_rows, {1, 32}},
                                             {"torch", &QuantTuning::torch}},
-                                           {{.family = "baseline"}, {.family = "hopper", .mv_group_rows = 32, .torch = true}});
+                                           {{.family = "baseline"},
+                                            {.family = "hopper", .mv_group_rows = 32, .torch = true}});
 
 struct MvPlan {
   uint32_t x_rows;  // of a threadgroup: 1 or 4, as in the kernels' names

@@ -106,7 +106,9 @@ def elementwise(
     moved = {node: layout.strides[len(outputs) + k][0] != 0 for k, node in enumerate(inputs)}
 
     def load(node, at):
-        held = element_of(f"{names[node]}_values", memory(node)) if vector > 1 and moved[node] else f"{names[node]}_value"
+        held = (
+            element_of(f"{names[node]}_values", memory(node)) if vector > 1 and moved[node] else f"{names[node]}_value"
+        )
         return from_memory(held, result_dtype(node))
 
     lowering = Lowering(load, keep_float32=keep_float32, made=made)
