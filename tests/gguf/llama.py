@@ -42,7 +42,9 @@ class Llama:
 
     def __init__(self, path, context=128):
         _silent()
-        self.model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
+        loading = llama_cpp.llama_model_default_params()
+        loading.use_extra_bufts = False  # layouts for AVX-512, with which ggml 0.25.3 crashes on models this small
+        self.model = llama_cpp.llama_model_load_from_file(path.encode(), loading)
         assert self.model, f"llama.cpp does not open {path}"
         options = llama_cpp.llama_context_default_params()
         options.n_ctx, options.n_batch, options.n_threads, options.n_threads_batch = context, context, 1, 1
