@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["beside", "by_batch", "is_dtensor", "is_partial", "like", "local", "replicated", "whole"]
+__all__ = ["beside", "is_dtensor", "is_partial", "like", "local", "whole"]
 
 
 def is_dtensor(value: Any) -> bool:
@@ -29,25 +29,6 @@ def beside(x: Tensor, tensor: Tensor) -> Tensor:
 def like(x: Tensor, placed: Tensor) -> Tensor:
     """The DTensor x, placed as another one; others as they are."""
     return x.redistribute(placed.device_mesh, placed.placements) if is_dtensor(x) else x  # pyright: ignore
-
-
-def by_batch(x: Tensor, batched: Tensor | None = None) -> Tensor:
-    """The DTensor x in shards of dimension 0 where `batched` (by default x) has shards of its dimension 0, and else
-    whole; others as they are."""
-    if not is_dtensor(x):
-        return x
-    replicate = sys.modules["torch.distributed.tensor"].Replicate()
-    given = (x if batched is None else batched).placements  # pyright: ignore[reportAttributeAccessIssue]
-    placements = [placement if placement.is_shard(0) else replicate for placement in given]
-    return x.redistribute(x.device_mesh, placements)  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
-
-
-def replicated(x: Tensor) -> Tensor:
-    """The DTensor x, whole on each rank; others as they are."""
-    if not is_dtensor(x):
-        return x
-    replicate = sys.modules["torch.distributed.tensor"].Replicate()
-    return x.redistribute(x.device_mesh, [replicate] * x.device_mesh.ndim)  # pyright: ignore
 
 
 def whole(x: Tensor) -> Tensor:

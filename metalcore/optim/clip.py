@@ -49,7 +49,7 @@ def clip_grad_norm_(
         RuntimeError: the norm is infinite or NaN, and error_if_nonfinite is true. No gradient has changed then.
     """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    grads = [grad for p in parameters if (grad := p.grad) is not None]
+    grads = _grads(parameters)
     kinds = _kinds(grads, norm_type)
     if kinds is None:
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
@@ -73,7 +73,7 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float, f
         foreach: chooses PyTorch's implementation where its own function runs.
     """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    kinds = _kinds([grad for p in parameters if (grad := p.grad) is not None])
+    kinds = _kinds(_grads(parameters))
     if kinds is None:
         torch.nn.utils.clip_grad_value_(parameters, clip_value, foreach)
         return
@@ -121,6 +121,11 @@ def _scale(kinds, norm, max_norm):
     for grads in kinds:
         ops.grad_clip_norm_(_shards(grads), norm.to(grads[0].device, torch.float32), float(max_norm))
         torch.autograd.graph.increment_version(grads)
+
+
+def _grads(parameters):
+    """The gradients that there are."""
+    return [grad for p in parameters if (grad := p.grad) is not None]
 
 
 def _shards(grads):
@@ -193,7 +198,7 @@ def _clip_with_norm(previous, count, decline):
     @torch.no_grad()
     def clip_grads_with_norm(parameters, max_norm, total_norm, foreach=None):
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        kinds = _kinds([grad for p in parameters if (grad := p.grad) is not None])
+        kinds = _kinds(_grads(parameters))
         if kinds is None:
             return decline(parameters, max_norm, total_norm, foreach)
         return count.run(_scale, kinds, total_norm, max_norm)
@@ -206,7 +211,7 @@ def _clip_value(previous, count, decline):
     @torch.no_grad()
     def clip_grad_value(parameters, clip_value, foreach=None):
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        kinds = _kinds([grad for p in parameters if (grad := p.grad) is not None])
+        kinds = _kinds(_grads(parameters))
         if kinds is None:
             return decline(parameters, clip_value, foreach)
         return count.run(_clamp, kinds, clip_value)
