@@ -153,10 +153,10 @@ def _join_readers(graph, unit, members, above, bit, stretch, joinable):
         units = dict.fromkeys(unit[user] for user in readers)
         first, *others = [number for number in units if _is_elementwise(members[number], shape)] or [None]
         for number in others:
-            apart = not (above[first] & _bits(members[number], bit) or above[number] & _bits(members[first], bit))
-            if apart and stretch[members[first][0]] == stretch[members[number][0]]:
-                if _borders(sorted(members[first] + members[number])) is not None:
-                    _unite(unit, members, above, bit, number, first)
+            one, other = members[first], members[number]
+            apart = not (above[first] & _bits(other, bit) or above[number] & _bits(one, bit))
+            if apart and stretch[one[0]] == stretch[other[0]] and _borders(sorted(one + other)) is not None:
+                _unite(unit, members, above, bit, number, first)
 
 
 def _is_elementwise(group, shape):
@@ -169,9 +169,10 @@ def _borders(members):
     inputs = list(dict.fromkeys(s for node in members for s in node.all_input_nodes if s not in inside))
     outputs = [node for node in members if any(user not in inside for user in node.users)]
     users = [user for node in outputs for user in node.users if user not in inside]
-    if not inputs or not outputs or any(user < max(inputs) for user in users):
+    if not inputs or not outputs:
         return None
-    return inputs, outputs
+    last = max(inputs)
+    return None if any(user < last for user in users) else (inputs, outputs)
 
 
 def _bits(nodes, bit):

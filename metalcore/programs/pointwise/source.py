@@ -106,9 +106,8 @@ def elementwise(
     moved = {node: layout.strides[len(outputs) + k][0] != 0 for k, node in enumerate(inputs)}
 
     def load(node, at):
-        held = (
-            element_of(f"{names[node]}_values", memory(node)) if vector > 1 and moved[node] else f"{names[node]}_value"
-        )
+        name = f"{names[node]}_value"
+        held = element_of(f"{name}s", memory(node)) if vector > 1 and moved[node] else name
         return from_memory(held, result_dtype(node))
 
     lowering = Lowering(load, keep_float32=keep_float32, made=made)
@@ -232,12 +231,12 @@ def to_memory(text: str, dtype: torch.dtype) -> str:
     )
 
 
-SIZES = {"uchar": 1, "char": 1, "half": 2, "bfloat": 2, "short": 2, "float": 4, "int": 4, "long": 8}
+_SIZES = {"uchar": 1, "char": 1, "half": 2, "bfloat": 2, "short": 2, "float": 4, "int": 4, "long": 8}
 
 
 def _width(type_):
     """How many elements a part of a vector has: addresses are multiples of 16 bytes at most, and so are parts'."""
-    return min(4, 16 // SIZES[type_])
+    return min(4, 16 // _SIZES[type_])
 
 
 def element_of(vector: str, type_: str) -> str:
@@ -246,7 +245,7 @@ def element_of(vector: str, type_: str) -> str:
 
 
 def vector_type(type_: str, count: int) -> str:
-    alignment, width = min(16, SIZES[type_] * count), _width(type_)
+    alignment, width = min(16, _SIZES[type_] * count), _width(type_)
     return (
         f"struct alignas({alignment}) {type_}_x{count} {{\n"
         f"  static constexpr constant uint width = {width};\n"
