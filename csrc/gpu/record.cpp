@@ -1,7 +1,6 @@
 #include "record.h"
 
 #include "backend.h"
-#include "per_thread.h"
 #include "refused.h"
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -14,10 +13,6 @@ namespace metalcore::gpu {
 
 namespace {
 
-struct Spare {
-  std::unique_ptr<Recording> recording;
-};
-
 Backend& backend_of(const Tensor& tensor) {
   const int32_t type = device_type_of(tensor);
   Backend* const backend = find_backend(type);
@@ -28,15 +23,6 @@ Backend& backend_of(const Tensor& tensor) {
 }
 
 }  // namespace
-
-SpareRecording::SpareRecording() : recording_(std::move(per_thread<Spare>().recording)) {
-  if (!recording_) recording_ = std::make_unique<Recording>();
-}
-
-SpareRecording::~SpareRecording() {
-  recording_->clear();
-  per_thread<Spare>().recording = std::move(recording_);
-}
 
 bool bounds_work(const Tensor& tensor) { return backend_of(tensor).bounds_work(); }
 

@@ -4,22 +4,9 @@
 
 #include "recorder.h"
 #include "recording.h"
-
-#include <memory>
+#include "spare.h"
 
 namespace metalcore::gpu {
-
-// A recording that reuses the memory of this thread's last one.
-class SpareRecording {
- public:
-  SpareRecording();
-  ~SpareRecording();
-  SpareRecording(const SpareRecording&) = delete;
-  Recording& operator*() { return *recording_; }
-
- private:
-  std::unique_ptr<Recording> recording_;
-};
 
 // Whether the backend for the tensor's device bounds the work of a dispatch.
 bool bounds_work(const Tensor& tensor);
@@ -30,7 +17,7 @@ void submit(const Tensor& output, const Recording& recording, size_t first = 0);
 template <typename Body>
 void record(const Tensor& output, const Body& body) {
   if (Recorder* recorder = Recorder::current()) return recorder->record(output, body);
-  SpareRecording recording;
+  Spare<Recording> recording;
   (*recording).bound_work(bounds_work(output));
   body(*recording);
   submit(output, *recording);

@@ -1,35 +1,15 @@
 // NVIDIA's gpu::Backend. It launches a recording on PyTorch's current stream of the device.
 #include "../../gpu/backend.h"
-#include "../../gpu/per_thread.h"
+#include "../../gpu/spare.h"
 
 #include "launches.h"
 
 #include <cstring>
 #include <memory>
-#include <utility>
 #include <vector>
 
 namespace metalcore::cuda {
 namespace {
-
-// Launches that reuse the memory of this thread's last ones.
-class SpareLaunches {
- public:
-  SpareLaunches() : launches_(std::move(gpu::per_thread<Spare>().launches)) {
-    if (!launches_) launches_ = std::make_unique<Launches>();
-  }
-  ~SpareLaunches() {
-    launches_->clear();
-    gpu::per_thread<Spare>().launches = std::move(launches_);
-  }
-  Launches& operator*() { return *launches_; }
-
- private:
-  struct Spare {
-    std::unique_ptr<Launches> launches;
-  };
-  std::unique_ptr<Launches> launches_;
-};
 
 char* address_of(const gpu::BufferView& view) {
   return view.storage ? static_cast<char*>(view.storage) + view.offset : nullptr;
@@ -94,7 +74,7 @@ class CudaBackend final : public gpu::Backend {
 
   void submit(int device_index, const gpu::Recording& recording, size_t first) override {
     const Device& current = device(device_index);
-    SpareLaunches launches;
+    gpu::Spare<Launches> launches;
     for (size_t i = first; i < recording.dispatches().size(); ++i) {
       const gpu::Dispatch& dispatch = recording.dispatches()[i];
       add(*launches, recording, dispatch, find_kernel(0, recording.name(dispatch)));
