@@ -4,28 +4,35 @@
 
 #include "common/rows.h"
 
+// What a load brings. Like a Pack, it is a structure, so that pointers to it promise its alignment.
+template <uint COUNT>
+struct alignas(4 * COUNT) Words {
+  vec<uint, COUNT> words;
+};
+
 // N float4s of elements of type U, as one load of `run` float4s after the other brings them.
 template <typename U, uint N, uint run>
 struct Held {
   static constexpr constant uint kRun = sizeof(U) == 2 ? run : 1;
-  typedef vec<uint, sizeof(U) == 2 ? 2 * kRun : 4> Raw;
+  static constexpr constant uint kWords = sizeof(U) == 2 ? 2 * kRun : 4;
+  typedef Words<kWords> Raw;
 
   Raw raw[N / kRun];
 
   float4 operator[](uint n) const {
     if constexpr (kRun == 2)
-      return static_cast<float4>(as_type<vec<U, 4>>(n % 2 ? raw[n / 2].zw : raw[n / 2].xy));
+      return static_cast<float4>(as_type<vec<U, 4>>(n % 2 ? raw[n / 2].words.zw : raw[n / 2].words.xy));
     else
-      return static_cast<float4>(as_type<vec<U, 4>>(raw[n]));
+      return static_cast<float4>(as_type<vec<U, 4>>(raw[n].words));
   }
   void set(uint n, vec<U, 4> value) {
     if constexpr (kRun == 2) {
       if (n % 2)
-        raw[n / 2].zw = as_type<uint2>(value);
+        raw[n / 2].words.zw = as_type<uint2>(value);
       else
-        raw[n / 2].xy = as_type<uint2>(value);
+        raw[n / 2].words.xy = as_type<uint2>(value);
     } else {
-      raw[n] = as_type<Raw>(value);
+      raw[n].words = as_type<vec<uint, kWords>>(value);
     }
   }
   void round(uint n, float4 value) { set(n, static_cast<vec<U, 4>>(value)); }

@@ -18,9 +18,9 @@ template <typename T, bool kPacks>
   using Left = typename Patches<T, kPacks>::Tile;
   using Right = Tiles<T, kStep, GEMM_COLUMNS, false>;
   constexpr uint kTiles = 2 * (Left::kSize + Right::kSize);
-  threadgroup alignas(16) T left_tiles[kTiles];
+  threadgroup alignas(16) float all_sums[kTiles * sizeof(T) / sizeof(float)];  // once tiles are not needed
+  threadgroup T* const left_tiles = reinterpret_cast<threadgroup T*>(all_sums);
   threadgroup T* const right_tiles = left_tiles + 2 * Left::kSize;
-  threadgroup float* const all_sums = reinterpret_cast<threadgroup float*>(left_tiles);  // once tiles are not needed
   static_assert(GEMM_ROWS * kPitch * sizeof(float) <= kTiles * sizeof(T), "the sums fit");
 
   const uint column_tiles = (p.outputs + GEMM_COLUMNS - 1) / GEMM_COLUMNS;

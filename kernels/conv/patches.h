@@ -77,8 +77,9 @@ struct Patches {
 #pragma unroll
       for (uint i = 0; i < 2; ++i) {
         const int offset = offset_of_term(p, terms[i]);
-        held.packs[i] = *reinterpret_cast<device const Pack<T>*>(image + metal::max(offset, 0));
-        if (offset < 0) held.packs[i] = Pack<T>();
+        // A choice behind the load would wait for it.
+        held.packs[i] = Pack<T>();
+        if (offset >= 0) held.packs[i] = *reinterpret_cast<device const Pack<T>*>(image + offset);
         terms[i].channel += kStep;
         while (terms[i].channel >= p.channels && terms[i].y < p.window.y) {
           terms[i].channel -= p.channels;

@@ -48,9 +48,9 @@ template <typename T>
   using Left = Tiles<T, GEMM_ROWS, kStep, true>;
   using Right = Tiles<T, kStep, GEMM_COLUMNS, false>;
   constexpr uint kTiles = 2 * (Left::kSize + Right::kSize);
-  threadgroup alignas(16) T left_tiles[kTiles];
+  threadgroup alignas(16) float all_sums[kTiles * sizeof(T) / sizeof(float)];  // once tiles are not needed
+  threadgroup T* const left_tiles = reinterpret_cast<threadgroup T*>(all_sums);
   threadgroup T* const right_tiles = left_tiles + 2 * Left::kSize;
-  threadgroup float* const all_sums = reinterpret_cast<threadgroup float*>(left_tiles);  // once tiles are not needed
   static_assert(GEMM_ROWS * GEMM_COLUMNS * sizeof(float) <= kTiles * sizeof(T), "the sums fit");
 
   const Job job = job_of(p, ends, p.first + group.y);
@@ -84,10 +84,12 @@ template <typename T>
   threadgroup_barrier(mem_flags::mem_threadgroup);
   const Epilogue<T> epilogue = {bias, residual + batch_offset(p, p.residual, job.member),
                                 result + batch_offset(p, p.result, job.member)};
-  for (uint i = thread_index; i < GEMM_ROWS * GEMM_COLUMNS; i += GEMM_THREADS) {
-    const uint to_row = job.begin_row + i / GEMM_COLUMNS, to_column = column + i % GEMM_COLUMNS;
-    if (to_row < job.end_row && to_column < p.columns) epilogue.store(p, to_row, to_column, all_sums[i]);
-  }
+  const uint to_column = column + thread_index % GEMM_COLUMNS;
+  if (to_column >= p.columns) return;
+  const uint rows = metal::min(uint(GEMM_ROWS), job.end_row - job.begin_row);
+  threadgroup const float* sum = all_sums + thread_index;
+  for (uint row = thread_index / GEMM_COLUMNS; row < rows; row += GEMM_THREADS / GEMM_COLUMNS, sum += GEMM_THREADS)
+    epilogue.store(p, job.begin_row + row, to_column, *sum);
 }
 
 #define INSTANTIATE(T) template [[host_name("gemm_" #T)]] [[kernel]] decltype(gemm<T>) gemm<T>;

@@ -20,8 +20,23 @@ struct Source {
 template <typename T>
 struct Held {
   Pack<T> packs[2];
-  T at(uint pack, uint k) const thread { return reinterpret_cast<thread const T*>(&packs[pack])[k]; }
-  void set(uint pack, uint k, T element) thread { reinterpret_cast<thread T*>(&packs[pack])[k] = element; }
+
+  // Element k of both packs, as they lie side by side in memory.
+  using Pair = metal::conditional_t<sizeof(T) == 4, metal::uint2, uint>;
+  Pair pair(uint k) const thread {
+    if constexpr (sizeof(T) == 4) return Pair(packs[0].words[k], packs[1].words[k]);
+    const uint first = packs[0].words[k / 2], second = packs[1].words[k / 2];
+    return Pair(k % 2 == 0 ? (first & 0xffffu) | second << 16 : first >> 16 | (second & 0xffff0000u));
+  }
+  // Sets an element, once those before it are set.
+  void set(uint pack, uint k, T element) thread {
+    if constexpr (sizeof(T) == 4)
+      packs[pack].words[k] = as_type<uint>(element);
+    else if (k % 2 == 0)
+      packs[pack].words[k / 2] = as_type<ushort>(element);
+    else
+      packs[pack].words[k / 2] |= uint(as_type<ushort>(element)) << 16;
+  }
 };
 
 // Where the tiles of a threadgroup begin, and where the operand ends.
@@ -83,13 +98,19 @@ struct Tiles {
     if (!source.packs) {
       store_elements(tile, step * kStep, thread_index);
     } else if (across) {
+      // NVIDIA's compiler stores by pairs at an address that pairs below are stored at as well. Four words of 16-bit
+      // elements would meet in the banks; for float32 whole packs would cost a third of the threads, by their
+      // registers.
+      constexpr bool kApart = sizeof(T) == 2;
+      const uint first = place.row * (kPitch / kPack) + place.column / kPack;
+      threadgroup Pack<T>* const packs =
+          kApart ? reinterpret_cast<threadgroup Pack<T>*>(tile) + first : reinterpret_cast<threadgroup Pack<T>*>(to);
 #pragma unroll
-      for (uint i = 0; i < 2; ++i) *reinterpret_cast<threadgroup Pack<T>*>(to + i * kPitch) = held.packs[i];
+      for (uint i = 0; i < 2; ++i) packs[i * (kPitch / kPack)] = held.packs[i];
     } else {
 #pragma unroll
       for (uint k = 0; k < kPack; ++k)
-        *reinterpret_cast<threadgroup metal::vec<T, 2>*>(to + k * kPitch) =
-            metal::vec<T, 2>(held.at(0, k), held.at(1, k));
+        *reinterpret_cast<threadgroup typename Held<T>::Pair*>(to + k * kPitch) = held.pair(k);
     }
   }
   void store_elements(threadgroup T* tile, uint terms, uint thread_index) const thread {

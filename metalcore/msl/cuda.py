@@ -9,8 +9,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from . import cache, nvrtc
+from . import cache, nvjitlink, nvrtc
 from .errors import MSLError
+from .joined_products import join_products
 
 BUILTIN = 0  # the number of the program that has the built-in kernels
 _LIBRARY = Path(__file__).resolve().parents[1] / "lib" / "cuda"
@@ -57,7 +58,8 @@ class CudaProgram:
         cache.entry(self._key(capability) + ".checked", make)
 
     def _key(self, capability, *what):
-        return cache.digest(self.digest, *what, str(capability), str(nvrtc.find().version), *self._all_flags())
+        tools = str(nvrtc.find().version), str(bool(nvjitlink.find()))
+        return cache.digest(self.digest, *what, str(capability), *tools, *self._all_flags())
 
     def _all_flags(self):
         # For example -lineinfo, with which profilers and sanitizers show the kernels' lines.
@@ -71,7 +73,7 @@ class CudaProgram:
                 self._loaded = self._load()
         text, _ = cuda_source(*self._loaded, requests)
         try:
-            return nvrtc.find().compile(text, capability, flags=self._all_flags(), msl=self._msl)
+            return self._code(text, capability)
         except MSLError as error:
             if not str(error).startswith(str(nvrtc.INCLUDE)):
                 raise
@@ -79,6 +81,18 @@ class CudaProgram:
             place = f" of {self.source}" if self.source else ""
             bound = ", ".join(f"kernel '{kernel}'{place}, bound as {signature}" for kernel, signature in requests)
             raise MSLError(f"{bound}: {error}") from None
+
+    def _code(self, text, capability):
+        """The cubin, with joined products where the program has products of matrices."""
+        flags = self._all_flags()
+        code, ptx = nvrtc.find().compile_with_ptx(text, capability, flags=flags, msl=self._msl)
+        joined = join_products(ptx)
+        if joined == ptx:
+            return code
+        if code == ptx:
+            return joined
+        linker = nvjitlink.find()
+        return (linker and linker.assemble(joined, capability, flags)) or code
 
 
 # The programs of compile_shader ------------------------------------------------------------------------------------

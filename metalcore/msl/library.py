@@ -24,6 +24,7 @@ def compile_shader(
     *,
     include_dirs: Iterable[str | os.PathLike] = (),
     constants: Mapping[int | str, Any] | None = None,
+    aligned: bool = False,
 ) -> Any:
     """Compiles MSL and gives access to its kernels, as `torch.mps.compile_shader` does, and also on `cuda` tensors.
 
@@ -42,6 +43,9 @@ def compile_shader(
         include_dirs: directories in which `#include` looks, in order; PyTorch's own (`c10/metal/…`) come last.
         constants: values of function constants: {index or name: bool, int, float or a tuple of them}, which fit the
             constants' types. Not supported on a Mac.
+        aligned: promises that pointers which the program casts are aligned to what they read, as 16 bytes for a
+            `float4`. On CUDA devices no access tests its address then, and one that breaks the promise is an error of
+            the GPU, which ends the process's use of CUDA. Other devices need no promise.
 
     Returns:
         A ShaderLibrary: its attributes are the program's kernels, and `dir()` lists them. On a Mac it is PyTorch's.
@@ -61,6 +65,8 @@ def compile_shader(
         raise MSLError(f"program_source:{line}: error: a character is no Unicode: {error.reason}") from None
     if isinstance(include_dirs, (str, os.PathLike)):
         raise TypeError("compile_shader(): include_dirs must be a sequence of directories, not one path")
+    if type(aligned) is not bool:
+        raise TypeError(f"compile_shader(): aligned must be a bool, not {type(aligned).__name__}")
     directories = [*map(os.fspath, include_dirs), str(Path(torch.__file__).parent / "include")]
     if not TARGETS:
         if constants:
@@ -68,7 +74,8 @@ def compile_shader(
                 "compile_shader(): torch.mps.compile_shader, which does this on a Mac, takes no constants"
             )
         return torch.mps.compile_shader(inline_headers(source, "program_source", directories))
-    return ShaderLibrary(Program(source, directories, checked_constants({} if constants is None else constants)))
+    constants = checked_constants({} if constants is None else constants)
+    return ShaderLibrary(Program(source, directories, constants, aligned))
 
 
 class ShaderLibrary:

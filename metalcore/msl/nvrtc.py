@@ -92,6 +92,10 @@ class NVRTC:
             MSLError: the program does not compile; the message shows the user's lines.
             CompilerNotFoundError: this NVRTC knows no such GPU.
         """
+        return self.compile_with_ptx(text, capability, flags=flags, msl=msl, filename=filename)[0]
+
+    def compile_with_ptx(self, text, capability, *, flags=FLAGS, msl="", filename="program_source"):
+        """The same. Returns compile()'s result and the PTX (bytes)."""
         target = self.target(capability)
         library, program = self._open(), ctypes.c_void_p()
         self._check(library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"msl_program", 0, None, None))
@@ -101,7 +105,8 @@ class NVRTC:
             if failed:
                 log = self._read(program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
                 raise MSLError(explain(log, msl, filename) or f"{self} failed:\n{log or self._name(failed)}")
-            return self._read(program, "CUBIN" if target.startswith("sm_") else "PTX")
+            ptx = self._read(program, "PTX")
+            return self._read(program, "CUBIN") if target.startswith("sm_") else ptx, ptx
         finally:
             library.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -165,7 +170,7 @@ def _find(explicit, *homes):
             unusable.append(repr(nvrtc))
         except (CompilerNotFoundError, AttributeError) as error:  # the file is missing, no library, or another library
             unusable.append(f"{nvrtc.path}: {error}")
-    looked = [f"METALCORE_NVRTC={explicit}"] if explicit else [*map(str, _folders(homes)), "the system's libraries"]
+    looked = [f"METALCORE_NVRTC={explicit}"] if explicit else [*map(str, folders(homes)), "the system's libraries"]
     raise CompilerNotFoundError(
         f"running kernels on a CUDA device needs NVRTC {'.'.join(map(str, _OLDEST))} or newer: pip install "
         f"nvidia-cuda-nvrtc, or set METALCORE_NVRTC to the path of libnvrtc.so. "
@@ -176,7 +181,7 @@ def _find(explicit, *homes):
 def _candidates(homes):
     """The paths of libraries, in the order of preference."""
     paths = [_loaded()]
-    for folder in _folders(homes):
+    for folder in folders(homes):
         for name in (*(f"libnvrtc.so.{major}" for major in _MAJORS), "libnvrtc.so"):
             path = folder / name
             if path.exists():
@@ -195,7 +200,7 @@ def _loaded():
     return lines[0][lines[0].index("/") :] if lines else None
 
 
-def _folders(homes):
+def folders(homes):
     """The folders in which libraries may lie: NVIDIA's packages, Conda's, CUDA's home, its usual place."""
     spec = importlib.util.find_spec("nvidia")
     packages = [Path(path) for path in (spec.submodule_search_locations or ())] if spec else []

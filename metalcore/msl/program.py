@@ -13,11 +13,13 @@ class Program:
     Attributes:
         source: the MSL.
         names: the names of its kernels.
-        digest: a digest of the source, the files it includes and the translator.
+        aligned: whether pointers that the program casts keep the alignment of what they read.
+        digest: a digest of all this, of the files it includes and of the translator.
     """
 
-    def __init__(self, source, include_dirs, constants):
+    def __init__(self, source, include_dirs, constants, aligned=False):
         self.source = source
+        self.aligned = aligned
         self._include_dirs = include_dirs
         self._constants = constants
         self._summary = self._summarize()
@@ -41,7 +43,7 @@ class Program:
 
     @functools.cached_property
     def digest(self):
-        return cache.digest(self._request(), json.dumps(self._summary["included"]))
+        return cache.digest(self._request(), json.dumps(self._summary["included"]), json.dumps(self.aligned))
 
     def _request(self):
         """A name for the translation's input, without the content of the files that it includes."""

@@ -105,7 +105,8 @@ class CudaTarget:
         self.memory = device
         self._program = program
         self._attributes = {}
-        self._compiled = cuda.CudaProgram(program.digest, self._translated, msl=program.source)
+        flags = ("-DMSL_ALIGNED=1",) if program.aligned else ()
+        self._compiled = cuda.CudaProgram(program.digest, self._translated, msl=program.source, flags=flags)
         self._number = cuda.register(self._compiled)
 
     def _translated(self):

@@ -70,6 +70,10 @@ def test_source_must_be_text():
         metalcore.compile_shader("\n// \ud800")
     with pytest.raises(TypeError, match="include_dirs must be a sequence of directories"):
         metalcore.compile_shader("", include_dirs="/tmp")
+    with pytest.raises(TypeError, match="aligned must be a bool, not int"):
+        metalcore.compile_shader("", aligned=1)
+    with pytest.raises(TypeError, match="constants must be a dict, not list"):
+        metalcore.compile_shader("", constants=[])
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Programs for CUDA devices, tested without one: every built-in kernel compiles, the cache keeps the results, and
 compile_shader calls the backend as it should."""
 
+import itertools
 import struct
 import threading
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import metalcore
-from metalcore.msl import cache, cuda, nvrtc, signatures
+from metalcore.msl import cache, cuda, nvjitlink, nvrtc, signatures
 from metalcore.msl.errors import MSLError
 from metalcore.msl.library import ShaderLibrary
 from metalcore.msl.program import Program
@@ -30,13 +31,13 @@ def directory(tmp_path, monkeypatch):
 @pytest.fixture
 def compilations(monkeypatch):
     """The compute capabilities that NVRTC was asked for."""
-    made, compile = [], nvrtc.NVRTC.compile
+    made, compile = [], nvrtc.NVRTC.compile_with_ptx
 
     def counted(self, text, capability, **options):
         made.append(capability)
         return compile(self, text, capability, **options)
 
-    monkeypatch.setattr(nvrtc.NVRTC, "compile", counted)
+    monkeypatch.setattr(nvrtc.NVRTC, "compile_with_ptx", counted)
     return made
 
 
@@ -62,8 +63,14 @@ def test_every_kernel_compiles(name):
     assert compiled(program, program.names, 90)[:4] == b"\x7fELF"
 
 
-@pytest.mark.parametrize("capability", [75, 80, 100])
-@pytest.mark.parametrize("name", FAMILIES)
+# The headers have other code for GPUs before 8.0; what comes after them differs in the assembler alone.
+@pytest.mark.parametrize(
+    ("name", "capability"),
+    [
+        *((name, 75) for name in FAMILIES),
+        *itertools.product(("attention/forward", "linalg/qr_simd", "softmax"), (80, 100)),
+    ],
+)
 def test_kernels_compile_for_other_architectures(name, capability):
     if capability not in nvrtc.find().architectures():
         pytest.skip(f"{nvrtc.find()} knows no compute capability {capability}")
@@ -131,6 +138,17 @@ def test_damaged_entries_are_made_again(directory, compilations, damage):
     assert len(compilations) == 2
 
 
+def test_promised_alignment_compiles_anew_without_tests_of_addresses():
+    source = """kernel void wide(device const uchar* a, device uint* b, uint i [[thread_position_in_grid]]) {
+      b[i] = *(device const uint*)(a + 4 * i);
+    }"""
+    found = []
+    for aligned in (False, True):
+        target = CudaTarget(Program(source, [], {}, aligned), torch.device("cuda", 0))
+        found.append((target._number, cuda.compile_kernels(90, [(target._number, "wide", "b0,b1")])[0][0]))
+    assert found[0][0] != found[1][0] and len(found[0][1]) > len(found[1][1])
+
+
 def test_another_nvrtc_or_other_flags_compile_anew(monkeypatch, compilations):
     compiled_for(FILL)
     monkeypatch.setenv("METALCORE_NVRTC_FLAGS", "-lineinfo")
@@ -139,6 +157,57 @@ def test_another_nvrtc_or_other_flags_compile_anew(monkeypatch, compilations):
     monkeypatch.setattr(nvrtc.find(), "version", (13, 9))
     compiled_for(FILL)
     assert len(compilations) == 3
+
+
+PRODUCTS = """#include <metal_stdlib>
+kernel void product(device half* x, device float& y) {
+  metal::simdgroup_half8x8 a;
+  metal::simdgroup_float8x8 sum(0.0f);
+  metal::simdgroup_load(a, x, 8);
+  metal::simdgroup_multiply_accumulate(sum, a, a, sum);
+  metal::simdgroup_store(sum, &y, 8);
+}"""
+
+
+class Linker:
+    """An nvJitLink that only takes notes, or that cannot make anything of it."""
+
+    def __init__(self, cubin):
+        self.cubin, self.given = cubin, []
+
+    def assemble(self, ptx, capability, flags):
+        self.given.append((ptx, capability))
+        return self.cubin
+
+
+def test_joined_products_are_assembled_by_nvjitlink(monkeypatch, compilations):
+    linker = Linker(b"linked")
+    monkeypatch.setattr(nvjitlink, "find", lambda: linker)
+    assert compiled_for(PRODUCTS) == b"linked" and compilations == [90]
+    ((ptx, capability),) = linker.given
+    assert capability == 90 and b"mma.sync" in ptx and b"// msl.product" not in ptx
+    assert compiled_for(FILL)[:4] == b"\x7fELF" and len(linker.given) == 1
+
+
+@pytest.mark.parametrize("linker", [None, Linker(None), nvjitlink.NvJitLink("/nowhere/libnvJitLink.so")])
+def test_products_stay_apart_without_nvjitlink(monkeypatch, compilations, linker):
+    monkeypatch.setattr(nvjitlink, "find", lambda: linker)
+    assert compiled_for(PRODUCTS)[:4] == b"\x7fELF" and compilations == [90]
+
+
+def test_the_driver_gets_joined_products_for_a_gpu_that_nvrtc_does_not_know(monkeypatch):
+    monkeypatch.setattr(nvrtc.find(), "target", lambda capability: "compute_90")
+    ptx = compiled_for(PRODUCTS, 200)
+    assert b"mma.sync" in ptx and b"// msl.product" not in ptx
+
+
+def test_nvjitlink_lies_beside_nvrtc(monkeypatch, tmp_path):
+    compiler = nvrtc.NVRTC(tmp_path / "libnvrtc.so.13")
+    (tmp_path / "libnvrtc-builtins.so.13.0").touch()  # its name tells the version
+    monkeypatch.setattr(nvrtc, "folders", lambda homes: [])
+    assert nvjitlink._find.__wrapped__(compiler) is None
+    (tmp_path / "libnvJitLink.so.13").touch()
+    assert nvjitlink._find.__wrapped__(compiler).path == tmp_path / "libnvJitLink.so.13"
 
 
 def test_threads_that_start_together_compile_once(compilations):

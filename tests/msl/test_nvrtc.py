@@ -26,7 +26,7 @@ def only_here(tmp_path, monkeypatch):
     """Makes a directory CUDA's home, and hides every other NVRTC."""
     (tmp_path / "lib64").mkdir()
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    monkeypatch.setattr(nvrtc, "_folders", lambda homes: [tmp_path / "lib64"])
+    monkeypatch.setattr(nvrtc, "folders", lambda homes: [tmp_path / "lib64"])
     monkeypatch.setattr(nvrtc, "_loaded", lambda: None)
     monkeypatch.setattr(nvrtc, "_of_the_loader", list)
     return tmp_path / "lib64"
@@ -90,7 +90,7 @@ def test_pytorchs_release_comes_first(only_here, monkeypatch, tmp_path):
     other.mkdir()
     pretend(only_here, "13.0")
     pytorchs = pretend(other, "12.6")
-    monkeypatch.setattr(nvrtc, "_folders", lambda homes: [only_here, other])
+    monkeypatch.setattr(nvrtc, "folders", lambda homes: [only_here, other])
     monkeypatch.setattr("torch.version.cuda", "12.8")
     monkeypatch.setenv("CUDA_HOME", str(other))  # another search
     assert nvrtc.find().path == pytorchs

@@ -1,10 +1,11 @@
 // Reads and writes through pointers that were cast from pointers to something smaller (metalcore/msl/unaligned.py). The
 // GPU faults where an address is no multiple of the access's size. So an aligned access takes the usual instruction,
-// and any other is done by elements, or by bytes where the elements are not aligned either. MSL_ALIGNED promises that
-// all are aligned.
+// and any other is done by elements, or by bytes where the elements are not aligned either. MSL_ALIGNED, which
+// compile_shader's `aligned` sets, promises that all are aligned.
 #pragma once
 
 #include "metal/matrix.h"
+#include "target/origins.h"
 
 namespace msl::unaligned {
 
@@ -135,12 +136,44 @@ constexpr bool is_pointer_to_chunks = false;
 template <class T>
 constexpr bool is_pointer_to_chunks<T*> = is_moved_in_chunks<std::remove_const_t<T>>;
 
+// A word at an address that is aligned as a smaller type is.
+template <uint32_t alignment>
+struct __attribute__((packed, aligned(alignment))) PackedWord {
+  uint32_t word;
+};
+template <class T>
+using packed_word_t = PackedWord<(alignof(T) < 4 ? alignof(T) : 4)>;
+
 // Such a struct as words, in which the compiler keeps it together.
 template <class T>
 struct Words : Parts<T, uint32_t> {
   METAL_FUNC operator T() const { return __builtin_bit_cast(T, *this); }
 };
 
+// 16 bytes of global memory at any address that is a multiple of their alignment. Loads of 16 bytes are aligned: one
+// where the address is, and otherwise two that have these bytes, which are shifted. No branch keeps the loads that
+// follow waiting for these.
+METAL_FUNC void read_16_bytes(uint32_t (&to)[4], const void* from) {
+  const uint32_t shift = uint32_t(reinterpret_cast<uintptr_t>(from)) & 15u;
+  uint32_t at[8];
+  asm volatile(
+      "{ .reg .pred parted; setp.ne.u32 parted, %9, 0;\n\t"
+      "ld.global.v4.u32 {%0, %1, %2, %3}, [%8];\n\t"
+      "@parted ld.global.v4.u32 {%4, %5, %6, %7}, [%8 + 16]; }"
+      : "=r"(at[0]), "=r"(at[1]), "=r"(at[2]), "=r"(at[3]), "=r"(at[4]), "=r"(at[5]), "=r"(at[6]), "=r"(at[7])
+      : "l"(static_cast<const char*>(from) - shift), "r"(shift)
+      : "memory");
+  MSL_UNROLL
+  for (int i = 0; i < 6; ++i) at[i] = shift & 8 ? at[i + 2] : at[i];
+  MSL_UNROLL
+  for (int i = 0; i < 5; ++i) at[i] = shift & 4 ? at[i + 1] : at[i];
+  MSL_UNROLL
+  for (int i = 0; i < 4; ++i) at[i] = __funnelshift_r(at[i], at[i + 1], shift % 4 * 8);
+  MSL_UNROLL
+  for (int i = 0; i < 4; ++i) to[i] = at[i];
+}
+
+// This rare case is out of line, so that it takes no room in the usual one.
 template <class T>
 METAL_NOINLINE Words<T> read_members(const T* from) {
   const T value = *from;
@@ -152,8 +185,14 @@ METAL_FUNC Words<T> read_chunks(const T* from) {
   struct alignas(chunk_bytes<T>) Chunk {
     uint32_t at[words];
   };
-  if (!is_aligned_for<Chunk>(from)) return read_members(from);
   Words<T> result;
+  if constexpr (sizeof(T) == 16) {
+    if (is_known(__isGlobal(from))) {
+      read_16_bytes(result.at, from);
+      return result;
+    }
+  }
+  if (!is_aligned_for<Chunk>(from)) return read_members(from);
   MSL_UNROLL
   for (uint32_t i = 0; i < sizeof(T) / sizeof(Chunk); ++i) {
     const Chunk chunk = reinterpret_cast<const Chunk*>(from)[i];
@@ -163,19 +202,17 @@ METAL_FUNC Words<T> read_chunks(const T* from) {
   return result;
 }
 
-// The target of an assignment. Words are stored by units of the struct's alignment, and the compiler joins these where
-// it knows better.
+// The target of an assignment. Words are stored as far as the struct is aligned, and the compiler joins these where it
+// knows better.
 template <class T>
 struct InChunks {
   T* at;
 
   METAL_FUNC operator T&() const { return *at; }
   METAL_FUNC T& operator=(const Words<T>& value) const {
-    constexpr uint32_t bytes = alignof(T) < 4 ? alignof(T) : 4;
-    using Unit = typename std::integer_of<bytes, false>::type;
     MSL_UNROLL
-    for (uint32_t i = 0; i < sizeof(T) / bytes; ++i)
-      reinterpret_cast<Unit*>(at)[i] = Unit(value.at[i * bytes / 4] >> i * bytes % 4 * 8);
+    for (uint32_t i = 0; i < sizeof(T) / 4; ++i)
+      reinterpret_cast<packed_word_t<T>*>(at)[i].word = value.at[i];
     return *at;
   }
   template <class U>

@@ -16,7 +16,7 @@ struct simdgroup_matrix {
   simdgroup_matrix() = default;
   // The scalar stands on the diagonal, and zero elsewhere.
   METAL_FUNC explicit simdgroup_matrix(T diagonal) {
-    msl::MatrixPlace place = msl::matrix_place(msl::index_of_lane());
+    msl::MatrixPlace place = msl::place_of_lane();
     elements =
         storage_type(place.row == place.column ? diagonal : T(0), place.row == place.column + 1 ? diagonal : T(0));
   }
@@ -43,7 +43,7 @@ METAL_FUNC simdgroup_matrix<T, Cols, Rows> make_diagonal_simdgroup_matrix(T valu
 template <class T>
 METAL_FUNC void simdgroup_load(simdgroup_matrix<T, 8, 8>& matrix, const T* source, ulong elements_per_row = 8,
                                ulong2 origin = 0, bool transposed = false) {
-  msl::MatrixPlace place = msl::matrix_place(msl::index_of_lane());
+  msl::MatrixPlace place = msl::place_of_lane();
   source += origin.y * elements_per_row + origin.x;
   ulong step = transposed ? elements_per_row : 1;
   source += transposed ? place.column * elements_per_row + place.row : place.row * elements_per_row + place.column;
@@ -52,7 +52,7 @@ METAL_FUNC void simdgroup_load(simdgroup_matrix<T, 8, 8>& matrix, const T* sourc
 template <class T>
 METAL_FUNC void simdgroup_store(const simdgroup_matrix<T, 8, 8>& matrix, T* target, ulong elements_per_row = 8,
                                 ulong2 origin = 0, bool transposed = false) {
-  msl::MatrixPlace place = msl::matrix_place(msl::index_of_lane());
+  msl::MatrixPlace place = msl::place_of_lane();
   target += origin.y * elements_per_row + origin.x;
   ulong step = transposed ? elements_per_row : 1;
   target += transposed ? place.column * elements_per_row + place.row : place.row * elements_per_row + place.column;

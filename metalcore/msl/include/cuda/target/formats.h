@@ -32,11 +32,18 @@ struct half_format {
 };
 
 struct bfloat_format {
-  static METAL_FUNC constexpr float widen(uint16_t bits) { return portable_bfloat::widen(bits); }
-  // Behind a conversion the compiler sees a shift as a reason for the conversion's slow form (F2F, a quarter of the
-  // rate); behind this move it takes the fast one (F2FP).
+  static METAL_FUNC constexpr float widen(uint16_t bits) {
+#ifdef MSL_MATRIX_LANES  // products of matrices have to see that the lower half is 0
+    return portable_bfloat::widen(bits);
+#else
+    return widen_rounded(bits);
+#endif
+  }
+  // By a move: an element in the upper half of a register takes one instruction then, and two by a shift. Behind a
+  // conversion the compiler sees a shift as a reason for the conversion's slow form (F2F, a quarter of the rate), and
+  // takes the fast one (F2FP) behind the move.
   static METAL_FUNC constexpr float widen_rounded(uint16_t bits) {
-    return __builtin_is_constant_evaluated() ? widen(bits) : move(bits);
+    return __builtin_is_constant_evaluated() ? portable_bfloat::widen(bits) : move(bits);
   }
   static METAL_FUNC constexpr uint16_t round(float value) {
     return __builtin_is_constant_evaluated() ? portable_bfloat::round(value) : convert(value);

@@ -1,8 +1,10 @@
 // How the lanes of a simdgroup are numbered. In programs with simdgroup_matrix (MSL_MATRIX_LANES) the warp's lanes are
 // numbered such that a lane's two elements of a matrix, whose place Metal fixes, are those that the tensor cores give
-// it. A row's number is then bits 4, 2 and 1 of the program's lane and bits 4, 3 and 2 of the warp's; the column's is
-// bits 3 and 0, and 1 and 0. A threadgroup's last, short simdgroup cannot multiply matrices and keeps the warp's order,
-// in which the missing lanes are the last ones.
+// it: bits 1 and 3 of its number change places. The column is then bits 3 and 0 of the program's lane, and bits 1 and 0
+// of the warp's. The row is bits 4, 2 and 1 of the program's, and bits 4, 2 and 3 of the warp's. Tensor cores have it in
+// bits 4, 3 and 2. They may have rows in another order, since the left matrix and the sum have the same, and in this one
+// eight lanes that store 16 bytes each to a tile of 16 columns meet in no bank. A threadgroup's last, short simdgroup
+// cannot multiply matrices and keeps the warp's order, in which the missing lanes are the last ones.
 #pragma once
 
 #include "target/runtime.h"
@@ -21,20 +23,14 @@ METAL_FUNC bool is_renumbered() {
 
 // The warp's lane that is the program's lane `lane`. It also holds for the exclusive or of two lanes.
 METAL_FUNC uint32_t hardware_lane(uint32_t lane) {
-  return is_renumbered() ? (lane & 0x11u) | (lane << 1 & 0xcu) | (lane >> 2 & 2u) : lane;
+  return is_renumbered() ? numbered_lane(lane) : lane;
 }
 
-// Exchanges the bits of a mask of lanes whose numbers differ in two places.
-template <uint32_t shift, uint32_t lower>
-METAL_FUNC uint32_t exchange_bits(uint32_t mask) {
-  uint32_t changed = (mask >> shift ^ mask) & lower;
-  return mask ^ changed ^ changed << shift;
-}
-
-// The same lanes in the program's numbers.
+// The same lanes in the program's numbers: lanes with only bit 1 change places with those 6 further, with only bit 3.
 METAL_FUNC uint32_t program_lanes(uint32_t hardware_lanes) {
   if (!is_renumbered()) return hardware_lanes;
-  return exchange_bits<2, 0x0c0c0c0cu>(exchange_bits<6, 0x00cc00ccu>(hardware_lanes));
+  const uint32_t changed = (hardware_lanes >> 6 ^ hardware_lanes) & 0x00cc00ccu;
+  return hardware_lanes ^ changed ^ changed << 6;
 }
 
 #else

@@ -61,12 +61,32 @@ METAL_FUNC Floats product_of_parts(const Parts& a, const Parts& b, Floats c, uin
                 c.y + (large.upper[1] + (small.upper[1] + small.lower[1])));
 }
 
-template <class T>
-METAL_FUNC Floats product_of_pairs(uint32_t a, uint32_t b, Floats c) {
-  Accumulator sum = {{c.x, c.y}, {}};
-  uint32_t unused;
-  add_product(sum, T(), a, unused, transposed(b));
-  return Floats(sum.upper[0], sum.upper[1]);
+// Two elements of each matrix as bfloats and as halves; only those of the right type are computed in the end.
+struct Pairs {
+  uint32_t left, right;
+};
+
+// joined_products.py joins these products in NVRTC's PTX: it reads the first line, and writes other instructions in
+// place of the rest, in which the lower half of the rows is wasted. `not_bfloat` is 0 where the elements are bfloats.
+METAL_FUNC Floats product_of_pairs(Pairs bfloats, Pairs halves, uint32_t not_bfloat, Floats c) {
+  asm volatile(
+      "// msl.product %0 %1 %2 %3 %4 %5 %6\n\t"
+      "{ .reg .pred is_bfloat; .reg .b32 left, right, first, second; .reg .f32 lower<2>;\n\t"
+      "setp.eq.u32 is_bfloat, %6, 0;\n\t"
+      "selp.b32 left, %2, %4, is_bfloat;\n\t"
+      "selp.b32 right, %3, %5, is_bfloat;\n\t"
+      "shfl.sync.idx.b32 first, right, %7, 31, -1;\n\t"
+      "shfl.sync.idx.b32 second, right, %8, 31, -1;\n\t"
+      "prmt.b32 right, first, second, %9;\n\t"
+      "mov.f32 lower0, 0f00000000; mov.f32 lower1, 0f00000000;\n\t"
+      "@is_bfloat mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, lower0, lower1}, {left, left}, {right}, {%0, %1, lower0, lower1};\n\t"
+      "@!is_bfloat mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+      "{%0, %1, lower0, lower1}, {left, left}, {right}, {%0, %1, lower0, lower1}; }"
+      : "+f"(c.x), "+f"(c.y)
+      : "r"(bfloats.left), "r"(bfloats.right), "r"(halves.left), "r"(halves.right), "r"(not_bfloat),
+        "r"(lane_of_column()), "r"(lane_of_column() + kNextRow), "r"(halves_of_column()));
+  return c;
 }
 
 #if __CUDA_ARCH__ >= 800
@@ -74,18 +94,18 @@ METAL_FUNC Floats product_of_pairs(uint32_t a, uint32_t b, Floats c) {
 // This lane's two elements of a * b + c, in float.
 template <class A, class B>
 METAL_FUNC Floats matrix_product(const metal::vec<A, 2>& a, const metal::vec<B, 2>& b, Floats c, uint32_t) {
-  if constexpr (std::is_same_v<A, half> && std::is_same_v<B, half>) {
-    return product_of_pairs<half>(bit_cast<uint32_t>(a), bit_cast<uint32_t>(b), c);
-  } else if constexpr (std::is_same_v<A, bfloat> && std::is_same_v<B, bfloat>) {
-    return product_of_pairs<bfloat>(bit_cast<uint32_t>(a), bit_cast<uint32_t>(b), c);
+  if constexpr (std::is_same_v<A, B> && !std::is_same_v<A, float>) {
+    const Pairs pairs = {bit_cast<uint32_t>(a), bit_cast<uint32_t>(b)};
+    return product_of_pairs(pairs, pairs, std::is_same_v<A, half>, c);
   } else {
     const Floats left(float(a.x), float(a.y)), right(float(b.x), float(b.y));
     const bool right_is_bfloat = is_bfloat(right.x) & is_bfloat(right.y);
     const bool right_is_half = is_half(right.x) & is_half(right.y);
-    if (is_known(right_is_bfloat & is_bfloat(left.x) & is_bfloat(left.y)))
-      return product_of_pairs<bfloat>(packed_bfloats(left), packed_bfloats(right), c);
-    if (is_known(right_is_half & is_half(left.x) & is_half(left.y)))
-      return product_of_pairs<half>(packed_halves(left), packed_halves(right), c);
+    const uint32_t not_bfloat = is_unknown(right_is_bfloat & is_bfloat(left.x) & is_bfloat(left.y));
+    const uint32_t not_half = is_unknown(right_is_half & is_half(left.x) & is_half(left.y));
+    if (!(not_bfloat & not_half))
+      return product_of_pairs({packed_bfloats(left), packed_bfloats(right)},
+                              {packed_halves(left), packed_halves(right)}, not_bfloat, c);
     const uint32_t parts = is_known(right_is_bfloat) ? 1 : is_known(right_is_half) ? 2 : 3;
     return product_of_parts(parts_of(left), parts_of(transposed(right)), c, parts);
   }
@@ -93,15 +113,25 @@ METAL_FUNC Floats matrix_product(const metal::vec<A, 2>& a, const metal::vec<B, 
 
 #else
 
-// The same by multiplications and additions in a row: these GPUs have no product of bfloats.
+// The two elements of a matrix that a lane of the warp has.
+template <class T>
+METAL_FUNC metal::vec<T, 2> pair_of(const metal::vec<T, 2>& pair, uint32_t lane) {
+  if constexpr (sizeof(T) == 2)
+    return bit_cast<metal::vec<T, 2>>(__shfl_sync(0xffffffffu, bit_cast<uint32_t>(pair), lane));
+  else
+    return metal::vec<T, 2>(__shfl_sync(0xffffffffu, pair.x, lane), __shfl_sync(0xffffffffu, pair.y, lane));
+}
+
+// The same by multiplications and additions in a row: these GPUs have no product of bfloats. Row `exchanged_row(r)` of
+// the program is in the warp's lanes from 4 r on.
 template <class A, class B>
 METAL_FUNC Floats matrix_product(const metal::vec<A, 2>& a, const metal::vec<B, 2>& b, Floats c, uint32_t) {
-  const MatrixPlace place = matrix_place(index_of_lane());
-#pragma unroll
+  const uint32_t row = warp_lane() & 28u, column = warp_lane() & 3u;
+#pragma unroll 1  // the assembler takes minutes for thousands of shuffles in a row
   for (uint32_t k = 0; k < 8; k += 2) {
-    const metal::vec<A, 2> left = shuffle<kSimd>(kEveryLane, a, matrix_lane(place.row, k));
-    const metal::vec<B, 2> first = shuffle<kSimd>(kEveryLane, b, matrix_lane(k, place.column));
-    const metal::vec<B, 2> second = shuffle<kSimd>(kEveryLane, b, matrix_lane(k + 1, place.column));
+    const metal::vec<A, 2> left = pair_of(a, row | k / 2);
+    const metal::vec<B, 2> first = pair_of(b, exchanged_row(k) * 4 | column);
+    const metal::vec<B, 2> second = pair_of(b, exchanged_row(k + 1) * 4 | column);
     c.x = ::fmaf(float(left.y), float(second.x), ::fmaf(float(left.x), float(first.x), c.x));
     c.y = ::fmaf(float(left.y), float(second.y), ::fmaf(float(left.x), float(first.y), c.y));
   }

@@ -18,14 +18,15 @@ METAL_FUNC bool is_half(uint32_t bits) {
 }
 METAL_FUNC bool is_half(float x) { return is_half(__float_as_uint(x)); }
 
-// Whether the compiler can tell that a condition holds. Where it cannot, nothing is computed. The assumption says that
-// `unknown`, which is 1, is 0 where the condition holds. It is false where the condition only happens to hold, but
-// nothing else depends on `unknown`.
-METAL_FUNC bool is_known(bool condition) {
+// 0 where the compiler can tell that a condition holds, and 1 where it cannot. Then nothing is computed. The assumption
+// says that `unknown`, which is 1, is 0 where the condition holds. It is false where the condition only happens to hold,
+// but nothing else depends on `unknown`.
+METAL_FUNC uint32_t is_unknown(bool condition) {
   uint32_t unknown;
   asm("mov.u32 %0, 1;" : "=r"(unknown));
   __builtin_assume(!condition | (unknown == 0));
-  return unknown == 0;
+  return unknown;
 }
+METAL_FUNC bool is_known(bool condition) { return is_unknown(condition) == 0; }
 
 }  // namespace msl

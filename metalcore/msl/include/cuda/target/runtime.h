@@ -52,7 +52,7 @@ METAL_FUNC uint32_t warp_lane() {
 
 #ifdef MSL_MATRIX_LANES  // see lane_numbers.h
 METAL_FUNC bool is_in_whole_warp() { return (index_in_block() | 31u) < blockDim.x * blockDim.y * blockDim.z; }
-METAL_FUNC uint32_t numbered_lane(uint32_t lane) { return (lane & 0x11u) | (lane >> 1 & 6u) | (lane << 2 & 8u); }
+METAL_FUNC uint32_t numbered_lane(uint32_t lane) { return (lane & 0x15u) | (lane >> 2 & 2u) | (lane << 2 & 8u); }
 
 // The index of a thread in the program's order, and that of its lane.
 METAL_FUNC uint32_t index_of_thread() {

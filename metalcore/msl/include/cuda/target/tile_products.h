@@ -61,7 +61,8 @@ constexpr int joined_count(int n, int most) { return n % 4 == 0 && most >= 4 ? 4
 template <bool kTransposed, bool kExchanged, class T, uint32_t kDown, uint32_t kAcross>
 METAL_FUNC void load_tile(metal::simdgroup_matrix<T, 8, 8> (&to)[kDown][kAcross], const T* tile, uint32_t pitch) {
   constexpr int kHigh = joined_count(kDown, 2), kWide = joined_count(kAcross, 4 / kHigh);
-  const uint32_t lane = warp_lane(), row = lane % 8;
+  // The rows of left matrices are in the program's order.
+  const uint32_t lane = warp_lane(), row = kTransposed || kExchanged ? lane % 8 : exchanged_row(lane % 8);
   const uint32_t i = lane / 8 % kHigh, j = lane / 8 / kHigh % kWide;
   tile += kExchanged ? (8 * j + row) * pitch + 8 * i : (8 * i + row) * pitch + 8 * j;
   MSL_UNROLL
@@ -76,6 +77,13 @@ METAL_FUNC void load_tile(metal::simdgroup_matrix<T, 8, 8> (&to)[kDown][kAcross]
         to[down + part % kHigh][across + part / kHigh].thread_elements() = bit_cast<metal::vec<T, 2>>(words[part]);
     }
   }
+}
+
+// The elements of a right operand: those of rows 2 c and 2 c + 1 in column r for lane 4 r + c.
+template <class T>
+METAL_FUNC void load_right(metal::simdgroup_matrix<T, 8, 8>& to, const T* tile, uint32_t down, uint32_t across) {
+  tile += warp_lane() % 4 * 2 * down + warp_lane() / 4 * across;
+  to.thread_elements() = metal::vec<T, 2>(tile[0], tile[down]);
 }
 
 // Two floats in each of two matrices below each other, as parts.
@@ -145,7 +153,7 @@ METAL_FUNC void metalcore_load_right_matrices(simdgroup_matrix<T, 8, 8> (&to)[kD
     for (uint32_t k = 0; k < kDown; ++k) {
       MSL_UNROLL
       for (uint32_t n = 0; n < kAcross; ++n)
-        simdgroup_load(to[k][n], tile + 8 * k * pitch + 8 * n, pitch, ulong2(0), true);
+        msl::load_right(to[k][n], tile + 8 * k * pitch + 8 * n, pitch, 1);
     }
   }
 }
@@ -158,7 +166,7 @@ METAL_FUNC void metalcore_load_right_transposed(simdgroup_matrix<T, 8, 8> (&to)[
     MSL_UNROLL
     for (uint32_t k = 0; k < kDown; ++k) {
       MSL_UNROLL
-      for (uint32_t n = 0; n < kAcross; ++n) simdgroup_load(to[k][n], tile + 8 * n * pitch + 8 * k, pitch);
+      for (uint32_t n = 0; n < kAcross; ++n) msl::load_right(to[k][n], tile + 8 * n * pitch + 8 * k, 1, pitch);
     }
   }
 }

@@ -7,6 +7,8 @@
 
 namespace msl {
 
+METAL_FUNC MatrixPlace place_of_lane() { return matrix_place(index_of_lane()); }
+
 // This lane's two elements of a * b + c, summed in float. Each lane publishes its parts of a and b in one exchange.
 template <class A, class B>
 METAL_FUNC metal::vec<float, 2> matrix_product(const metal::vec<A, 2>& a, const metal::vec<B, 2>& b,
