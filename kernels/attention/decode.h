@@ -38,7 +38,7 @@ struct AttentionDecodeParams {
   uint32_t page_size;
   uint32_t page_magic, page_shift;  // key / page_size = ((2 * key * page_magic) >> 32) >> page_shift
   uint32_t vectors;                 // rows of keys and values begin and end at multiples of 16 bytes
-  uint32_t general;                 // there is a mask or a soft cap, or no vectors
+  uint32_t general;                 // there is a mask or a soft cap, or no vectors, or tokens are far apart
   uint32_t query_type, mask_type, sink_type, out_type;
   uint32_t lower_right;             // the last query stands at the last key; else the first query at the first key
   int32_t left, right;              // keys before and behind a query's place that it sees
@@ -49,6 +49,9 @@ struct AttentionDecodeParams {
   uint32_t mask_elements;  // of a mask that holds the queries times the keys of one request after the other
   int64_t rests;           // see AttentionMergeParams; 0 where `lse` takes natural logarithms
 };
+
+// Parts that a simdgroup of the merging kernel has at a time.
+#define ATTENTION_MERGE_PARTS 8u
 
 // Results of parts of the keys become one. A part's logarithm is a natural one, or if `rests` is not 0, it has base 2
 // and is the sum of two numbers, so that it has more bits than float32: that of the largest score, and `rests` elements

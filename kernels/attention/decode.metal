@@ -5,9 +5,7 @@
 // every few. A group of its lanes has a key: lane i has vectors i, i + lanes … of it, and the same vectors of each
 // row's result. Running maxima and sums are those of a group of lanes until the end, where all become one. Where
 // several threadgroups share the keys, merge.metal merges their results.
-#include "attention/kv_rows.h"
-#include "attention/numbers.h"
-#include "common/pack.h"
+#include "attention/walk.h"
 
 constexpr constant uint kMaxSimdgroups = 4;
 
@@ -29,46 +27,6 @@ struct DecodeShape {
   static constexpr constant uint kMergedFloats = kMerged * kMaxSimdgroups * kPaddedValue;
   static constexpr constant uint kShared = R * kPadded > kMergedFloats ? R * kPadded : kMergedFloats;
 };
-
-// N vectors of a row of `size` numbers. A lane whose vector would lie behind the row's end gets another one.
-template <bool kGeneral, uint LANES, typename T, uint N>
-inline void load_row(thread Pack<T> (&x)[N], device const T* row, uint lane, uint size, bool vectors) {
-  constexpr uint count = 16 / sizeof(T);
-  if (!kGeneral || vectors) {
-#pragma unroll
-    for (uint n = 0; n < N; ++n)
-      x[n] = *reinterpret_cast<device const Pack<T>*>(row + min(lane + n * LANES, size / count - 1) * count);
-    return;
-  }
-#pragma unroll
-  for (uint n = 0; n < N; ++n) {
-    const uint first = (lane + n * LANES) * count;
-    T numbers[count];
-#pragma unroll
-    for (uint i = 0; i < count; ++i) numbers[i] = row[min(first + i, size - 1)];
-    pack(x[n], numbers);
-  }
-}
-
-inline void pack(thread Pack<float>& x, thread const float (&numbers)[4]) {
-  x.elements = float4(numbers[0], numbers[1], numbers[2], numbers[3]);
-}
-template <typename T>
-inline void pack(thread Pack<T>& x, thread const T (&numbers)[8]) {
-  x.low = vec<T, 4>(numbers[0], numbers[1], numbers[2], numbers[3]);
-  x.high = vec<T, 4>(numbers[4], numbers[5], numbers[6], numbers[7]);
-}
-
-inline void unpack(thread float4 (&numbers)[1], Pack<float> x) { numbers[0] = x.elements; }
-template <typename T>
-inline void unpack(thread float4 (&numbers)[2], Pack<T> x) {
-  numbers[0] = static_cast<float4>(x.low);
-  numbers[1] = static_cast<float4>(x.high);
-}
-
-inline float add_products(float4 a, float4 b, float sum) {
-  return fma(a.w, b.w, fma(a.z, b.z, fma(a.y, b.y, fma(a.x, b.x, sum))));
-}
 
 // The request whose queries a tile of R rows belongs to, among requests of different lengths. `tile` becomes the tile's
 // number in the request. Without such a request it is params.batch.
@@ -94,127 +52,21 @@ inline uint find_request(thread uint& tile, constant AttentionDecodeParams& para
   return params.batch;
 }
 
-// The keys that a threadgroup walks over. Where they are `bounded`, not all rows see all of them.
-struct Seen {
-  uint begin, end;
-  bool bounded;
-};
-
-// Adds keys start, start + step …, and those that the simdgroup has with each, to the rows' results. Only `kGeneral`
-// walks know masks, soft caps, and rows that cannot be loaded by vectors: the others have few instructions.
-template <bool kGeneral, typename T, typename S, uint R, uint N>
-inline void walk(thread float4 (&result)[R][N], thread float (&maximum)[R], thread float (&sum)[R], Seen seen,
-                 uint first, uint step, thread const KeyRows& keys, device const T* k, device const T* v,
-                 device const uchar* mask, device const int* kv_indices, threadgroup const float* shared,
-                 threadgroup const int* positions, threadgroup const ulong* mask_rows,
-                 constant AttentionDecodeParams& params, uint lane) {
-  constexpr uint kAhead = kGeneral ? 1 : S::kAhead;
-  constexpr uint kQuads = S::kVector / 4;  // float4s of a vector
-  const uint part = lane % S::kLanes;
-  for (uint start = seen.begin + first; start < seen.end; start += step) {
-    Pack<T> x[kAhead][S::kKeyVectors];
-    Pack<T> y[kAhead][S::kValueVectors];
-    uint number[kAhead];
-    bool exists[kAhead];
-    ulong key[kAhead];
-    ulong value[kAhead];
+// Adds the results of groups of LANES lanes that are up to ACROSS lanes apart. Half of the groups go on with half of
+// the first COUNT rows: each ends with some of its own, the first group with the first ones.
+template <uint ACROSS, uint LANES, uint COUNT, uint R, uint N>
+inline void merge_groups(thread float4 (&result)[R][N], uint lane) {
+  if constexpr (ACROSS >= LANES) {
+    const bool4 upper = bool4((lane & ACROSS) != 0);
 #pragma unroll
-    for (uint j = 0; j < kAhead; ++j) {
-      number[j] = start + j * S::kTogether + lane / S::kLanes;
-      exists[j] = keys.find(min(number[j], seen.end - 1), params, kv_indices, key[j], value[j]) && number[j] < seen.end;
-    }
+    for (uint r = 0; r < COUNT / 2; ++r)
 #pragma unroll
-    for (uint j = 0; j < kAhead; ++j)
-      load_row<kGeneral, S::kLanes>(x[j], k + key[j], part, params.head_size, params.vectors);
-#pragma unroll
-    for (uint j = 0; j < kAhead; ++j)
-      load_row<kGeneral, S::kLanes>(y[j], v + value[j], part, params.value_size, params.vectors);
-
-    float score[R][kAhead];
-#pragma unroll
-    for (uint r = 0; r < R; ++r)
-#pragma unroll
-      for (uint j = 0; j < kAhead; ++j) score[r][j] = 0.0f;
-#pragma unroll
-    for (uint n = 0; n < S::kKeyVectors; ++n) {
-      float4 numbers[kAhead][kQuads];
-#pragma unroll
-      for (uint j = 0; j < kAhead; ++j) unpack(numbers[j], x[j][n]);
-#pragma unroll
-      for (uint r = 0; r < R; ++r)
-#pragma unroll
-        for (uint i = 0; i < kQuads; ++i) {
-          const float4 query = *reinterpret_cast<threadgroup const float4*>(shared + r * S::kPadded +
-                                                                            ((n * kQuads + i) * S::kLanes + part) * 4);
-#pragma unroll
-          for (uint j = 0; j < kAhead; ++j) score[r][j] = add_products(query, numbers[j][i], score[r][j]);
-        }
-    }
-#pragma unroll
-    for (uint r = 0; r < R; ++r)
-#pragma unroll
-      for (uint j = 0; j < kAhead; ++j)
-#pragma unroll
-        for (uint across = 1; across < S::kLanes; across *= 2)
-          score[r][j] += simd_shuffle_xor(score[r][j], static_cast<ushort>(across));
-
-    if (kGeneral && params.softcap != 0.0f) {
-#pragma unroll
-      for (uint r = 0; r < R; ++r)
-#pragma unroll
-        for (uint j = 0; j < kAhead; ++j) score[r][j] = params.softcap * precise::tanh(score[r][j]);
-    }
-    if (kGeneral && params.mask_type != NUMBER_NONE) {
-#pragma unroll
-      for (uint r = 0; r < R; ++r)
-#pragma unroll
-        for (uint j = 0; j < kAhead; ++j) {
-          const ulong at = mask_rows[r] + min(number[j], seen.end - 1) * params.mask_key;
-          const bool there = params.mask_elements == 0 || at < params.mask_elements;
-          score[r][j] = there ? plus_mask_at(score[r][j], mask, at, params.mask_type) : -INFINITY;
-        }
-    }
-    if (seen.bounded) {
-#pragma unroll
-      for (uint r = 0; r < R; ++r)
-#pragma unroll
-        for (uint j = 0; j < kAhead; ++j) {
-          const int distance = static_cast<int>(number[j]) - positions[r];
-          if (distance > params.right || -distance > params.left) score[r][j] = -INFINITY;
-        }
-    }
-#pragma unroll
-    for (uint r = 0; r < R; ++r) {
-      float top = maximum[r];
-#pragma unroll
-      for (uint j = 0; j < kAhead; ++j) {
-        if (!exists[j]) score[r][j] = -INFINITY;
-        top = max(top, score[r][j]);
+      for (uint n = 0; n < N; ++n) {
+        const float4 low = result[r][n], high = result[r + COUNT / 2][n];
+        result[r][n] =
+            select(low, high, upper) + simd_shuffle_xor(select(high, low, upper), static_cast<ushort>(ACROSS));
       }
-      const float base = base_of(top);
-      const float factor = fast::exp2(maximum[r] - base);
-      maximum[r] = top;
-      sum[r] *= factor;
-#pragma unroll
-      for (uint n = 0; n < S::kValueVectors * kQuads; ++n) result[r][n] *= factor;
-#pragma unroll
-      for (uint j = 0; j < kAhead; ++j) {
-        score[r][j] = fast::exp2(score[r][j] - base);
-        sum[r] += score[r][j];
-      }
-    }
-#pragma unroll
-    for (uint j = 0; j < kAhead; ++j)
-#pragma unroll
-      for (uint n = 0; n < S::kValueVectors; ++n) {
-        float4 numbers[kQuads];
-        unpack(numbers, y[j][n]);
-#pragma unroll
-        for (uint r = 0; r < R; ++r)
-#pragma unroll
-          for (uint i = 0; i < kQuads; ++i)
-            result[r][n * kQuads + i] = fma(float4(score[r][j]), numbers[i], result[r][n * kQuads + i]);
-      }
+    merge_groups<ACROSS / 2, LANES, COUNT / 2>(result, lane);
   }
 }
 
@@ -230,7 +82,7 @@ template <typename T, uint D, uint DV, uint R>
     uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   using S = DecodeShape<T, D, DV, R>;
   constexpr uint kQuads = S::kVector / 4;  // float4s of a vector
-  threadgroup float shared[S::kShared];
+  threadgroup alignas(16) float shared[S::kShared];
   threadgroup float maxima[kMaxSimdgroups * R];
   threadgroup float sums[kMaxSimdgroups * R];
   threadgroup float weights[kMaxSimdgroups * R];
@@ -286,69 +138,66 @@ template <typename T, uint D, uint DV, uint R>
                                   : outer * params.mask_batch + head * params.mask_head + query * params.mask_query;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-#pragma unroll 2
-  for (uint i = thread_index; i < R * S::kPadded; i += threads.x) {
-    const uint row = i / S::kPadded;
-    const uint element = i % S::kPadded;
-    const bool exists = row < rows && element < params.head_size;
+  threadgroup Pack<float>* const query_vectors = reinterpret_cast<threadgroup Pack<float>*>(shared);
+  for (uint i = thread_index; i < R * S::kPadded / 4; i += threads.x) {
+    const uint row = i / (S::kPadded / 4);
+    const uint element = i % (S::kPadded / 4) * 4;
+    const float4 numbers = numbers_at(q, query_rows[row], element, params.head_size, params.query_type);
     // Lanes read float4s of their vectors side by side, from different banks.
     const uint vector = element / S::kVector, quad = element % S::kVector / 4;
     const uint place = (vector / S::kLanes * kQuads + quad) * S::kLanes + vector % S::kLanes;
-    shared[row * S::kPadded + place * 4 + element % 4] =
-        exists ? number_at(q, query_rows[row] + element, params.query_type) * params.query_scale : 0.0f;
+    query_vectors[row * (S::kPadded / 4) + place].words =
+        as_type<uint4>(row < rows ? numbers * params.query_scale : float4(0.0f));
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
   const uint part = lane % S::kLanes;
   float4 result[R][S::kValueVectors * kQuads];
-  float maximum[R];
-  float sum[R];
 #pragma unroll
-  for (uint r = 0; r < R; ++r) {
-    maximum[r] = -INFINITY;
-    sum[r] = 0.0f;
+  for (uint r = 0; r < R; ++r)
 #pragma unroll
     for (uint n = 0; n < S::kValueVectors * kQuads; ++n) result[r][n] = float4(0.0f);
-  }
 
   const uint first = simdgroup * S::kTogether;
   const Seen seen = {begin, end, bounded};
-  if constexpr (R == 8) {
-    if (params.general)
-      walk<true, T, S, R>(result, maximum, sum, seen, first, simdgroups * S::kTogether, keys, k, v, mask, kv_indices,
-                          shared, positions, mask_rows, params, lane);
-    else
-      walk<false, T, S, R>(result, maximum, sum, seen, first * S::kAhead, step, keys, k, v, mask, kv_indices, shared,
-                           positions, mask_rows, params, lane);
-  } else {
-    walk<false, T, S, R>(result, maximum, sum, seen, first * S::kAhead, step, keys, k, v, mask, kv_indices, shared,
-                         positions, mask_rows, params, lane);
-  }
+  Running running = {-INFINITY, -INFINITY, 0.0f};
+  if (R == 8 && params.general)
+    walk<R == 8, true, T, S, R>(result, running, seen, first, simdgroups * S::kTogether, keys, k, v, mask, kv_indices,
+                                query_vectors, positions, mask_rows, params, lane);
+  else if (params.key_layout == KEYS_PAGED)
+    walk<false, true, T, S, R>(result, running, seen, first * S::kAhead, step, keys, k, v, mask, kv_indices,
+                               query_vectors, positions, mask_rows, params, lane);
+  else
+    walk<false, false, T, S, R>(result, running, seen, first * S::kAhead, step, keys, k, v, mask, kv_indices,
+                                query_vectors, positions, mask_rows, params, lane);
 
-  // The groups of a simdgroup's lanes become one.
+  // The groups of a simdgroup's lanes become one, first each row's softmax.
+  constexpr uint kRowLanes = S::kLanes / R;
+  float top = running.largest;
+#pragma unroll
+  for (uint across = 1; across < kRowLanes; across *= 2)
+    top = max(top, simd_shuffle_xor(top, static_cast<ushort>(across)));
+#pragma unroll
+  for (uint across = S::kLanes; across < 32; across *= 2)
+    top = max(top, simd_shuffle_xor(top, static_cast<ushort>(across)));
+  const float factor = fast::exp2(running.reference - base_of(top));
+  float sum = running.sum * factor;
+#pragma unroll
+  for (uint across = 1; across < kRowLanes; across *= 2) sum += simd_shuffle_xor(sum, static_cast<ushort>(across));
+#pragma unroll
+  for (uint across = S::kLanes; across < 32; across *= 2) sum += simd_shuffle_xor(sum, static_cast<ushort>(across));
+  if (lane < S::kLanes && part % kRowLanes == 0) {
+    maxima[simdgroup * R + part / kRowLanes] = top;
+    sums[simdgroup * R + part / kRowLanes] = sum;
+  }
 #pragma unroll
   for (uint r = 0; r < R; ++r) {
-    float top = maximum[r];
+    const float of_row = simd_shuffle(factor, static_cast<ushort>((lane & ~(S::kLanes - 1)) | (r * kRowLanes)));
 #pragma unroll
-    for (uint across = S::kLanes; across < 32; across *= 2)
-      top = max(top, simd_shuffle_xor(top, static_cast<ushort>(across)));
-    const float factor = fast::exp2(maximum[r] - base_of(top));
-    maximum[r] = top;
-    sum[r] *= factor;
-#pragma unroll
-    for (uint n = 0; n < S::kValueVectors * kQuads; ++n) result[r][n] *= factor;
-#pragma unroll
-    for (uint across = S::kLanes; across < 32; across *= 2) {
-      sum[r] += simd_shuffle_xor(sum[r], static_cast<ushort>(across));
-#pragma unroll
-      for (uint n = 0; n < S::kValueVectors * kQuads; ++n)
-        result[r][n] += simd_shuffle_xor(result[r][n], static_cast<ushort>(across));
-    }
-    if (lane == 0) {
-      maxima[simdgroup * R + r] = top;
-      sums[simdgroup * R + r] = sum[r];
-    }
+    for (uint n = 0; n < S::kValueVectors * kQuads; ++n) result[r][n] *= of_row;
   }
+  constexpr uint kOwnRows = R / S::kTogether;
+  merge_groups<16, S::kLanes, R>(result, lane);
 
   // And so do the simdgroups.
   threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -379,15 +228,19 @@ template <typename T, uint D, uint DV, uint R>
   for (uint first_merged = 0; first_merged < R; first_merged += S::kMerged) {
     if (first_merged) threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
-    for (uint r = first_merged; r < first_merged + S::kMerged; ++r) {
-      if (lane / S::kLanes != r % S::kTogether) continue;
+    for (uint r = 0; r < kOwnRows; ++r) {
+      const uint row = lane / S::kLanes * kOwnRows + r;
+      if (row < first_merged || row >= first_merged + S::kMerged) continue;
 #pragma unroll
       for (uint n = 0; n < S::kValueVectors; ++n)
 #pragma unroll
         for (uint i = 0; i < kQuads; ++i)
-          *reinterpret_cast<threadgroup float4*>(
-              shared + (simdgroup * S::kMerged + r - first_merged) * S::kPaddedValue +
-              (part + n * S::kLanes) * S::kVector + 4 * i) = result[r][n * kQuads + i];
+          reinterpret_cast<threadgroup Pack<float>*>(
+              shared)[((simdgroup * S::kMerged + row - first_merged) * S::kPaddedValue +
+                       (part + n * S::kLanes) * S::kVector) /
+                          4 +
+                      i]
+              .words = as_type<uint4>(result[r][n * kQuads + i]);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll 1

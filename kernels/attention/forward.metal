@@ -15,6 +15,7 @@ template <typename T, uint kSize>
     uint lane [[thread_index_in_simdgroup]]) {
   constexpr uint kDown = ATTENTION_DOWN(kSize), kSimds = ATTENTION_SIMDS, kKeys = ATTENTION_KEYS(kSize, sizeof(T));
   constexpr uint kPitch = kSize + 16 / sizeof(T), kAcross = kKeys / 8, kQueries = 8 * kDown * kSimds;
+  constexpr bool kEarly = sizeof(T) == 2;  // there are registers to load the next tiles into while these are used
   threadgroup alignas(16) T tile[2 * kKeys * kPitch];
   threadgroup T* const keys = tile;
   threadgroup T* const values = tile + kKeys * kPitch;
@@ -41,13 +42,27 @@ template <typename T, uint kSize>
   const StridedRows<T> v_rows = rows_of(v, p.v, batch, head / p.group, sequence.k_first);
   const Range range =
       keys_of(p, visibility.shift, block, metal::min(block + kQueries, sequence.q_length) - 1, sequence.k_length);
-  for (uint key = range.begin / kKeys * kKeys; key < range.end; key += kKeys) {
+  using Ahead = RowsAhead<T, kKeys, kSize, kPitch, 32 * kSimds, StridedRows<T>>;
+  Ahead keys_ahead(k_rows, sequence.k_length, p.head_size, p.vectors, thread_index);
+  Ahead values_ahead(v_rows, sequence.k_length, p.value_size, p.vectors, thread_index);
+  const uint begin = range.begin / kKeys * kKeys;
+  if (kEarly && begin < range.end) {
+    keys_ahead.load(begin);
+    values_ahead.load(begin);
+  }
+  for (uint key = begin; key < range.end; key += kKeys) {
+    if (!kEarly) {
+      keys_ahead.load(key);
+      values_ahead.load(key);
+    }
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    load_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(keys, k_rows, key, sequence.k_length, p.head_size, p.vectors,
-                                                    thread_index);
-    load_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(values, v_rows, key, sequence.k_length, p.value_size, p.vectors,
-                                                    thread_index);
+    keys_ahead.store(keys, key);
+    values_ahead.store(values, key);
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    if (kEarly && key + kKeys < range.end) {
+      keys_ahead.load(key + kKeys);
+      values_ahead.load(key + kKeys);
+    }
 
     Fragments<float, kDown, kAcross> scores;
     product_transposed<kPitch>(scores, queries, keys);

@@ -7,6 +7,7 @@
 #include <metal_stdlib>
 
 #include "attention/decode.h"
+#include "common/pack.h"
 
 using namespace metal;
 
@@ -38,21 +39,73 @@ struct KeyRows {
     if (length) length = (length - 1) * params.page_size + static_cast<uint>(last);
   }
 
-  // Finds key number `i`, which is less than `length`; returns false where it has no page in the pool.
-  bool find(uint i, constant AttentionDecodeParams& params, device const int* kv_indices, thread ulong& key_at,
-            thread ulong& value_at) const {
-    ulong page = 0;
-    uint slot = i;
-    bool exists = true;
-    if (params.key_layout == KEYS_PAGED) {
-      const uint number = mulhi(2 * i, params.page_magic) >> params.page_shift;
-      const uint index = static_cast<uint>(kv_indices[first_page + number]);
-      exists = index < params.pages;
-      page = exists ? index : 0;
-      slot = i - number * params.page_size;
-    }
-    key_at = key + page * params.k.batch + slot * params.k.token;
-    value_at = value + page * params.v.batch + slot * params.v.token;
+  // Finds the page of key number `i`, which is less than `length`, and its slot there; returns false where it has no
+  // page in the pool. Keys that are not in pages are all in page 0.
+  bool find(uint i, constant AttentionDecodeParams& params, device const int* kv_indices, thread ulong& page,
+            thread uint& slot) const {
+    page = 0;
+    slot = i;
+    if (params.key_layout != KEYS_PAGED) return true;
+    const uint number = mulhi(2 * i, params.page_magic) >> params.page_shift;
+    const uint index = static_cast<uint>(kv_indices[first_page + number]);
+    const bool exists = index < params.pages;
+    page = exists ? index : 0;
+    slot = i - number * params.page_size;
     return exists;
+  }
+};
+
+inline void pack(thread Pack<float>& x, thread const float (&numbers)[4]) {
+  x.words = as_type<uint4>(float4(numbers[0], numbers[1], numbers[2], numbers[3]));
+}
+template <typename T>
+inline void pack(thread Pack<T>& x, thread const T (&numbers)[8]) {
+  x.words = uint4(as_type<uint2>(vec<T, 4>(numbers[0], numbers[1], numbers[2], numbers[3])),
+                  as_type<uint2>(vec<T, 4>(numbers[4], numbers[5], numbers[6], numbers[7])));
+}
+
+// Loads a lane's N vectors of rows of `size` numbers. A lane whose vector would lie behind the row's end gets another
+// one. Rows that are not general have vectors, and are fewer than 2^32 bytes apart.
+template <bool kGeneral, typename T, uint LANES, uint N>
+struct RowVectors {
+  static constexpr constant uint kVector = 16 / sizeof(T);
+
+  device const T* first;  // row of the first page
+  ulong page, token;      // distances in elements
+  uint part, size;
+  bool vectors;
+  device const uchar* places[N];  // of the first row's vectors
+
+  RowVectors(device const T* first, int64_t page, int64_t token, uint part, uint size, bool vectors)
+      : first(first), page(page), token(token), part(part), size(size), vectors(vectors) {
+#pragma unroll
+    for (uint n = 0; n < N; ++n)
+      places[n] =
+          reinterpret_cast<device const uchar*>(first + min(part + n * LANES, max(size / kVector, 1u) - 1) * kVector);
+  }
+
+  void load(thread Pack<T> (&x)[N], ulong number, uint slot) const {
+    if (!kGeneral) {
+      const ulong from = number * page * sizeof(T);
+#pragma unroll
+      for (uint n = 0; n < N; ++n)
+        x[n] = *reinterpret_cast<device const Pack<T>*>(
+            places[n] + from + static_cast<ulong>(slot) * static_cast<uint>(token * sizeof(T)));
+      return;
+    }
+    const ulong from = number * page + slot * token;
+    if (vectors) {
+#pragma unroll
+      for (uint n = 0; n < N; ++n) x[n] = *reinterpret_cast<device const Pack<T>*>(places[n] + from * sizeof(T));
+      return;
+    }
+#pragma unroll
+    for (uint n = 0; n < N; ++n) {
+      const uint element = (part + n * LANES) * kVector;
+      T numbers[kVector];
+#pragma unroll
+      for (uint i = 0; i < kVector; ++i) numbers[i] = first[from + min(element + i, size - 1)];
+      pack(x[n], numbers);
+    }
   }
 };

@@ -2,71 +2,88 @@
 #include "attention/numbers.h"
 
 constexpr constant uint kMaxSimdgroups = 16;
-constexpr constant uint kPartsAtOnce = 512;  // whose weights are in threadgroup memory
+constexpr constant uint kPartsAtOnce = ATTENTION_MERGE_PARTS;
 
-// How much a part has of the sum of all, whose logarithm is near `base`.
-inline float share_of(device const float* logarithm, float base, long rests) {
-  return rests != 0 ? exp2(*logarithm - base + logarithm[rests]) : exp(*logarithm - base);
-}
+inline float exponential(float x, bool binary) { return binary ? exp2(x) : exp(x); }
 
-// A threadgroup has a token and a head: each simdgroup 32 elements of the value, and every few parts.
+// A threadgroup has a token, a head, and 32 elements of the value. Each of its simdgroups has some parts, and asks for
+// their results before it knows what they weigh. The simdgroups' sums become one at the end.
 template <typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(32 * kMaxSimdgroups)]] void attention_merge(
     device const T* parts [[buffer(0)]], device const float* part_lse [[buffer(1)]],
     device const uchar* sinks [[buffer(2)]], device uchar* out [[buffer(3)]], device float* lse [[buffer(4)]],
-    constant AttentionMergeParams& params [[buffer(5)]], uint2 group [[threadgroup_position_in_grid]],
-    uint2 threads [[threads_per_threadgroup]], uint thread_index [[thread_index_in_threadgroup]],
-    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  threadgroup float shared[kMaxSimdgroups * 32];
-  threadgroup float weights[kPartsAtOnce];
+    constant AttentionMergeParams& params [[buffer(5)]], uint3 group [[threadgroup_position_in_grid]],
+    uint3 threads [[threads_per_threadgroup]], uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  threadgroup float values[kMaxSimdgroups * 32];
+  threadgroup float tops[kMaxSimdgroups];
+  threadgroup float totals[kMaxSimdgroups];
   const uint head = group.x;
-  const ulong token = group.y;
-  const ulong request = token / params.queries;
-  const ulong query = token - request * params.queries;
-  device const float* const found = part_lse + token * params.in_lse.token + head * params.in_lse.head;
-  const bool sinking = params.sink_type != NUMBER_NONE;
+  const uint token = group.y;
+  const uint element = group.z * 32 + lane;
+  const uint simdgroups = threads.x / 32;
   const bool binary = params.rests != 0;
-  const float sink = sinking ? number_at(sinks, head, params.sink_type) * (binary ? kLog2E : 1.0f) : -INFINITY;
+  device const float* const logarithms = part_lse + token * params.in_lse.token + head * params.in_lse.head;
+  device const T* const results =
+      parts + token * params.in.token + head * params.in.head + min(element, params.value_size - 1);
 
   float top = -INFINITY;
-  for (uint part = lane; part < params.parts; part += 32) top = max(top, found[part * params.in_lse.part]);
-  top = max(simd_max(top), sink);
-  const float base = base_of(top);
   float total = 0.0f;
-  for (uint part = lane; part < params.parts; part += 32)
-    total += share_of(found + part * params.in_lse.part, base, params.rests);
-  total = simd_sum(total);
-  if (sinking) total += binary ? exp2(sink - base) : exp(sink - base);
-  const float norm = total == 0.0f ? 0.0f : 1.0f / total;  // a NaN stays
-
-  const uint simdgroups = threads.x / 32;
-  const uint columns = min((params.value_size + 31) / 32, simdgroups);  // of 32 elements, at a time
-  const uint shares = simdgroups / columns;
-  const uint share = simdgroup / columns;
-  for (uint start = 0; start < params.value_size; start += 32 * columns) {
-    const uint element = start + simdgroup % columns * 32 + lane;
-    const ulong in = token * params.in.token + head * params.in.head + min(element, params.value_size - 1);
-    float value = 0.0f;
-    for (uint first = 0; first < params.parts; first += kPartsAtOnce) {
-      const uint count = min(params.parts - first, kPartsAtOnce);
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      for (uint i = thread_index; i < count; i += threads.x)
-        weights[i] = share_of(found + (first + i) * params.in_lse.part, base, params.rests);
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-#pragma unroll 8
-      for (uint i = share; i < count; i += shares)
-        value = fma(weights[i], static_cast<float>(parts[in + (first + i) * params.in.part]), value);
+  float value = 0.0f;
+  for (uint first = simdgroup * kPartsAtOnce; first < params.parts; first += simdgroups * kPartsAtOnce) {
+    const uint last = params.parts - 1 - first;
+    const uint mine = lane % kPartsAtOnce;
+    device const float* const logarithm = logarithms + (first + min(mine, last)) * params.in_lse.part;
+    const float found = mine <= last ? *logarithm : -INFINITY;
+    const float rest = binary ? logarithm[params.rests] : 0.0f;
+    T numbers[kPartsAtOnce];
+#pragma unroll
+    for (uint i = 0; i < kPartsAtOnce; ++i) {
+      const T number = results[(first + min(i, last)) * params.in.part];
+      numbers[i] = i <= last ? number : T(0.0f);
     }
-    shared[simdgroup * 32 + lane] = value;
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (simdgroup >= columns || element >= params.value_size) continue;
-    value = 0.0f;
-    for (uint i = 0; i < shares; ++i) value += shared[(i * columns + simdgroup) * 32 + lane];
-    // A part that nothing was seen of may hold anything.
-    store_number(out, request * params.out.batch + head * params.out.head + query * params.out.token + element,
-                 params.out_type, norm == 0.0f ? 0.0f : value * norm);
+    const float raised = max(top, simd_max(found));
+    const float base = base_of(raised);
+    const float factor = exponential(top - base, binary);
+    const float weight = mine <= last ? exponential(found - base + rest, binary) : 0.0f;
+    top = raised;
+    total = fma(total, factor, weight);
+    value *= factor;
+#pragma unroll
+    for (uint i = 0; i < kPartsAtOnce; ++i)
+      value = fma(simd_broadcast(weight, static_cast<ushort>(i)), static_cast<float>(numbers[i]), value);
   }
-  if (thread_index == 0)
+#pragma unroll
+  for (uint across = 1; across < kPartsAtOnce; across *= 2)
+    total += simd_shuffle_xor(total, static_cast<ushort>(across));
+
+  values[simdgroup * 32 + lane] = value;
+  if (lane == 0) {
+    tops[simdgroup] = top;
+    totals[simdgroup] = total;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (simdgroup > 0) return;
+  const bool sinking = params.sink_type != NUMBER_NONE;
+  const float sink = sinking ? number_at(sinks, head, params.sink_type) * (binary ? kLog2E : 1.0f) : -INFINITY;
+  top = sink;
+  for (uint i = 0; i < simdgroups; ++i) top = max(top, tops[i]);
+  const float base = base_of(top);
+  total = sinking ? exponential(sink - base, binary) : 0.0f;
+  value = 0.0f;
+  for (uint i = 0; i < simdgroups; ++i) {
+    const float factor = exponential(tops[i] - base, binary);
+    total = fma(factor, totals[i], total);
+    value = fma(factor, values[i * 32 + lane], value);
+  }
+  const uint request = token / params.queries;
+  const uint query = token % params.queries;
+  if (element < params.value_size) {
+    // A part that nothing was seen of may hold anything. A NaN stays.
+    store_number(out, request * params.out.batch + head * params.out.head + query * params.out.token + element,
+                 params.out_type, total == 0.0f ? 0.0f : value / total);
+  }
+  if (element == 0)
     lse[request * params.lse.batch + head * params.lse.head + query * params.lse.token] =
         total == 0.0f ? -INFINITY
         : binary      ? natural(base, log2(total))

@@ -43,14 +43,28 @@ METAL_FUNC device T* first_row(device T* tensor, AttentionStrides strides, uint 
   return tensor + int64_t(batch) * strides.batch + int64_t(head) * strides.head + int64_t(first) * strides.row;
 }
 
-// Loads rows first to first + kRows - 1 into a tile, whose rows are kPitch apart. Rows from `count` on, and elements
-// from `size` on, are zero. All threads of the threadgroup take part.
+// Rows first to first + kRows - 1 on their way into a tile, whose rows are kPitch apart: a thread's share of them. Rows
+// from `count` on, and elements from `size` on, are zero. All threads of the threadgroup take part.
 template <typename T, uint kRows, uint kSize, uint kPitch, uint kThreads, typename Rows>
-METAL_FUNC void load_rows(threadgroup T* tile, Rows rows, uint first, uint count, uint size, bool vectors,
-                          uint thread_index) {
-  constexpr uint kPack = 16 / sizeof(T), kPacks = kSize / kPack, kShare = (kRows * kPacks + kThreads - 1) / kThreads;
-  if (vectors) {
-    Pack<T> packs[kShare];
+struct RowsAhead {
+  static constexpr constant uint kPack = 16 / sizeof(T), kPacks = kSize / kPack;
+  static constexpr constant uint kShare = (kRows * kPacks + kThreads - 1) / kThreads;
+
+  Rows rows;
+  uint count, size;
+  bool vectors;  // else elements are loaded where they are stored
+  uint thread_index;
+  Pack<T> packs[kShare];
+
+  METAL_FUNC RowsAhead(Rows rows, uint count, uint size, bool vectors, uint thread_index)
+      : rows(rows), count(count), size(size), vectors(vectors), thread_index(thread_index) {}
+
+  METAL_FUNC void load(uint first) {
+    if (!vectors) {
+#pragma unroll
+      for (uint s = 0; s < kShare; ++s) packs[s] = Pack<T>();
+      return;
+    }
 #pragma unroll
     for (uint s = 0; s < kShare; ++s) {
       const uint index = s * kThreads + thread_index, row = first + index / kPacks, column = index % kPacks * kPack;
@@ -58,16 +72,34 @@ METAL_FUNC void load_rows(threadgroup T* tile, Rows rows, uint first, uint count
       if (row < count && column < size && index < kRows * kPacks)
         packs[s] = *reinterpret_cast<device const Pack<T>*>(rows.row(row) + column);
     }
+  }
+  METAL_FUNC void store(threadgroup T* tile, uint first) const {
+    if (vectors) {
 #pragma unroll
-    for (uint s = 0; s < kShare; ++s) {
-      const uint index = s * kThreads + thread_index;
-      if (index < kRows * kPacks)
-        *reinterpret_cast<threadgroup Pack<T>*>(tile + index / kPacks * kPitch + index % kPacks * kPack) = packs[s];
+      for (uint s = 0; s < kShare; ++s) {
+        const uint index = s * kThreads + thread_index;
+        if (index < kRows * kPacks)
+          *reinterpret_cast<threadgroup Pack<T>*>(tile + index / kPacks * kPitch + index % kPacks * kPack) = packs[s];
+      }
+      return;
     }
-  } else {
     for (uint index = thread_index; index < kRows * kSize; index += kThreads) {
       const uint row = first + index / kSize, column = index % kSize;
       tile[index / kSize * kPitch + column] = row < count && column < size ? rows.row(row)[column] : T(0.0f);
     }
+  }
+};
+
+// Loads rows first to first + kRows - 1 into a tile.
+template <typename T, uint kRows, uint kSize, uint kPitch, uint kThreads, typename Rows>
+METAL_FUNC void load_rows(threadgroup T* tile, Rows rows, uint first, uint count, uint size, bool vectors,
+                          uint thread_index) {
+  using Ahead = RowsAhead<T, kRows, kSize, kPitch, kThreads, Rows>;
+  if (vectors) {
+    Ahead ahead(rows, count, size, true, thread_index);
+    ahead.load(first);
+    ahead.store(tile, first);
+  } else {
+    Ahead(rows, count, size, false, thread_index).store(tile, first);
   }
 }

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .._core.registry import Op, Override, Sample, register
 from .._core.routing import FLOAT_DTYPES, accelerated, is_plain, on_cuda, require_tensors
+from .._core.shapes import broadcast_shapes
 from ._composite import Options, attend
 from ._operators import attention
 
@@ -134,7 +135,7 @@ def _as_dimensions(x, query, key, value):
     """The result of tensors of four dimensions, with the leading dimensions of those that the user gave."""
     if query.dim() == 4:
         return x
-    leading = torch.broadcast_shapes(*(tensor.shape[:-3] for tensor in (query, key, value)))
+    leading = broadcast_shapes(*(tensor.shape[:-3] for tensor in (query, key, value)))
     heads = x.shape[1:2] if max(query.dim(), key.dim(), value.dim()) > 2 else ()
     return x.reshape(*leading, *heads, *x.shape[2:])
 
@@ -223,20 +224,22 @@ def _four_dimensions(query, key, value, mask, enable_gqa, is_causal):
         return wrong, None
     tensors = [tensor[(None,) * (4 - tensor.dim())] if tensor.dim() < 4 else tensor for tensor in (query, key, value)]
     try:
-        leading = torch.broadcast_shapes(*(tensor.shape[:-3] for tensor in tensors))
+        leading = broadcast_shapes(*(tensor.shape[:-3] for tensor in tensors))
         heads, of_key, of_value = (tensor.shape[-3] for tensor in tensors)
         grouped = of_key == of_value and (heads % of_key == 0 if of_key else heads == 0)
         if not grouped or not (enable_gqa or of_key in (1, heads)):
             if enable_gqa:
                 return f"{heads} heads of query are no multiple of {of_key} of key and {of_value} of value", None
-            of_key = of_value = heads = torch.broadcast_shapes((heads,), (of_key,), (of_value,))[0]
+            of_key = of_value = heads = broadcast_shapes((heads,), (of_key,), (of_value,))[0]
         tensors = [
-            tensor.expand(*leading, count, -1, -1).flatten(0, -4)
+            tensor
+            if tensor.shape[:-2] == (*leading, count) and len(leading) == 1
+            else tensor.expand(*leading, count, -1, -1).flatten(0, -4)
             for tensor, count in zip(tensors, (heads, of_key, of_value))
         ]
         if mask is not None:
             scores = (*leading, heads, query.shape[-2], key.shape[-2])
-            if torch.broadcast_shapes(mask.shape, scores) != scores:
+            if broadcast_shapes(mask.shape, scores) != scores:
                 return f"attn_mask of the shape {tuple(mask.shape)} does not broadcast to {scores}", None
             mask = mask[(None,) * (4 - mask.dim())]
             if mask.dim() > 4 or len(leading) > 1:

@@ -104,6 +104,19 @@ def test_keys(device, keys):
 
 
 @each_dtype
+@pytest.mark.parametrize("heads", [4, 8])
+@pytest.mark.parametrize("keys", [32, 33, 39, 40, 41, 63, 64, 65, 97, 523])
+def test_steps(device, keys, heads, dtype):
+    """Below and above the keys that a simdgroup and a threadgroup have at a time: some simdgroups have a step more than
+    others, or none at all."""
+    tensors = inputs(device, dtype, keys=keys, batch=1, heads=heads, kv_heads=1)
+    mask = torch.rand(keys, device=device) < 0.7
+    with tuned("baseline"):
+        check(attend(*tensors, enable_gqa=True, return_lse=True), reference(*tensors))
+        check(attend(*tensors, mask, enable_gqa=True, return_lse=True), reference(*tensors, mask))
+
+
+@each_dtype
 def test_options(device, dtype):
     q, k, v = inputs(device, dtype, queries=2, heads=4)
     sinks = tensor(4, device=device)

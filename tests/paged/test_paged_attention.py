@@ -151,6 +151,28 @@ def test_merge_states(device, dtype):
         torch.ops.metalcore.merge_states(v[..., :0], s)
 
 
+@each_dtype
+@pytest.mark.parametrize("parts", [1, 8, 9, 16, 17, 128, 129, 300])
+def test_merged_parts(device, parts, dtype):
+    """Below and above the parts that a simdgroup and a threadgroup have at a time, and the elements of the latter."""
+    for size in (1, 31, 32, 33):
+        v, s = tensor(2, parts, 3, size, dtype=dtype, device=device), tensor(2, parts, 3, device=device, scale=4)
+        weights = torch.softmax(wide(s), dim=1)
+        check(merge_states(v, s), ((weights[..., None] * wide(v)).sum(1), wide(s).logsumexp(1)))
+
+
+def test_merged_numbers_that_are_not_finite(device):
+    """They reach their own elements only, also where they are in the last part."""
+    v, s = torch.ones(1, 9, 1, 3, device=device), torch.zeros(1, 9, 1, device=device)
+    v[0, 8, 0, :2] = torch.tensor([torch.inf, torch.nan])
+    out, lse = merge_states(v, s)
+    assert out[0, 0, 0] == torch.inf and out[0, 0, 1].isnan()
+    assert_near(out[..., 2:], torch.ones(1, 1, 1, dtype=torch.float64))
+    assert_near(lse, wide(s).logsumexp(1))
+    s[0, 3] = torch.nan
+    assert merge_states(v, s)[0].isnan().all()
+
+
 def test_merged_parts_are_the_whole(device):
     requests = Requests(device, [32, 24], 8, 2, 64)
     q = tensor(2, 4, 64, device=device)

@@ -23,7 +23,7 @@ const gpu::Table<DecodeTuning> decode_tuning("attention_decode",
                                               {"simdgroups", &DecodeTuning::simdgroups, {1, 4}},
                                               {"least_share", &DecodeTuning::least_share, {32, 4096}}},
                                              {{.family = "baseline"},
-                                              {.family = "hopper", .fill_threadgroups = 3 * 132},
+                                              {.family = "hopper", .fill_threadgroups = 3 * 132, .least_share = 32},
                                               {.family = "simulator", .fill_threadgroups = 2}});
 
 struct Sizes2 {
@@ -47,7 +47,7 @@ struct DecodePlan {
   uint32_t simdgroups;
   int64_t group, kv_heads;
   int64_t keys;  // of a request, taking all to have the same number where only the device knows it
-  bool general;  // there is a mask or a soft cap, or rows that cannot be loaded by vectors
+  bool general;  // there is a mask or a soft cap, or rows that cannot be loaded by vectors, or lie far apart
 };
 
 bool aligned16(const Tensor& tensor) {
@@ -60,6 +60,12 @@ bool aligned16(const Tensor& tensor) {
 
 bool has_vectors(const DecodeCall& call) { return aligned16(call.k) && aligned16(call.v); }
 
+// Kernels that are not general take tokens to be fewer than 2^32 bytes apart.
+bool has_near_tokens(const DecodeCall& call) {
+  const int64_t stride = std::max(call.k.stride(call.key_dims.token), call.v.stride(call.key_dims.token));
+  return stride * static_cast<int64_t>(call.k.element_size()) < (int64_t{1} << 32);
+}
+
 DecodePlan plan_decode(const DecodeCall& call) {
   const DecodeTuning& tuning = decode_tuning(call.q);
   const int64_t kv_heads = call.k.size(call.key_dims.head), group = call.q.size(call.query_dims.head) / kv_heads;
@@ -67,7 +73,7 @@ DecodePlan plan_decode(const DecodeCall& call) {
   const bool ragged = call.q_indptr.has_value();
   const int64_t rows = call.queries * group;
   const bool few = rows <= 4 || (ragged && call.queries <= call.batch && group <= 4);
-  const bool general = call.mask || call.softcap != 0 || !has_vectors(call);
+  const bool general = call.mask || call.softcap != 0 || !has_vectors(call) || !has_near_tokens(call);
   const uint32_t tile = few && !general && kernel_size <= 256 ? 4 : 8;  // kernels of 4 rows are not general
   const int64_t tiles = ceil_div<int64_t>(rows, tile) + (ragged ? call.batch : 0);
   const int64_t of_request = call.pages || call.k_indptr ? ceil_div(call.keys, call.batch) : call.keys;
@@ -192,16 +198,16 @@ void record_merge(gpu::Recording& recording, const Tensor& parts, const Tensor& 
       .lse = strides_of(lse, dims),
       .rests = rests,
   };
-  constexpr int64_t kMostSimdgroups = 16, kPartsOfOne = 8;
-  const int64_t columns = std::min(ceil_div<int64_t>(size, gpu::kSimdWidth), kMostSimdgroups);
-  const int64_t shares = std::clamp<int64_t>(ceil_div(count, kPartsOfOne), 1, kMostSimdgroups / columns);
+  constexpr int64_t kMostSimdgroups = 16;
+  const int64_t simdgroups = std::clamp<int64_t>(ceil_div<int64_t>(count, ATTENTION_MERGE_PARTS), 1, kMostSimdgroups);
   recording.kernel("attention_merge_", suffix(parts.scalar_type()))
       .buffer(0, parts)
       .buffer(1, part_lse)
       .buffer(2, sinks);
   recording.buffer(3, out).buffer(4, lse).bytes(5, params);
-  recording.dispatch_threadgroups({grid_side(heads), grid_side(tokens)},
-                                  {static_cast<uint32_t>(gpu::kSimdWidth * columns * shares)});
+  recording.dispatch_threadgroups(
+      {grid_side(heads), grid_side(tokens), grid_side(ceil_div<int64_t>(size, gpu::kSimdWidth))},
+      {static_cast<uint32_t>(gpu::kSimdWidth * simdgroups)});
 }
 
 void decode(const char* op, const DecodeCall& call) {

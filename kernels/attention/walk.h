@@ -1,0 +1,166 @@
+// A simdgroup's walk over the keys of a threadgroup of decode.metal.
+#pragma once
+
+#include "attention/kv_rows.h"
+#include "attention/numbers.h"
+#include "common/exchange.h"
+
+// The keys that a threadgroup walks over. Where they are `bounded`, not all rows see all of them.
+struct Seen {
+  uint begin, end;
+  bool bounded;
+};
+
+inline float add_products(float4 a, float4 b, float sum) {
+  return fma(a.w, b.w, fma(a.z, b.z, fma(a.y, b.y, fma(a.x, b.x, sum))));
+}
+
+// A group of lanes shares the scores of R rows and AHEAD keys: score j of row r has number r * AHEAD + j, and lane i of
+// the group has those from i * R * AHEAD / kLanes on, all of one row.
+template <typename S, uint R, uint AHEAD>
+struct Shares {
+  static constexpr constant uint kScores = R * AHEAD;
+  static constexpr constant uint kMine = kScores > S::kLanes ? kScores / S::kLanes : 1;    // scores that a lane has
+  static constexpr constant uint kRepeat = kScores < S::kLanes ? S::kLanes / kScores : 1;  // lanes that have the same
+};
+
+// Softmax of a lane's row, over the keys that its group of lanes has had. Weights are powers of 2 of scores less the
+// base, which follows the largest score only where that is kSlack more: results are seldom scaled then.
+struct Running {
+  static constexpr constant float kSlack = 8.0f;
+
+  float largest;    // of the lane's own scores
+  float reference;  // what the base is made of
+  float sum;        // of the lane's own weights
+};
+
+// Adds keys start, start + step …, and those that the simdgroup has with each, to the rows' results. Only `kGeneral`
+// walks know masks, soft caps, and rows that cannot be loaded by vectors: the others have few instructions. Only
+// `kPaged` walks know pages.
+template <bool kGeneral, bool kPaged, typename T, typename S, uint R, uint N>
+inline void walk(thread float4 (&result)[R][N], thread Running& running, Seen seen, uint first, uint step,
+                 thread const KeyRows& keys, device const T* k, device const T* v, device const uchar* mask,
+                 device const int* kv_indices, threadgroup const Pack<float>* shared, threadgroup const int* positions,
+                 threadgroup const ulong* mask_rows, constant AttentionDecodeParams& params, uint lane) {
+  constexpr uint kAhead = kGeneral ? 1 : S::kAhead;
+  constexpr uint kQuads = S::kVector / 4;  // float4s of a vector
+  constexpr uint kRowLanes = S::kLanes / R;
+  using Share = Shares<S, R, kAhead>;
+  const uint part = lane % S::kLanes;
+  const uint row = part / kRowLanes;
+  const uint leader = lane & ~(S::kLanes - 1);  // the first lane of the group
+  const RowVectors<kGeneral, T, S::kLanes, S::kKeyVectors> key_rows(k + keys.key, params.k.batch, params.k.token, part,
+                                                                    params.head_size, params.vectors);
+  const RowVectors<kGeneral, T, S::kLanes, S::kValueVectors> value_rows(v + keys.value, params.v.batch, params.v.token,
+                                                                        part, params.value_size, params.vectors);
+  float base = base_of(running.reference);
+  for (uint start = seen.begin + first; start < seen.end; start += step) {
+    Pack<T> x[kAhead][S::kKeyVectors];
+    Pack<T> y[kAhead][S::kValueVectors];
+    bool exists[kAhead];
+    ulong page[kAhead];
+    uint slot[kAhead];
+#pragma unroll
+    for (uint j = 0; j < kAhead; ++j) {
+      slot[j] = min(start + j * S::kTogether + lane / S::kLanes, seen.end - 1);
+      page[j] = 0;
+      exists[j] = !kPaged || keys.find(slot[j], params, kv_indices, page[j], slot[j]);
+    }
+#pragma unroll
+    for (uint j = 0; j < kAhead; ++j) key_rows.load(x[j], page[j], slot[j]);
+#pragma unroll
+    for (uint j = 0; j < kAhead; ++j) value_rows.load(y[j], page[j], slot[j]);
+    // Compilers would load the values only where they are used. With 8 rows there are no registers to load them into.
+    if (R < 8) simdgroup_barrier(mem_flags::mem_none);
+
+    float scores[Share::kScores];
+#pragma unroll
+    for (uint i = 0; i < Share::kScores; ++i) scores[i] = 0.0f;
+#pragma unroll
+    for (uint n = 0; n < S::kKeyVectors; ++n) {
+      float4 numbers[kAhead][kQuads];
+#pragma unroll
+      for (uint j = 0; j < kAhead; ++j) unpack(x[j][n], numbers[j]);
+#pragma unroll
+      for (uint r = 0; r < R; ++r)
+#pragma unroll
+        for (uint i = 0; i < kQuads; ++i) {
+          const float4 query =
+              as_type<float4>(shared[r * (S::kPadded / 4) + (n * kQuads + i) * S::kLanes + part].words);
+#pragma unroll
+          for (uint j = 0; j < kAhead; ++j)
+            scores[r * kAhead + j] = add_products(query, numbers[j][i], scores[r * kAhead + j]);
+        }
+    }
+    lanes_sums<S::kLanes, Share::kScores>(scores, lane);
+
+    bool above = false;
+#pragma unroll
+    for (uint m = 0; m < Share::kMine; ++m) {
+      // The key of the lane's score m.
+      const uint j = (part * Share::kMine / Share::kRepeat + m) % kAhead;
+      const uint number = start + j * S::kTogether + lane / S::kLanes;
+      float score = scores[m];
+      if (kGeneral && params.softcap != 0.0f) score = params.softcap * precise::tanh(score);
+      if (kGeneral && params.mask_type != NUMBER_NONE) {
+        const ulong at = mask_rows[row] + min(number, seen.end - 1) * params.mask_key;
+        const bool there = params.mask_elements == 0 || at < params.mask_elements;
+        score = there ? plus_mask_at(score, mask, at, params.mask_type) : -INFINITY;
+      }
+      if (seen.bounded) {
+        const int distance = static_cast<int>(number) - positions[row];
+        if (distance > params.right || -distance > params.left) score = -INFINITY;
+      }
+      bool found = number < seen.end;
+#pragma unroll
+      for (uint i = 0; i < kAhead; ++i) found = found && (exists[i] || i != j);
+      score = found ? score : -INFINITY;
+      running.largest = max(running.largest, score);
+      above = above || score > running.reference + Running::kSlack;
+      scores[m] = score;
+    }
+    if (simd_any(above)) {
+      float top = running.largest;
+#pragma unroll
+      for (uint across = 1; across < kRowLanes; across *= 2)
+        top = max(top, simd_shuffle_xor(top, static_cast<ushort>(across)));
+      base = base_of(top);
+      const float factor = fast::exp2(running.reference - base);
+      running.reference = top;
+      running.sum *= factor;
+#pragma unroll
+      for (uint r = 0; r < R; ++r) {
+        const float of_row = simd_shuffle(factor, static_cast<ushort>(leader | (r * kRowLanes)));
+#pragma unroll
+        for (uint n = 0; n < S::kValueVectors * kQuads; ++n) result[r][n] *= of_row;
+      }
+    }
+#pragma unroll
+    for (uint m = 0; m < Share::kMine; ++m) {
+      scores[m] = fast::exp2(scores[m] - base);
+      running.sum += scores[m];
+    }
+#pragma unroll
+    for (uint j = 0; j < kAhead; ++j) {
+      float weights[R];
+#pragma unroll
+      for (uint r = 0; r < R; ++r) {
+        const uint number = r * kAhead + j;
+        weights[r] = simd_shuffle(scores[number % Share::kMine],
+                                  static_cast<ushort>(leader | (number / Share::kMine * Share::kRepeat)));
+      }
+#pragma unroll
+      for (uint n = 0; n < S::kValueVectors; ++n) {
+        float4 numbers[kQuads];
+        unpack(y[j][n], numbers);
+#pragma unroll
+        for (uint r = 0; r < R; ++r)
+#pragma unroll
+          for (uint i = 0; i < kQuads; ++i)
+            result[r][n * kQuads + i] = fma(float4(weights[r]), numbers[i], result[r][n * kQuads + i]);
+      }
+    }
+  }
+  // Of the weights that several lanes have, one counts.
+  if (part % Share::kRepeat != 0) running.sum = 0.0f;
+}
