@@ -52,16 +52,16 @@ kernel void rms_norm_backward_thread(device const T* grad [[buffer(0)]], device 
   }
 }
 
-// The sums, up to element `end`, of squares and of g x over a thread's slice. `RUN` float4s, of which the row has all
-// or none, are added up before it is asked whether it has them.
-template <uint N, uint RUN, typename Slice, typename Rows, typename Weight>
+// The sums, up to element `end`, of squares and of g x over a thread's slice. kRun float4s, of which the row has all or
+// none, are added up before it is asked whether it has them.
+template <uint N, typename Slice, typename Rows, typename Weight>
 inline float2 sums_of(Slice slice, thread const Rows& v, thread const Rows& g, thread const Weight& w, float offset,
                       uint end) {
   float2 sums = float2(0.0f);
-  for (uint first = 0; first < N; first += RUN) {
+  for (uint first = 0; first < N; first += Slice::kRun) {
     float4 squares = v[first] * v[first];
     float4 products = g[first] * (w[first] + offset) * v[first];
-    for (uint n = first + 1; n < first + RUN; ++n) {
+    for (uint n = first + 1; n < first + Slice::kRun; ++n) {
       squares = fma(v[n], v[n], squares);
       products = fma(g[n] * (w[n] + offset), v[n], products);
     }
@@ -72,7 +72,7 @@ inline float2 sums_of(Slice slice, thread const Rows& v, thread const Rows& g, t
 
 // A stream's rows, R of them at once and then those streams * R further on, by one team; and their part of the weight's
 // gradient where it is wanted. Rows are on their way while those before them are at work.
-template <bool aligned, bool nested, uint N, uint R, typename T, typename W, typename Team>
+template <bool aligned, bool nested, bool has_residual, uint N, uint R, typename T, typename W, typename Team>
 inline void differentiate_rows(device const T* grad, device const T* x, device const W* weight,
                                device const T* residual, device T* gx, device float* partial, device const float* given,
                                constant RmsNormParams& params, Team team, uint stream) {
@@ -93,46 +93,55 @@ inline void differentiate_rows(device const T* grad, device const T* x, device c
   fetch_weight(slice, w, weight, params, length);
   for (uint n = 0; n < N; ++n) gw[n] = float4(0.0f);
   uint parity = 0;  // a reduction's scratch is used again only after another one
-  for (ulong first = stream * R; first < params.rows; first += params.streams * R) {
-    Held v[R];
-    Held g[R];
-    if constexpr (ahead) {
+  for (uint first = stream * R, next;; first = next) {
+    next = row_after<R>(first, params);
+    if constexpr (!ahead) {
+      fetch_rows<nested>(slice, next_v, x, params.x, first, params);
+      fetch_rows<nested>(slice, next_g, grad, params.grad, first, params);
+    }
+    float4 v[R][N];
+    float4 g[R][N];
 #pragma unroll
-      for (uint r = 0; r < R; ++r) {
-        v[r] = next_v[r];
-        g[r] = next_g[r];
+    for (uint r = 0; r < R; ++r) {
+      for (uint n = 0; n < N; ++n) {
+        v[r][n] = next_v[r][n];
+        g[r][n] = next_g[r][n];
       }
-    } else {
-      fetch_rows<nested>(slice, v, x, params.x, first, params);
-      fetch_rows<nested>(slice, g, grad, params.grad, first, params);
     }
     if constexpr (ahead) {
-      fetch_rows<nested>(slice, next_v, x, params.x, first + params.streams * R, params);
-      fetch_rows<nested>(slice, next_g, grad, params.grad, first + params.streams * R, params);
+      fetch_rows<nested>(slice, next_v, x, params.x, next, params);
+      fetch_rows<nested>(slice, next_g, grad, params.grad, next, params);
+      simdgroup_barrier(mem_flags::mem_none);  // compilers would move the loads down to the reduction's barrier
     }
     float sums[2 * R];
 #pragma unroll
     for (uint r = 0; r < R; ++r) {
-      const float2 sum = sums_of<N, 1>(slice, v[r], g[r], w, params.offset, length);
+      float2 sum = float2(0.0f);
+      if (slice.holds(0, length)) sum = sums_of<N>(slice, v[r], g[r], w, params.offset, length);
       sums[2 * r] = sum.x;
       sums[2 * r + 1] = sum.y;
     }
     team.sum(sums, parity);
     parity ^= 1;
     Held added[R];
-    if (params.has_residual) fetch_rows<nested>(slice, added, residual, params.residual, first, params);
+    if constexpr (has_residual) fetch_rows<nested>(slice, added, residual, params.residual, first, params);
 #pragma unroll
     for (uint r = 0; r < R; ++r) {
-      const ulong row = first + r;
-      if (row >= params.rows) continue;
+      const uint row = first + r;
+      if (r > 0 && row >= params.rows) continue;
       const float2 factors = factors_of(sums[2 * r], sums[2 * r + 1], inverse_length, given + row, params);
+      Held results;
       for (uint n = 0; n < N; ++n) {
         gw[n] = fma(g[r][n], v[r][n] * factors.x, gw[n]);
         const float4 value = fma(v[r][n], float4(factors.y), g[r][n] * (w[n] + params.offset) * factors.x);
-        v[r].round(n, params.has_residual ? value + added[r][n] : value);
+        if constexpr (has_residual)
+          results.round(n, value + added[r][n]);
+        else
+          results.round(n, value);
       }
-      slice.store(v[r], gx + row * length, length);
+      slice.store(results, gx + ulong(row) * length, length);
     }
+    if (next == first) break;
   }
   if (params.partial) slice.store(gw, partial + ulong(stream) * length, length);
 }
@@ -148,8 +157,11 @@ kernel void rms_norm_backward_simd(device const T* grad [[buffer(0)]], device co
                                    uint simdgroups [[simdgroups_per_threadgroup]]) {
   const uint stream = group * simdgroups + simdgroup;
   if (stream >= params.streams) return;
-  differentiate_rows<aligned, true, N, 1>(grad, x, weight, residual, gx, partial, given, params, Simdgroup(lane),
-                                          stream);
+  const Simdgroup team(lane);
+  if (params.has_residual)
+    differentiate_rows<aligned, true, true, N, 1>(grad, x, weight, residual, gx, partial, given, params, team, stream);
+  else
+    differentiate_rows<aligned, true, false, N, 1>(grad, x, weight, residual, gx, partial, given, params, team, stream);
 }
 
 template <bool aligned, typename T, typename W, uint N, uint R>
@@ -161,7 +173,11 @@ template <bool aligned, typename T, typename W, uint N, uint R>
     uint threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[2 * 32 * 2 * R];
   const Threadgroup team(thread_index, threads, scratch);
-  differentiate_rows<aligned, false, N, R>(grad, x, weight, residual, gx, partial, given, params, team, stream);
+  if (params.has_residual)
+    differentiate_rows<aligned, false, true, N, R>(grad, x, weight, residual, gx, partial, given, params, team, stream);
+  else
+    differentiate_rows<aligned, false, false, N, R>(grad, x, weight, residual, gx, partial, given, params, team,
+                                                    stream);
 }
 
 // Long rows, as in norm_rows.h. A threadgroup has some rows at work at once.
@@ -197,8 +213,7 @@ template <bool aligned, typename T, typename W>
 #pragma unroll
       for (uint r = 0; r < R; ++r) {
         if (row + r >= chunk.rows) continue;
-        const float2 sum =
-            sums_of<N, RowSlice::kRun>(RowSlice(thread_index, start), v[r], g[r], w, params.offset, part.end);
+        const float2 sum = sums_of<N>(RowSlice(thread_index, start), v[r], g[r], w, params.offset, part.end);
         sums[2 * r] += sum.x;
         sums[2 * r + 1] += sum.y;
       }

@@ -26,21 +26,20 @@ inline float4 forward4(float4 u, float4 v) {
 
 template <typename Op, typename T>
 inline Pack<T> forward_pack(Pack<T> a) {
-  return {static_cast<vec<T, 4>>(forward4<Op>(static_cast<float4>(a.low))),
-          static_cast<vec<T, 4>>(forward4<Op>(static_cast<float4>(a.high)))};
+  float4 values[kPackVectors<T>];
+  unpack(a, values);
+#pragma unroll
+  for (uint n = 0; n < kPackVectors<T>; ++n) values[n] = forward4<Op>(values[n]);
+  return packed<T>(values);
 }
 template <typename Op, typename T>
 inline Pack<T> forward_pack(Pack<T> a, Pack<T> b) {
-  return {static_cast<vec<T, 4>>(forward4<Op>(static_cast<float4>(a.low), static_cast<float4>(b.low))),
-          static_cast<vec<T, 4>>(forward4<Op>(static_cast<float4>(a.high), static_cast<float4>(b.high)))};
-}
-template <typename Op>
-inline Pack<float> forward_pack(Pack<float> a) {
-  return {forward4<Op>(a.elements)};
-}
-template <typename Op>
-inline Pack<float> forward_pack(Pack<float> a, Pack<float> b) {
-  return {forward4<Op>(a.elements, b.elements)};
+  float4 values[kPackVectors<T>], others[kPackVectors<T>];
+  unpack(a, values);
+  unpack(b, others);
+#pragma unroll
+  for (uint n = 0; n < kPackVectors<T>; ++n) values[n] = forward4<Op>(values[n], others[n]);
+  return packed<T>(values);
 }
 
 template <typename Op, typename T>

@@ -41,16 +41,23 @@ inline void fetch_input(Slice<aligned, T, N> slice, thread typename Slice<aligne
   slice.store(v, sum, end);
 }
 
-// The rows from `first` on that a team has at work at once; of those past the last one that one again. Rows that are
-// not `nested` have one stride: the branch to others would keep loads from moving ahead.
+// The rows from `first` on, which there is, that a team has at work at once; of those past the last one that one again.
+// Rows that are not `nested` have one stride: the branch to others would keep loads from moving ahead.
 template <bool nested, uint R, typename Slice, typename Held, typename T, typename Params>
 inline void fetch_rows(Slice slice, thread Held (&held)[R], device const T* rows, constant RowStrides& strides,
-                       ulong first, constant Params& params) {
+                       uint first, constant Params& params) {
 #pragma unroll
   for (uint r = 0; r < R; ++r) {
-    const ulong row = min(first + r, ulong(params.rows - 1));
-    slice.fetch(held[r], rows + (nested ? row_at(strides, row) : long(row * strides.strides[0])), params.length);
+    const uint row = R == 1 ? first : min(first + r, params.rows - 1);
+    slice.fetch(held[r], rows + (nested ? row_at(strides, row) : row * strides.strides[0]), params.length);
   }
+}
+
+// The first row that a team has at work after those from `first` on, or `first` where it has no more.
+template <uint R, typename Params>
+inline uint row_after(uint first, constant Params& params) {
+  const uint step = params.streams * R;
+  return params.rows - first > step ? first + step : first;
 }
 
 inline float scale_of(float squares, constant RmsNormParams& params) {

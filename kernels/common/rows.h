@@ -15,6 +15,7 @@
 
 #include <metal_stdlib>
 
+#include "common/exchange.h"
 #include "common/pack.h"
 
 using namespace metal;
@@ -50,15 +51,16 @@ inline void store4(device T* row, uint i, uint length, float4 value) {
 // Elements i to i + 7 of 16 bits each.
 template <typename T>
 inline void load8(thread float4& low, thread float4& high, device const T* row, uint i, uint length, float otherwise) {
-  const Pack<T> pack = *reinterpret_cast<device const Pack<T>*>(row + min(i, length - 8));
-  low = i < length ? static_cast<float4>(pack.low) : float4(otherwise);
-  high = i < length ? static_cast<float4>(pack.high) : float4(otherwise);
+  float4 values[2];
+  unpack(*reinterpret_cast<device const Pack<T>*>(row + min(i, length - 8)), values);
+  low = i < length ? values[0] : float4(otherwise);
+  high = i < length ? values[1] : float4(otherwise);
 }
 
 template <typename T>
 inline void store8(float4 low, float4 high, device T* row, uint i, uint length) {
-  const Pack<T> pack = {static_cast<vec<T, 4>>(low), static_cast<vec<T, 4>>(high)};
-  if (i < length) *reinterpret_cast<device Pack<T>*>(row + i) = pack;
+  const float4 values[2] = {low, high};
+  if (i < length) *reinterpret_cast<device Pack<T>*>(row + i) = packed<T>(values);
 }
 
 // What one thread holds of rows whose elements are of type T: N float4. Where 16 bytes are two of them, these lie next
@@ -149,23 +151,10 @@ constexpr constant uint kSplitStep = 4;
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
 inline float max4(float4 v) { return max(max(v.x, v.y), max(v.z, v.w)); }
 
-// The sums over a simdgroup of COUNT values, a power of two up to 32, at fewer exchanges than one after the other: half
-// of the lanes go on with half of the values. A lane gets that of value lane * COUNT / 32.
+// The sums over a simdgroup of COUNT values, a power of two up to 32. A lane gets that of value lane * COUNT / 32.
 template <uint COUNT>
 inline float simd_sums(thread float (&values)[COUNT], uint lane) {
-  uint across = 16;
-#pragma unroll
-  for (uint half_count = COUNT / 2; half_count > 0; half_count /= 2, across /= 2) {
-    const bool upper = lane & across;
-#pragma unroll
-    for (uint i = 0; i < half_count; ++i) {
-      const float mine = upper ? values[i + half_count] : values[i];
-      const float other = upper ? values[i] : values[i + half_count];
-      values[i] = mine + simd_shuffle_xor(other, across);
-    }
-  }
-#pragma unroll
-  for (; across > 0; across /= 2) values[0] += simd_shuffle_xor(values[0], across);
+  lanes_sums<32, COUNT>(values, lane);
   return values[0];
 }
 

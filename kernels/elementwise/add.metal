@@ -2,16 +2,13 @@
 #include "common/elementwise_kernels.h"
 
 template <typename T>
-inline float4 scaled_sum(vec<T, 4> x, vec<T, 4> y, float alpha) {
-  return fma(float4(alpha), static_cast<float4>(y), static_cast<float4>(x));
-}
-template <typename T>
 inline Pack<T> scaled_sum(Pack<T> x, Pack<T> y, float alpha) {
-  return {static_cast<vec<T, 4>>(scaled_sum<T>(x.low, y.low, alpha)),
-          static_cast<vec<T, 4>>(scaled_sum<T>(x.high, y.high, alpha))};
-}
-inline Pack<float> scaled_sum(Pack<float> x, Pack<float> y, float alpha) {
-  return {scaled_sum<float>(x.elements, y.elements, alpha)};
+  float4 sums[kPackVectors<T>], added[kPackVectors<T>];
+  unpack(x, sums);
+  unpack(y, added);
+#pragma unroll
+  for (uint n = 0; n < kPackVectors<T>; ++n) sums[n] = fma(float4(alpha), added[n], sums[n]);
+  return packed<T>(sums);
 }
 template <typename T>
 inline T scaled_sum(T x, T y, float alpha) {

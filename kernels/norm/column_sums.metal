@@ -36,14 +36,13 @@ template <typename W>
     uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   threadgroup float sums[kSimdgroups * 32];
   const uint column = min(group * 32 + lane, params.columns - 1);
+  const ulong step = ulong(kSimdgroups) * params.columns;
+  device const float* at = partial + ulong(simdgroup) * params.columns + column;
   float sum = 0.0f;
   for (uint from = simdgroup; from < params.chunks; from += kSimdgroups * kAtOnce) {
     float values[kAtOnce];
 #pragma unroll
-    for (uint i = 0; i < kAtOnce; ++i) {
-      const uint chunk = from + kSimdgroups * i;
-      values[i] = chunk < params.chunks ? partial[ulong(chunk) * params.columns + column] : 0.0f;
-    }
+    for (uint i = 0; i < kAtOnce; ++i, at += step) values[i] = from + kSimdgroups * i < params.chunks ? *at : 0.0f;
 #pragma unroll
     for (uint i = 0; i < kAtOnce; ++i) sum += values[i];
   }

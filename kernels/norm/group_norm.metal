@@ -63,7 +63,7 @@ template <bool aligned, typename T>
     uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
   constexpr uint N = kLongStep<T>;
   typedef Slice<aligned, T, N> RowSlice;
-  threadgroup float scratch[2 * 32];
+  threadgroup float scratch[3 * 32];
   const Threadgroup team(thread_index, threads, scratch);
   const uint length = params.channels * params.area;
   const uint first_channel = row % params.groups * params.channels;
@@ -76,8 +76,9 @@ template <bool aligned, typename T>
     slice.fetch(v, x, length);
     see(seen, slice, v, length);
   }
-  const float mean = team.sum(seen.count * seen.mean, 0) / static_cast<float>(length);
-  const float scale = scale_of(team.sum(seen.squares_about(mean), 1), params);
+  seen = merged(merged(seen, simd_sum(seen.count)), length, team);
+  const float mean = seen.mean;
+  const float scale = scale_of(seen.squares, params);
   if (thread_index == 0) {
     means[row] = mean;
     scales[row] = scale;

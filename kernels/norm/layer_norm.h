@@ -7,6 +7,7 @@ struct LayerNormParams {
   uint32_t length;  // of a row
   uint32_t rows;
   float eps;
+  float inverse_length;  // backward: 1 / length
   uint32_t has_weight;
   uint32_t has_bias;
   uint32_t has_residual;  // forward: add `residual` to x first; backward: add `residual`'s gradient at the end

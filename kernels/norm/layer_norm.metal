@@ -1,6 +1,6 @@
 // layer_norm over rows: y = (x - mean) / sqrt(variance + eps) * weight + bias, optionally of x + residual. Mean and
-// 1 / sqrt(variance + eps) of each row are kept for the derivative. A row in registers has its deviations from the mean
-// squared in a second step. Longer rows are walked twice, and moments.h makes mean and variance in one of the walks.
+// 1 / sqrt(variance + eps) of each row are kept for the derivative. Longer rows than registers hold are walked twice:
+// for mean and variance (moments.h), and for the results.
 #include "common/norm_rows.h"
 #include "norm/layer_norm.h"
 #include "norm/moments.h"
@@ -69,15 +69,9 @@ inline Moments normalize_row(device const T* x, device const T* residual, device
   const uint length = params.length;
   typename RowSlice::template Of<T> v;
   fetch_input(slice, v, x, residual, sum, params, length);
-  float total = 0.0f;
-  for (uint n = 0; n < N; ++n) total += slice.holds(n, length) ? sum4(v[n]) : 0.0f;
-  const float mean = team.sum(total, 0) / static_cast<float>(length);
-  float squares = 0.0f;
-  for (uint n = 0; n < N; ++n) {
-    const float4 d = deviations(slice, v[n], mean, n, length);
-    squares += sum4(d * d);
-  }
-  const float scale = scale_of(team.sum(squares, 1), params);
+  const Seen seen = merged(seen_together(slice, v, team.thread_index / 32, length), length, team);
+  const float mean = seen.mean;
+  const float scale = scale_of(seen.squares, params);
   // The parameters are in the cache. Registers that would hold them from the start on hold more rows instead.
   typename RowSlice::template Of<T> w;
   typename RowSlice::template Of<T> b;
@@ -113,7 +107,7 @@ template <bool aligned, typename T, uint N>
     device float* means [[buffer(6)]], device float* scales [[buffer(7)]],
     constant LayerNormParams& params [[buffer(8)]], uint row [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
-  threadgroup float scratch[2 * 32];
+  threadgroup float scratch[3 * 32];
   const Threadgroup team(thread_index, threads, scratch);
   const Moments found =
       normalize_row<aligned, N>(x + row_at(params.x, row), residual + row_at(params.residual, row), weight, bias,
@@ -133,7 +127,7 @@ template <bool aligned, typename T>
     uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
   constexpr uint N = kLongStep<T>;
   typedef Slice<aligned, T, N> RowSlice;
-  threadgroup float scratch[2 * 32];
+  threadgroup float scratch[3 * 32];
   const Threadgroup team(thread_index, threads, scratch);
   const uint length = params.length;
   x += row_at(params.x, row);
@@ -147,8 +141,9 @@ template <bool aligned, typename T>
     fetch_input(slice, v, x, residual, sum, params, length);
     see(seen, slice, v, length);
   }
-  const float mean = team.sum(seen.count * seen.mean, 0) / static_cast<float>(length);
-  const float scale = scale_of(team.sum(seen.squares_about(mean), 1), params);
+  seen = merged(merged(seen, simd_sum(seen.count)), length, team);
+  const float mean = seen.mean;
+  const float scale = scale_of(seen.squares, params);
   if (thread_index == 0) {
     means[row] = mean;
     scales[row] = scale;

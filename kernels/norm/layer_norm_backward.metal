@@ -51,22 +51,37 @@ kernel void layer_norm_backward_thread(device const T* grad [[buffer(0)]], devic
   }
 }
 
-// The sums, up to element `end`, of g and of g h over a thread's slice.
-template <uint N, typename Slice, typename Rows, typename Weight>
-inline float2 sums_of(Slice slice, thread const Rows& v, thread const Rows& g, thread const Weight& w, float mean,
+// The sums, up to element `end`, of g and of g h over a thread's slice. kRun float4s, of which the row has all or none,
+// are added up before it is asked whether it has them.
+template <uint N, typename Slice, typename Weight>
+inline float2 sums_of(Slice slice, thread const float4 (&v)[N], thread const float4 (&g)[N], thread const Weight& w,
                       float scale, uint end) {
   float2 sums = float2(0.0f);
-  for (uint n = 0; n < N; ++n) {
-    const float4 weighted = g[n] * w[n];
-    const float2 part = float2(sum4(weighted), sum4(weighted * (v[n] - mean)) * scale);
-    sums += slice.holds(n, end) ? part : float2(0.0f);
+  for (uint first = 0; first < N; first += Slice::kRun) {
+    float4 totals = g[first] * w[first];
+    float4 products = totals * v[first];
+    for (uint n = first + 1; n < first + Slice::kRun; ++n) {
+      const float4 weighted = g[n] * w[n];
+      totals += weighted;
+      products = fma(weighted, v[n], products);
+    }
+    sums += slice.holds(first, end) ? float2(sum4(totals), sum4(products)) : float2(0.0f);
   }
-  return sums;
+  return float2(sums.x, sums.y * scale);
+}
+
+// The means and scales of the R rows from `first` on; of those past the last one that one's. A lane has one number, the
+// mean of row lane / 2 or its scale: numbers that all lanes load are waited for where they are loaded, by a compiler
+// that moves them to registers of the simdgroup.
+template <uint R>
+inline float fetch_statistic(device const float* means, device const float* scales, uint first, uint lane,
+                             constant LayerNormParams& params) {
+  return (lane % 2 ? scales : means)[R == 1 ? first : min(first + lane / 2 % R, params.rows - 1)];
 }
 
 // A stream's rows, R of them at once and then those streams * R further on, by one team; and their part of the
 // parameters' gradients where it is wanted. Rows are on their way while those before them are at work.
-template <bool aligned, bool nested, uint N, uint R, typename T, typename Team>
+template <bool aligned, bool nested, bool has_residual, uint N, uint R, typename T, typename Team>
 inline void differentiate_rows(device const T* grad, device const T* x, device const float* means,
                                device const float* scales, device const T* weight, device const T* residual,
                                device T* gx, device float* partial, constant LayerNormParams& params, Team team,
@@ -75,13 +90,14 @@ inline void differentiate_rows(device const T* grad, device const T* x, device c
   typedef typename RowSlice::template Of<conditional_t<aligned, T, float>> Held;  // elements by themselves unpacked
   constexpr bool ahead = N * sizeof(T) <= 4 && (aligned || sizeof(T) == 4);       // of others registers do not hold two
   const uint length = params.length;
-  const float inverse_length = 1.0f / static_cast<float>(length);
   const RowSlice slice(team.thread_index);
+  const uint lane = team.thread_index % 32;
   Held next_v[R];
   Held next_g[R];
   typename RowSlice::template Of<T> w;
   float4 gw[N];
   float4 gb[N];
+  float next_statistic = fetch_statistic<R>(means, scales, stream * R, lane, params);
   if constexpr (ahead) {
     fetch_rows<nested>(slice, next_v, x, params.x, stream * R, params);
     fetch_rows<nested>(slice, next_g, grad, params.grad, stream * R, params);
@@ -89,53 +105,61 @@ inline void differentiate_rows(device const T* grad, device const T* x, device c
   fetch_weight(slice, w, weight, params, length);
   for (uint n = 0; n < N; ++n) gw[n] = gb[n] = float4(0.0f);
   uint parity = 0;  // a reduction's scratch is used again only after another one
-  for (ulong first = stream * R; first < params.rows; first += params.streams * R) {
-    Held v[R];
-    Held g[R];
-    float mean[R];
+  for (uint first = stream * R, next;; first = next) {
+    next = row_after<R>(first, params);
+    if constexpr (!ahead) {
+      fetch_rows<nested>(slice, next_v, x, params.x, first, params);
+      fetch_rows<nested>(slice, next_g, grad, params.grad, first, params);
+    }
     float scale[R];
+    float4 v[R][N];  // less the mean
+    float4 g[R][N];
 #pragma unroll
     for (uint r = 0; r < R; ++r) {
-      mean[r] = means[min(first + r, ulong(params.rows - 1))];
-      scale[r] = scales[min(first + r, ulong(params.rows - 1))];
-    }
-    if constexpr (ahead) {
-#pragma unroll
-      for (uint r = 0; r < R; ++r) {
-        v[r] = next_v[r];
-        g[r] = next_g[r];
+      const float mean = simd_shuffle(next_statistic, 2 * r);
+      scale[r] = simd_shuffle(next_statistic, 2 * r + 1);
+      for (uint n = 0; n < N; ++n) {
+        v[r][n] = next_v[r][n] - mean;
+        g[r][n] = next_g[r][n];
       }
-      fetch_rows<nested>(slice, next_v, x, params.x, first + params.streams * R, params);
-      fetch_rows<nested>(slice, next_g, grad, params.grad, first + params.streams * R, params);
-    } else {
-      fetch_rows<nested>(slice, v, x, params.x, first, params);
-      fetch_rows<nested>(slice, g, grad, params.grad, first, params);
+    }
+    next_statistic = fetch_statistic<R>(means, scales, next, lane, params);
+    if constexpr (ahead) {
+      fetch_rows<nested>(slice, next_v, x, params.x, next, params);
+      fetch_rows<nested>(slice, next_g, grad, params.grad, next, params);
+      simdgroup_barrier(mem_flags::mem_none);  // compilers would move the loads down to the reduction's barrier
     }
     float sums[2 * R];
 #pragma unroll
     for (uint r = 0; r < R; ++r) {
-      const float2 sum = sums_of<N>(slice, v[r], g[r], w, mean[r], scale[r], length);
+      float2 sum = float2(0.0f);
+      if (slice.holds(0, length)) sum = sums_of<N>(slice, v[r], g[r], w, scale[r], length);
       sums[2 * r] = sum.x;
       sums[2 * r + 1] = sum.y;
     }
     team.sum(sums, parity);
     parity ^= 1;
     Held added[R];
-    if (params.has_residual) fetch_rows<nested>(slice, added, residual, params.residual, first, params);
+    if constexpr (has_residual) fetch_rows<nested>(slice, added, residual, params.residual, first, params);
 #pragma unroll
     for (uint r = 0; r < R; ++r) {
-      const ulong row = first + r;
-      if (row >= params.rows) continue;
-      const float total = sums[2 * r] * inverse_length, product = sums[2 * r + 1] * inverse_length;
+      const uint row = first + r;
+      if (r > 0 && row >= params.rows) continue;
+      const float total = sums[2 * r] * params.inverse_length, product = sums[2 * r + 1] * params.inverse_length;
+      Held results;
       for (uint n = 0; n < N; ++n) {
-        const float4 normal = (v[r][n] - mean[r]) * scale[r];
+        const float4 normal = v[r][n] * scale[r];
         gw[n] = fma(g[r][n], normal, gw[n]);
         gb[n] += g[r][n];
         const float4 value = (fma(g[r][n], w[n], float4(-0.0f)) - total - normal * product) * scale[r];
-        v[r].round(n, params.has_residual ? value + added[r][n] : value);
+        if constexpr (has_residual)
+          results.round(n, value + added[r][n]);
+        else
+          results.round(n, value);
       }
-      slice.store(v[r], gx + row * length, length);
+      slice.store(results, gx + ulong(row) * length, length);
     }
+    if (next == first) break;
   }
   if (!params.partial) return;
   slice.store(gw, partial + 2 * ulong(stream) * length, length);
@@ -154,8 +178,13 @@ kernel void layer_norm_backward_simd(device const T* grad [[buffer(0)]], device 
                                      uint simdgroups [[simdgroups_per_threadgroup]]) {
   const uint stream = group * simdgroups + simdgroup;
   if (stream >= params.streams) return;
-  differentiate_rows<aligned, true, N, 1>(grad, x, means, scales, weight, residual, gx, partial, params,
-                                          Simdgroup(lane), stream);
+  const Simdgroup team(lane);
+  if (params.has_residual)
+    differentiate_rows<aligned, true, true, N, 1>(grad, x, means, scales, weight, residual, gx, partial, params, team,
+                                                  stream);
+  else
+    differentiate_rows<aligned, true, false, N, 1>(grad, x, means, scales, weight, residual, gx, partial, params, team,
+                                                   stream);
 }
 
 template <bool aligned, typename T, uint N, uint R>
@@ -167,7 +196,12 @@ template <bool aligned, typename T, uint N, uint R>
     uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[2 * 32 * 2 * R];
   const Threadgroup team(thread_index, threads, scratch);
-  differentiate_rows<aligned, false, N, R>(grad, x, means, scales, weight, residual, gx, partial, params, team, stream);
+  if (params.has_residual)
+    differentiate_rows<aligned, false, true, N, R>(grad, x, means, scales, weight, residual, gx, partial, params, team,
+                                                   stream);
+  else
+    differentiate_rows<aligned, false, false, N, R>(grad, x, means, scales, weight, residual, gx, partial, params, team,
+                                                    stream);
 }
 
 // A longer row in two walks: the sums, and the results.
@@ -198,7 +232,13 @@ template <bool aligned, typename T>
     slice.fetch(v, x, length);
     slice.fetch(g, grad, length);
     fetch_weight(slice, w, weight, params, length);
-    const float2 sum = sums_of<N>(slice, v, g, w, mean, scale, length);
+    float4 differences[N];
+    float4 gradients[N];
+    for (uint n = 0; n < N; ++n) {
+      differences[n] = v[n] - mean;
+      gradients[n] = g[n];
+    }
+    const float2 sum = sums_of<N>(slice, differences, gradients, w, scale, length);
     sums[0] += sum.x;
     sums[1] += sum.y;
   }

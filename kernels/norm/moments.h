@@ -4,8 +4,8 @@
 
 #include "common/held.h"
 
-// How many elements of float4 number n are in a row that ends before element `end`, and these elements' differences
-// from `mean`; 0 for the others.
+// How many elements of float4 number n are in a row that ends before element `end`, and the sum of the squares of these
+// elements' differences from `mean`.
 template <bool aligned, typename T, uint N>
 inline float count_of(Slice<aligned, T, N> slice, uint n, uint end) {
   if (aligned) return slice.holds(n, end) ? 4.0f : 0.0f;
@@ -14,11 +14,13 @@ inline float count_of(Slice<aligned, T, N> slice, uint n, uint end) {
   return count;
 }
 template <bool aligned, typename T, uint N>
-inline float4 deviations(Slice<aligned, T, N> slice, float4 value, float mean, uint n, uint end) {
+inline float squares_of(Slice<aligned, T, N> slice, float4 value, float mean, uint n, uint end) {
   float4 d = value - mean;
-  if (aligned) return slice.holds(n, end) ? d : float4(0.0f);
-  for (uint k = 0; k < 4; ++k) d[k] = slice.first + slice.behind(n, k) < end ? d[k] : 0.0f;
-  return d;
+  if (!aligned) {
+    for (uint k = 0; k < 4; ++k) d[k] = slice.first + slice.behind(n, k) < end ? d[k] : 0.0f;
+  }
+  const float squares = sum4(d * d);
+  return slice.holds(n, end) ? squares : 0.0f;
 }
 
 // Elements that a thread has seen: how many, their mean, and the sum of the squares of their differences from it.
@@ -52,9 +54,46 @@ inline void see(thread Seen& seen, Slice<aligned, T, N> slice, thread const Rows
   }
   const float mean = total / max(count, 1.0f);
   float squares = 0.0f;
-  for (uint n = 0; n < N; ++n) {
-    const float4 d = deviations(slice, v[n], mean, n, end);
-    squares += sum4(d * d);
-  }
+  for (uint n = 0; n < N; ++n) squares += squares_of(slice, v[n], mean, n, end);
   seen.add(count, mean, squares);
+}
+
+// What a simdgroup has seen of a row in registers that ends before element `end`: 128 N elements or fewer.
+template <bool aligned, typename T, uint N, typename Rows>
+inline Seen seen_together(Slice<aligned, T, N> slice, thread const Rows& v, uint simdgroup, uint end) {
+  const uint begin = simdgroup * 128 * N;
+  Seen seen;
+  seen.count = static_cast<float>(min(max(end, begin) - begin, 128 * N));
+  float total = 0.0f;
+  for (uint n = 0; n < N; ++n) {
+    const float part = sum4(v[n]);
+    total += slice.holds(n, end) ? part : 0.0f;
+  }
+  seen.mean = fast::divide(simd_sum(total), seen.count);
+  float squares = 0.0f;
+  for (uint n = 0; n < N; ++n) squares += squares_of(slice, v[n], seen.mean, n, end);
+  seen.squares = simd_sum(squares);
+  return seen;
+}
+
+// What the lanes of a simdgroup have seen together, `count` elements.
+inline Seen merged(Seen seen, float count) {
+  const float mean = simd_sum(seen.count * seen.mean) / max(count, 1.0f);
+  return {count, mean, simd_sum(seen.squares_about(mean))};
+}
+
+// What a team has seen together, a row of `length` elements, of what each of its simdgroups has. A threadgroup's
+// scratch has 3 times 32 floats.
+inline Seen merged(Seen seen, uint, Simdgroup) { return seen; }
+inline Seen merged(Seen seen, uint length, Threadgroup team) {
+  if (team.lane == 0) {
+    team.scratch[team.simdgroup] = seen.count;
+    team.scratch[32 + team.simdgroup] = seen.mean;
+    team.scratch[64 + team.simdgroup] = seen.squares;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  Seen part;
+  if (team.lane < team.threads / 32)
+    part = {team.scratch[team.lane], team.scratch[32 + team.lane], team.scratch[64 + team.lane]};
+  return merged(part, static_cast<float>(length));
 }

@@ -81,6 +81,17 @@ def test_a_mean_far_from_zero(device, family):
 
 
 @each_family
+def test_parts_of_different_means(device, family):
+    """What the simdgroups of a row have seen differs in mean and, at the row's end, in count."""
+    with tuned(family):
+        for length in (513, 640, 1300, 2048, 2049, 3072, 3076, 5000):
+            x = tensor(3, length, device=device)
+            x[:, : length // 3] += 1000
+            x[1, -1] = -5e4
+            check(x, *tensor(2, length, device=device))
+
+
+@each_family
 def test_more_rows_than_teams_of_threads(device, family):
     with tuned(family):
         for rows, length in ((2049, 24), (4230, 150), (1500, 600)):

@@ -120,6 +120,7 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& grad, const
   const LayerNormParams params{
       .length = grid_side(shape.length),
       .rows = grid_side(shape.rows),
+      .inverse_length = 1.0f / static_cast<float>(shape.length),
       .has_weight = weight.has_value(),
       .has_residual = sum_grad.has_value(),
       .streams = grid_side(plan.chunks),
