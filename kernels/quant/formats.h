@@ -11,8 +11,9 @@
 //   unit          how many units 1 is in the first run; `upper_unit` in the second one
 //   bias          what q is less than the packed integer
 //   has_offset    whether weights are scale * q + offset
+//   entries       of the table that q is looked up in, or 0
 //   load(at, s)   the packed bytes that slice s of the block at `at` needs
-//   decode(p, s)  their numbers
+//   decode(p, s)  their numbers; decode(p, s, table) where there is a table
 //
 // Source of the layouts: github.com/ggml-org/ggml, src/ggml-common.h.
 #pragma once
@@ -123,7 +124,14 @@ struct Table {
     return two(entry).x;
   }
 };
-inline void look_up(thread Slice& slice, uint4 low, Table table) {
+// The same in threadgroup memory, where an entry takes one access, and not eight operations. Its entries lie in as many
+// banks, so that accesses of a simdgroup do not meet.
+struct SharedTable {
+  threadgroup const float* entries;
+  float of(uint nibble) const { return entries[nibble]; }
+};
+template <typename T>
+inline void look_up(thread Slice& slice, uint4 low, T table) {
 #pragma unroll
   for (uint i = 0; i < 16; ++i) {
     const uint byte = low[i / 4] >> (i % 4 * 8);
@@ -135,13 +143,13 @@ inline void look_up(thread Slice& slice, uint4 low, Table table) {
 struct Block32 {
   typedef uint Word;
   static constexpr constant float unit = kUnit, upper_unit = kUnit;
-  static constexpr constant uint slices = 1, apart = 16;
+  static constexpr constant uint slices = 1, apart = 16, entries = 0;
   static uint first(uint) { return 0; }
 };
 struct Block256 {
   typedef uint Word;
   static constexpr constant float unit = kUnit, upper_unit = kUnit;
-  static constexpr constant uint slices = 8, apart = 32;
+  static constexpr constant uint slices = 8, apart = 32, entries = 0;
   static uint first(uint s) { return s / 2 * 64 + s % 2 * 16; }
 };
 
@@ -333,7 +341,7 @@ struct Q5_K : Block256 {
 struct Q6_K {
   typedef uint Word;
   static constexpr constant float unit = kUnit, upper_unit = kUnit;
-  static constexpr constant uint number = 14, bytes = 210, slices = 8, apart = 64;
+  static constexpr constant uint number = 14, bytes = 210, slices = 8, apart = 64, entries = 0;
   static constexpr constant float bias = 32.0f;
   static constexpr constant bool has_offset = false;
   static uint first(uint s) { return s / 4 * 128 + s % 4 * 16; }
@@ -356,13 +364,15 @@ struct Q6_K {
 // -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
 constexpr constant Table kNonlinear = {0x766a5d4f3f2d1801ul, 0xf1d9c5b5a6998d81ul};
 struct IQ4_NL : Block32 {
-  static constexpr constant uint number = 20, bytes = 18;
+  static constexpr constant uint number = 20, bytes = 18, entries = 16;
   static constexpr constant float bias = 128.0f;
   static constexpr constant bool has_offset = false;
   static Packed load(Bytes at, uint) { return {at.quad(2), uint4(0), uint4(at.pair(0))}; }
-  static Slice decode(Packed p, uint) {
+  static Slice decode(Packed p, uint s) { return decode(p, s, kNonlinear); }
+  template <typename T>
+  static Slice decode(Packed p, uint, T table) {
     Slice slice;
-    look_up(slice, p.low, kNonlinear);
+    look_up(slice, p.low, table);
     slice.scale = float2(half_of(p.head.x));
     slice.offset = float2(0.0f);
     return slice;
@@ -370,16 +380,18 @@ struct IQ4_NL : Block32 {
 };
 
 struct IQ4_XS : Block32 {
-  static constexpr constant uint number = 23, bytes = 136, slices = 8;
+  static constexpr constant uint number = 23, bytes = 136, slices = 8, entries = 16;
   static constexpr constant float bias = 128.0f;
   static constexpr constant bool has_offset = false;
   static uint first(uint s) { return 32 * s; }
   static Packed load(Bytes at, uint s) {
     return {at.aligned(8 + s * 16), uint4(0), uint4(at.tail(0), at.byte(4 + s / 2), 0, 0)};
   }
-  static Slice decode(Packed p, uint s) {
+  static Slice decode(Packed p, uint s) { return decode(p, s, kNonlinear); }
+  template <typename T>
+  static Slice decode(Packed p, uint s, T table) {
     Slice slice;
-    look_up(slice, p.low, kNonlinear);
+    look_up(slice, p.low, table);
     const uint scale = ((p.head.y >> (s % 2 * 4)) & 0xfu) | ((p.head.x >> (16 + 2 * s)) & 3u) << 4;
     slice.scale = float2(half_of(p.head.x) * (float(scale) - 32.0f));
     slice.offset = float2(0.0f);
@@ -429,6 +441,23 @@ struct SliceOf {
     return F::load(row.plus(ulong(block) * F::bytes), s);
   }
   Slice decode(Packed packed) const { return F::decode(packed, s); }
+};
+
+// Decodes with the type's table in threadgroup memory, if it has one.
+template <typename F, bool has_table = F::entries != 0>
+struct Shared {
+  Shared(threadgroup float*, uint) {}
+  Slice decode(SliceOf<F> slice, Packed packed) const { return slice.decode(packed); }
+};
+template <typename F>
+struct Shared<F, true> {
+  SharedTable table;
+  // All of a threadgroup's threads, 16 at least, come here.
+  Shared(threadgroup float* entries, uint thread_index) : table{entries} {
+    if (thread_index < F::entries) entries[thread_index] = Table(kNonlinear).of(thread_index);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  Slice decode(SliceOf<F> slice, Packed packed) const { return F::decode(packed, slice.s, table); }
 };
 
 // Weights 4 i to 4 i + 3 of the slice, in the order of q.

@@ -1,5 +1,7 @@
 // Products of packed weights and few rows of x. A lane keeps its slice of each row of x in registers while it walks
-// over rows of weights, and loads several of these at once. The simdgroups of a threadgroup share the rows' length.
+// over all of the threadgroup's rows of weights, and loads several of these at once: slices lie too far apart in x for
+// one cache line to serve several lanes. The simdgroups of a threadgroup share the rows' length, and none is without a
+// chunk of it.
 #include <metal_stdlib>
 using namespace metal;
 
@@ -15,13 +17,11 @@ struct Held {
 };
 
 template <typename F>
-inline Held hold(device const uint4* x, ulong row, uint slices, uint i, bool there, uint dtype) {
+inline Held hold(device const uint4* x, ulong row, uint slices, uint i, uint dtype) {
   Held held;
   const ulong from = row * slices * 32 + SliceOf<F>(i).first();
   load16(held.x, x, from, dtype);
   load16(held.x + 4, x, from + F::apart, dtype);
-#pragma unroll
-  for (uint k = 0; k < 8; ++k) held.x[k] = there ? held.x[k] : float4(0.0f);
   held.sums = float2(sum4((held.x[0] + held.x[1]) + (held.x[2] + held.x[3])),
                      sum4((held.x[4] + held.x[5]) + (held.x[6] + held.x[7])));
   return held;
@@ -42,12 +42,15 @@ inline float product(thread const Slice& w, thread const Held& held) {
   return result;
 }
 
-// A threadgroup's rows of weights times M rows of x, `step` rows of weights at once.
+// A threadgroup's rows of weights times M rows of x, `step` rows of weights at once. `table` has room for F::entries.
 template <typename F, uint M, uint step_rows>
 inline void multiply(device const typename F::Word* packed, device const uint4* x, device float* floats,
                      device ushort* halves, device const int* chosen, constant QuantMvParams& p,
-                     threadgroup float* parts, uint group, uint thread_index, uint simdgroups) {
-  const uint lane = thread_index % 32, simdgroup = thread_index / 32;
+                     threadgroup float* parts, threadgroup float* table, uint group, uint thread_index,
+                     uint simdgroups) {
+  const uint lane = thread_index % 32;
+  // A compiler that is told that lanes agree about their chunks keeps what they share in uniform registers.
+  const uint simdgroup = simd_broadcast(thread_index / 32, ushort(0));
   const uint x_groups = (p.x_rows + M - 1) / M;  // of neighbouring threadgroups, which share weights
   const uint first_row = group / x_groups * p.group_rows, first_x = group % x_groups * M;
   const uint expert = p.experts ? uint(chosen[first_x]) : 0;
@@ -55,39 +58,38 @@ inline void multiply(device const typename F::Word* packed, device const uint4* 
   const auto matrix = place(packed, there ? expert * p.expert_bytes : 0);
   const uint steps = (min(p.group_rows, p.weights - first_row) + step_rows - 1) / step_rows;
 
-  Held held[M];
+  const Shared<F> shared(table, thread_index);
   const uint chunks = (p.slices + 31) / 32;
-  for (uint step = 0; step < steps; ++step) {
-    float sums[step_rows * M];
-#pragma unroll
-    for (uint i = 0; i < step_rows * M; ++i) sums[i] = 0.0f;
-    for (uint chunk = simdgroup; chunk < chunks; chunk += simdgroups) {
-      // Lanes behind the row's end read its last slice, and take zeros for x.
-      const uint i = min(chunk * 32 + lane, p.slices - 1);
-      const SliceOf<F> slice(i);
+  for (uint chunk = simdgroup; chunk < chunks; chunk += simdgroups) {
+    // Lanes behind the row's end read its last slice, and their sums are zeros.
+    const bool inside = chunk * 32 + lane < p.slices;
+    const uint i = min(chunk * 32 + lane, p.slices - 1);
+    const SliceOf<F> slice(i);
+    Held held[M];
+    for (uint step = 0; step < steps; ++step) {
       Packed loaded[step_rows];
 #pragma unroll
       for (uint r = 0; r < step_rows; ++r) {
         const uint row = min(first_row + step * step_rows + r, p.weights - 1);
         loaded[r] = slice.load(matrix.plus(row * p.row_bytes));
       }
-      if (step == 0 || chunks > simdgroups) {
+      if (step == 0) {  // while the weights are on their way
 #pragma unroll
-        for (uint m = 0; m < M; ++m) {
-          const uint row = min(first_x + m, p.x_rows - 1) / p.shared;
-          held[m] = hold<F>(x, row, p.slices, i, chunk * 32 + lane < p.slices, p.dtype);
-        }
+        for (uint m = 0; m < M; ++m)
+          held[m] = hold<F>(x, min(first_x + m, p.x_rows - 1) / p.shared, p.slices, i, p.dtype);
       }
+      float sums[step_rows * M];
 #pragma unroll
       for (uint r = 0; r < step_rows; ++r) {
-        const Slice numbers = slice.decode(loaded[r]);
+        const Slice numbers = shared.decode(slice, loaded[r]);
 #pragma unroll
-        for (uint m = 0; m < M; ++m) sums[r * M + m] += product<F>(numbers, held[m]);
+        for (uint m = 0; m < M; ++m) sums[r * M + m] = select(0.0f, product<F>(numbers, held[m]), inside);
       }
+      const float sum = simd_sums(sums, lane);
+      constexpr uint kShare = 32 / (step_rows * M);
+      threadgroup float& part = parts[simdgroup * QUANT_MV_RESULTS + step * step_rows * M + lane / kShare];
+      if (lane % kShare == 0) part = chunk == simdgroup ? sum : part + sum;
     }
-    const float sum = simd_sums(sums, lane);
-    constexpr uint kShare = 32 / (step_rows * M);
-    if (lane % kShare == 0) parts[simdgroup * QUANT_MV_RESULTS + step * step_rows * M + lane / kShare] = sum;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
@@ -107,8 +109,9 @@ inline void multiply(device const typename F::Word* packed, device const uint4* 
       device float* floats [[buffer(2)]], device ushort* halves [[buffer(3)]], device const int* chosen [[buffer(4)]], \
       constant QuantMvParams& p [[buffer(5)]], uint group [[threadgroup_position_in_grid]],                            \
       uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {                   \
-    threadgroup float parts[simdgroups_at_most * QUANT_MV_RESULTS];                                                    \
-    multiply<F, M, step_rows>(packed, x, floats, halves, chosen, p, parts, group, thread_index, threads / 32);         \
+    threadgroup float memory[F::entries + simdgroups_at_most * QUANT_MV_RESULTS];                                      \
+    multiply<F, M, step_rows>(packed, x, floats, halves, chosen, p, memory + F::entries, memory, group, thread_index,  \
+                              threads / 32);                                                                           \
   }
 QUANT_MV_KERNEL(1, QUANT_MV1_SIMDGROUPS, QUANT_MV1_STEP)
 QUANT_MV_KERNEL(4, QUANT_MV4_SIMDGROUPS, QUANT_MV4_STEP)

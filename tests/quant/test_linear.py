@@ -65,6 +65,16 @@ def test_unusual_blocks(device, type):
             assert not y[:, ~finite].isfinite().any()
 
 
+@pytest.mark.parametrize("rows", [0, 1, 9])
+def test_no_terms(device, rows):
+    packed = metalcore.quant.quantize(torch.empty(8, 0), "Q8_0").to(device)
+    y = metalcore.quant.quantized_linear(torch.empty(rows, 0, device=device), packed, "Q8_0")
+    assert y.shape == (rows, 8) and not y.any()
+    experts = torch.zeros(rows, 2, dtype=torch.int32, device=device)
+    y = metalcore.quant.quantized_linear_experts(torch.empty(rows, 0, device=device), packed[None], experts, "Q8_0")
+    assert y.shape == (rows, 2, 8) and not y.any()
+
+
 def test_shapes(device):
     packed, weights = sample("Q4_K", 21, 256, device)
     for shape in ((256,), (1, 256), (2, 2, 256), (3, 5, 256), (0, 256)):

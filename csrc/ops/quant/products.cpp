@@ -171,7 +171,8 @@ Tensor quant_matmul(const Tensor& x, const Tensor& packed, int64_t type, bool tr
     return torch::stable::matmul(x, transposed ? numbers : torch::stable::transpose(numbers, 0, 1));
   }
   const Tensor result = result_like(x, length);
-  if (transposed || rows > tuning.mv_rows)
+  // Sums of no terms are mul_mm's: in mul_mv a simdgroup has a share of the terms.
+  if (transposed || rows > tuning.mv_rows || weights.length == 0)
     mul_mm(op, x, weights, format, nullptr, rows, 1, transposed, result);
   else
     mul_mv(op, x, weights, format, nullptr, rows, 1, result);
@@ -195,7 +196,7 @@ Tensor quant_matmul_experts(const Tensor& x, const Tensor& packed, const Tensor&
   const Tensor chosen = as_contiguous(experts);
   // Where experts have few rows each, there is little to share.
   const bool few = tokens * each <= quant_tuning(x).mv_rows * weights.matrices;
-  if (few && !transposed)
+  if (few && !transposed && weights.length > 0)
     mul_mv(op, x, weights, format, &chosen, tokens * each, own ? 1 : each, result);
   else
     mul_mm(op, x, weights, format, &chosen, tokens * each, own ? 1 : each, transposed, result);
