@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+from typing import Any
 
 from .. import _C
 
@@ -45,6 +46,17 @@ def source(kernel: str) -> str:
     return _sources[kernel]
 
 
+def is_known(kernel: str) -> bool:
+    """Whether a kernel is a generated one."""
+    return kernel in _sources
+
+
+def translated(kernel: str) -> dict[str, Any]:
+    """What NVRTC compiles a generated kernel from: the text, and cuda_source's description of the kernel."""
+    translation = _program(kernel).translation
+    return {"program": translation.program, "kernel": translation.cuda_kernels()[kernel]}
+
+
 def cuda_number(kernel: str) -> int | None:
     """The number of a generated kernel's program among those of msl/cuda.py, or None for other kernels."""
     return _cuda_number(kernel) if kernel in _sources else None
@@ -69,12 +81,12 @@ def _program(kernel):
     return Program(_sources[kernel], [], {})
 
 
-def _shared_object(kernel, checking):
-    """The path of the simulator's library with the kernel."""
+def shared_object(kernel: str, checking: bool) -> str:
+    """The path of the simulator's library with the kernel, which it compiles where it is not in the cache."""
     from ..msl.targets import SimulatorTarget
 
     return os.fspath(SimulatorTarget(_program(kernel))._shared_object(None, checking=checking))
 
 
 if hasattr(_C, "simulator_set_compiler"):
-    _C.simulator_set_compiler(_shared_object)
+    _C.simulator_set_compiler(shared_object)

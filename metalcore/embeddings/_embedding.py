@@ -46,12 +46,12 @@ def embedding(
     if (
         max_norm is not None
         or not takes(weight, input)
-        or not in_range(padding_idx, len(weight))
+        or not in_range(padding_idx, weight.shape[0])
         or type(scale_grad_by_freq) is not bool
         or type(sparse) is not bool
     ):
         return F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
-    padding = -1 if padding_idx is None else padding_idx % len(weight)
+    padding = -1 if padding_idx is None else padding_idx % weight.shape[0]
     if is_dtensor(weight):
         from ..distributed import embeddings
 
@@ -61,16 +61,17 @@ def embedding(
 
 
 def takes(weight: Tensor, indices: Tensor) -> bool:
+    if not accelerated(weight) or weight.dim() != 2:
+        return False
+    rows, depth = weight.shape
     return (
-        accelerated(weight)
-        and weight.dim() == 2
-        and isinstance(indices, Tensor)
+        isinstance(indices, Tensor)
         and indices.dtype in INTEGERS
         and indices.device == weight.device
         and indices.layout is torch.strided
-        and len(weight) > 0
+        and rows > 0
         and indices.numel() < 2**31
-        and weight.shape[1] < 2**31
+        and depth < 2**31
     )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient
 from .._core.registry import Op, Sample, register
 from .._core.routing import COUNTED, alike, require_tensors
+from .._core.shapes import broadcast_shapes
 from ._activations import ACTIVATIONS, reference_activation
 
 __all__ = ["linear", "matmul"]
@@ -59,19 +60,19 @@ def matmul(
         require_tensors("matmul", a=a, b=b)
         require_tensors("matmul", optional=True, bias=bias, residual=residual)
         return apply(_by_torch(a, b, bias, residual, alpha, beta))
-    shape = _result_shape(a, b, bias)
-    left, right = a if a.dim() > 1 else a[None], b if b.dim() > 1 else b[:, None]
-    whole = _whole_shape(left, right)
+    rows, columns, batch = _dimensions(a.shape, b.shape, bias)
+    shape = (*batch, *rows, *columns)
+    left, right = a if rows else a[None], b if columns else b[:, None]
     if residual is not None:
         residual = residual.expand(shape)
-        residual = residual.view_as(residual) if len(shape) == len(whole) else _with_vectors(residual, a, b)
-    if len(whole) > _BATCH_DIMS + 2:
-        batch = whole[:-2]
+        residual = residual.view_as(residual) if rows and columns else _with_vectors(residual, a, b)
+    if len(batch) > _BATCH_DIMS:
         left, right = (x.expand(*batch, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (left, right))
-        residual = None if residual is None else residual.reshape(-1, *whole[-2:])
-    if name != "none" and any(map(_needs, (a, b, bias, residual))):
-        return apply(_matmul(left, right, bias, residual, "none", float(alpha), float(beta)).view(shape))
-    return _matmul(left, right, bias, residual, name, float(alpha), float(beta)).view(shape)
+        residual = None if residual is None else residual.reshape(-1, *residual.shape[-2:])
+    apart = name != "none" and any(map(_needs, (a, b, bias, residual)))
+    found = _matmul(left, right, bias, residual, "none" if apart else name, float(alpha), float(beta))
+    found = found if found.shape == shape else found.view(shape)
+    return apply(found) if apart else found
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str | None = None) -> Tensor:
@@ -102,31 +103,32 @@ def _needs(x):
 
 
 def _takes(a, b, bias, residual):
+    if b is None or not alike(a, b, bias, residual):
+        return False
+    left, right = a.shape, b.shape
     return (
-        b is not None
-        and alike(a, b, bias, residual)
-        and a.dim() > 0
-        and b.dim() > 0
-        and max(*a.shape, *b.shape) <= COUNTED
-        and math.prod(a.shape[:-1]) <= COUNTED
-        and math.prod(b.shape[:-2]) * (a.shape[-2] if a.dim() > 1 else 1) <= COUNTED
+        len(left) > 0
+        and len(right) > 0
+        and max(*left, *right) <= COUNTED
+        and (len(left) <= 2 or math.prod(left[:-1]) <= COUNTED)
+        and (len(right) <= 2 or math.prod(right[:-2]) * (left[-2] if len(left) > 1 else 1) <= COUNTED)
     )
 
 
-def _result_shape(a, b, bias):
-    """The shape of the result, whose checks are those of torch.matmul."""
-    terms = b.shape[-2] if b.dim() > 1 else b.shape[0]
-    if a.shape[-1] != terms:
-        raise RuntimeError(f"matmul: a of shape {list(a.shape)} does not go with b of shape {list(b.shape)}")
-    if bias is not None and (b.dim() == 1 or bias.shape != b.shape[-1:]):
-        raise RuntimeError(f"matmul: bias of shape {list(bias.shape)} does not go with b of shape {list(b.shape)}")
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    return (*batch, *a.shape[-2:-1], *(b.shape[-1:] if b.dim() > 1 else ()))
+def _dimensions(a, b, bias):
+    """The result's rows, columns and batch for the shapes a and b, with torch.matmul's checks. A vector has no rows or
+    columns."""
+    columns = b[-1:] if len(b) > 1 else ()
+    if a[-1] != b[-2 if columns else 0]:
+        raise RuntimeError(f"matmul: a of shape {list(a)} does not go with b of shape {list(b)}")
+    if bias is not None and (not columns or bias.shape != columns):
+        raise RuntimeError(f"matmul: bias of shape {list(bias.shape)} does not go with b of shape {list(b)}")
+    return a[-2:-1], columns, broadcast_shapes(a[:-2], b[:-2])
 
 
 def _whole_shape(left, right):
     """The result's shape with both dimensions of matrices."""
-    return (*torch.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1])
+    return (*broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1])
 
 
 def _with_vectors(x, a, b):
@@ -186,7 +188,7 @@ def _product_for(x, left, right, alpha):
     """alpha * (left @ right), summed to x's shape. The batch dimensions that x lacks are terms where that is a view."""
     if x.dim() == 2 and left.dim() > 2 and right.dim() > 2:
         # aᵀ grad: the rows of all of the batch's members are the terms of one product.
-        batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+        batch = broadcast_shapes(left.shape[:-2], right.shape[:-2])
         left = left.mT.expand(*batch, *left.mT.shape[-2:]).flatten(0, -2).mT
         right = right.expand(*batch, *right.shape[-2:]).flatten(0, -2)
     return matmul(left, right, alpha=alpha).sum_to_size(x.shape)

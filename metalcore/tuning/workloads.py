@@ -200,6 +200,13 @@ def _gemm(scale):
             yield Workload("matmul", Sample("", ((rows, length), (length, length))), length, rows)
 
 
+def _joined(scale):
+    """One row, times a square matrix and a long one."""
+    for length in _sizes(scale, 64, scale.largest):
+        for outputs in (length, 4 * length):
+            yield Workload("joined_linear", Sample("", ((1, length), (outputs, length))), length, outputs)
+
+
 def _quant(scale):
     """Few and many rows, and packed weights with as many rows as columns or other numbers of them."""
 
@@ -225,6 +232,7 @@ _TABLES: dict[str, Callable[[Scale], Iterator[Workload]]] = {
     "parallelism": _parallelism,
     "attention_decode": _decode,
     "gemm": _gemm,
+    "joined_linear": _joined,
     "rows": _row_lengths,
     "cholesky": _cholesky,
     "jacobi": _jacobi,

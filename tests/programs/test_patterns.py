@@ -59,6 +59,11 @@ def norm_of_sum(x, residual, weight):
     return F.rms_norm(total, (total.shape[-1],), weight, 1e-6), total
 
 
+def wide_norm_of_sum(x, residual, weight):
+    total = x + residual
+    return llama_norm(total, weight), total
+
+
 def layer_norm_of_sum(x, residual, weight, bias):
     total = residual + x
     return F.layer_norm(total, (16,), weight, bias) @ total.mT
@@ -90,6 +95,19 @@ def masked_attention(q, k, v, mask):
     return torch.softmax(q / math.sqrt(8) @ k.permute(0, 1, 3, 2) + mask, -1) @ v
 
 
+def repeated(x, times=3):
+    batch, heads, length, size = x.shape
+    return x[:, :, None].expand(batch, heads, times, length, size).reshape(batch, heads * times, length, size)
+
+
+def attention_of_groups(q, k, v, mask):
+    return F.scaled_dot_product_attention(q, repeated(k), repeated(v), mask > 0)
+
+
+def attention_of_interleaved_groups(q, k, v):
+    return F.scaled_dot_product_attention(q, *(x.repeat_interleave(3, dim=1) for x in (k, v)))
+
+
 def attention_of_three(q, k, v):
     return (q[0] @ k[0].mT).div(2.0).softmax(-1) @ v[0]
 
@@ -104,6 +122,16 @@ def conv_block(x, residual, weight, bias):
 
 def linear_with_residual(x, residual, weight, bias):
     return residual + F.linear(x, weight, bias)
+
+
+def normed_projections(x, weight, a, b, c, bias):
+    y = llama_norm(x, weight)
+    return F.linear(y, a, bias), F.linear(y, b), F.linear(y, c)
+
+
+def normed_gate(x, residual, weight, gate, up, down):
+    y = gemma_norm(x + residual, weight)
+    return x + residual + F.linear(F.silu(F.linear(y, gate)) * F.linear(y, up), down)
 
 
 HEADS = (2, 3, 5, 8)
@@ -127,10 +155,16 @@ CASES = [
     ("written_attention", "metalcore.attention", masked_attention, [HEADS, HEADS, HEADS, (2, 1, 5, 5)], []),
     ("written_attention", "metalcore.attention", attention_of_three, [HEADS] * 3, []),
     ("attention", "metalcore.attention", F.scaled_dot_product_attention, [HEADS] * 3, []),
+    ("attention", "metalcore.attention", attention_of_groups, [(2, 6, 1, 8), *[(2, 2, 40, 8)] * 2, (2, 1, 1, 40)], []),
+    ("attention", "metalcore.attention", attention_of_interleaved_groups, [(2, 6, 1, 8), *[(2, 2, 5, 8)] * 2], []),
     ("gated", "metalcore.gated", lambda gate, up: F.silu(gate) * up, [(4, 16)] * 2, []),
     ("gated", "metalcore.gated", lambda gate, up: up * F.gelu(gate, approximate="tanh"), [(4, 16)] * 2, []),
     ("gated", "metalcore.gated", sigmoid_gate, [(4, 16)] * 2, []),
     ("cross_entropy", "metalcore.cross_entropy", lambda x: F.cross_entropy(x, x.argmax(-1)), [(4, 16)], []),
+    ("joined_linear", "metalcore.joined_linear", lambda x, w: F.linear(x, w), [(1, 1, 16)], [(8, 16)]),
+    ("joined_linear", "metalcore.joined_linear", normed_projections, [(1, 1, 16)], [(16,), *[(8, 16)] * 3, (8,)]),
+    ("joined_linear", "metalcore.joined_linear", normed_gate, [(1, 16)] * 2, [(16,), *[(8, 16)] * 2, (16, 8)]),
+    ("joined_linear", "metalcore.joined_linear", linear_with_residual, [(1, 16), (1, 8)], [(8, 16), (8,)]),
     ("linear", "metalcore.matmul", lambda x, w, b: F.linear(x, w, b).relu(), [(3, 4, 16)], [(8, 16), (8,)]),
     ("linear", "metalcore.matmul", lambda x, w: F.gelu(F.linear(x, w)), [(4, 16)], [(8, 16)]),
     ("linear", "metalcore.matmul", linear_with_residual, [(4, 16), (4, 8)], [(8, 16), (8,)]),
@@ -214,6 +248,9 @@ OTHERS = [
     ("gated", lambda gate, up: F.silu(gate) * up, [(4, 16), (16,)], torch.float32),
     ("gated", lambda gate, up, z: F.silu(gate) * up + z, [(4, 16)] * 3, torch.float32),  # one generated kernel
     ("gated", lambda gate, up: F.gelu(gate + 1) * up, [(4, 16)] * 2, torch.float32),
+    ("joined_linear", F.linear, [(2, 16), (8, 16)], torch.float32),  # two rows
+    ("joined_linear", F.linear, [(1, 16), (16,)], torch.float32),
+    ("joined_linear", lambda x, w: x @ w.T, [(1, 16), (8, 16)], torch.float32),
     ("add_norm", lambda x, y, w: F.rms_norm(x + 2 * y + y.sum(), (16,), w), [(4, 16), (4, 1), (16,)], torch.float32),
 ]
 
@@ -262,3 +299,94 @@ def test_half(device, dtype):
     found = program(args[0].to(dtype))
     assert found.dtype == dtype and "metalcore.rms_norm" in operators(program)
     agree(module(args[0].to(dtype).float()), found.float(), 0.01)
+
+
+def test_a_norm_of_16_bits_begins_before_its_conversion(device):
+    """So that the sum before it is part of the norm, and no tensor of float32 is left."""
+    module, args = Plain(wide_norm_of_sum, (64,)).to(device), inputs([(4, 64)] * 2, device)
+    program = metalcore.compile(module, args, dtype=torch.bfloat16)
+    assert operators(program) == ["metalcore.add_rms_norm"]
+    rounded = tuple(x.bfloat16() for x in args)
+    agree(module(*(x.float() for x in rounded)), tuple(x.float() for x in program(*rounded)), 0.02)
+
+
+def test_a_norm_begins_with_float32_that_others_need(device):
+    def function(x, weight):
+        return llama_norm(x.float(), weight), x.float().exp()
+
+    module, (x,) = Plain(function, (64,)).to(device), inputs([(4, 64)], device)
+    program = metalcore.compile(module, (x.half(),))
+    assert "metalcore.rms_norm" in operators(program)
+    agree(module(x.half()), program(x.half()))
+
+
+def test_heads_are_read_once(device):
+    """Repeated heads are no copies in memory. One query with a mask has kernels that are faster on every GPU."""
+    args = inputs([(2, 6, 1, 8), *[(2, 2, 40, 8)] * 2, (2, 1, 1, 40)], device)
+    program = metalcore.compile(Plain(attention_of_groups), args)
+    assert [name for name in operators(program) if name in ("expand", "reshape", "metalcore.attention")] == [
+        "metalcore.attention"
+    ]
+    agree(attention_of_groups(*args), program(*args))
+
+
+def test_heads_in_another_order_stay_repeated(device):
+    def function(q, k, v):
+        tiled = [x[:, None].expand(2, 3, 2, 40, 8).reshape(2, 6, 40, 8) for x in (k, v)]
+        return F.scaled_dot_product_attention(q, *tiled)
+
+    args = inputs([(2, 6, 1, 8), *[(2, 2, 40, 8)] * 2], device)
+    program = metalcore.compile(Plain(function), args, fusions=["attention"])
+    assert "expand" in operators(program)
+    agree(function(*args), program(*args))
+
+
+def test_heads_that_were_repeated_before_a_write_are_read_before_it(device):
+    def function(q, cache, k):
+        keys, values = repeated(cache), repeated(cache)
+        cache[:, :, 4:5] = k
+        return F.scaled_dot_product_attention(q, keys, values)
+
+    args = inputs([(2, 6, 1, 8), (2, 2, 40, 8), (2, 2, 1, 8)], device)
+    program, others = metalcore.compile(Plain(function), args, fusions=["attention"]), [x.clone() for x in args]
+    agree(function(*args), program(*others))
+    agree(args, others)
+
+
+def test_what_reads_one_row_is_one_product(device):
+    """With the norm before it, and the gate or the residual after it."""
+    args, parameters = inputs([(1, 16)] * 2, device), [(16,), *[(8, 16)] * 2, (16, 8)]
+    program = metalcore.compile(Plain(normed_gate, *parameters).to(device), args, fusions=["rms_norm", "joined_linear"])
+    assert operators(program) == ["add", "metalcore.joined_linear", "metalcore.joined_linear"]
+
+
+def test_a_norm_that_others_need_is_apart_from_products(device):
+    def function(x, weight, a, b):
+        y = F.rms_norm(x, (16,), weight)
+        return F.linear(y, a), F.linear(y, b), y
+
+    module, args = Plain(function, (16,), (8, 16), (5, 16)).to(device), inputs([(1, 16)], device)
+    program = metalcore.compile(module, args, fusions=["rms_norm", "joined_linear"])
+    names = operators(program)
+    assert names.count("metalcore.rms_norm") == names.count("metalcore.joined_linear") == 1
+    agree(module(*args), program(*args))
+
+
+def test_more_layers_than_the_kernel_takes(device):
+    def function(x, *weights):
+        return [F.linear(x, weight) for weight in weights]
+
+    module, args = Plain(function, *[(n, 16) for n in (8, 5, 4, 3)]).to(device), inputs([(1, 16)], device)
+    program = metalcore.compile(module, args, fusions=["joined_linear"])
+    assert operators(program).count("metalcore.joined_linear") == 2
+    agree(module(*args), program(*args))
+
+
+def test_a_norm_with_a_wider_weight_is_apart_from_products(device):
+    def function(x, weight, a):
+        return F.linear(llama_norm(x, weight).half(), a.half())
+
+    module, args = Plain(function, (16,), (8, 16)).to(device), tuple(x.half() for x in inputs([(1, 16)], device))
+    program = metalcore.compile(module, args, fusions=["rms_norm", "joined_linear"])
+    assert "metalcore.joined_linear" in operators(program)
+    agree(module(*args).float(), program(*args).float(), 4e-3)

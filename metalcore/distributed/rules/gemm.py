@@ -19,6 +19,15 @@ def matmul(call):
         yield Partial(), {"a": Shard(a.ndim - 1), "b": Shard(b.ndim - 2), "bias": Partial(), "residual": Partial()}
 
 
+# One row, which every rank has. Columns of several matrices lie one behind the other, unless a gate joins two of them.
+@rule("joined_linear")
+def joined_linear(call):
+    if call.b is None or call.gate != "none":
+        columns = Shard(call.x.ndim - 1)
+        inputs = {name: Shard(0) for name in ("a", "b", "bias_a", "bias_b")}
+        yield columns, {**inputs, "residual": columns}
+
+
 # Groups begin at any place of the dimension that they share, which stays whole.
 @rule("grouped_gemm")
 def grouped_gemm(call):

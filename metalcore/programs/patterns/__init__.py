@@ -11,6 +11,7 @@ from .batch_norm import ConvBatchNorm
 from .conv import Conv
 from .cross_entropy import CrossEntropy
 from .gated import Gated
+from .joined_linear import GatedProducts, JoinedProducts, ProductsWithResidual
 from .kernels import Kernels
 from .layer_norm import LayerNorm
 from .linear import Linear
@@ -23,6 +24,9 @@ PATTERNS: tuple[Pattern, ...] = (
     ConvBatchNorm(),
     LayerNorm(),  # before RmsNorm, which it contains
     RmsNorm(),
+    GatedProducts(),  # before AddNorm and Gated, which take sums and gates apart from products
+    ProductsWithResidual(),
+    JoinedProducts(),  # after the two, which take more
     AddNorm(),
     Rope(),
     WrittenAttention(),

@@ -12,6 +12,7 @@ from ..ir import accelerated, argument, value
 from ..matching import Call, Cast, Either, Match, Number, Product, Sum, Value
 from ..rewriting import Pattern
 
+LEAST_KEYS = 32  # from which on the kernels for few queries are used
 Q, K, V, MASK = Value("q"), Value("k"), Value("v"), Value("mask")
 TRANSPOSED = Either(Call("transpose", K, Number("a"), Number("b")), Call("permute", K, Number("order")), Call("mT", K))
 PRODUCT = Call("matmul", Q, TRANSPOSED)
@@ -38,6 +39,11 @@ class _Softmax(Call):
                 yield bound
 
 
+# Each head several times, so that there are as many as of queries.
+REPEATED = Either(
+    Call("reshape view", Call("expand", Call("unsqueeze", Value("x"), 2), Number("repeated")), Number("shape")),
+    Call("repeat_interleave", Value("x"), Number("times"), 1),
+)
 WEIGHTS = Cast(_Softmax("softmax", Cast(MASKED), Number("dim")))
 
 
@@ -45,6 +51,7 @@ class Attention(Pattern):
     name = "attention"
     summary = "torch.nn.functional.scaled_dot_product_attention is metalcore's"
     anchors = frozenset({"scaled_dot_product_attention"})
+    exclusive = False
     by_name_on = frozenset({"cuda"})
 
     def match(self, node: Node) -> Match | None:
@@ -52,8 +59,14 @@ class Attention(Pattern):
         q, k, v, mask, dropout, causal, scale, gqa = (argument(node, name) for name in names)
         if not accelerated(q, k, v) or dropout or not all(value(x).numel() and value(x).dim() >= 3 for x in (q, k, v)):
             return None
-        options = {"causal": causal, "scale": scale, "gqa": gqa}
-        return Match({"q": q, "k": k, "v": v, "mask": mask, **options}, [node])
+        heads_of, nodes = _unrepeated(k, v)
+        options = {"causal": causal, "scale": scale, "gqa": gqa or bool(nodes)}
+        return Match({"q": q, **dict(zip("kv", heads_of)), "mask": mask, **options}, [node, *nodes])
+
+    def is_faster(self, match, device_type):
+        """One query has kernels of its own, which read each head once and take any mask."""
+        is_one = value(match["q"]).shape[-2] == 1 and value(match["k"]).shape[-2] >= LEAST_KEYS
+        return is_one and (match["mask"] is not None or len(match.nodes) > 1) or super().is_faster(match, device_type)
 
     def emit(self, match, emit):
         def attend(q, k, v, mask):
@@ -62,6 +75,27 @@ class Attention(Pattern):
             )
 
         return emit.traced(attend, match["q"], match["k"], match["v"], match["mask"])
+
+
+def _unrepeated(k, v):
+    """Keys and values without the repetition of their heads, and the operations that repeat them, if any."""
+    matches = [match for node in (k, v) if (match := REPEATED.match(node)) is not None and _repeats_heads(match)]
+    if len(matches) < 2:
+        return (k, v), []
+    return [match["x"] for match in matches], [node for match in matches for node in match.nodes]
+
+
+def _repeats_heads(match):
+    tensor, repeated = value(match["x"]), value(match.nodes[0])
+    if tensor.dim() != 4 or "times" in match:
+        return tensor.dim() == 4
+    batch, heads, *others = tensor.shape
+    times = value(match.nodes[1]).shape[2]
+    return value(match.nodes[1]).shape == (batch, heads, times, *others) and repeated.shape == (
+        batch,
+        heads * times,
+        *others,
+    )
 
 
 class WrittenAttention(Pattern):

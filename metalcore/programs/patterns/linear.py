@@ -1,11 +1,11 @@
-"""Linear layers with what follows them: an activation, or the sum with a residual."""
+"""Linear layers, with what follows them: an activation, or the sum with a residual."""
 
 from __future__ import annotations
 
 from torch.fx import Node
 
 from ...gemm import linear, matmul
-from ..ir import accelerated, value
+from ..ir import accelerated, name_of, value
 from ..matching import Call, Either, Match, Sum, Value
 from ..rewriting import Pattern
 
@@ -21,12 +21,17 @@ WITH_RESIDUAL = Sum(LINEAR, Value("residual"))
 
 class Linear(Pattern):
     name = "linear"
-    summary = "linear and relu, gelu, silu or the sum with a residual are metalcore.matmul"
-    anchors = frozenset({"relu", "silu", "gelu", "add"})
+    summary = "linear, with the relu, gelu, silu or sum with a residual that follows, is metalcore.matmul"
+    anchors = frozenset({"linear", "relu", "silu", "gelu", "add"})
     # The libraries of Apple and NVIDIA do large products; ours is faster or slower, which is not measured.
     by_name_on = frozenset({"cuda", "mps"})
 
     def match(self, node: Node) -> Match | None:
+        if name_of(node) == "linear":
+            match = LINEAR.match(node)
+            if match is None or not self._takes(match) or self._has_follower(node):
+                return None
+            return match.bind("activation", None)
         for activation, expression in WITH_ACTIVATION.items():
             match = expression.match(node)
             if match is not None:
@@ -35,6 +40,11 @@ class Linear(Pattern):
         if match is None or not self._takes(match):
             return None
         return match if value(match["residual"]).shape == value(node).shape else None
+
+    def _has_follower(self, node):
+        """Whether the operation after it belongs to the same product."""
+        users = list(node.users)
+        return len(users) == 1 and name_of(users[0]) in self.anchors - {"linear"} and self.match(users[0]) is not None
 
     def _takes(self, match):
         tensors = [match[name] for name in ("x", "weight", "bias", "residual") if name in match]

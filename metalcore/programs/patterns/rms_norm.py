@@ -33,9 +33,9 @@ class RmsNorm(Pattern):
         if _grows(node):
             return None
         for expression in WRITTEN:
-            match = expression.match(node)
-            if match is not None and self._fits(node, match):
-                return match
+            found = [match for match in expression.matches(node, Match()) if self._fits(node, match)]
+            if found:
+                return min(found, key=lambda match: _reads_more(node, match))
         return None
 
     def _operator(self, node):
@@ -73,6 +73,14 @@ def _wide_enough(match, x):
     """Whether the squares are computed in float32: in 16 bits, they are another function."""
     means = [node for node in match.nodes if name_of(node) == "mean"]
     return all(value(node).dtype == torch.float32 for node in means) and x.dtype != torch.float64
+
+
+def _reads_more(node, match):
+    """Orders the ways to see a norm. The best one begins before x is converted to float32, if nobody else needs that:
+    the kernel reads 16 bits, and the sum before it may join it."""
+    inside = set(match.nodes)
+    others = any(user not in inside for part in match.nodes[1:] for user in part.users)
+    return others, value(match["x"]).dtype != value(node).dtype
 
 
 def _grows(node):
