@@ -172,9 +172,7 @@ _TANH_INNER = "0.7978846f * ({self} + 0.044715f * {self} * {self} * {self})"
 
 
 def _gelu(approximate):
-    if approximate == "tanh":
-        return f"0.5f * {{self}} * (1.0f + tanh({_TANH_INNER}))"
-    return "{self} * pw_normal({self})"
+    return "pw_gelu_tanh({self})" if approximate == "tanh" else "pw_gelu({self})"
 
 
 def _gelu_backward(approximate):

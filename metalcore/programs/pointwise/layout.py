@@ -8,7 +8,31 @@ from typing import NamedTuple
 
 import torch
 
-MOST_DIMENSIONS = 8
+TILE_THREADS = 256  # of a threadgroup
+
+
+class Tile(NamedTuple):
+    """A square of the two innermost dimensions, which a threadgroup computes.
+
+    Attributes:
+        side: elements.
+        tensors: the numbers of those that lie across: dimension 1 is their innermost one. A threadgroup reads their
+            squares along it, into memory that its threads share.
+        vector: how many consecutive elements of these a thread reads at once.
+    """
+
+    side: int
+    tensors: tuple[int, ...]
+    vector: int
+
+    @property
+    def pitch(self) -> int:
+        """From one row of a tile to the next: one element more, so that columns lie in different banks."""
+        return self.side + 1
+
+    def rows_apart(self, vector: int) -> int:
+        """From one row of a thread to its next, where threads take vectors of a tile."""
+        return TILE_THREADS * vector // self.side
 
 
 class Layout(NamedTuple):
@@ -17,22 +41,37 @@ class Layout(NamedTuple):
     Attributes:
         sizes: at least one.
         strides: for each tensor (outputs, then inputs), one per dimension.
-        vector: how many consecutive elements a thread takes; then each tensor's innermost stride is 0 or 1.
+        vector: how many consecutive elements a thread takes; then the innermost stride is 0 or 1 of each tensor that
+            no tile has.
         wide: whether indices need 64 bits.
+        rows: from how many places of dimension 1 a thread takes them.
+        tile: what a threadgroup computes, if tensors lie across.
     """
 
     sizes: tuple[int, ...]
     strides: tuple[tuple[int, ...], ...]
     vector: int
     wide: bool
+    rows: int = 1
+    tile: Tile | None = None
+
+    @property
+    def in_rows(self) -> bool:
+        """Whether a thread walks over rows."""
+        return self.rows > 1 or self.tile is not None
 
     @property
     def threads(self) -> tuple[int, int, int]:
         outer = (*self.sizes[1:], 1, 1)
-        return -(-self.sizes[0] // self.vector), outer[0], math.prod(outer[1:])
+        if self.tile:
+            across, along = (-(-size // self.tile.side) for size in (self.sizes[0], outer[0]))
+            return across * TILE_THREADS, along, math.prod(outer[1:])
+        return -(-self.sizes[0] // self.vector), -(-outer[0] // self.rows), math.prod(outer[1:])
 
     @property
     def threadgroup(self) -> tuple[int, int, int]:
+        if self.tile:
+            return TILE_THREADS, 1, 1
         # A square, where a tensor's neighbours lie across: threads beside each other then share its cache lines.
         across = len(self.sizes) > 1 and any(of[0] > 1 and of[1] == 1 for of in self.strides)
         left, group = 256, []
@@ -59,7 +98,7 @@ def layout(
     sizes, strides = collapsed(shape, [strides for strides, _, _ in tensors], row_major)
     extents = (sum((size - 1) * stride for size, stride in zip(sizes, of)) for of in strides)
     wide = max(math.prod(sizes), *extents) >= 1 << 31
-    return Layout(sizes, strides, _vector(sizes, strides, tensors), wide)
+    return Layout(sizes, strides, vector_of(sizes, strides, tensors), wide)
 
 
 def collapsed(shape, strides, row_major=False):
@@ -81,7 +120,12 @@ def collapsed(shape, strides, row_major=False):
     return tuple(sizes), tuple(map(tuple, found))
 
 
-def _vector(sizes, strides, tensors):
+def vector_of(
+    sizes: Sequence[int],
+    strides: Sequence[Sequence[int]],
+    tensors: Sequence[tuple[Sequence[int], int, int]],
+    most: int = 16,
+) -> int:
     """16 bytes of the smaller dtypes; fewer elements where rows or addresses are not multiples of that."""
     read = [(of, size, address) for of, (_, size, address) in zip(strides, tensors) if of[0]]
     if any(of[0] != 1 for of, _, _ in read):
@@ -89,7 +133,7 @@ def _vector(sizes, strides, tensors):
     if not read:
         return 1
     smallest, largest = min(size for _, size, _ in read), max(size for _, size, _ in read)
-    preferred = 16 if largest == 1 else 8 if smallest <= 2 and len(read) <= 8 else 4
+    preferred = min(most, 16 if largest == 1 else 8 if smallest <= 2 and len(read) <= 8 else 4)
     for vector in (16, 8, 4):
         rows = len(sizes) == 1 or sizes[0] % vector == 0
         aligned = all(

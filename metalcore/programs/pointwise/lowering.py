@@ -15,8 +15,9 @@ from torch.fx import Node
 from .formulas import FORMULAS, Formula
 from .functions import fast
 from .nodes import Value, arguments_of, fake, is_leaf, name_of, plain, result_dtype, shape_of
-from .numbers import Unsupported, check_dtype, converted, kind, literal, register, rounded, unsigned
+from .numbers import MEMORY, Unsupported, check_dtype, converted, kind, literal, register, rounded, unsigned
 from .reads import READS
+from .stages import Rounding
 from .windows import MEASURED
 
 F32 = torch.float32
@@ -47,7 +48,7 @@ class Lowering:
         self._bound: dict[Node, Value] = {}
         self._at: At = None  # of the node that is being made
         self._count = 0
-        self._before_rounding: dict[str, str] = {}
+        self.roundings: dict[str, Rounding] = {}  # by the register that has the result
         self.statements: list[str] = []
 
     def bind(self, values: dict[Node, Value]) -> None:
@@ -132,14 +133,15 @@ class Lowering:
         if computed == dtype and dtype in SIXTEEN_BITS and not self._keep_float32 and not exact:
             before = self._declare("const float", text)
             name = self._declare("const float", rounded(before, dtype))
-            self._before_rounding[name] = before
+            self.roundings[name] = Rounding(before, MEMORY[dtype])
             return Value(name, dtype)
         return Value(self._declare(f"const {register(dtype)}", text), dtype)
 
     def stored(self, value: Value) -> str:
         """What is to be converted to a value's dtype in memory: that conversion rounds, so what is rounded for other
         operations need not be."""
-        return self._before_rounding.get(value.text, value.text)
+        made = self.roundings.get(value.text)
+        return made.before if made else value.text
 
     def _computed(self, node, arguments, dtype):
         """The text of a node's result and its dtype before it is converted to the node's."""

@@ -14,15 +14,18 @@ from torch.fx import Node
 from ..._core import generated
 from ..._core.operators import ops
 from .accumulators import accumulator, reduced_dimensions, results_of
+from .blocks import blocked
+from .elementwise import elementwise
 from .layout import geometry, layout
 from .nodes import SCANS, STORED, WRITES, fake, is_leaf, name_of, split
 from .numbers import Unsupported
+from .operands import geometry_of, operands_of
 from .reduction import merging, reduction
 from .scan import launch_of, scan
-from .source import elementwise, indexed
+from .source import indexed
 from .storing import needs_coordinates, store
 from .walk import walk
-from .writes import operands_of, writing, written
+from .writes import leaves_of, writing, written
 
 MOST_BUFFERS = 31  # one of them has the sizes and strides
 _KEPT = 64  # launches of a kernel that are kept, by strides and alignment
@@ -123,27 +126,33 @@ class Elementwise(Part):
         self._nodes, self._keep_float32 = nodes, keep_float32
         self._shape = tuple(fake(nodes[0]).shape)
         self.needs_coordinates = needs_coordinates(nodes, self._made)
+        self._operands = operands_of(nodes, self.inputs, self._made)
+        self._buffers = [self.inputs.index(leaf) for leaf, _ in self._operands or ()]
 
     def _key(self, outs, ins):
-        if self.needs_coordinates:
+        if self._operands is None:
             return tuple(tuple(check_reach(tensor).stride()) for tensor in (*outs, *ins)), None
         return tuple(geometry(tensor, self._shape) for tensor in outs), tuple(
-            geometry(tensor, self._shape) for tensor in ins
+            geometry_of(ins[k], at, self._shape) for k, (_, at) in zip(self._buffers, self._operands)
         )
 
     def _make(self, outs, ins):
         counts = f"{len(self.outputs)} outputs of {len(self.inputs)} inputs"
-        if ins is None:
+        if self._operands is None:
             text = indexed(self._nodes, self.inputs, outs, made=self._made, keep_float32=self._keep_float32)
             count = math.prod(self._shape)
             kernel, why = generated.add("indexed", text), f"{count} elements, one a thread; {counts}"
             return [Launch(kernel, [count], False, *of_elements(count), "pointwise", "indexed", why)]
-        found = layout(self._shape, [*outs, *ins])
-        text = elementwise(self._nodes, self.inputs, found, made=self._made, keep_float32=self._keep_float32)
+        tensors = [*outs, *ins]
+        found = blocked(layout(self._shape, tensors), tensors, len(outs))
+        text = elementwise(
+            self._nodes, self.inputs, self._operands, found, made=self._made, keep_float32=self._keep_float32
+        )
         kernel = generated.add("pointwise", text)
-        variant = "vector" if found.vector > 1 else "strided"
+        variant = "tiles" if found.tile else "vector" if found.vector > 1 else "strided"
         sizes = "×".join(map(str, reversed(found.sizes)))
-        why = f"{sizes} elements, {found.vector} a thread; {counts}"
+        rows = f" in {found.rows} rows" if found.rows > 1 else ""
+        why = f"{sizes} elements, {found.vector}{rows} a thread; {counts}"
         grid = found.threads, found.threadgroup
         return [Launch(kernel, found.numbers, found.wide, *grid, "pointwise", variant, why)]
 
@@ -227,7 +236,7 @@ class Writing(Whole):
     """A copy of a tensor, and what is written into it by indices."""
 
     def __init__(self, node, keep_float32):
-        super().__init__(node, operands_of(node), keep_float32)
+        super().__init__(node, leaves_of(node), keep_float32)
         self._copy = Elementwise([node.args[0]], keep_float32, [(node, 0)])
 
     def run(self, memory):

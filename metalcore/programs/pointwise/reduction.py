@@ -7,12 +7,24 @@ from collections.abc import Sequence
 from torch.fx import Node
 
 from ..._core.generated import MARK
+from . import stages
 from .accumulators import Accumulator, accumulator, results_of
 from .functions import used
 from .lowering import Lowering
 from .nodes import result_dtype
 from .numbers import MEMORY, converted, register
-from .source import HEAD, MOVES, Indices, element_of, from_memory, memory, to_memory, vector_type
+from .source import (
+    HEAD,
+    MOVES,
+    Indices,
+    from_memory,
+    loaded,
+    loaded_element_of,
+    loaded_type,
+    memory,
+    to_memory,
+    vector_type,
+)
 from .walk import Walk
 
 
@@ -30,31 +42,35 @@ def reduction(node: Node, inputs: Sequence[Node], found: Walk, *, keep_float32: 
         k = inputs.index(leaf)
         text = held[leaf]
         if vector > 1 and found.reduced.strides[k][0] != 0:
-            text = element_of(f"{text}s", memory(leaf))
+            text = loaded_element_of(f"{text}s", memory(leaf))
         return from_memory(text, result_dtype(leaf))
 
     lowering = Lowering(load, keep_float32=keep_float32)
     operand = lowering.value(node.args[0])  # pyright: ignore[reportArgumentType]
-    element = [*lowering.statements, f"const {register(state.operand)} x = {_operand(operand, state)};", state.add]
-    moves = []
-    for k, leaf in enumerate(inputs):
-        place = f"in{k} + base{k} + ({reduced.offset(k)})"
-        if vector > 1 and found.reduced.strides[k][0] != 0:
-            type_ = f"{memory(leaf)}_x{vector}"
-            moves.append(f"const {type_} {held[leaf]}s = load<{type_}, {vector}>({place}, end - index);")
-        else:
-            moves.append(f"const {memory(leaf)} {held[leaf]} = *({place});")
-    if vector > 1:
-        element = [
-            "#pragma unroll",
-            f"for (uint j = 0; j < {vector}; ++j) {{",
-            "if (index + j < end) {",
-            *element,
-            "}",
-            "}",
-        ]
+    taken = [f"const {register(state.operand)} x = {_operand(operand, state)};", state.add]
+    one = [*lowering.statements, *taken]
     before = [*kept.from_number("result"), *(f"const uint base{k} = {kept.offset(k)};" for k in range(len(inputs)))]
-    loop = [*before, *_loop(found, [*reduced.from_number("index"), *moves, *element])]
+    places = reduced.from_number("index")
+
+    def moves(count):
+        for k, leaf in enumerate(inputs):
+            place, type_ = f"in{k} + (base{k} + {reduced.offset(k)})", memory(leaf)
+            if vector > 1 and found.reduced.strides[k][0] != 0:
+                yield f"const {loaded_type(type_, vector)} {held[leaf]}s = {loaded(place, type_, vector, count)};"
+            else:
+                yield f"const {type_} {held[leaf]} = *({place});"
+
+    if vector == 1:
+        loop = _loop(found, [*places, *moves("1"), *one])
+    else:
+        whole = stages.loop("j", vector, one)
+        if lowering.roundings and stages.can_be_staged(lowering.statements):
+            element = stages.Stored("", "", "", f"{{ {' '.join(taken)} }}")
+            parts = stages.staged(lowering.statements, lowering.roundings, [element])
+            whole = stages.loop("part", vector // stages.WIDTH, parts)
+        rest = stages.loop("j", vector, ["if (index + j < end) {", *one, "}"])
+        loop = _loop(found, [*places, *moves(str(vector)), *whole], [*places, *moves("end - index"), *rest])
+    loop = [*before, *loop]
     types = dict.fromkeys(memory(leaf) for leaf in inputs) if vector > 1 else {}
     structs = "".join(vector_type(type_, vector) for type_ in types) + (MOVES if vector > 1 else "")
     places = [kept.offset(len(inputs) + k) for k in range(len(state.results))]
@@ -89,11 +105,13 @@ def _operand(value, state: Accumulator):
     return converted(value.text, value.dtype, state.operand)
 
 
-def _loop(found, body):
-    step = found.threads * found.reduced.vector
-    first = f"chunk * n[1] + thread_index * {found.reduced.vector}"
-    head = f"for (uint index = {first}; index < end; index += {step}) {{"
-    return ["const uint end = min(n[0], (chunk + 1) * n[1]);", head, *body, "}"]
+def _loop(found, body, rest=()):
+    """A loop over a thread's elements, or over its whole vectors; then `rest` is for those behind the last one."""
+    vector = found.reduced.vector
+    head = ["const uint end = min(n[0], (chunk + 1) * n[1]);", f"uint index = chunk * n[1] + thread_index * {vector};"]
+    last = f"index + {vector - 1}" if vector > 1 else "index"
+    step = f"for (; {last} < end; index += {found.threads * vector}) {{"
+    return [*head, step, *body, "}", *(["if (index < end) {", *rest, "}"] if rest else [])]
 
 
 def _results(node, state, places):

@@ -1,4 +1,4 @@
-"""The MSL of a kernel of pointwise operations, for one kind of layout."""
+"""The MSL of kernels: their buffers, indices, vectors, and the kernel whose operations read other elements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ HEAD = """\
 using namespace metal;
 #pragma METAL fp contract(off)
 """
-# Whole vectors move at once; behind the last whole one, single elements do.
+# Whole vectors move at once; behind the last whole one, single elements do. Elements below 4 bytes are loaded as words:
+# if a load has a condition, a compiler takes elements apart where they are loaded, and a thread waits there.
 MOVES = """
 template <typename Vector, uint N, typename T>
 inline Vector load(device const T* from, ulong count) {
@@ -29,6 +30,15 @@ inline Vector load(device const T* from, ulong count) {
   for (uint j = 0; j < N; ++j)
     if (j < count) values.part[j / Vector::width][j % Vector::width] = from[j];
   return values;
+}
+template <typename Words, typename Vector, uint N, typename T>
+inline Words load_words(device const T* from, ulong count) {
+  if (count >= N) return *reinterpret_cast<device const Words*>(from);
+  const Vector values = load<Vector, N>(from, count);
+  Words found;
+#pragma unroll
+  for (uint p = 0; p < N / Vector::width; ++p) found.words[p] = as_type<typename Words::Word>(values.part[p]);
+  return found;
 }
 template <typename Vector, uint N, typename T>
 inline void store(Vector values, device T* to, ulong count) {
@@ -57,13 +67,6 @@ class Indices:
         self.dimensions = len(layout.sizes)
         self._first, self._prefix = first, prefix
 
-    def from_grid(self) -> list[str]:
-        """Statements that find the indices of a thread: the third side of the grid has all but two dimensions."""
-        lines = [f"const {self.type} i0 = {self.type}(at.x) * {self.layout.vector};"]
-        if self.dimensions > 1:
-            lines.append(f"const {self.type} i1 = at.y;")
-        return lines + (self.from_number("at.z", 2) if self.dimensions > 2 else [])
-
     def from_number(self, number: str, begin: int = 0) -> list[str]:
         """Statements that find the indices of the dimensions from `begin` on by the place in their order."""
         if self.dimensions == begin + 1:
@@ -75,71 +78,14 @@ class Indices:
             lines.append(f"{rest} /= n[{self._first + d}];")
         return [*lines, f"const {self.type} {self._prefix}{self.dimensions - 1} = {rest};"]
 
-    def offset(self, tensor: int) -> str:
-        """The place of a tensor's element, or of the first of the vector."""
+    def offset(self, tensor: int, *, without_rows: bool = False) -> str:
+        """The place of a tensor's element, or of the first of the vector. Without rows, dimension 1 does not count."""
         base = self._first + self.dimensions * (tensor + 1)
         inner = self.layout.strides[tensor][0]
         index = f"{self._prefix}0"
         terms = [] if inner == 0 else [index if inner == 1 else f"{index} * n[{base}]"]
-        terms += [f"{self._prefix}{d} * n[{base + d}]" for d in range(1, self.dimensions)]
+        terms += [f"{self._prefix}{d} * n[{base + d}]" for d in range(2 if without_rows else 1, self.dimensions)]
         return " + ".join(terms) or "0"
-
-
-def elementwise(
-    outputs: Sequence[Node],
-    inputs: Sequence[Node],
-    layout: Layout,
-    *,
-    made: Collection[Node] = (),
-    keep_float32: bool = False,
-) -> str:
-    """The kernel that computes some nodes of one shape.
-
-    Args:
-        outputs: the nodes.
-        inputs: the placeholders that they need.
-        layout: of the outputs, then the inputs. Numbers in it are left to the dispatch.
-        made: the outputs that are computed here although they are leaves.
-    """
-    vector, indices = layout.vector, Indices(layout)
-    names = {node: f"in{k}" for k, node in enumerate(inputs)}
-    moved = {node: layout.strides[len(outputs) + k][0] != 0 for k, node in enumerate(inputs)}
-
-    def load(node, at):
-        name = f"{names[node]}_value"
-        held = element_of(f"{name}s", memory(node)) if vector > 1 and moved[node] else name
-        return from_memory(held, result_dtype(node))
-
-    lowering = Lowering(load, keep_float32=keep_float32, made=made)
-    values = [lowering.value(node) for node in outputs]
-    before, after, element = indices.from_grid(), [], lowering.statements
-    if vector > 1:
-        before.append(f"const ulong count = {'n[0] - i0' if indices.dimensions == 1 else vector};")
-    for k, node in enumerate(inputs):
-        place, held = indices.offset(len(outputs) + k), f"{names[node]}_value"
-        if vector > 1 and moved[node]:
-            type_ = f"{memory(node)}_x{vector}"
-            before.append(f"const {type_} {held}s = load<{type_}, {vector}>({names[node]} + {place}, count);")
-        else:
-            before.append(f"const {memory(node)} {held} = {names[node]}[{place}];")
-    for k, (node, value) in enumerate(zip(outputs, values)):
-        text, type_ = to_memory(lowering.stored(value), result_dtype(node)), f"{memory(node)}_x{vector}"
-        if vector > 1:
-            before.append(f"{type_} out{k}_values;")
-            element.append(f"{element_of(f'out{k}_values', memory(node))} = {text};")
-            after.append(f"store<{type_}, {vector}>(out{k}_values, out{k} + {indices.offset(k)}, count);")
-        else:
-            element.append(f"out{k}[{indices.offset(k)}] = {text};")
-    if vector > 1:
-        element = ["#pragma unroll", f"for (uint j = 0; j < {vector}; ++j) {{", *(f"  {s}" for s in element), "}"]
-    types = dict.fromkeys(memory(node) for node in (*outputs, *inputs)) if vector > 1 else {}
-    body = "\n".join(line if line.startswith("#") else f"  {line}" for line in (*before, *element, *after))
-    structs = "".join(vector_type(type_, vector) for type_ in types)
-    signature = parameters(outputs, inputs, indices.type)
-    return (
-        f"{HEAD}{structs}{MOVES if vector > 1 else ''}{used(body)}\n"
-        f"kernel void {MARK}({signature}, uint3 at [[thread_position_in_grid]]) {{\n{body}\n}}\n"
-    )
 
 
 def indexed(
@@ -244,10 +190,35 @@ def element_of(vector: str, type_: str) -> str:
     return f"{vector}.part[j / {_width(type_)}][j % {_width(type_)}]"
 
 
+def loaded_element_of(vector: str, type_: str) -> str:
+    """Element j of a vector as it is loaded."""
+    if _SIZES[type_] >= 4:
+        return element_of(vector, type_)
+    return f"as_type<vec<{type_}, {_width(type_)}>>({vector}.words[j / {_width(type_)}])[j % {_width(type_)}]"
+
+
+def loaded_type(type_: str, count: int) -> str:
+    """The type that a vector is loaded as."""
+    return f"{type_}_x{count}" if _SIZES[type_] >= 4 else f"{type_}_x{count}_words"
+
+
+def loaded(place: str, type_: str, count: int, elements: str = "count") -> str:
+    """The text that loads a vector, or so many of its elements."""
+    vector, loaded = f"{type_}_x{count}", loaded_type(type_, count)
+    function = f"load<{vector}, {count}>" if loaded == vector else f"load_words<{loaded}, {vector}, {count}>"
+    return f"{function}({place}, {elements})"
+
+
 def vector_type(type_: str, count: int) -> str:
     alignment, width = min(16, _SIZES[type_] * count), _width(type_)
-    return (
+    text = (
         f"struct alignas({alignment}) {type_}_x{count} {{\n"
         f"  static constexpr constant uint width = {width};\n"
         f"  vec<{type_}, {width}> part[{count // width}];\n}};\n"
     )
+    if _SIZES[type_] < 4:
+        text += (
+            f"struct alignas({alignment}) {loaded_type(type_, count)} {{\n"
+            f"  typedef {'uint2' if _SIZES[type_] == 2 else 'uint'} Word;\n  Word words[{count // width}];\n}};\n"
+        )
+    return text

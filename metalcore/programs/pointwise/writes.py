@@ -40,12 +40,14 @@ def written(node: Node) -> Write:
     arguments, result = arguments_of(node), fake(node)
     if arguments.get("accumulate"):
         raise Unsupported("it adds elements of one place, in an order that is not known")
+    value = next(arguments[name] for name in ("source", "src", "values", "value") if name in arguments)
+    if isinstance(value, Node) and result_dtype(value) != result.dtype:
+        raise Unsupported(f"it writes {fake(value).dtype} into {result.dtype}, which PyTorch refuses")
     if name_of(node) == "index_put.default":
         return _index_put(result, arguments)
     dim, index = dimension(node, arguments["dim"]), arguments["index"]
     by_element = name_of(node).startswith("scatter")
     wraps = name_of(node).startswith("index_fill")
-    value = next(arguments[name] for name in ("source", "src", "value") if name in arguments)
     if by_element or not result.dim():
         shape = tuple(fake(index).shape)
     else:
@@ -68,7 +70,7 @@ def _index_put(result, arguments):
     return Write(shape, arguments["values"], lambda lowering, at: advanced(lowering, indices, result.shape, at))
 
 
-def operands_of(node: Node) -> list[Node]:
+def leaves_of(node: Node) -> list[Node]:
     """The nodes that say what is written and where."""
     found: list[Node] = []
     map_arg((node.args[1:], node.kwargs), found.append)
@@ -98,8 +100,7 @@ def statements(lowering: Lowering, node: Node, strides: Sequence[int]) -> tuple[
     places, numbers = write.place(lowering, at)
     with lowering.scope(f"if ({' && '.join(inside for _, inside in numbers)})"):
         if isinstance(write.value, Node):
-            found = lowering.value(write.value, at[len(at) - fake(write.value).dim() :])
-            value = lowering.rounded(found.text, found.dtype, dtype, exact=True).text
+            value = lowering.stored(lowering.value(write.value, at[len(at) - fake(write.value).dim() :]))
         else:
             value = lowering.operand(plain(write.value), dtype)
         given = iter([lowering.index(f"int({number})") for number, _ in numbers])

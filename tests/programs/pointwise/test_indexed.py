@@ -1,5 +1,7 @@
 """Operations that read other elements than their own, in one kernel each time: their results flattened and joined."""
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -165,6 +167,24 @@ def test_writes_by_indices(device):
         assert made.stride() == expected.stride() and torch.equal(made.cpu(), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_written_results_of_16_bits_are_rounded_once(device, dtype):
+    """The store rounds: a kernel that writes converts what an operation gives once, and has PyTorch's bits."""
+    torch.manual_seed(0)
+    x, v, i = torch.randn(4, 6).to(dtype), torch.randn(2, 6).to(dtype), torch.tensor([3, 1])
+
+    def function(x, v, i):
+        return x.index_copy(0, i, v * 1.1), x.index_put((i,), v * 1.1), x.scatter(0, i.view(2, 1).expand(2, 6), v * 1.1)
+
+    tensors = x.to(device), v.to(device), i.to(device)
+    run = built(function, *tensors)
+    for made, expected in zip(run(*tensors), function(x, v, i), strict=True):
+        assert torch.equal(made.cpu(), expected)
+    stores = [re.search(r"out0\[.*\] = b?(?:half|float)\((v\d+)\);", source) for source in run.sources(*tensors)]
+    stored = [re.search(rf"{store[1]} = (.*);", store.string) for store in stores if store]
+    assert len(stored) == 3 and not any("half(" in made[1] or "bfloat(" in made[1] for made in stored if made)
+
+
 @pytest.mark.only_on("simulator")
 def test_indices_out_of_range_touch_no_memory(device):
     """Floating-point numbers that do not exist are NaN, and what has no place is not written."""
@@ -201,6 +221,7 @@ def test_what_is_expensive_is_computed_once(device):
     "function, reason",
     [
         (lambda x, i: x.index_put((i,), x[i], accumulate=True), "in an order that is not known"),
+        (lambda x, i: x.bfloat16().index_put((i,), x[i]), "float32 into torch.bfloat16, which PyTorch refuses"),
         (lambda x, i: F.adaptive_avg_pool2d(x.expand(1, 40, 40), (1, 2)), "more than 256 are for reductions"),
     ],
 )

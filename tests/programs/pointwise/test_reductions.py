@@ -70,6 +70,20 @@ def test_dtypes(device):
     check(results(function, *[tensor.to(device) for tensor in (h, i, m)]), 1e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [5, 1000, 5003])
+def test_elements_of_16_bits(device, dtype, size):
+    """What is reduced is rounded as PyTorch rounds it, in whole vectors and behind the last one."""
+    torch.manual_seed(0)
+    x, y = (torch.randn(size).to(dtype) for _ in range(2))
+
+    def function(x, y):
+        z = (x * y + 1) * 0.75
+        return z.float().sum(), z.amax(), (z > x).sum(), torch.var_mean(z.float())[0]
+
+    check(results(function, placed(x, device), placed(y, device)), 1e-5)
+
+
 def test_nan_wins_and_the_first_of_equals_is_found(device):
     x = torch.tensor([[1.0, 3.0, 3.0, 2.0], [1.0, float("nan"), 5.0, float("nan")]], device=device)
     check(results(lambda x: (x.amax(1), x.amin(1), x.argmax(1), x.argmin(1), x.argmax()), x))
