@@ -1,5 +1,7 @@
 #include "arena.h"
 
+#include "../gpu/backend.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <new>
@@ -10,6 +12,11 @@ namespace {
 constexpr size_t kAlignment = 256, kLeast = 64 * 1024;
 
 }  // namespace
+
+std::unique_ptr<gpu::Prepared> Memory::prepare(const gpu::Recording& recording, int32_t device_type, int32_t index,
+                                               bool) {
+  return gpu::find_backend(device_type)->prepare(index, recording);
+}
 
 Arena::~Arena() {
   for (const Block& block : blocks_) memory_.free(block.memory);

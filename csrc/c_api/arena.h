@@ -4,7 +4,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
+
+namespace metalcore::gpu {
+class Prepared;
+class Recording;
+}  // namespace metalcore::gpu
 
 namespace metalcore::c_api {
 
@@ -26,6 +32,12 @@ class Memory {
   // These write `count` numbers, in the order of the device's work.
   virtual void fill(void* memory, unsigned char number, size_t count) = 0;
   virtual void fill(void* memory, float number, size_t count) = 0;
+  // Copies bytes of the host's to memory that no kernel uses yet. They are there when it returns.
+  virtual void write(void* memory, const void* data, size_t bytes) = 0;
+  // What submits a program's recording. Kernels of one that is not trusted must not leave what is bound to them, if the
+  // device can watch over that.
+  virtual std::unique_ptr<gpu::Prepared> prepare(const gpu::Recording& recording, int32_t device_type, int32_t index,
+                                                 bool trusted);
   virtual void wait() {}  // until the device's work is done
   virtual bool on_host() const { return true; }
   virtual size_t largest() const { return SIZE_MAX; }  // the most bytes that allocate() takes

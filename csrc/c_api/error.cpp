@@ -75,6 +75,7 @@ const char* metalcore_status_name(int status) {
     case METALCORE_NO_KERNELS: return "METALCORE_NO_KERNELS";
     case METALCORE_KERNEL_FAULT: return "METALCORE_KERNEL_FAULT";
     case METALCORE_FAILED: return "METALCORE_FAILED";
+    case METALCORE_INVALID_FILE: return "METALCORE_INVALID_FILE";
     default: return "an unknown status";
   }
 }

@@ -21,6 +21,13 @@ def add_parser(commands):
     run = actions.add_parser("run", help="compute its results")
     run.add_argument("-o", "--out", metavar="FILE", help="write the results to this file of safetensors")
     run.set_defaults(run=run_run)
+    prepare = actions.add_parser(
+        "prepare", help="compile a file's generated kernels for this machine's CPU, for libmetalcore"
+    )
+    prepare.add_argument(
+        "-o", "--out", metavar="FOLDER", required=True, help="gets them: METALCORE_GENERATED_DIR of the C program"
+    )
+    prepare.set_defaults(run=run_prepare)
     profile = actions.add_parser("profile", help="time its operations")
     profile.add_argument("--repeats", type=int, default=10, help="how often each is timed (10)")
     profile.add_argument("--json", action="store_true", help="for programs")
@@ -28,10 +35,11 @@ def add_parser(commands):
         "-o", "--out", metavar="FILE", help="also write a picture (….svg), a trace for Perfetto (….trace.json) or JSON"
     )
     profile.set_defaults(run=run_profile)
-    for action in (describe, run, profile):
+    for action in (describe, run, prepare, profile):
         action.add_argument("file", metavar="FILE")
-    for action in (run, profile):
+    for action in (run, prepare, profile):
         action.add_argument("--weights", metavar="FILE", help="of safetensors; by default that beside the program")
+    for action in (run, profile):
         action.add_argument("--inputs", metavar="FILE", help="of safetensors, by the inputs' names; others are random")
         action.add_argument("--seed", type=int, default=0, help="of random inputs (0)")
         devices.add_option(action)
@@ -55,6 +63,15 @@ def run_run(arguments):
     if arguments.out:
         tensors = {name: result for name, result in results.items() if hasattr(result, "dtype")}
         container.write(Path(arguments.out), tensors, {"format": "pt"})
+
+
+def run_prepare(arguments):
+    import metalcore
+    from metalcore.programs.files import prepare
+
+    devices.use("simulator")
+    made = prepare(metalcore.load(arguments.file, arguments.weights, "mps"), arguments.file, arguments.out)
+    print(f"{len(made)} generated kernels in {arguments.out}")
 
 
 def run_profile(arguments):

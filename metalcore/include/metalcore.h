@@ -40,7 +40,8 @@ enum metalcore_status {
   METALCORE_NO_DEVICE = 4,    /* this library or this machine has no such device */
   METALCORE_NO_KERNELS = 5,   /* the files of kernels are missing: see METALCORE_LIBRARY_DIR in docs/c.md */
   METALCORE_KERNEL_FAULT = 6, /* checking mode found an error in a kernel, or the CPU stopped one */
-  METALCORE_FAILED = 7        /* anything else; metalcore_last_error() says what */
+  METALCORE_FAILED = 7,       /* anything else; metalcore_last_error() says what */
+  METALCORE_INVALID_FILE = 8  /* a program's file is damaged, of another version, or has what no such file may have */
 };
 
 /* The text of this thread's last error, or "". It serves until the thread's next failed call. */
@@ -207,6 +208,62 @@ METALCORE_API int metalcore_paged_append_bfloat16(const metalcore_bfloat16* key,
                                                   const int32_t* batch_indices, const int32_t* positions,
                                                   metalcore_bfloat16* k_pool, metalcore_bfloat16* v_pool,
                                                   const metalcore_pages* pages, int tokens);
+
+/* Programs: models that `program.save(path, recordings=True)` of the Python package wrote to files. A file has a
+ * recording of a program's run, kernel by kernel, for a kind of device: "mps" for METALCORE_CPU and METALCORE_METAL,
+ * "cuda" for METALCORE_CUDA.
+ *
+ * A program belongs to the device of the context in which it was loaded. It runs in the thread's context, which must
+ * be of that device, with the context's stream and scratch memory. It keeps what it writes for itself, such as caches,
+ * from run to run. It runs once at a time: METALCORE_BUSY, where another thread runs it. In several streams, runs of
+ * one program that keeps something must wait for each other. */
+
+typedef struct metalcore_program metalcore_program;
+
+enum metalcore_dtype {
+  METALCORE_FLOAT32 = 0,
+  METALCORE_FLOAT16 = 1,
+  METALCORE_BFLOAT16 = 2,
+  METALCORE_INT64 = 3,
+  METALCORE_INT32 = 4,
+  METALCORE_INT16 = 5,
+  METALCORE_INT8 = 6,
+  METALCORE_UINT8 = 7,
+  METALCORE_BOOL = 8 /* a byte, 0 or 1 */
+};
+
+/* An input or an output of a program. What it points to lives as long as the program. */
+typedef struct metalcore_array {
+  const char* name;
+  int dtype; /* a metalcore_dtype */
+  int dims;
+  const int64_t* sizes;
+  const int64_t* strides; /* in elements: those of row-major order, except where the program has another one */
+  size_t bytes;           /* of the whole array, in which no place is empty */
+} metalcore_array;
+
+enum metalcore_program_flags {
+  /* The file's author is trusted. Otherwise METALCORE_CPU runs programs in checking mode, in which no kernel can leave
+   * its arrays, whatever the file says, and which is much slower; and inputs on the host are copied. */
+  METALCORE_TRUSTED = 1
+};
+
+/* Loads a program for the device of the thread's context. `weights` is the path of a file of safetensors, for a program
+ * that was saved with its weights apart; NULL means the file that was saved with it, beside it. `flags` are
+ * metalcore_program_flags. METALCORE_INVALID_FILE where a file is damaged, of another version, or has what no such file
+ * may have, or where its kernels are not this library's: nothing of it has run then. */
+METALCORE_API int metalcore_program_load(const char* path, const char* weights, int flags, metalcore_program** program);
+/* Waits for the context's stream; the thread's context must be of the program's device. NULL is allowed. */
+METALCORE_API int metalcore_program_free(metalcore_program* program);
+
+METALCORE_API int metalcore_program_counts(const metalcore_program* program, int* inputs, int* outputs);
+METALCORE_API int metalcore_program_input(const metalcore_program* program, int number, metalcore_array* array);
+METALCORE_API int metalcore_program_output(const metalcore_program* program, int number, metalcore_array* array);
+
+/* Runs a program: `inputs` and `outputs` have the addresses of its arrays, each of which begins at a multiple of 16.
+ * Outputs overlap nothing. With METALCORE_CUDA it returns when the kernels are in the stream. After the first two runs
+ * a run allocates nothing, except in checking mode. */
+METALCORE_API int metalcore_program_run(metalcore_program* program, const void* const* inputs, void* const* outputs);
 
 #ifdef __cplusplus
 }

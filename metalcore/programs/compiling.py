@@ -16,6 +16,7 @@ from .passes.clean import clean
 from .passes.folding import Recipe, fold_constants
 from .passes.functional import make_functional
 from .passes.packing import pack_weights
+from .passes.statics import write_at_end
 from .patterns import choose
 from .program import Program, finish
 from .rewriting import Pattern, Rewritten, rewrite
@@ -121,6 +122,8 @@ def optimize(
     """
     make_functional(module)
     clean(module, differentiable=not constants)
+    if constants and write_at_end(module):
+        clean(module)
     fused = rewrite(module, [p for p in patterns if constants or not p.needs_constants], limit, leaves, by_name)
     if target is not None:
         pad_channels(module, target)

@@ -22,6 +22,7 @@ __all__ = [
     "ancestors",
     "argument",
     "arguments",
+    "changes_mode",
     "changes_shape",
     "is_barrier",
     "is_pure",
@@ -118,9 +119,14 @@ def _writes(target) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
 
 def is_barrier(node: Node) -> bool:
     """Whether operations must not move across this one: it writes to a tensor, or changes a mode of PyTorch."""
+    return changes_mode(node) or bool(written(node))
+
+
+def changes_mode(node: Node) -> bool:
+    """Whether operations after this one may differ from equal ones before it."""
     if node.op != "call_function":
         return node.op == "call_module"
-    return name_of(node) is None and not _is_plain_python(node) or bool(written(node))
+    return name_of(node) is None and not _is_plain_python(node)
 
 
 def _is_plain_python(node):
@@ -138,11 +144,11 @@ def is_pure(node: Node) -> bool:
     return torch.Tag.nondeterministic_seeded not in node.target.tags and bool(node.target._schema.returns)  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
 
 
-def segments(graph: Graph) -> dict[Node, int]:
+def segments(graph: Graph, ends: Callable[[Node], bool] = is_barrier) -> dict[Node, int]:
     """Numbers the stretches between barriers. A barrier belongs to the stretch that it ends, with an own number."""
     numbers, current = {}, 0
     for node in graph.nodes:
-        if is_barrier(node):
+        if ends(node):
             current += 1
             numbers[node] = current
             current += 1

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-__all__ = ["GENERATED", "Options"]
+__all__ = ["GENERATED", "SINGLE", "Options"]
 
-GENERATED = "pointwise"  # the name of the switch of generated kernels, beside those of the patterns
+# The names of the switches of generated kernels, beside those of the patterns.
+GENERATED = "pointwise"
+SINGLE = "single"  # only by its name
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,8 @@ class Options:
     """What a compilation does.
 
     Attributes:
-        fusions: the names of the patterns to apply ("pointwise" stands for generated kernels); None means all of them.
+        fusions: the names of the patterns to apply ("pointwise" stands for generated kernels, and "single" for those of
+            one operation); None means all of them except those that are applied by name alone.
         dynamic: what is done with a graph whose sizes change: "specialize" makes a program for each set of sizes,
             "eager" runs it as PyTorch does.
         cache_size: how many programs one graph keeps. Further sizes run as PyTorch runs them.
@@ -34,7 +37,7 @@ class Options:
     def __post_init__(self):
         from .patterns import PATTERNS
 
-        known = [pattern.name for pattern in PATTERNS] + [GENERATED]
+        known = [pattern.name for pattern in PATTERNS] + [GENERATED, SINGLE]
         if isinstance(self.fusions, str):
             raise TypeError("fusions must be a list of names, not one name")
         unknown = [name for name in self.fusions or () if name not in known]
@@ -63,7 +66,12 @@ class Options:
     @property
     def generates(self) -> bool:
         """Whether pointwise operations are joined to generated kernels."""
-        return self.fusions is None or GENERATED in self.fusions
+        return self.fusions is None or GENERATED in self.fusions or self.generates_single
+
+    @property
+    def generates_single(self) -> bool:
+        """Whether an operation alone becomes a generated kernel as well."""
+        return self.fusions is not None and SINGLE in self.fusions
 
 
 def _one_of(name, given, choices):

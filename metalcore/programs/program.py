@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from . import generated
@@ -17,6 +18,7 @@ from .ir import value
 from .options import Options
 from .passes.clean import clean, loosen_views, renew_views
 from .passes.groups import group_pointwise
+from .passes.statics import join_writes
 from .passes.transfers import put_on_cpu
 from .planning import bind_arena, make_plan
 from .profiling import Profile, profile
@@ -131,14 +133,36 @@ class Program:
         if not args and not kwargs:
             args, kwargs = self.arguments()
         flat = self._flat(args, kwargs)
+        with torch.no_grad(), self._lock, self.static_values_kept():
+            return profile(self._module, self._report.steps, flat, lambda: self._module.forward(*flat), repeats)
+
+    @contextlib.contextmanager
+    def static_values_kept(self) -> Iterator[None]:
+        """Behind the block static values are as they were before it."""
         written = {planned.name for planned in self._report.plan.values if planned.kind == "static"}
-        statics = [getattr(self._module, str(n.target)) for n in self._module.graph.nodes if n.name in written]
+        statics = [getattr(self._module, str(n.target)) for n in self.graph.nodes if n.name in written]
         before = [tensor.clone() for tensor in statics]
-        with torch.no_grad(), self._lock:
-            found = profile(self._module, self._report.steps, flat, lambda: self._module.forward(*flat), repeats)
-            for tensor, saved in zip(statics, before):
-                tensor.copy_(saved)
-        return found
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, saved in zip(statics, before):
+                    tensor.copy_(saved)
+
+    @property
+    def graph(self) -> Graph:
+        """The operations that it runs."""
+        return self._module.graph
+
+    @property
+    def device(self) -> torch.device:
+        """Where its kernels run."""
+        return program_device(self.graph) or torch.device("cpu")
+
+    @property
+    def arena(self) -> Tensor | None:
+        """The memory of its temporaries, where it keeps that."""
+        return self._arena
 
     def report(self) -> Report:
         """Where each operation runs and what it costs, what was fused, and how much memory it takes."""
@@ -150,7 +174,7 @@ class Program:
         calls = [node for node in self._module.graph.nodes if node.meta.get("place") == "generated"]
         return list(dict.fromkeys(name for node in calls for name in generated.kernels(node)))
 
-    def save(self, path: str | os.PathLike, weights: str | os.PathLike = "inside") -> None:
+    def save(self, path: str | os.PathLike, weights: str | os.PathLike = "inside", recordings: bool = False) -> None:
         """Writes the program to a file, which metalcore.load reads on any machine.
 
         Args:
@@ -158,13 +182,15 @@ class Program:
             weights: "inside": constants are in the file as the program needs them, folded. "apart": the module's
                 parameters lie beside it, in a file of safetensors of the same name, or in the file of a given path, and
                 the program's file has what is computed of them when it is loaded: it takes other parameters as well.
+            recordings: also runs the program, and writes what it submits on its kind of device, which libmetalcore
+                runs without Python and PyTorch. Then all of the program must be metalcore's.
 
         Raises:
             ValueError: something of the program has no form in a file; the message names it.
         """
         from .files.writing import save
 
-        save(self, path, weights)
+        save(self, path, weights, recordings)
 
     def __reduce__(self):
         raise TypeError("a program is neither copied nor pickled: its memory is part of it; save() writes it to a file")
@@ -226,10 +252,11 @@ def finish(
     """Cleans, partitions and plans a graph whose patterns are fused. The source is what it can be saved from."""
     clean(module)
     if options.generates:
-        group_pointwise(module, generated.build)
+        group_pointwise(module, generated.build, single=options.generates_single)
     put_on_cpu(module)
     renew_views(module)
     loosen_views(module)
+    join_writes(module)
     device = program_device(module.graph)
     arena_device = device if options.memory == "arena" else None
     plan = make_plan(module, arena_device)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch.fx import GraphModule, Node
 
-from .ir import name_of, storage_of, tensors_of
+from .ir import name_of, storage_of, tensors_of, written
 from .planning import Plan
 from .rewriting import Rewritten
 
@@ -108,11 +108,10 @@ def _place(node):
     if name.startswith("metalcore."):
         return "metalcore"
     sources = {storage_of(t) for source in node.all_input_nodes for t in tensors_of(source)}
-    results = {storage_of(t) for t in tensors_of(node)}
-    is_view = results and results <= sources and not name.endswith("_")
-    if is_view or not results:
+    results = {storage_of(t) for target in (node, *written(node)) for t in tensors_of(target)}
+    if results <= sources and not written(node):
         return "view"
-    devices = {t.device.type for t in tensors_of(node)}
+    devices = {t.device.type for target in (node, *written(node)) for t in tensors_of(target)}
     return "cpu" if devices == {"cpu"} else "torch"
 
 

@@ -51,6 +51,10 @@ class Pattern:
         """The match that ends with the node, if there is one that metalcore's operators can compute."""
         raise NotImplementedError
 
+    def is_faster(self, match: Match, device_type: str) -> bool:
+        """Whether a match is replaced on a type of device without being asked for by name."""
+        return device_type not in self.by_name_on
+
     def outputs(self, node: Node, match: Match) -> Sequence[Node]:
         """The nodes that are replaced. By default it is the node alone."""
         return (node,)
@@ -161,26 +165,27 @@ def rewrite(
     Args:
         by_name: whether the patterns were asked for by their names.
         leaves: the inputs with respect to which autograd will differentiate the graph.
-        limit: for names of patterns, how often each is applied at most.
+        limit: for names of patterns, how often each is applied at most. Patterns may share a name.
     """
     done: list[Rewritten] = []
     mode = _mode_of(module.graph)
     if mode is None:
         return done
+    remaining = dict(limit or {})
     for pattern in patterns:
-        remaining = (limit or {}).get(pattern.name, 2**31)
         facts = _Facts(module.graph)
         with_gradient = _differentiated(module.graph, leaves)
         for node in list(module.graph.nodes):
-            if node._erased or name_of(node) not in pattern.anchors or remaining <= 0:  # pyright: ignore[reportOptionalOperand]
+            if node._erased or name_of(node) not in pattern.anchors or remaining.get(pattern.name) == 0:
                 continue
             match = pattern.match(node)
-            if match is None or not by_name and _device_type(node) in pattern.by_name_on:
+            if match is None or not by_name and not pattern.is_faster(match, _device_type(node)):
                 continue
             applied = _apply(module, pattern, node, match, facts, Emitter(module, mode, with_gradient))
             if applied is not None:
                 done.append(applied)
-                remaining -= 1  # pyright: ignore[reportOperatorIssue]
+                if pattern.name in remaining:
+                    remaining[pattern.name] -= 1
     if done:  # with other strides, a reshape may be a view where it was a copy
         propagate(module)
     return done

@@ -28,6 +28,8 @@ class Capture:
         arena_bytes: the size of the memory that intermediate results and scratch memory share.
         own_bytes: the size that they would have without sharing.
         peak_bytes: the most of it that is in use at once.
+        replay: what repeats the recorded run.
+        result: what that run returned.
     """
 
     def __init__(self, function, examples, *, warmup, bind, clone_outputs, segments):
@@ -42,30 +44,30 @@ class Capture:
                 function(*own)
                 self._inputs.copy(examples)
             versions = [tensor._version for tensor in own]
-            self._result, self._replay = record(what, function, own, bind=bind, segments=segments)
+            self.result, self.replay = record(what, function, own, bind=bind, segments=segments)
         if not bind and (written := self._inputs.written(examples, versions)):
             raise CaptureError(
                 f"{what}: it writes into {' and '.join(f'input {i}' for i in written)}. A replay on copies of its "
                 "inputs would leave the caller's tensors as they are: bind=True has it use these"
             )
         if bind:
-            if {key_of(tensor) for tensor in own} & {key_of(tensor) for tensor in tensors_in(self._result)}:
+            if {key_of(tensor) for tensor in own} & {key_of(tensor) for tensor in tensors_in(self.result)}:
                 raise CaptureError(f"{what}: with bind=True it must not return an input")
         for name in ("segments", "arena_bytes", "own_bytes", "peak_bytes"):
-            setattr(self, name, getattr(self._replay, name))
-        self.kernels = self._replay.recording.kernels
-        self.torch_operators = tuple(self._replay.names)
+            setattr(self, name, getattr(self.replay, name))
+        self.kernels = self.replay.recording.kernels
+        self.torch_operators = tuple(self.replay.names)
 
     def __call__(self, *inputs: Tensor) -> Any:
         self._inputs.check(inputs)
         with self._lock:  # inputs, intermediate results and results are the capture's own
             if self._inputs.bind:
-                self._inputs.check_apart(inputs, self._replay.owned)
-                self._replay.bind(inputs)
+                self._inputs.check_apart(inputs, self.replay.owned)
+                self.replay.bind(inputs)
             else:
                 self._inputs.copy(inputs)
-            self._replay.run()
-            return tree_map_only(Tensor, Tensor.clone, self._result) if self._clone else self._result
+            self.replay.run()
+            return tree_map_only(Tensor, Tensor.clone, self.result) if self._clone else self.result
 
     def __reduce__(self):
         raise TypeError(f"{self._what}: it cannot be copied or pickled, since its memory is part of it: capture again")
@@ -76,8 +78,13 @@ class Capture:
         With bind=True there are none."""
         return () if self._inputs.bind else tuple(self._inputs.tensors)
 
+    @property
+    def examples(self) -> tuple[Tensor, ...]:
+        """The tensors on which the function was recorded."""
+        return tuple(self._inputs.tensors)
+
     def __str__(self):
-        return "\n".join(self._replay.lines())
+        return "\n".join(self.replay.lines())
 
 
 def capture(

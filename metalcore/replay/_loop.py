@@ -36,11 +36,14 @@ class Loop(Replay):
         self.names = tape.names
         self._inputs = len(inputs)
         output_keys = {key_of(tensor) for tensor in outputs}
-        lives = _lives(tape, self.recording)
+        keys = list(dict.fromkeys(map(key_of, ops._recorded_tensors(tape.number))))
+        lives = _lives(tape, self.recording, keys)
         storages = {key: storage for key, storage in tape.storages() if key in lives and key not in output_keys}
         device = next((tensor.device for tensor in ops._recorded_tensors(tape.number)), None)
         moved = [key for key in storages if storages[key].device == device and storages[key].nbytes()]
 
+        stay = set(keys) - set(moved)
+        kept = {key_of(t): t.untyped_storage() for t in ops._recorded_tensors(tape.number) if key_of(t) in stay}
         wholes = [_tensor(storages[key], torch.uint8) for key in moved]
         self._number = ops._make_replay([tape.number], [*inputs, *wholes])
         weakref.finalize(self, _C.forget_replay, self._number)
@@ -68,6 +71,8 @@ class Loop(Replay):
             [_tensor(homes[key][0], torch.uint8, homes[key][1], (sizes[key],)) for key in moved],
         )
         self.owned = {arena._cdata, *output_keys}
+        kept |= {key: storage for key, storage in held.items() if storage is not None}
+        self.memory = tuple(kept[key] if key in kept else homes[key][1] for key in keys)
         self._parts = self._make_parts(before, [_call(step, homes) for step in steps])
         self.segments = len(self._parts) - len(steps)
         self._run = self._parts[0] if len(self._parts) == 1 and not steps else self._run_parts
@@ -96,9 +101,8 @@ class Loop(Replay):
         return parts
 
 
-def _lives(tape, recording):
-    """{key of a storage: the first and the last of the steps that use it}."""
-    keys = list(dict.fromkeys(map(key_of, ops._recorded_tensors(tape.number))))
+def _lives(tape, recording, keys):
+    """{key of a storage: the first and the last of the steps that use it}; `keys` are those of the buffers."""
     lives: dict[int, tuple[int, int]] = {}
 
     def use(used, time):

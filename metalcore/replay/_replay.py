@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from .._core.recording import Recording
@@ -24,6 +25,8 @@ class Replay:
             of it that is in use at once.
         own_bytes: the size that they would have without sharing.
         owned: the keys of the storages that a run writes and that are the replay's.
+        memory: for each of the recording's buffers its first byte in the arena, or the storage that it is. A CUDA graph
+            has none.
     """
 
     recording: Recording
@@ -31,6 +34,7 @@ class Replay:
     segments = 1
     arena_bytes = peak_bytes = own_bytes = 0
     owned: Collection[int] = ()
+    memory: Sequence[int | torch.UntypedStorage] = ()
 
     def run(self) -> None:
         raise NotImplementedError

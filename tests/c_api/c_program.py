@@ -13,7 +13,17 @@ ROOT = HERE.parents[1]
 PACKAGE = ROOT / "metalcore"
 LIBRARY = PACKAGE / "lib"
 OBJECTS = ROOT / "build" / "metalcore" / "c_objects"  # those of the library
-STATUS = ("OK", "INVALID_ARGUMENT", "OUT_OF_MEMORY", "BUSY", "NO_DEVICE", "NO_KERNELS", "KERNEL_FAULT", "FAILED")
+STATUS = (
+    "OK",
+    "INVALID_ARGUMENT",
+    "OUT_OF_MEMORY",
+    "BUSY",
+    "NO_DEVICE",
+    "NO_KERNELS",
+    "KERNEL_FAULT",
+    "FAILED",
+    "INVALID_FILE",
+)
 
 only_linux = pytest.mark.skipif(sys.platform != "linux", reason="libmetalcore is built for Linux")
 
@@ -48,6 +58,21 @@ class Offset:
         self.tensor, self.offset = tensor, offset
 
 
+def printed(program, options, folder, lines, environment):
+    """The lines that a C program prints for a file of lines. It must end well."""
+    commands = folder / "commands"
+    commands.write_text("\n".join(lines) + "\n")
+    done = subprocess.run(
+        [str(program), *options, str(commands)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout.splitlines()
+
+
 class Calls:
     """Calls that one process makes.
 
@@ -67,17 +92,7 @@ class Calls:
 
     def run(self, program, *options, **environment):
         """[(the status, what the call allocated in its last repetition, the error, the results)], in order."""
-        commands = self.folder / "commands"
-        commands.write_text("\n".join(self.lines) + "\n")
-        done = subprocess.run(
-            [str(program), *options, str(commands)],
-            capture_output=True,
-            text=True,
-            timeout=600,
-            env={**os.environ, **environment},
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        reports = [line.split("\t") for line in done.stdout.splitlines()]
+        reports = [line.split("\t") for line in printed(program, options, self.folder, self.lines, environment)]
         assert len(reports) == len(self.lines)
         return [
             (f"METALCORE_{STATUS[int(status)]}", int(count), error, outputs)

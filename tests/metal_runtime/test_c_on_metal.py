@@ -14,6 +14,8 @@ from running import needs_runtime
 sys.path.append(str(Path(__file__).resolve().parents[1] / "c_api"))
 from c_cases import add, batch_decode, paged_append, softmax
 from c_program import HERE, Calls, compiled
+from saved_programs import Block, Mlp, Pair, Runs, read_like, replayed
+from saved_programs import compiled as compiled_program
 from test_errors import REFUSED, as_words
 from test_functions import add_all, check
 
@@ -55,6 +57,23 @@ def untouched(results):
 def test_results(program, calls, options):
     cases = add_all(calls)
     check(cases, calls.run(program, *options))
+
+
+def test_programs(library, device, tmp_path):
+    """A program of a file, recorded on the simulated device, has that one's bits; inputs are copied or not."""
+    program = linked(HERE / "programs.c", tmp_path / "programs", library)
+    runs, expected = Runs(tmp_path), []
+    for kind in (Mlp, Block, Pair):
+        made, arguments = compiled_program(kind, device)
+        made.save(tmp_path / f"{kind.__name__}.mcore", recordings=True)
+        results = replayed(made, arguments)
+        expected.append((results, runs.add(tmp_path / f"{kind.__name__}.mcore", arguments, results)))
+    for trusted in ("0", "1"):
+        reports = runs.run(program, "--device", "2", "--trusted", trusted, "--repeat", "3")
+        for (results, paths), (status, _, error) in zip(expected, reports, strict=True):
+            assert status == "METALCORE_OK", error
+            for path, like in zip(paths, results, strict=True):
+                assert torch.equal(read_like(path, like), like)
 
 
 def test_checking_mode(program, calls):

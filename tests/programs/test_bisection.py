@@ -6,8 +6,10 @@ from nets import Decoder
 from torch import nn
 
 from metalcore import programs
+from metalcore.programs.compiling import optimize
 from metalcore.programs.patterns.gated import Gated
 from metalcore.programs.patterns.rms_norm import RmsNorm
+from metalcore.programs.tracing import trace
 
 
 class WrongGate(Gated):
@@ -51,3 +53,22 @@ def test_a_pattern_between_others(device):
     found = programs.bisect(module, (ids,), patterns=seeded(WrongNorm()), tolerance=1e-4)
     assert (found.pattern, found.application) == ("rms_norm", 0)
     assert programs.bisect(module, (ids,), tolerance=1e-4) is None
+
+
+def test_patterns_of_one_name_are_counted_together(device):
+    class Layers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate, self.up, self.down = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 8)
+
+        def forward(self, x):
+            return self.down((F.silu(self.gate(x)) * self.up(x)).tanh()) + x
+
+    module, x = Layers().to(device), torch.randn(1, 8).to(device)
+    for most in (0, 1, 2):
+        traced = trace(module, (x,))
+        with torch.no_grad():
+            fused, _ = optimize(
+                traced.module, programs.PATTERNS, constants=True, by_name=True, limit={"joined_linear": most}
+            )
+        assert [rewritten.pattern for rewritten in fused].count("joined_linear") == most

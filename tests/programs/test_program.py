@@ -50,6 +50,82 @@ def test_static_values_are_written_to(device):
     assert results[0][-1] == 4
 
 
+class Counting(nn.Module):
+    """It keeps two numbers, which it sets, reads and adds to."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("first", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("second", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("rows", torch.zeros(4, 3))
+
+    def forward(self, x, place):
+        self.first.copy_(place)
+        before = x + self.second
+        self.second.copy_(place)
+        self.rows[1:2] = x
+        after = before * self.first + self.rows.sum(0)
+        self.first.add_(1)
+        self.second.add_(1).mul_(2)
+        return after + self.first - self.second
+
+
+def test_what_is_written_as_a_whole_is_written_once(device):
+    """At the end, by one operation. What happens in between sees each new value."""
+    module, x, place = Counting().to(device), torch.randn(1, 3).to(device), torch.tensor(2).to(device)
+    program = metalcore.compile(module, (x, place))
+    names = operators(program)
+    assert names[-1] == "_foreach_copy_" and names.count("_foreach_copy_") == 1
+    assert not {"add_", "mul_"} & set(names) and names.count("copy_") == 1  # that of one row
+    assert {v.kind for v in program.report().plan.values if v.name in ("first", "second")} <= {"static"}
+    state = {name: t.clone() for name, t in module.state_dict().items()}
+    results = []
+    for call in (program, module):
+        module.load_state_dict(state)
+        steps = [call(x * (i + 1), place + i) for i in range(3)]
+        results.append([*steps, *(t.clone() for t in module.buffers())])
+    agree(*results)
+    assert module.first == 5 and module.second == 10
+
+
+def test_a_written_value_that_is_returned_stays_where_it_is(device):
+    class Returning(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x):
+            self.count.add_(1)
+            return x * self.count, self.count
+
+    module, x = Returning().to(device), torch.randn(3).to(device)
+    program = metalcore.compile(module, (x,))
+    y, count = program(x)
+    agree(x, y)
+    assert count == 1 and module.count == 1
+
+
+def test_equal_operations_on_both_sides_of_a_write_run_once(device):
+    """Except for those that read what is written."""
+
+    class Writing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("rows", torch.zeros(4, 3))
+
+        def forward(self, x):
+            first = x.cumsum(0).sum() + self.rows.cumsum(0).sum()
+            self.rows[1:2] = x[:1]
+            return first + x.cumsum(0).sum() + self.rows.cumsum(0).sum()
+
+    module, x = Writing().to(device), torch.randn(4, 3).to(device)
+    program = metalcore.compile(module, (x,), fusions=[])
+    assert operators(program).count("cumsum") == 3
+    expected = module(x)
+    module.rows.zero_()
+    agree(expected, program(x))
+
+
 def test_wrong_arguments_are_refused(device):
     module = nn.Linear(4, 3).to(device)
     program = metalcore.compile(module, (torch.randn(2, 4).to(device),))

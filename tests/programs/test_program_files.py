@@ -59,7 +59,7 @@ def contents(path):
 
 
 def write(path, tensors, manifest, **metadata):
-    metadata = {"format": "metalcore program", "version": "1", **metadata}
+    metadata = {"format": "metalcore program", "version": "2", **metadata}
     text = manifest if isinstance(manifest, str) else json.dumps(manifest)
     container.write(path, tensors, {**metadata, "program": text})
     return path
@@ -240,18 +240,13 @@ def test_a_cut_file_is_refused(tmp_path):
 def test_a_changed_byte_is_noticed(tmp_path):
     path = small(tmp_path)
     data = path.read_bytes()
-    expected = metalcore.load(path)(torch.ones(2))
     draw = random.Random(0)
     for place in [*range(16), *(draw.randrange(len(data)) for _ in range(150)), *range(len(data) - 8, len(data))]:
         changed = bytearray(data)
         changed[place] ^= 1 << draw.randrange(8)
         path.write_bytes(changed)
-        try:
-            loaded = metalcore.load(path)
-        except ProgramFileError:
-            continue
-        assert data[place : place + 1].isspace()  # padding, which says nothing
-        assert torch.equal(loaded(torch.ones(2)), expected)
+        with pytest.raises(ProgramFileError):
+            metalcore.load(path)
 
 
 def change(path):
@@ -359,8 +354,8 @@ def test_a_manifest_that_is_no_json_is_refused(text, tmp_path):
 def test_other_files_are_refused(tmp_path):
     path = small(tmp_path)
     tensors, manifest = contents(path)
-    with pytest.raises(ProgramFileError, match="of version '2'"):
-        metalcore.load(write(tmp_path / "new.mcore", tensors, manifest, version="2"))
+    with pytest.raises(ProgramFileError, match="of version '3'"):
+        metalcore.load(write(tmp_path / "new.mcore", tensors, manifest, version="3"))
     with pytest.raises(ProgramFileError, match="is no program"):
         metalcore.load(write(tmp_path / "other.mcore", tensors, manifest, format="pt"))
     container.write(tmp_path / "weights.safetensors", tensors, {})

@@ -53,7 +53,7 @@ def tasks(tmp_path):
 
 def test_the_simulator_finds_their_kernels(kernels, tasks, monkeypatch):
     monkeypatch.setenv("METALCORE_ISA", _C.simulator_info()["isa"])
-    assert len([*kernel_index(tasks, kernels), *simulator_libraries(tasks, kernels)]) == 5
+    assert len([*kernel_index(tasks, kernels), *simulator_libraries(tasks, kernels)]) == 6
     tasks.run()
     command = [sys.executable, "-c", PROGRAM, str(tasks.out / "lib")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)

@@ -57,7 +57,7 @@ def c_library():
 def sources(backends):
     """The paths of its sources with some of csrc/backends, from the repository's root."""
     found = {CSRC / "ops" / f"{name}.cpp" for name in _OPS}
-    found |= {*(CSRC / "gpu").glob("*.cpp"), *_C_API.glob("*.cpp")}
+    found |= {*(CSRC / "gpu").glob("*.cpp"), *_C_API.glob("*.cpp"), *(_C_API / "program").glob("*.cpp")}
     for backend in backends:
         for folder in (CSRC / "backends" / backend, _C_API / _CONTEXTS[backend]):
             found |= {path for path in folder.rglob("*") if path.suffix in (".cpp", ".mm")}

@@ -1,5 +1,6 @@
 """The families of built-in kernels: one a source file, named by its path below kernels/."""
 
+import hashlib
 import re
 
 from .front_end import translate, translator
@@ -25,7 +26,8 @@ def with_includes(source, folder=KERNELS, seen=()):
 
 
 def kernel_index(tasks, folder=KERNELS):
-    """lib/index, which tells the family of each kernel: lines of a family and the names of its kernels."""
+    """lib/index, which tells the family of each kernel: lines of a family and the names of its kernels. And
+    lib/digests, lines of a family and a digest of its source: whether a program's file means the same kernels."""
     sources = families(folder)
     inputs = [path for source in sources.values() for path in with_includes(source, folder)]
     return [
@@ -34,8 +36,21 @@ def kernel_index(tasks, folder=KERNELS):
             [*inputs, *translator()],
             list(sources),
             lambda output: output.write_text(_index(sources, folder)),
-        )
+        ),
+        tasks.add("lib/digests", inputs, list(sources), lambda output: output.write_text(_digests(sources, folder))),
     ]
+
+
+def _digests(sources, folder):
+    """The path of a file is none of its content, so that a Mac's build has the digests of a Linux machine's."""
+    lines = []
+    for family, source in sources.items():
+        combined = hashlib.sha256()
+        for path in with_includes(source, folder):
+            content = path.read_bytes()
+            combined.update(len(content).to_bytes(8, "little") + content)
+        lines.append(f"{family} {combined.hexdigest()}\n")
+    return "".join(lines)
 
 
 def _index(sources, folder):

@@ -52,6 +52,7 @@ Driver open() {
   find(library, "cuMemFree_v2", d.free);
   find(library, "cuMemsetD8Async", d.fill_bytes);
   find(library, "cuMemsetD32Async", d.fill_words);
+  find(library, "cuMemcpyHtoD_v2", d.copy_to_device);
   find(library, "cuStreamSynchronize", d.wait_for_stream);
   find(library, "cuFuncLoad", d.load_function, true);
   find(library, "cuFuncGetParamInfo", d.parameter_info, true);

@@ -68,6 +68,7 @@ struct Driver {
   Status (*free)(void* memory);
   Status (*fill_bytes)(void* memory, unsigned char value, size_t count, Stream stream);
   Status (*fill_words)(void* memory, unsigned value, size_t count, Stream stream);
+  Status (*copy_to_device)(void* memory, const void* data, size_t bytes);
   Status (*wait_for_stream)(Stream stream);
   // Drivers before CUDA 12.4 lack these: they are null.
   Status (*load_function)(Function function);

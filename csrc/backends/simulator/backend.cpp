@@ -2,6 +2,7 @@
 #include "../../gpu/backend.h"
 
 #include "launch.h"
+#include "prepared.h"
 
 #include <exception>
 #include <memory>
@@ -25,7 +26,10 @@ Binding bind_table(const gpu::BufferView* views, size_t count, PointerTable& tab
   return {Binding::kPointers, table.addresses.data(), count * sizeof(char*), table.spans.data()};
 }
 
-void run(const gpu::Recording& recording, const gpu::Dispatch& dispatch, const KernelReference& kernel) {
+// Calls body(launch) with a dispatch as the executor takes it.
+template <typename Body>
+void with_launch(const gpu::Recording& recording, const gpu::Dispatch& dispatch, const KernelReference& kernel,
+                 const Body& body) {
   Launch launch = {};
   launch.kernel = kernel;
   std::array<PointerTable, kMaximumBuffers> tables;
@@ -50,7 +54,11 @@ void run(const gpu::Recording& recording, const gpu::Dispatch& dispatch, const K
   const gpu::Size threads = recording.threads(dispatch);
   launch.threads = {threads.x, threads.y, threads.z};
   launch.group = {dispatch.threadgroup.x, dispatch.threadgroup.y, dispatch.threadgroup.z};
-  execute(launch);
+  body(launch);
+}
+
+void run(const gpu::Recording& recording, const gpu::Dispatch& dispatch, const KernelReference& kernel) {
+  with_launch(recording, dispatch, kernel, execute);
 }
 
 // Calls `body`, whose errors become exceptions that PyTorch passes on.
@@ -66,10 +74,18 @@ void passing_errors_on(const Body& body) {
 
 class PreparedRecording final : public gpu::Prepared {
  public:
-  explicit PreparedRecording(const gpu::Recording& recording) : recording_(recording) { find_kernels(); }
+  explicit PreparedRecording(const gpu::Recording& recording, bool always_checked = false)
+      : recording_(recording), always_checked_(always_checked) {
+    find_kernels();
+  }
+
+  void validate_all() const {
+    for (size_t i = 0; i < kernels_.size(); ++i)
+      with_launch(recording_, recording_.dispatches()[i], kernels_[i], validate);
+  }
 
   void submit(size_t first, size_t end) override {
-    if (checking().on != checked_) find_kernels();
+    if (is_checked() != checked_) find_kernels();
     passing_errors_on([&] {
       for (size_t i = first; i < end; ++i) run(recording_, recording_.dispatches()[i], kernels_[i]);
     });
@@ -78,12 +94,15 @@ class PreparedRecording final : public gpu::Prepared {
  private:
   void find_kernels() {
     kernels_.clear();
-    checked_ = checking().on;
+    checked_ = is_checked();
     for (const gpu::Dispatch& dispatch : recording_.dispatches())
       kernels_.push_back(find_kernel(recording_.name(dispatch), checked_));
   }
 
+  bool is_checked() const { return always_checked_ || checking().on; }
+
   const gpu::Recording& recording_;
+  const bool always_checked_;
   std::vector<KernelReference> kernels_;
   bool checked_ = false;
 };
@@ -117,4 +136,11 @@ SimulatorBackend backend;
 const gpu::BackendRegistration registered(backend);
 
 }  // namespace
+
+std::unique_ptr<gpu::Prepared> prepare_program(const gpu::Recording& recording, bool trusted) {
+  auto prepared = std::make_unique<PreparedRecording>(recording, !trusted);
+  prepared->validate_all();
+  return prepared;
+}
+
 }  // namespace metalcore::simulator

@@ -26,41 +26,6 @@ using msl_abi::Uint3;
   throw std::invalid_argument("metalcore: " + describe(launch.kernel) + ": " + reason);
 }
 
-// Refuses what Metal's API validation refuses.
-void validate(const Launch& launch) {
-  const msl_abi::Kernel& kernel = *launch.kernel.kernel;
-  const uint64_t group = uint64_t{launch.group.x} * launch.group.y * launch.group.z;
-  const uint32_t limit =
-      kernel.max_total_threads ? std::min(kernel.max_total_threads, kMaximumThreads) : kMaximumThreads;
-  if (group == 0 || std::max({launch.group.x, launch.group.y, launch.group.z}) > limit || group > limit)
-    refuse(launch,
-           "a threadgroup of " + text(launch.group) + " threads; it must have from 1 to " + std::to_string(limit));
-  uint64_t memory = 0;
-  for (uint32_t i = 0; i < kernel.argument_count; ++i) {
-    const msl_abi::Argument& argument = kernel.arguments[i];
-    const auto which = [&] {
-      return "'" + std::string(argument.name) + "' at index " + std::to_string(argument.index);
-    };
-    if (argument.index >= kMaximumBuffers) refuse(launch, "argument " + which() + ": indices go up to 30");
-    if (argument.kind == msl_abi::kThreadgroup) {
-      const uint32_t length = launch.threadgroup_lengths[argument.index];
-      if (!length)
-        refuse(launch, "threadgroup argument " + which() + " has no length set (see threadgroup_memory of a call)");
-      memory += (length + 15) / 16 * 16;
-      continue;
-    }
-    const Binding& binding = launch.buffers[argument.index];
-    if (binding.kind == Binding::kNone) refuse(launch, "buffer " + which() + " is not bound");
-    if (binding.kind == Binding::kBytes && argument.writable)
-      refuse(launch, "buffer " + which() + " is written, but bound to bytes");
-    if (argument.by_reference && binding.size < argument.element_size)
-      refuse(launch, "buffer " + which() + " holds " + std::to_string(binding.size) + " bytes; the kernel reads " +
-                         std::to_string(argument.element_size));
-  }
-  if (memory > kMaximumThreadgroupMemory)
-    refuse(launch, std::to_string(memory) + " bytes of threadgroup memory; Metal allows 32768");
-}
-
 void execute_normal(const Launch& launch) {
   void* buffers[kMaximumBuffers];
   for (uint32_t i = 0; i < kMaximumBuffers; ++i) buffers[i] = launch.buffers[i].address;
@@ -95,6 +60,40 @@ DeviceFunctions functions_of_device = {};
 
 void set_device_functions(const DeviceFunctions& functions) { functions_of_device = functions; }
 const DeviceFunctions& device_functions() { return functions_of_device; }
+
+void validate(const Launch& launch) {
+  const msl_abi::Kernel& kernel = *launch.kernel.kernel;
+  const uint64_t group = uint64_t{launch.group.x} * launch.group.y * launch.group.z;
+  const uint32_t limit =
+      kernel.max_total_threads ? std::min(kernel.max_total_threads, kMaximumThreads) : kMaximumThreads;
+  if (group == 0 || std::max({launch.group.x, launch.group.y, launch.group.z}) > limit || group > limit)
+    refuse(launch,
+           "a threadgroup of " + text(launch.group) + " threads; it must have from 1 to " + std::to_string(limit));
+  uint64_t memory = 0;
+  for (uint32_t i = 0; i < kernel.argument_count; ++i) {
+    const msl_abi::Argument& argument = kernel.arguments[i];
+    const auto which = [&] {
+      return "'" + std::string(argument.name) + "' at index " + std::to_string(argument.index);
+    };
+    if (argument.index >= kMaximumBuffers) refuse(launch, "argument " + which() + ": indices go up to 30");
+    if (argument.kind == msl_abi::kThreadgroup) {
+      const uint32_t length = launch.threadgroup_lengths[argument.index];
+      if (!length)
+        refuse(launch, "threadgroup argument " + which() + " has no length set (see threadgroup_memory of a call)");
+      memory += (length + 15) / 16 * 16;
+      continue;
+    }
+    const Binding& binding = launch.buffers[argument.index];
+    if (binding.kind == Binding::kNone) refuse(launch, "buffer " + which() + " is not bound");
+    if (binding.kind == Binding::kBytes && argument.writable)
+      refuse(launch, "buffer " + which() + " is written, but bound to bytes");
+    if (argument.by_reference && binding.size < argument.element_size)
+      refuse(launch, "buffer " + which() + " holds " + std::to_string(binding.size) + " bytes; the kernel reads " +
+                         std::to_string(argument.element_size));
+  }
+  if (memory > kMaximumThreadgroupMemory)
+    refuse(launch, std::to_string(memory) + " bytes of threadgroup memory; Metal allows 32768");
+}
 
 Grid make_grid(const Launch& launch, void* const* buffers) {
   const Uint3 threads = launch.threads, group = launch.group;

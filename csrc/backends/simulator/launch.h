@@ -56,6 +56,9 @@ struct Launch {
   msl_abi::Uint3 group = {};
 };
 
+// Throws std::invalid_argument for a launch that Metal would refuse.
+void validate(const Launch& launch);
+
 // Runs the launch to its end, in checking mode where its library was compiled for it. Throws std::invalid_argument for
 // a launch that Metal would refuse, and Fault for a kernel that went wrong: checking mode or the CPU found it out.
 void execute(const Launch& launch);

@@ -5,6 +5,7 @@
 #include "../kernels_folder.h"
 
 #include "../../backends/simulator/library.h"
+#include "../../backends/simulator/prepared.h"
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
@@ -25,6 +26,10 @@ class HostMemory final : public Memory {
   void fill(void* memory, unsigned char number, size_t count) override { std::memset(memory, number, count); }
   void fill(void* memory, float number, size_t count) override {
     std::fill_n(static_cast<float*>(memory), count, number);
+  }
+  void write(void* memory, const void* data, size_t bytes) override { std::memcpy(memory, data, bytes); }
+  std::unique_ptr<gpu::Prepared> prepare(const gpu::Recording& recording, int32_t, int32_t, bool trusted) override {
+    return simulator::prepare_program(recording, trusted);
   }
 };
 

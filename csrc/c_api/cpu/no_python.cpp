@@ -1,8 +1,11 @@
 // Takes the place of csrc/backends/simulator/python_signals.cpp and compiler.cpp: a C program has no signal handlers of
-// Python's, and nothing generates kernels in it.
+// Python's, and nothing compiles kernels in it. Generated kernels of programs lie in METALCORE_GENERATED_DIR, where
+// `python -m metalcore program prepare` has put what it compiled.
 #include "../../backends/simulator/compiler.h"
 #include "../../backends/simulator/python_signals.h"
 
+#include <cstdlib>
+#include <filesystem>
 #include <stdexcept>
 
 namespace metalcore::simulator {
@@ -12,8 +15,18 @@ void listen_to_interrupts(bool) {}
 uint32_t interrupts() { return 0; }
 bool interrupts_raise() { return false; }
 
-std::string compile_generated(std::string_view kernel, bool) {
-  throw std::logic_error("metalcore: kernel '" + std::string(kernel) + "' was generated, and needs Python");
+std::string compile_generated(std::string_view kernel, bool checking) {
+  const std::string name(kernel);
+  const bool is_name =
+      name.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") == name.npos;
+  if (const char* folder = std::getenv("METALCORE_GENERATED_DIR"); folder && *folder && is_name) {
+    const auto path = std::filesystem::path(folder) / (checking ? "checking" : "normal") / (name + ".so");
+    std::error_code error;
+    if (std::filesystem::exists(path, error)) return path.string();
+  }
+  throw std::invalid_argument("metalcore: kernel '" + name.substr(0, 80) +
+                              "' was generated, and the CPU runs what `python -m metalcore program prepare` compiled: "
+                              "METALCORE_GENERATED_DIR must be the folder that it filled");
 }
 
 }  // namespace metalcore::simulator

@@ -9,6 +9,7 @@
 #include "../../gpu/kernel_index.h"
 #include "../error.h"
 #include "../kernels_folder.h"
+#include "../program/generated.h"
 
 #include <filesystem>
 #include <fstream>
@@ -36,15 +37,26 @@ std::string content(const fs::path& path) {
   return text.str();
 }
 
+constexpr const char* kBuiltinFlag = "-DMSL_CONVERGENT=1";  // that of metalcore/msl/cuda.py
+constexpr const char* kGeneratedFlag = "--fmad=false";      // that of metalcore/_core/generated.py
+
+std::string cubin(const std::string& text, int arch, const char* flag) {
+  return nvrtc().compile(text, arch, {headers().string(), (headers() / "cuda").string()}, flag);
+}
+
 cuda::Compiled compiled(int arch, const cuda::Request& request) {
+  const cuda::Layout layout = cuda::parse_layout(request.signature);
+  if (const CudaText* generated = generated_cuda(request.kernel)) {
+    const std::string text = cuda_source(generated->program, request.kernel, generated->kernel, layout);
+    return {cubin(text, arch, kGeneratedFlag), kEntry, ""};
+  }
   static const gpu::KernelIndex index(kernels_folder());
   const std::string& family = index.family(request.kernel);
   const std::string file = (programs() / family).string();
   const Json described = Json::parse(content(file + ".json"));
   const std::string text =
-      cuda_source(content(file + ".cu"), request.kernel, described.at("kernels").at(request.kernel),
-                  cuda::parse_layout(request.signature));
-  return {nvrtc().compile(text, arch, {headers().string(), (headers() / "cuda").string()}), kEntry, family + ".metal"};
+      cuda_source(content(file + ".cu"), request.kernel, described.at("kernels").at(request.kernel), layout);
+  return {cubin(text, arch, kBuiltinFlag), kEntry, family + ".metal"};
 }
 
 }  // namespace

@@ -52,6 +52,11 @@ class DeviceMemory final : public Memory {
     check(driver().fill_words(memory, std::bit_cast<uint32_t>(number), count, stream_), "filling a GPU's memory");
   }
 
+  void write(void* memory, const void* data, size_t bytes) override {
+    const CurrentContext context(device_);
+    check(driver().copy_to_device(memory, data, bytes), "copying to a GPU's memory");
+  }
+
   void wait() override {
     const CurrentContext context(device_);
     check(driver().wait_for_stream(stream_), "waiting for a CUDA stream");

@@ -18,12 +18,11 @@ namespace fs = std::filesystem;
 constexpr std::pair kOldest = {12, 6};  // it has C++20's built-ins, and leaves the process's locale alone
 constexpr const char* kNames[] = {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"};
 
-// Those of metalcore/msl/nvrtc.py, and of the built-in kernels in metalcore/msl/cuda.py.
-constexpr const char* kFlags[] = {"-std=c++20",        "--device-as-default-execution-space",
-                                  "--device-int128",   "--fmad=true",
-                                  "--ftz=false",       "--prec-div=true",
-                                  "--prec-sqrt=true",  "--disable-warnings",
-                                  "-DMSL_CONVERGENT=1"};
+// Those of metalcore/msl/nvrtc.py.
+constexpr const char* kFlags[] = {"-std=c++20",       "--device-as-default-execution-space",
+                                  "--device-int128",  "--fmad=true",
+                                  "--ftz=false",      "--prec-div=true",
+                                  "--prec-sqrt=true", "--disable-warnings"};
 
 const char* environment(const char* name) {
   const char* const value = std::getenv(name);
@@ -127,11 +126,13 @@ std::string Nvrtc::target(int arch) const {
   return "compute_" + std::to_string(newest);
 }
 
-std::string Nvrtc::compile(const std::string& program, int arch, const std::vector<std::string>& include) const {
+std::string Nvrtc::compile(const std::string& program, int arch, const std::vector<std::string>& include,
+                           const char* flag) const {
   const std::string wanted = target(arch);
   std::vector<std::string> options = {"--gpu-architecture=" + wanted};
   for (const std::string& folder : include) options.push_back("--include-path=" + folder);
   options.insert(options.end(), std::begin(kFlags), std::end(kFlags));
+  options.emplace_back(flag);
   if (const char* more = environment("METALCORE_NVRTC_FLAGS")) {
     std::istringstream words(more);
     for (std::string word; words >> word;) options.push_back(word);

@@ -16,7 +16,8 @@ class Nvrtc {
 
   // A cubin of the program, or PTX where the GPU (90 for compute capability 9.0) is newer than this NVRTC. Throws
   // std::runtime_error with NVRTC's log.
-  std::string compile(const std::string& program, int arch, const std::vector<std::string>& include) const;
+  std::string compile(const std::string& program, int arch, const std::vector<std::string>& include,
+                      const char* flag) const;
 
  private:
   using Program = struct ProgramObject*;

@@ -1,7 +1,7 @@
 // CUDA C++ of one built-in kernel, as metalcore/msl/cuda_source.py makes it for the Python package.
 #pragma once
 
-#include "json.h"
+#include "../program/json.h"
 
 #include "../../backends/cuda/block.h"
 

@@ -10,11 +10,27 @@
 #import "../../backends/mps/device.h"
 #import "../../backends/mps/encoder.h"
 
-#include <stdexcept>
+#include <memory>
 #include <vector>
 
 namespace metalcore::c_api {
 namespace {
+
+Commands& open_commands() { return static_cast<MetalMemory&>(*running().memory).commands(); }
+
+class PreparedRecording final : public gpu::Prepared {
+ public:
+  explicit PreparedRecording(const gpu::Recording& recording)
+      : recording_(recording), pipelines_(mps::made_pipelines(recording, 0, open_commands().device())) {}
+
+  void submit(size_t first, size_t end) override {
+    in_pool([&] { mps::encode(open_commands(), recording_, first, end, pipelines_.data() + first); });
+  }
+
+ private:
+  const gpu::Recording& recording_;
+  const std::vector<const mps::Pipeline*> pipelines_;
+};
 
 class MetalBackend final : public gpu::Backend {
  public:
@@ -23,13 +39,13 @@ class MetalBackend final : public gpu::Backend {
   bool bounds_work() const override { return true; }
 
   void submit(int, const gpu::Recording& recording, size_t first) override {
-    Commands& commands = static_cast<MetalMemory&>(*running().memory).commands();
+    Commands& commands = open_commands();
     const std::vector<const mps::Pipeline*> pipelines = mps::made_pipelines(recording, first, commands.device());
     in_pool([&] { mps::encode(commands, recording, first, recording.dispatches().size(), pipelines.data()); });
   }
 
-  std::unique_ptr<gpu::Prepared> prepare(int, const gpu::Recording&) override {
-    throw std::logic_error("metalcore: the C interface was to keep a recording");
+  std::unique_ptr<gpu::Prepared> prepare(int, const gpu::Recording& recording) override {
+    return std::make_unique<PreparedRecording>(recording);
   }
 };
 

@@ -19,6 +19,7 @@ class MetalMemory final : public Memory {
   void free(void* memory) noexcept override;
   void fill(void* memory, unsigned char number, size_t count) override;
   void fill(void* memory, float number, size_t count) override;
+  void write(void* memory, const void* data, size_t bytes) override;
   void wait() override { commands_.commit(); }
   size_t largest() const override { return commands_.device().maxBufferLength; }
 

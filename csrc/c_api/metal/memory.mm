@@ -33,6 +33,8 @@ void MetalMemory::fill(void* memory, float number, size_t count) {
   std::fill_n(reinterpret_cast<float*>(reached(memory)), count, number);
 }
 
+void MetalMemory::write(void* memory, const void* data, size_t bytes) { std::memcpy(memory, data, bytes); }
+
 void MetalMemory::use_array(void* data, size_t bytes, Access access) {
   const bool read = access != Access::kWritten, written = access != Access::kRead;
   const auto same =

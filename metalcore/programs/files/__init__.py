@@ -6,7 +6,8 @@ program = metalcore.load("model.mcore")
 
 from .errors import ProgramFileError
 from .reading import load
+from .recordings import prepare
 from .summary import describe
 from .writing import save
 
-__all__ = ["ProgramFileError", "describe", "load", "save"]
+__all__ = ["ProgramFileError", "describe", "load", "prepare", "save"]

@@ -5,6 +5,9 @@
         file.metadata["note"], file.read("weight")
 
 Files come from strangers. The header is read as data: its sizes have to fit each other and the file, byte by byte.
+
+A file that this module writes begins, behind the eight bytes of its header's length, with a digest of all its bytes, in
+which the digest's own 64 digits count as zeros. csrc/c_api/program/container.cpp reads such files as well.
 """
 
 from __future__ import annotations
@@ -51,6 +54,8 @@ _MOST_DIMENSIONS = 64
 _BLOCK = 1 << 20
 _METADATA = "__metadata__"
 _DIGEST = "digest"
+_LEAD = f'{{"{_METADATA}":{{"{_DIGEST}":"'.encode()  # in front of the digest
+_ZEROS = b"0" * 64
 
 
 class Entry(NamedTuple):
@@ -65,25 +70,25 @@ class Entry(NamedTuple):
 def write(path: str | os.PathLike, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Writes a file, or none if something fails: it is written under another name and renamed. The metadata gets a
     digest of the whole file."""
-    header: dict[str, Any] = {}
+    header: dict[str, Any] = {_METADATA: {_DIGEST: _ZEROS.decode(), **metadata}}
     end = 0
     for name, tensor in tensors.items():
         begin, end = end, end + tensor.numel() * tensor.element_size()
         if tensor.dtype not in _CODES:
             raise ValueError(f"{name} is {_text(tensor.dtype)}, which such a file cannot hold")
         header[name] = {"dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    header[_METADATA] = dict(metadata)
-    digest = hashlib.sha256(_canonical(header))
-    for tensor in tensors.values():
-        digest.update(_bytes(tensor))
-    header[_METADATA][_DIGEST] = digest.hexdigest()
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
+    beginning = len(text).to_bytes(8, "little") + text
+    digest = hashlib.sha256(beginning)
+    for tensor in tensors.values():
+        digest.update(_bytes(tensor))
+    beginning = _with_digest(beginning, digest.hexdigest().encode())
     path = Path(path)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
+            file.write(beginning)
             for tensor in tensors.values():
                 file.write(_bytes(tensor))
         mask = os.umask(0)
@@ -100,10 +105,10 @@ def _bytes(tensor):
     return ctypes.string_at(flat.data_ptr(), flat.nbytes) if flat.numel() else b""
 
 
-def _canonical(header):
-    """What of a header its digest is about: all of it except the digest."""
-    metadata = {name: text for name, text in header.get(_METADATA, {}).items() if name != _DIGEST}
-    return json.dumps({**header, _METADATA: metadata}, sort_keys=True, separators=(",", ":")).encode()
+def _with_digest(beginning, digits):
+    """The beginning of a file with other digits in the place of its digest's."""
+    place = 8 + len(_LEAD)
+    return beginning[:place] + digits + beginning[place + len(digits) :]
 
 
 class Container:
@@ -151,7 +156,7 @@ class Container:
             raise self._wrong(f"its header cannot be read: {error}") from None
         if not isinstance(header, dict):
             raise self._wrong("its header is no object")
-        self._header, self._begin = header, 8 + length
+        self._begin = 8 + length
         self.metadata = header.get(_METADATA, {})
         if not isinstance(self.metadata, dict) or not all(isinstance(text, str) for text in self.metadata.values()):
             raise self._wrong("its metadata are no texts")
@@ -183,11 +188,13 @@ class Container:
 
     def check_digest(self) -> None:
         """Raises ProgramFileError unless the file has a digest, and is as it was when that was made."""
-        digest = hashlib.sha256(_canonical(self._header))
-        self._file.seek(self._begin)
+        self._file.seek(0)
+        beginning = self._file.read(self._begin)
+        given = beginning[8 + len(_LEAD) :][: len(_ZEROS)]
+        digest = hashlib.sha256(_with_digest(beginning, _ZEROS))
         while block := self._file.read(_BLOCK):
             digest.update(block)
-        if self.metadata.get(_DIGEST) != digest.hexdigest():
+        if not beginning[8:].startswith(_LEAD) or given != digest.hexdigest().encode():
             raise self._wrong("it is damaged: its digest is another one")
 
     def read(self, name: str) -> Tensor:

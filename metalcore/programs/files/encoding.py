@@ -16,7 +16,17 @@ from torch.utils._pytree import TreeSpec, tree_structure, tree_unflatten
 
 from .errors import ProgramFileError
 
-__all__ = ["Encoder", "decode", "decode_tree", "dtype_named", "encode_tree", "fits", "form", "name_of_dtype"]
+__all__ = [
+    "Encoder",
+    "decode",
+    "decode_tree",
+    "dtype_named",
+    "encode_tree",
+    "fits",
+    "form",
+    "is_dense",
+    "name_of_dtype",
+]
 
 _DTYPE_NAMES = (
     "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool complex64 complex128 "
@@ -46,6 +56,17 @@ def dtype_named(name: Any) -> torch.dtype:
 def form(tensor: torch.Tensor) -> str:
     """A tensor's dtype and shape: "float32[2, 3]"."""
     return f"{name_of_dtype(tensor.dtype)}{list(tensor.shape)}"
+
+
+def is_dense(shape, strides) -> bool:
+    """Whether each element of a tensor has its own place, and there are no places between them."""
+    expected = 1
+    for size, stride in sorted(zip(shape, strides), key=lambda pair: pair[1]):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
 
 
 class Encoder:

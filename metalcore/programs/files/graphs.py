@@ -15,9 +15,8 @@ from torch.fx.node import map_arg
 
 from ..ir import tensors_of, value
 from . import operators
-from .encoding import decode, device_named, dtype_named, fits, form
+from .encoding import decode, device_named, dtype_named, fits, form, is_dense
 from .errors import ProgramFileError
-from .writing import is_dense
 
 __all__ = ["GraphReader"]
 

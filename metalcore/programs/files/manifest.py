@@ -23,6 +23,7 @@ _KINDS = {
     "device": str,
     "memory": str,
     "generated": bool,
+    "single": bool,
     "weights": (str, type(None)),
     "arguments": (dict, str),
     "results": (dict, str),

@@ -63,8 +63,8 @@ _ATEN = frozenset(
 _METALCORE = frozenset(
     """
     relu silu gelu relu2 quick_gelu gated gated_packed bias_activation softmax softmax_scaled log_softmax
-    rms_norm add_rms_norm layer_norm add_layer_norm group_norm attention rope rope_ matmul add cast cross_entropy
-    quant_matmul quant_rows conv2d
+    rms_norm add_rms_norm layer_norm add_layer_norm group_norm attention rope rope_ matmul joined_linear add cast
+    cross_entropy quant_matmul quant_rows conv2d
     """.split()
 )
 _GENERATED = frozenset(name.split(".")[0] for name in (*OPERATIONS, *REDUCTIONS)) - {"prims"}

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 
 from ..ir import value
-from ..options import Options
+from ..options import SINGLE, Options
 from ..passes.folding import Recipe
 from ..program import Program, finish
 from ..rewriting import Rewritten
@@ -96,7 +96,8 @@ def _source(manifest, tensors, device):
     reader.finish(manifest["outputs"])
     if arguments.num_leaves != len(manifest["inputs"]) or results.num_leaves != len(manifest["outputs"]):
         raise ProgramFileError("the structure of its arguments or results has another size than they have")
-    options = Options(fusions=None if manifest["generated"] else [], memory=manifest["memory"], fallback=False)
+    generated = [SINGLE] if manifest["single"] else None if manifest["generated"] else []
+    options = Options(fusions=generated, memory=manifest["memory"], fallback=False)
     fused = tuple(Rewritten(pattern, place, (), ()) for pattern, place in manifest["fused"])
     return Source(reader.graph, reader.owner, None, {}, options, fused, (arguments, results), manifest["target"])
 

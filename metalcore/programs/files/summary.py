@@ -8,6 +8,7 @@ from collections import Counter
 
 from .container import Container
 from .manifest import read_manifest
+from .recordings import read_recordings, told
 
 __all__ = ["describe"]
 
@@ -19,9 +20,9 @@ def describe(path: str | os.PathLike, manifest: bool = False) -> str:
         ProgramFileError: the file is damaged, or no program.
     """
     with Container(path) as file:
-        found = read_manifest(file)
+        found, recordings = read_manifest(file), read_recordings(file)
         if manifest:
-            return json.dumps(found, indent=1)
+            return json.dumps({**found, "recordings": recordings}, indent=1)
         own = sum(entry.end - entry.begin for entry in file.entries.values())
         count = len(file.entries)
     lines = [
@@ -47,6 +48,8 @@ def describe(path: str | os.PathLike, manifest: bool = False) -> str:
         fused = Counter(pattern for pattern, _ in found["fused"])
         lines.append("fused: " + ", ".join(f"{name} {number}" for name, number in fused.items()))
     lines.append(f"generated kernels: {len(found['kernels'])}")
+    for kind, recording in recordings.items():
+        lines += told(kind, recording)
     return "\n".join(lines)
 
 

@@ -1,7 +1,8 @@
 """Writes a program to a file: a manifest in JSON, which holds its graph, and tensors.
 
 The manifest has operators by name, with their arguments, and no devices, grids or addresses of memory. A program is
-divided among devices and planned anew where it is loaded.
+divided among devices and planned anew where it is loaded. What libmetalcore runs stands beside the manifest: the
+recordings (recordings.py).
 """
 
 from __future__ import annotations
@@ -19,19 +20,22 @@ from ..._core.generated import source as msl_of
 from ..ir import mutated_storages, storage_of, tensors_of, value
 from ..source import Source, program_device
 from . import container
-from .encoding import Encoder, encode_tree, form, name_of_dtype
+from .encoding import Encoder, encode_tree, form, is_dense, name_of_dtype
 from .operators import allowed_name
+from .recordings import RECORDINGS, record
 
 if TYPE_CHECKING:
     from ..program import Program
 
-__all__ = ["FORMAT", "VERSION", "is_dense", "save"]
+__all__ = ["FORMAT", "VERSION", "save"]
 
-FORMAT, VERSION = "metalcore program", "1"
+FORMAT, VERSION = "metalcore program", "2"
 INSIDE, APART = "inside", "apart"
 
 
-def save(program: Program, path: str | os.PathLike, weights: str | os.PathLike = INSIDE) -> None:
+def save(
+    program: Program, path: str | os.PathLike, weights: str | os.PathLike = INSIDE, recordings: bool = False
+) -> None:
     """Writes a program to a file. See `Program.save`."""
     source = program.source
     if source is None:
@@ -45,6 +49,11 @@ def save(program: Program, path: str | os.PathLike, weights: str | os.PathLike =
     from ... import __version__
 
     writer = _Writer(source, apart is not None)
+    sections = writer.sections()
+    recorded = {}
+    if recordings:
+        entry = {"metalcore": __version__, "weights": None if apart is None else apart.name}
+        recorded[RECORDINGS] = json.dumps({writer.device.type: {**entry, **record(program, writer.constant)}})
     manifest = {
         "metalcore": __version__,
         "torch": torch.__version__,
@@ -52,28 +61,18 @@ def save(program: Program, path: str | os.PathLike, weights: str | os.PathLike =
         "device": writer.device.type,
         "memory": source.options.memory,
         "generated": source.options.generates,
+        "single": source.options.generates_single,
         "weights": None if apart is None else apart.name,
         "arguments": encode_tree(source.specs[0], is_input=True),
         "results": encode_tree(source.specs[1], is_input=False),
-        **writer.sections(),
+        **sections,
         "fused": [[rewritten.pattern, rewritten.place] for rewritten in source.fused],
         "kernels": {name: msl_of(name) for name in program.generated_kernels()},
     }
     text = json.dumps(manifest, allow_nan=False)
     if apart is not None:
         container.write(apart, writer.apart, {"format": "pt"})
-    container.write(path, writer.inside, {"format": FORMAT, "version": VERSION, "program": text})
-
-
-def is_dense(shape, strides) -> bool:
-    """Whether each element of a tensor has its own place, and there are no places between them."""
-    expected = 1
-    for size, stride in sorted(zip(shape, strides), key=lambda pair: pair[1]):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
+    container.write(path, writer.inside, {"format": FORMAT, "version": VERSION, "program": text, **recorded})
 
 
 class _Writer:
@@ -82,6 +81,7 @@ class _Writer:
         self.device = program_device(source.graph) or torch.device("cpu")
         self.inside: dict[str, Tensor] = {}
         self.apart: dict[str, Tensor] = {}
+        self._entries: dict[int, tuple[Tensor, dict[str, Any]]] = {}  # by storage
         self._state_names: dict[tuple, list[str]] = {}
         for name, tensor in source.state.items():
             self._state_names.setdefault(_identity(tensor), []).append(name)
@@ -108,6 +108,10 @@ class _Writer:
             if node.op == "get_attr":
                 if names[node] == node.name and node.target not in made_elsewhere:
                     found["parameters"].append(self._parameter(owner, node, encode))
+                elif names[node] == node.name:
+                    tensor = getattr(owner, str(node.target)).detach()
+                    entry = {"tensor": node.name, **_form(tensor), "made": True}
+                    self._entries[tensor.untyped_storage()._cdata] = tensor, entry
             elif node.op == "placeholder":
                 found["inputs"].append(_input(node, encode))
             elif node.op == "output":
@@ -129,8 +133,24 @@ class _Writer:
             while name in self.inside and self.inside[name] is not tensor:
                 name += "_"
             self.inside[name] = tensor
-        entry = {"name": node.name, "tensor": name, **_form(tensor), "device": encode.place(tensor.device)}
-        return entry if names is None else {**entry, "names": names}
+        entry = {"tensor": name, **_form(tensor)} | ({} if names is None else {"names": names})
+        self._entries[tensor.untyped_storage()._cdata] = tensor, entry
+        return {"name": node.name, **entry, "device": encode.place(tensor.device)}
+
+    def constant(self, storage: torch.UntypedStorage) -> dict[str, Any]:
+        """Describes memory that a recording reads: a parameter, or a tensor of its bytes, which the file then has."""
+        tensor, entry = self._entries.get(storage._cdata, (None, {}))
+        if tensor is not None and not tensor.storage_offset() and is_dense(tensor.shape, tensor.stride()):
+            if tensor.nbytes == storage.nbytes():
+                return entry
+        if self.is_apart:
+            raise ValueError(
+                "the program's kernels read memory that is neither a parameter nor made by the recipe: save it with "
+                "weights='inside'"
+            )
+        name = f"{RECORDINGS}.{len(self.inside)}"
+        self.inside[name] = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        return {"tensor": name, **_form(self.inside[name])}
 
 
 def _identity(tensor):

@@ -14,6 +14,7 @@ from torch.fx.node import map_arg
 
 from ..ir import (
     argument,
+    changes_mode,
     changes_shape,
     is_barrier,
     is_pure,
@@ -136,16 +137,17 @@ def loosen_views(module: GraphModule) -> None:
 
 
 def remove_repeated(module: GraphModule) -> None:
-    """Computes equal operations once. Operations of different stretches between barriers are not equal, and neither are
-    those whose result is written to, or is returned: each result has memory of its own."""
+    """Computes equal operations once. Operations of different modes are not equal, and neither are those that read what
+    is written to in between, nor those whose result is written to, or is returned: each has memory of its own."""
     graph = module.graph
-    stretch, mutated = segments(graph), mutated_storages(graph)
+    stretch, mode, mutated = segments(graph), segments(graph, changes_mode), mutated_storages(graph)
     seen: dict = {}
     apart = mutated | returned_storages(graph)
     for node in list(graph.nodes):
         if not is_pure(node) or any(storage_of(tensor) in apart for tensor in tensors_of(node)):
             continue
-        where = 0 if node.op == "get_attr" else stretch[node]
+        reads = {storage_of(tensor) for source in node.all_input_nodes for tensor in tensors_of(source)}
+        where = 0 if node.op == "get_attr" else mode[node] if reads.isdisjoint(mutated) else (mode[node], stretch[node])
         key = (node.op, node.target, _key(node.args), _key(node.kwargs), where)
         try:
             first = seen.setdefault(key, node)

@@ -7,17 +7,17 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from ..ir import name_of, storage_of, tensors_of, value, written
 
-__all__ = ["make_functional", "propagate"]
+__all__ = ["aliases", "functional_variant", "make_functional", "propagate"]
 
 
 def make_functional(module: GraphModule) -> None:
     """Makes x.relu_() a relu(x) if all uses of x's memory from then on go by the result."""
     changed = False
     order = {node: number for number, node in enumerate(module.graph.nodes)}
-    aliases = _aliases(module.graph)
+    nodes_of = aliases(module.graph)
     for node in list(module.graph.nodes):
-        target = _functional_variant(node)
-        if target is None or not _private(node, order, aliases):
+        target = functional_variant(node)
+        if target is None or not _private(node, order, nodes_of):
             continue
         node.target = target
         changed = True
@@ -25,7 +25,8 @@ def make_functional(module: GraphModule) -> None:
         propagate(module)
 
 
-def _aliases(graph):
+def aliases(graph):
+    """The nodes that have tensors of a storage, in order, by storage."""
     found: dict = {}
     for node in graph.nodes:
         for tensor in tensors_of(node):
@@ -33,7 +34,7 @@ def _aliases(graph):
     return found
 
 
-def _functional_variant(node):
+def functional_variant(node):
     """The operator without the underscore, if the operation writes to its first argument alone and returns that."""
     name = name_of(node)
     if name == "copy_":  # aten.copy has no derivative
@@ -69,9 +70,9 @@ def _values(arguments):
     return map_arg(tuple(arguments), lambda node: value(node) if isinstance(node, Node) else node)
 
 
-def _private(node, order, aliases):
+def _private(node, order, nodes_of):
     storage = storage_of(value(node))
-    for alias in aliases[storage]:
+    for alias in nodes_of[storage]:
         if alias.op in ("placeholder", "get_attr"):
             return False
         if order[alias] < order[node] and any(order[user] > order[node] for user in alias.users):

@@ -33,19 +33,19 @@ def is_generated(node: Node) -> bool:
     return bool(value(node).numel()) and supports(node) is None
 
 
-def group_pointwise(module: GraphModule, build) -> int:
+def group_pointwise(module: GraphModule, build, *, single: bool = False) -> int:
     """Replaces each group by a call of `build(graph, fakes)`, a function of tensors that returns a tuple.
 
     No barrier lies between a group's operations. `build` returns None for a group that it does not take, which stays as
-    it is. Returns the number of groups.
+    it is. With `single` an operation alone is a group as well. Returns the number of groups.
     """
     count = 0
-    for members in _find_groups(module.graph):
+    for members in _find_groups(module.graph, 1 if single else LEAST):
         count += _replace(module, members, build, count)
     return count
 
 
-def _find_groups(graph):
+def _find_groups(graph, least):
     """Lists of operations, in order. As units that run at once, they leave the graph without cycles."""
     stretch, mutated = segments(graph), mutated_storages(graph)
     unit: dict[Node, int] = {}  # the group of an operation, or one of its own
@@ -67,7 +67,7 @@ def _find_groups(graph):
                 _join(unit, members, above, bit, stretch, node, source)
     _join_readers(graph, unit, members, above, bit, stretch, joinable)
     found = [_without_ends(group) for group in members.values() if joinable.issuperset(group)]
-    return [sorted(group) for group in found if _pays_alone(group)]
+    return [sorted(group) for group in found if _pays_alone(group, least)]
 
 
 def _without_ends(group):
@@ -84,10 +84,10 @@ def _without_ends(group):
         inside -= ends
 
 
-def _pays_alone(group):
+def _pays_alone(group, least):
     operations = [node for node in group if not _is_view(node)]
     lacking = any(value(node).device.type == "mps" and lacks_kernel(node) for node in operations)
-    return len(operations) >= (1 if lacking else LEAST)
+    return len(operations) >= (1 if lacking else least)
 
 
 def _may_join(node, mutated):
