@@ -24,7 +24,7 @@ PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "use_runtime")
 
 @pytest.mark.parametrize("files", [*groups()])
 def test_of_ops(extension, files):
-    run(extension, *PYTEST, *files)
+    run(extension, *PYTEST, "-p", "few_cases", *files)
 
 
 def test_smoke_in_checking_mode(extension):
