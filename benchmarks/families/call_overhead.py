@@ -2,7 +2,8 @@
 
 Three modes: under no_grad; forward with grad, whose graph is made; forward and backward. "overridden" is PyTorch's own
 function while enable_pytorch_overrides() is on for it, against the same function without. "autograd.Function" is one
-that computes nothing, against PyTorch's silu: what a derivative in Python costs at least.
+that computes nothing, or only calls silu's two operators, against PyTorch's silu: what a derivative in Python costs at
+least.
 """
 
 import contextlib
@@ -26,7 +27,9 @@ TARGETS = {"no_grad": {"excess": 2e-6}, "forward": {}, "forward+backward": {"spe
 
 def cases(scale):
     found = [case for op in OPS.values() for case in cases_of(op, scale)]
-    found.append(Sampled(name="autograd.Function", sample=functools.partial(derivative_in_python, scale)))
+    for name, function in FUNCTIONS.items():
+        sample = functools.partial(derivative_in_python, function, scale)
+        found.append(Sampled(name=f"autograd.Function{name}", sample=sample))
     return [*found, Sampled(name="bare launch", sample=lambda run: launch(run, scale))] if scale == "gpu" else found
 
 
@@ -88,7 +91,23 @@ class Nothing(torch.autograd.Function):
         return grad
 
 
-def derivative_in_python(scale, run):
+class Operators(torch.autograd.Function):
+    """What metalcore.silu does, without what makes it right in every place: the least that calls the kernels."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.ops.metalcore.silu.default._op(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.ops.metalcore.silu_backward.default._op(grad, *ctx.saved_tensors)
+
+
+FUNCTIONS = {"": Nothing, " of silu's operators": Operators}
+
+
+def derivative_in_python(function, scale, run):
     def side(function, device):
         x = torch.ones(16, device=device, requires_grad=True)
         grad = torch.ones_like(x)
@@ -96,7 +115,7 @@ def derivative_in_python(scale, run):
 
     device = run.device
     with device.session():
-        sides = [side(Nothing.apply, device.ours), side(torch.nn.functional.silu, device.theirs)]
+        sides = [side(function.apply, device.ours), side(torch.nn.functional.silu, device.theirs)]
         times, calls = host_seconds(run, sides, scale)
     return Samples(ours=times[0], theirs=times[1], method=method(device), calls=calls)
 

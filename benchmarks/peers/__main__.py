@@ -12,7 +12,6 @@ peers' kernels for NVIDIA GPUs without one.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 
 import torch
@@ -80,7 +79,4 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
-    # The tensors are aligned: peers' kernels need none of the tests that metalcore adds for those that are not. The
-    # flag is the process's, and so is set where the process is this program alone.
-    os.environ.setdefault("METALCORE_NVRTC_FLAGS", "-DMSL_ALIGNED=1")
     sys.exit(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import torch
@@ -28,6 +29,7 @@ MATVEC = {
     "IQ4_NL": (2, 2, 128),
     "IQ4_XS": (2, 2, 128),
 }
+UNALIGNED = ("Q5_0",)  # of its blocks of 22 bytes, the kernel reads 4 at once
 WORKGROUPS = 32  # that share the keys of a query
 
 
@@ -51,7 +53,7 @@ class GGML:
         # The simdgroups of Q8_0 share rows; those of other types have their own.
         of_group = of_simdgroup if type == "Q8_0" else of_simdgroup * simdgroups
         launch = Launch(
-            self.published,
+            dataclasses.replace(self.published, aligned=type not in UNALIGNED),
             {**matmul_constants(simdgroups), 700: False, 701: False},
             f"kernel_mul_mv_{kernel_name(type)}_f32",
             (parameters, packed, x, out),

@@ -26,11 +26,14 @@ class Published:
     Attributes:
         include_dirs: where its `#include` looks.
         macros: names that the project's build defines.
+        aligned: whether its kernels read tensors only where these are aligned. metalcore's tests of addresses, which
+            such kernels do not need, would cost them time.
     """
 
     file: Path
     include_dirs: tuple[Path, ...] = ()
     macros: tuple[str, ...] = ()
+    aligned: bool = True
 
     def library(self, constants):
         """The compiled program with these values of its function constants."""
@@ -41,7 +44,8 @@ class Published:
 def _library(published, constants):
     macros = "".join(f"#define {name} 1\n" for name in published.macros)
     source = f'{macros}#line 1 "{published.file.name}"\n{published.file.read_text(encoding="utf-8")}'
-    return metalcore.compile_shader(source, include_dirs=published.include_dirs, constants=dict(constants))
+    directories, aligned = published.include_dirs, published.aligned
+    return metalcore.compile_shader(source, include_dirs=directories, constants=dict(constants), aligned=aligned)
 
 
 def checkout(option, folder, *files):
