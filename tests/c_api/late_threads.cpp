@@ -44,7 +44,7 @@ constexpr msl_abi::Kernel kKernels[] = {
     {"meet", msl_abi::kSynchronizes, 0, nullptr, 0, meet, nullptr},
     {"hold", msl_abi::kSynchronizes, 0, nullptr, 0, hold, nullptr},
 };
-constexpr msl_abi::Library kAbi = {msl_abi::kVersion, 2, kKernels, [](const msl_abi::Runtime*) {}, 0};
+constexpr msl_abi::Library kAbi = {msl_abi::kVersion, 2, kKernels, [](const msl_abi::Runtime*) {}, 0, nullptr, nullptr};
 
 void run(const msl_abi::Kernel& kernel, uint32_t groups, uint32_t group_size) {
   static const simulator::Library library = {"", "", &kAbi, 0, simulator::Segments(&kAbi)};

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -68,11 +69,20 @@ def test_timeout(device, library, timeout, name, thread_count):
 
 @pytest.mark.parametrize("name", ["plain", "quiet", "barrier"])
 def test_timeout_in_checking_mode_knows_the_line(device, library, timeout, name):
-    _C.simulator_set_timeout(1)  # on a busy machine too the kernel has come to its loop by then
+    _C.simulator_set_timeout(2)  # on a busy machine too the kernel has come to its loop by then
     with checking(), pytest.raises(KernelError) as caught:
         getattr(library, name)(torch.zeros(64, dtype=torch.int32, device=device), group_size=32)
     assert (caught.value.kind, caught.value.kernel) == ("timeout", name)
     assert "while (!" in SOURCE.split("\n")[caught.value.line - 1]
+
+
+def test_callbacks_are_no_place_for_a_pause():
+    """The executor pauses no thread in that section, because the callbacks of checks have no line of a kernel."""
+    library = Path(metalcore.__file__).parent / "lib/checking/softmax.so"
+    symbols = subprocess.run(["nm", "-f", "sysv", library], capture_output=True, text=True, check=True).stdout
+    fields = [line.split("|") for line in symbols.splitlines() if line.startswith(("__tsan_", "__ubsan_"))]
+    assert {"__tsan_read4", "__ubsan_handle_out_of_bounds"} <= {name.strip() for name, *_ in fields}
+    assert {section.strip() for *_, section in fields} == {"msl_callbacks"}
 
 
 def test_timeouts_are_seconds():

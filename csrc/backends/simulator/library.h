@@ -19,6 +19,9 @@ struct Library {
   Segments segments;
 
   bool checking() const { return abi->checking != 0; }
+  bool is_code_of_kernels(const char* address) const {  // signal handlers may call it
+    return segments.is_code(address) && (address < abi->callbacks_begin || address >= abi->callbacks_end);
+  }
   const msl_abi::Kernel* find(std::string_view kernel) const;  // nullptr where there is none
 };
 

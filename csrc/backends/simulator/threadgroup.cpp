@@ -229,7 +229,7 @@ bool Threadgroup::abandon(Trap trap, const char* address, ucontext_t& interrupte
 
 void Threadgroup::pause(const char* pc) {
   Lane* lane = running_;
-  if (!lane || lane == &lane->group->main_ || !lane->group->kernel_.library->segments.is_code(pc)) return;
+  if (!lane || lane == &lane->group->main_ || !lane->group->kernel_.library->is_code_of_kernels(pc)) return;
   Threadgroup* group = lane->group;
   group->trap_.pc = pc;
   group->trap_.thread = lane->thread;

@@ -19,10 +19,12 @@
 namespace msl::callbacks {
 
 // A callback is not instrumented, and never inlined, so that its return address is that of the access. An assembler
-// label names it, because the compiler has its own C types for these functions.
-#define MSL_CALLBACK(result, name, arguments)                                                                \
-  MSL_UNINSTRUMENTED __attribute__((noinline, used, visibility("hidden"))) result name arguments __asm__(    \
-      "__tsan_" #name);                                                                                      \
+// label names it, because the compiler has its own C types for these functions. A section of their own tells the
+// executor which addresses have no line of the user's source (MSL_LIBRARY).
+#define MSL_CALLBACK_PLACE noinline, section("msl_callbacks")
+#define MSL_CALLBACK(result, name, arguments)                                                        \
+  MSL_UNINSTRUMENTED __attribute__((MSL_CALLBACK_PLACE, used, visibility("hidden"))) result name     \
+      arguments __asm__("__tsan_" #name);                                                            \
   result name arguments
 #define MSL_REPORT(size, kind) \
   if (runtime) runtime->access((const void*)p, size, kind, __builtin_return_address(0))

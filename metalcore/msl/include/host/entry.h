@@ -209,9 +209,18 @@ constexpr msl_abi::Kernel kernel(const char* name, uint32_t max_total_threads) {
 #define MSL_CHECKING 0
 #endif
 
-#define MSL_LIBRARY(kernels, count)                                                                                    \
-  extern "C" __attribute__((visibility("default"))) const msl_abi::Library* msl_library() {                            \
-    static const msl_abi::Library library = {msl_abi::kVersion, count, kernels,                                        \
-                                             [](const msl_abi::Runtime* r) { msl::runtime = r; }, MSL_CHECKING};       \
-    return &library;                                                                                                   \
+#if MSL_CHECKING
+// The linker's names for the ends of a section.
+extern "C" __attribute__((visibility("hidden"))) const char __start_msl_callbacks[], __stop_msl_callbacks[];
+#define MSL_CALLBACKS __start_msl_callbacks, __stop_msl_callbacks
+#else
+#define MSL_CALLBACKS nullptr, nullptr
+#endif
+
+#define MSL_LIBRARY(kernels, count)                                                                       \
+  extern "C" __attribute__((visibility("default"))) const msl_abi::Library* msl_library() {               \
+    static const msl_abi::Library library = {                                                             \
+        msl_abi::kVersion, count,        kernels, [](const msl_abi::Runtime* r) { msl::runtime = r; },    \
+        MSL_CHECKING,      MSL_CALLBACKS};                                                                \
+    return &library;                                                                                      \
   }

@@ -23,9 +23,9 @@ struct PointerData {
   uint8_t log_alignment, use;  // use: 0 is a load, 1 a store, others a reference and the like
 };
 
-#define MSL_HANDLER(name, arguments)                                                                                 \
-  MSL_UNINSTRUMENTED __attribute__((noinline, used, visibility("hidden"))) void name                                 \
-      arguments __asm__("__ubsan_handle_" #name);                                                                    \
+#define MSL_HANDLER(name, arguments)                                                               \
+  MSL_UNINSTRUMENTED __attribute__((MSL_CALLBACK_PLACE, used, visibility("hidden"))) void name     \
+      arguments __asm__("__ubsan_handle_" #name);                                                  \
   void name arguments
 #define MSL_FIND(kind, index, count, type)                                           \
   do {                                                                               \
@@ -61,7 +61,7 @@ MSL_HANDLER(missing_return, (const void*)) {
 }
 
 // Reports an index of a vector or a matrix, which is no array for compilers.
-MSL_UNINSTRUMENTED __attribute__((noinline)) static void index_beyond(size_t index, size_t count) {
+MSL_UNINSTRUMENTED __attribute__((MSL_CALLBACK_PLACE)) static void index_beyond(size_t index, size_t count) {
   MSL_FIND(kIndex, int64_t(index), count, "");
 }
 METAL_FUNC constexpr void check_index(size_t index, size_t count) {

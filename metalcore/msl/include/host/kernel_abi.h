@@ -8,7 +8,7 @@
 
 namespace msl_abi {
 
-constexpr uint32_t kVersion = 4;
+constexpr uint32_t kVersion = 5;
 constexpr uint32_t kSimdWidth = 32;
 
 struct Uint3 {
@@ -144,6 +144,8 @@ struct Library {
   const Kernel* kernels;
   void (*bind)(const Runtime*);
   uint32_t checking;  // 1 if accesses are instrumented
+  // The code of a checking library that is not the user's: what the compiler's checks call. Null in other libraries.
+  const char *callbacks_begin, *callbacks_end;
 };
 
 }  // namespace msl_abi
