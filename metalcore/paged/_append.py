@@ -71,6 +71,7 @@ def append_kv(
     positions = index_vector("append_kv", "positions", positions, key)
     check_append("append_kv", size, batch_indices, positions, kv_indptr)
     ops.paged_append(key, value, batch_indices, positions, k, v, kv_indptr, kv_indices, heads_first)
+    torch.autograd.graph.increment_version((k, v))
 
 
 def _last_places(key, size, kv_indptr, kv_last_page_len, qo_indptr):

@@ -71,6 +71,7 @@ def rope(
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
         return _InPlace.apply(q, *arguments), _InPlace.apply(k, *arguments)
     ops.rope_(q, k, *arguments)
+    torch.autograd.graph.increment_version((q, k))
     return q, k
 
 

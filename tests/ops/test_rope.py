@@ -111,6 +111,16 @@ def test_in_place_of_views(device):
     assert_near(apart, expected, terms=2)
 
 
+def test_overwriting_what_a_graph_saved(device):
+    cos, sin = tables(4, 4, device=device)
+    q, k = tensor(2, 3, 4, 8, device=device), tensor(2, 1, 4, 8, device=device)
+    for saved in (q, k):
+        product = saved * torch.ones(8, device=device, requires_grad=True)
+        metalcore.rope(q, k, cos, sin, rotary_dim=8, inplace=True)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()
+
+
 @pytest.mark.parametrize("size", [6, 32])
 def test_positions(device, size):
     q, k = (tensor(2, heads, 3, size, device=device) for heads in (3, 1))

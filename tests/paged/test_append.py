@@ -52,6 +52,15 @@ def test_a_token_for_each_request(device):
         assert torch.equal(cache[:, i].cpu(), expected(pool, x, [(0, 6), (2, 9)]))
 
 
+def test_overwriting_what_a_graph_saved(device):
+    new, pools = make(device, 2, size=8, value_size=8)
+    for pool in pools:
+        product = pool * torch.ones(8, device=device, requires_grad=True)
+        append_kv(*new, tuple(pools), *numbers(device, [0, 2, 5], PAGES[1], [3, 2]))
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()
+
+
 def test_named_places(device):
     """In any order; a request of -1 leaves a token out."""
     new, pools = make(device, 4)
