@@ -44,8 +44,9 @@ def compile_shader(
         constants: values of function constants: {index or name: bool, int, float or a tuple of them}, which fit the
             constants' types. Not supported on a Mac.
         aligned: promises that pointers which the program casts are aligned to what they read, as 16 bytes for a
-            `float4`. On CUDA devices no access tests its address then, and one that breaks the promise is an error of
-            the GPU, which ends the process's use of CUDA. Other devices need no promise.
+            `float4` or for a struct of 16 bytes that is copied. On CUDA devices no access tests its address then, and
+            one that breaks the promise is an error of the GPU, which ends the process's use of CUDA. Other devices need
+            no promise.
 
     Returns:
         A ShaderLibrary: its attributes are the program's kernels, and `dir()` lists them. On a Mac it is PyTorch's.

@@ -149,6 +149,22 @@ def test_promised_alignment_compiles_anew_without_tests_of_addresses():
     assert found[0][0] != found[1][0] and len(found[0][1]) > len(found[1][1])
 
 
+def test_promised_alignment_moves_structs_of_bytes_whole():
+    source = """struct alignas(1) Moved { uchar bytes[16]; };
+    kernel void move(device const uchar* a, device uchar* b, uint i [[thread_position_in_grid]]) {
+      threadgroup uchar c[512];
+      *(threadgroup Moved*)(c + 16 * i) = *(device const Moved*)(a + 16 * i);
+      b[i] = c[511 - i];
+    }"""
+    program = Program(source, [], {}, True)
+    text, _ = program.translation.cuda_source([("move", signatures.probable(program.arguments("move")))])
+    loads = []
+    for flags in ((), ("-DMSL_ALIGNED=1",)):
+        _, ptx = nvrtc.find().compile_with_ptx(text, 90, flags=(*nvrtc.FLAGS, *flags), msl=source)
+        loads.append(ptx.count(b"ld.global"))
+    assert loads[0] > 1 and loads[1] == 1
+
+
 def test_another_nvrtc_or_other_flags_compile_anew(monkeypatch, compilations):
     compiled_for(FILL)
     monkeypatch.setenv("METALCORE_NVRTC_FLAGS", "-lineinfo")

@@ -186,6 +186,7 @@ METAL_FUNC Words<T> read_chunks(const T* from) {
     uint32_t at[words];
   };
   Words<T> result;
+#if !MSL_ALIGNED
   if constexpr (sizeof(T) == 16) {
     if (is_known(__isGlobal(from))) {
       read_16_bytes(result.at, from);
@@ -193,6 +194,7 @@ METAL_FUNC Words<T> read_chunks(const T* from) {
     }
   }
   if (!is_aligned_for<Chunk>(from)) return read_members(from);
+#endif
   MSL_UNROLL
   for (uint32_t i = 0; i < sizeof(T) / sizeof(Chunk); ++i) {
     const Chunk chunk = reinterpret_cast<const Chunk*>(from)[i];
