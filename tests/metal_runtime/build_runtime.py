@@ -151,14 +151,16 @@ def _link_c(objects, output):
 
 
 def _link_with(objects, output, wrapped, flags):
+    linked = output.with_suffix(".linked")  # another process of the tests may be using the one that is there
     subprocess.run(
         [
-            *(COMPILER, "-shared", *map(str, objects.values()), "-o", str(output), *flags, "-ldl", "-pthread"),
+            *(COMPILER, "-shared", *map(str, objects.values()), "-o", str(linked), *flags, "-ldl", "-pthread"),
             *(f"-Wl,--wrap={name}" for name in wrapped),
             _objc_library(),
         ],
         check=True,
     )
+    linked.replace(output)
 
 
 def _compiled(source, target, flags):
