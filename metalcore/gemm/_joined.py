@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._core.derivatives import derive
 from .._core.operators import autograd, cpu_kernel, fake_kernel
 from .._core.registry import Op, Sample, register
 from .._core.routing import COUNTED, alike, require_tensors
@@ -132,14 +133,12 @@ def _save(ctx, inputs, output):
 
 
 def _backward(ctx, grad):
-    x, a, b, c, *biases, norm, residual = saved = ctx.saved_tensors
-    wanted = [at for at, i in enumerate(_TENSORS) if ctx.needs_input_grad[i]]
-    with torch.enable_grad():
-        again = _by_torch(x, _given(a, b, c), biases, norm, ctx.eps, ctx.offset, residual, ctx.gate)
-    leaves = [saved[at] for at in wanted]
-    found = torch.autograd.grad(again, leaves, grad, create_graph=torch.is_grad_enabled(), allow_unused=True)
-    results = {_TENSORS[at]: gradient for at, gradient in zip(wanted, found)}
-    return tuple(results.get(i) for i in range(12))
+    def layers(x, a, b, c, *others):
+        *biases, norm, residual = others
+        return [_by_torch(x, _given(a, b, c), biases, norm, ctx.eps, ctx.offset, residual, ctx.gate)]
+
+    found = dict(zip(_TENSORS, derive(layers, ctx.saved_tensors, [grad])))
+    return tuple(found.get(i) for i in range(12))
 
 
 _joined_linear = autograd("joined_linear", _backward, _save)

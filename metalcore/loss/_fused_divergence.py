@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._core.derivatives import derive
 from .._core.operators import autograd, composed_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import alike, require_tensors
@@ -146,10 +147,11 @@ def _fused_backward(ctx, grad, *_):
     beta, scale, _, *wanted = ctx.options
     made = [gh, gw]
     if torch.is_grad_enabled():  # backward() with create_graph, for which the logits are in memory
-        leaves = [t for t, want in zip(inputs, wanted) if want]
-        loss = (_linear_by_torch(*inputs, beta, scale) * scales).sum()  # pyright: ignore[reportCallIssue]
-        found = iter(torch.autograd.grad(loss, leaves, grad, create_graph=True))
-        made = [next(found) if want else None for want in wanted]
+
+        def loss(*tensors):
+            return [(_linear_by_torch(*tensors, beta, scale) * scales).sum()]
+
+        made = derive(loss, inputs, [grad])[:2]
     else:
         made = scaled(made, grad)
     return *(gradient if want else None for gradient, want in zip(made, wanted)), *((None,) * 8)

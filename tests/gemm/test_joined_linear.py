@@ -92,6 +92,24 @@ def test_gradients(device):
         assert_near(a, b, 24)
 
 
+def test_gradients_of_arguments_that_depend_on_each_other(device):
+    """A weight stands twice, and the input comes from a layer of the same weight."""
+
+    def two_layers(joined, x, weight):
+        return joined(joined(x, weight).tanh(), weight, weight)
+
+    x, (weight,) = layers(6, (6,), torch.float32, device)
+    weight.requires_grad_()
+    (grad,) = torch.autograd.grad(two_layers(metalcore.joined_linear, x, weight).square().sum(), weight)
+    wide = weight.detach().cpu().double().requires_grad_()
+
+    def by_torch(x, *weights):
+        return torch.cat([F.linear(x, weight) for weight in weights], -1)
+
+    (wanted,) = torch.autograd.grad(two_layers(by_torch, x.cpu().double(), wide).square().sum(), wide)
+    assert_near(grad, wanted, 24)
+
+
 def test_the_operator(device):
     x, (a, b, c) = layers(40, (5, 5, 3), torch.float32, device)
     norm, residual = tensor(40, device=device), tensor(1, 1, 5, device=device)

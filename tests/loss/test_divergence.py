@@ -152,6 +152,9 @@ def test_double_backward(device, beta):
     found = second(metalcore.fused_linear_jsd, input, weight, target, teacher, beta)
     w, t, u = wide(weight), wide(target), wide(teacher)
     assert_near(found, second(lambda x: definition(x @ w.mT, t @ u.mT, beta), wide(input)), terms=256)
+    # The hidden states depend on the weight, as those of a model with tied embeddings do.
+    found = second(lambda w: metalcore.fused_linear_jsd(w[:3].tanh(), w, target, teacher, beta), weight)
+    assert_near(found, second(lambda w: definition(w[:3].tanh() @ w.mT, t @ u.mT, beta), wide(weight)), terms=256)
 
 
 @each_dtype
