@@ -79,10 +79,17 @@ def gradients(grad, grad_lse, q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, op
     if w.capped is not None:
         ds = ds * (1 - w.capped.square())
     ds = ds * options.scale
-    heads = k.shape[1]
-    dk = (ds.mT @ w.q).unflatten(1, (heads, -1)).sum(2) if heads else torch.zeros_like(k)
-    dv = dv.unflatten(1, (heads, -1)).sum(2) if heads else torch.zeros_like(v)
+    dk, dv = _summed(ds.mT @ w.q, k), _summed(dv, v)
     return (ds @ w.k).to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), d_mask, delta
+
+
+def _summed(gradient, x):
+    """The sums over the heads of queries that share a head of x."""
+    batch, heads, columns, size = x.shape
+    if not heads:
+        return torch.zeros_like(x)
+    # autograd's is_grads_batched knows reshape, and not unflatten.
+    return gradient.reshape(batch, heads, gradient.shape[1] // heads, columns, size).sum(2)
 
 
 def _weights(q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, o: Options) -> _Weights:

@@ -189,8 +189,9 @@ def _product_for(x, left, right, alpha):
     if x.dim() == 2 and left.dim() > 2 and right.dim() > 2:
         # aᵀ grad: the rows of all of the batch's members are the terms of one product.
         batch = broadcast_shapes(left.shape[:-2], right.shape[:-2])
-        left = left.mT.expand(*batch, *left.mT.shape[-2:]).flatten(0, -2).mT
-        right = right.expand(*batch, *right.shape[-2:]).flatten(0, -2)
+        terms = math.prod(batch) * left.shape[-1]  # autograd's is_grads_batched knows reshape, and not flatten
+        left = left.mT.expand(*batch, *left.mT.shape[-2:]).reshape(terms, left.shape[-2]).mT
+        right = right.expand(*batch, *right.shape[-2:]).reshape(terms, right.shape[-1])
     return matmul(left, right, alpha=alpha).sum_to_size(x.shape)
 
 

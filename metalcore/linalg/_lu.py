@@ -227,13 +227,14 @@ def _gradient(P, L, U, grad_L, grad_U):
     L1, U1 = L[..., :k, :], U[..., :k]
     lower = upper = torch.zeros_like(L1)
     right = below = None
+    # A slice of all is an alias, which autograd's is_grads_batched does not know; narrow() is none.
     if grad_L is not None:
-        lower = L1.mT @ grad_L[..., :k, :]
+        lower = L1.mT @ grad_L.narrow(-2, 0, k)
         if m > k:
             upper = -(L[..., k:, :].mT @ grad_L[..., k:, :])
             below = solve_triangular(U1.mT, grad_L[..., k:, :], upper=False, left=False)
     if grad_U is not None:
-        upper = upper + grad_U[..., :k] @ U1.mT
+        upper = upper + grad_U.narrow(-1, 0, k) @ U1.mT
         if n > k:
             lower = lower - grad_U[..., k:] @ U[..., k:].mT
             right = solve_triangular(L1.mT, grad_U[..., k:], upper=True, unitriangular=True)
@@ -262,7 +263,7 @@ def _factor_backward(ctx, grad, *_):
     k = min(m, n)
     P = torch.lu_unpack(LU.detach(), pivots, unpack_data=False)[0] if ctx.pivot else None
     L = LU[..., :k].tril(-1) + beside(LU, torch.eye(m, k, dtype=LU.dtype, device=LU.device))
-    return _gradient(P, L, LU[..., :k, :].triu(), grad[..., :k], grad[..., :k, :]), None
+    return _gradient(P, L, LU[..., :k, :].triu(), grad.narrow(-1, 0, k), grad.narrow(-2, 0, k)), None
 
 
 _lu_factor_ex = autograd("lu_factor_ex", _factor_backward, _factor_save)

@@ -119,8 +119,9 @@ def _backward(ctx, grad_U, grad_S, grad_Vh):
         raise RuntimeError("metalcore::svd: the derivative needs U and Vh; use compute_uv=True.")
     U, S, Vh = ctx.saved_tensors
     U, V = U[..., : S.shape[-1]], Vh.mT[..., : S.shape[-1]]
-    grad_U = None if grad_U is None else grad_U[..., : S.shape[-1]]
-    grad_V = None if grad_Vh is None else grad_Vh.mT[..., : S.shape[-1]]
+    # A slice of all is an alias, which autograd's is_grads_batched does not know; narrow() is none.
+    grad_U = None if grad_U is None else grad_U.narrow(-1, 0, S.shape[-1])
+    grad_V = None if grad_Vh is None else grad_Vh.mT.narrow(-1, 0, S.shape[-1])
     return _gradient(U, grad_U, V, grad_V, S, grad_S), None, None
 
 

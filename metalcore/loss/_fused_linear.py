@@ -200,7 +200,8 @@ def _(grad, hidden, weight, target, bias, class_weight, *rest):
 def scaled(made: Sequence[Tensor], grad: Tensor) -> Sequence[Tensor]:
     """Gradients that the forward pass made, times the upstream gradient: in place, where no other backward() will need
     them."""
-    if not is_plain(grad) or torch._C._autograd._get_current_graph_task_keep_graph():  # pyright: ignore[reportAttributeAccessIssue]
+    kept = torch._C._autograd._get_current_graph_task_keep_graph()  # pyright: ignore[reportAttributeAccessIssue]
+    if kept or not is_plain(grad) or torch._C._functorch.is_legacy_batchedtensor(grad):  # by is_grads_batched
         return [gradient * grad.to(gradient.dtype) for gradient in made]
     for gradient in made:
         ops.scale_(gradient, grad)
