@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Override, Sample, register
@@ -50,7 +51,8 @@ def cross_entropy(
         z_loss: z_loss * logsumexp(logits)^2 is added to the loss of each target that is not ignored.
         inplace: the memory of the logits (N, C) may be overwritten, by their gradient. It is a permission: memory and
             a walk over the logits are saved where classes are the targets, the reduction is no "none", the input
-            requires a gradient, is contiguous and no leaf, and nothing traces the call. backward() then runs once.
+            requires a gradient, is contiguous and neither a leaf nor a view of one, and nothing traces the call.
+            backward() then runs once.
 
     Logits may be a DTensor that is sharded along C: they are not gathered (metalcore/distributed/losses.py).
 
@@ -163,6 +165,7 @@ def _replaceable(input, target, reduction):
         and torch.is_grad_enabled()
         and input.requires_grad
         and not input.is_leaf
+        and not (input._base is not None and input._base.is_leaf)  # it would overwrite a parameter
         and input.is_contiguous()
         and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
@@ -184,16 +187,20 @@ class _Replaced(torch.autograd.Function):
     def forward(ctx, x, target, weight, mean, options):
         total = target_weight(target, weight, options[0], mean)
         losses = ops.cross_entropy_(x.detach(), target, weight, total.reciprocal(), *options)
-        ctx.gradient = x.detach()
+        increment_version(x)  # whoever has saved the logits for backward() finds out
+        ctx.save_for_backward(x.detach())
+        ctx.used = False
         return (losses.sum() / total[0]).to(x.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
-        if ctx.gradient is None:
+        if ctx.used:
             raise RuntimeError("cross_entropy: with inplace=True backward() runs once; the logits are gone")
-        gradient, ctx.gradient = ctx.gradient, None
+        ctx.used = True
+        (gradient,) = ctx.saved_tensors
         ops.scale_(gradient, grad.float())
+        increment_version(gradient)
         return gradient, None, None, None, None
 
 

@@ -178,11 +178,25 @@ def test_in_place_runs_backward_once(device):
         loss.backward()
 
 
+def test_in_place_and_what_autograd_saved(device):
+    """Another node has saved the logits before, or something overwrites the gradient that stands in their place."""
+    target = torch.arange(6, device=device)
+    loss = metalcore.cross_entropy(tensor(6, 20, device=device).requires_grad_().exp(), target, inplace=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    logits = tensor(6, 20, device=device).requires_grad_() * 1
+    loss = metalcore.cross_entropy(logits, target, inplace=True)
+    logits.detach().zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_in_place_is_a_permission(device):
-    """A leaf, logits without a gradient, and losses of rows stay as they are."""
+    """A leaf and its views, logits without a gradient, and losses of rows stay as they are."""
     target = torch.arange(6, device=device)
     for x, reduction in (
         (tensor(6, 20, device=device).requires_grad_(), "mean"),
+        (tensor(2, 3, 20, device=device).requires_grad_().view(6, 20), "mean"),
         (tensor(6, 20, device=device), "mean"),
         (tensor(6, 20, device=device).requires_grad_() * 1, "none"),
     ):
