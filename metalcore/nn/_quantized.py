@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..quant import quantize, quantized_embedding, quantized_linear, type_of
+from ..quant._linear import add_bias
 
 if TYPE_CHECKING:
     from ._joined import Joined
@@ -85,7 +86,7 @@ class QuantizedLinear(_Packed):
         product = None if self.joined is None else self.joined.product(self, x)
         if product is None:
             return quantized_linear(x, self.packed, self.type, self.bias)
-        return product if self.bias is None else product + self.bias
+        return product if self.bias is None else add_bias(product, self.bias)
 
     def extra_repr(self) -> str:
         return (

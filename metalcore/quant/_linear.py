@@ -10,7 +10,7 @@ from torch import Tensor
 from .._core.operators import autograd, cpu_kernel, fake_kernel
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated, require_tensors
-from ._rows import dequantize
+from ._rows import dequantize, require_dim, require_integers, rows_of
 from ._samples import packed_sample
 from ._types import BY_NUMBER, KERNELS, type_of
 from ._unpack import unpack
@@ -37,16 +37,30 @@ def quantized_linear(x: Tensor, packed: Tensor, type: Any, bias: Tensor | None =
     Raises:
         ValueError: the type is unknown.
         TypeError: x, packed or bias is no tensor.
-        RuntimeError: shapes do not match.
+        RuntimeError: shapes do not match, or x is not of a floating-point dtype.
     """
     type = type_of(type)
-    if _takes(x, packed, type) and (bias is None or isinstance(bias, Tensor)):
+    require_tensors("quantized_linear", optional=True, bias=bias)
+    if _takes(x, packed, type):
         result = _matmul(x, packed, type.number, False)
     else:
         require_tensors("quantized_linear", x=x, packed=packed)
-        require_tensors("quantized_linear", optional=True, bias=bias)
+        _require_floating("quantized_linear", x)
+        require_dim("quantized_linear", 2, packed=packed)
         result = x @ dequantize(packed, type, dtype=x.dtype).T
-    return result if bias is None else result + bias
+    return result if bias is None else add_bias(result, bias)
+
+
+def add_bias(product: Tensor, bias: Tensor) -> Tensor:
+    """The sum, of the product's dtype. A bias of another shape would be broadcast silently."""
+    if bias.shape != product.shape[-1:]:
+        raise RuntimeError(f"quantized_linear: bias has shape {list(bias.shape)}, not {list(product.shape[-1:])}")
+    return (product + bias).to(product.dtype)
+
+
+def _require_floating(op, x):
+    if not x.is_floating_point():
+        raise RuntimeError(f"{op}: x must be floating-point numbers, not {x.dtype}")
 
 
 def _takes(x, packed, type):
@@ -97,15 +111,23 @@ def quantized_linear_experts(x: Tensor, packed: Tensor, experts: Tensor, type: A
 
     Raises:
         ValueError: the type is unknown.
-        TypeError: x, packed or experts is no tensor.
-        RuntimeError: shapes do not match.
+        TypeError: x or packed is no tensor, or experts are no tensor of integers.
+        RuntimeError: shapes do not match, or x is not of a floating-point dtype.
     """
     type = type_of(type)
+    op = "quantized_linear_experts"
     if _takes(x, packed, type) and isinstance(experts, Tensor):
+        require_integers(op, experts=experts)
         return _matmul_experts(x, packed, experts.int(), type.number, False)
-    require_tensors("quantized_linear_experts", x=x, packed=packed, experts=experts)
+    require_tensors(op, x=x, packed=packed, experts=experts)
+    require_integers(op, experts=experts)
+    _require_floating(op, x)
+    require_dim(op, 3, packed=packed)
+    require_dim(op, 2, experts=experts)
     if x.dim() not in (2, 3):
-        raise RuntimeError(f"quantized_linear_experts: x must have 2 or 3 dimensions, and is {list(x.shape)}")
+        raise RuntimeError(f"{op}: x must have 2 or 3 dimensions, and is {list(x.shape)}")
+    if x.shape[:-1] != experts.shape[: x.dim() - 1]:
+        raise RuntimeError(f"{op}: x of shape {list(x.shape)} does not go with experts of shape {list(experts.shape)}")
     return _experts(x, packed, experts, type, False)
 
 
@@ -115,7 +137,7 @@ def _(x, packed, experts, type, transposed):
 
 
 def _experts(x, packed, experts, type, transposed):
-    weights = unpack(packed[experts.long()], type)  # (tokens, experts of a token, rows, length)
+    weights = unpack(rows_of(packed, experts.long()), type)  # (tokens, experts of a token, rows, length)
     given, dtype = x.dtype, torch.promote_types(x.dtype, torch.float32)
     x = (x if x.dim() == 3 else x[:, None]).to(dtype)
     weights = (weights.mT if transposed else weights).to(dtype)

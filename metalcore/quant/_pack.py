@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._core.routing import require_tensors
 from ._types import Type, type_of
 from ._unpack import NONLINEAR
 
@@ -31,10 +32,15 @@ def quantize(tensor: Tensor, type: Any) -> Tensor:
         uint8, (*, bytes of a row), on the tensor's device.
 
     Raises:
-        ValueError: the type is unknown or cannot be made, or its blocks do not divide the length.
+        ValueError: the type is unknown or cannot be made, its blocks do not divide the length, or a number is NaN or
+            infinite, which blocks cannot hold. F32, F16 and BF16 hold them.
+        TypeError: tensor is no tensor of floating-point numbers.
         RuntimeError: Q4_0 to Q8_0, MXFP4, TQ1_0 and TQ2_0 need the package gguf, which is not installed.
     """
     type = type_of(type)
+    require_tensors("quantize", tensor=tensor)
+    if not tensor.is_floating_point():
+        raise TypeError(f"quantize: tensor must be floating-point numbers, not {tensor.dtype}")
     if tensor.dim() == 0 or tensor.shape[-1] % type.block:
         raise ValueError(f"{type.name}'s blocks of {type.block} do not divide rows of shape {tuple(tensor.shape)}")
     numbers = tensor.detach().float()
@@ -43,6 +49,8 @@ def quantize(tensor: Tensor, type: Any) -> Tensor:
     shape = (*tensor.shape[:-1], tensor.shape[-1] // type.block * type.nbytes)
     if numbers.numel() == 0:
         return torch.empty(shape, dtype=torch.uint8, device=tensor.device)
+    if not numbers.is_meta and not numbers.isfinite().all():  # some types would say 0 for the whole block
+        raise ValueError(f"quantize: {type.name} holds finite numbers only, and tensor has NaN or infinite ones")
     if type.name not in _PACK:
         return _by_gguf(numbers, type).view(shape)
     blocks = numbers.reshape(-1, type.block)

@@ -37,7 +37,7 @@ def dequantize(
 
     Raises:
         ValueError: the type is unknown, or the bytes are not rows of whole blocks.
-        TypeError: packed is no tensor, or dtype no torch.dtype.
+        TypeError: packed is no tensor, or dtype no floating-point torch.dtype.
         RuntimeError: a type without a kernel (IQ1 to IQ3, TQ) needs the package gguf, which is not installed.
     """
     type = type_of(type)
@@ -66,16 +66,19 @@ def quantized_embedding(indices: Tensor, packed: Tensor, type: Any, dtype: torch
 
     Raises:
         ValueError: the type is unknown, or the bytes are not rows of whole blocks.
-        TypeError: indices or packed is no tensor, or dtype no torch.dtype.
+        TypeError: indices are no tensor of integers, packed is no tensor, or dtype no floating-point torch.dtype.
+        RuntimeError: packed does not have 2 dimensions.
     """
     type = type_of(type)
     taken = _takes(packed, type, dtype) and isinstance(indices, Tensor)
     if not taken:
         _require("quantized_embedding", dtype, indices=indices, packed=packed)
     _as_rows(packed, type, None)
+    require_integers("quantized_embedding", indices=indices)
     indices = indices.long()
     if not taken:
-        return unpack(packed[indices], type).to(dtype)
+        require_dim("quantized_embedding", 2, packed=packed)
+        return unpack(rows_of(packed, indices), type).to(dtype)
     return ops.quant_rows(packed, indices, type.number, dtype)
 
 
@@ -92,6 +95,27 @@ def _require(op, dtype, **tensors):
     require_tensors(op, **tensors)
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"{op}: dtype must be a torch.dtype, not {type(dtype).__name__}")
+    if not dtype.is_floating_point:
+        raise TypeError(f"{op}: dtype must be a floating-point one, not {dtype}")
+
+
+def require_integers(op, **tensors) -> None:
+    """Raises a TypeError that names an argument which is no tensor of integers."""
+    for name, tensor in tensors.items():
+        if tensor.dtype == torch.bool or tensor.is_floating_point() or tensor.is_complex():
+            raise TypeError(f"{op}: {name} must be integers, not {tensor.dtype}")
+
+
+def require_dim(op, dim, **tensors) -> None:
+    """Raises a RuntimeError that names an argument with another number of dimensions."""
+    for name, tensor in tensors.items():
+        if tensor.dim() != dim:
+            raise RuntimeError(f"{op}: {name} must have {dim} dimensions, not {tensor.dim()}")
+
+
+def rows_of(x: Tensor, indices: Tensor) -> Tensor:
+    """x[indices], where a negative index is an error on the CPU, as in torch.nn.functional.embedding."""
+    return x.index_select(0, indices.flatten()).view(*indices.shape, *x.shape[1:])
 
 
 def _as_rows(packed, type, shape):
@@ -109,7 +133,7 @@ def _as_rows(packed, type, shape):
 
 @cpu_kernel("quant_rows")
 def _(packed, rows, type, dtype):
-    return unpack(packed if rows is None else packed[rows], BY_NUMBER[type]).to(dtype)
+    return unpack(packed if rows is None else rows_of(packed, rows), BY_NUMBER[type]).to(dtype)
 
 
 @fake_kernel("quant_rows")

@@ -15,11 +15,12 @@ __all__ = ["NONLINEAR", "unpack"]
 
 def unpack(packed: Tensor, type: Type) -> Tensor:
     """uint8 (*, bytes of a row) as float32 (*, weights of a row), bit for bit as gguf-py."""
+    shape = (*packed.shape[:-1], packed.shape[-1] // type.nbytes * type.block)
+    if packed.numel() == 0:
+        return torch.empty(shape, device=packed.device)
     if type.name not in KERNELS:
         return _by_gguf(packed, type)
-    blocks = packed.reshape(-1, type.nbytes)
-    numbers = _UNPACK[type.name](blocks).reshape(len(blocks), type.block)
-    return numbers.reshape(*packed.shape[:-1], packed.shape[-1] // type.nbytes * type.block)
+    return _UNPACK[type.name](packed.reshape(-1, type.nbytes)).reshape(shape)
 
 
 def _by_gguf(packed, type):

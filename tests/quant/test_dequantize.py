@@ -96,6 +96,26 @@ def test_embedding(device, type):
     assert metalcore.quantized_embedding(indices[:0].to(device), packed.to(device), type).shape == (0, 3, 256)
 
 
+@each_type
+def test_no_rows_on_the_cpu(type):
+    packed = packed_sample(type, 9, 256)
+    assert metalcore.dequantize(packed[:0], type).shape == (0, 256)
+    assert metalcore.quantized_embedding(torch.zeros(2, 0, dtype=torch.int64), packed, type).shape == (2, 0, 256)
+
+
+def test_errors_of_embedding(device):
+    for where in ("cpu", device):
+        packed, indices = packed_sample("Q4_K", 6, 256).to(where), torch.zeros(2, dtype=torch.int64, device=where)
+        with pytest.raises(TypeError, match="indices must be integers, not torch.float32"):
+            metalcore.quantized_embedding(indices.float(), packed, "Q4_K")
+        with pytest.raises(TypeError, match="dtype must be a floating-point one, not torch.int32"):
+            metalcore.quantized_embedding(indices, packed, "Q4_K", torch.int32)
+        with pytest.raises(RuntimeError, match="packed must have 2 dimensions, not 3"):
+            metalcore.quantized_embedding(indices, packed[None], "Q4_K")
+    with pytest.raises(IndexError):  # as in PyTorch: no row is counted from the end
+        metalcore.quantized_embedding(torch.tensor([-1]), packed_sample("Q4_K", 6, 256), "Q4_K")
+
+
 def test_operator(device):
     packed = packed_sample("Q4_K", 5, 256).to(device)
     check_operator(torch.ops.metalcore.quant_rows, packed, None, 12, torch.float16)

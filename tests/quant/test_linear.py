@@ -205,6 +205,26 @@ def test_errors(device):
         metalcore.quantized_linear(tensor(1, 128, device=device), packed, "Q4_K")
     with pytest.raises(RuntimeError, match="are not blocks of Q6_K"):
         metalcore.quantized_linear(tensor(1, 256, device=device), packed, "Q6_K")
+    for where in ("cpu", device):
+        x, rows = torch.ones(1, 256, device=where), packed.to(where)
+        with pytest.raises(RuntimeError, match=r"bias has shape \[1\], not \[21\]"):
+            metalcore.quantized_linear(x, rows, "Q4_K", torch.ones(1, device=where))
+        with pytest.raises(RuntimeError, match="x must be floating-point numbers, not torch.int32"):
+            metalcore.quantized_linear(x.int(), rows, "Q4_K")
+        with pytest.raises(RuntimeError, match="packed must have 2 dimensions, not 3"):
+            metalcore.quantized_linear(x, rows[None], "Q4_K")
+        with pytest.raises(TypeError, match="experts must be integers, not torch.float32"):
+            metalcore.quantized_linear_experts(x, rows[None], torch.zeros(1, 1, device=where), "Q4_K")
+        with pytest.raises(RuntimeError, match=r"does not go with experts of shape \[2, 1\]"):
+            metalcore.quantized_linear_experts(x, rows[None], torch.zeros(2, 1, device=where).int(), "Q4_K")
+    with pytest.raises(IndexError):
+        metalcore.quantized_linear_experts(torch.ones(1, 256), packed.cpu()[None], torch.tensor([[-1]]), "Q4_K")
+
+
+def test_a_bias_of_another_dtype_changes_no_result(device):
+    packed, _ = sample("Q4_K", 21, 256, device)
+    x = tensor(2, 256, dtype=torch.bfloat16, device=device)
+    assert metalcore.quantized_linear(x, packed, "Q4_K", torch.ones(21, device=device)).dtype == torch.bfloat16
 
 
 def test_operators(device):

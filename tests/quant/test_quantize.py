@@ -67,3 +67,18 @@ def test_errors():
         quantize(torch.randn(2, 100), "Q4_K")
     with pytest.raises(ValueError, match="cannot make weights of type IQ2_XXS"):
         quantize(torch.randn(2, 256), "IQ2_XXS")
+    with pytest.raises(TypeError, match="quantize: tensor must be a tensor, not list"):
+        quantize([1.0], "Q8_0")
+    with pytest.raises(TypeError, match="quantize: tensor must be floating-point numbers, not torch.int64"):
+        quantize(torch.arange(32), "Q8_0")
+
+
+@pytest.mark.parametrize("type", [*ERRORS, "Q8_0", "MXFP4"])
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite(device, type, number):
+    """Some types would say 0 for the whole block."""
+    x = torch.randn(2, 256, device=device)
+    x[1, 3] = number
+    with pytest.raises(ValueError, match=f"quantize: {type} holds finite numbers only"):
+        quantize(x, type)
+    assert torch.equal(dequantize(quantize(x, "F16"), "F16").isfinite(), x.isfinite())
