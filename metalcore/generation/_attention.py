@@ -27,17 +27,32 @@ class _Active(threading.local):
 
 
 _active = _Active()
+_lock = threading.Lock()
+_users: dict[int, tuple[Any, int]] = {}  # of a configuration: its implementation before, and the contexts that last
 
 
 @contextlib.contextmanager
 def attending(model: Any, cache: KeysAndValues):
-    """The model's attention is this while the context lasts, and reads this cache."""
-    config, before = model.config, (model.config._attn_implementation, _active.cache)
-    config._attn_implementation, _active.cache = NAME, cache
+    """The model's attention is this while the context lasts, and reads this cache.
+
+    All threads share the model's configuration, so the last context that ends gives it back.
+    """
+    config, outer = model.config, _active.cache
+    with _lock:
+        before, count = _users.get(id(config), (config._attn_implementation, 0))
+        _users[id(config)] = before, count + 1
+        config._attn_implementation = NAME
+    _active.cache = cache
     try:
         yield
     finally:
-        config._attn_implementation, _active.cache = before
+        _active.cache = outer
+        with _lock:
+            before, count = _users.pop(id(config))
+            if count > 1:
+                _users[id(config)] = before, count - 1
+            else:
+                config._attn_implementation = before
 
 
 def register() -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._core.routing import require_tensors
+
 __all__ = ["padded_left"]
 
 
@@ -22,20 +24,20 @@ def padded_left(
         vocabulary: how many tokens the model knows.
 
     Raises:
+        TypeError: the mask is no tensor.
         ValueError: there is no token in a row, the mask has another shape, the tokens are no integers, or on the CPU
             some are unknown. The host does not wait for tokens on a device.
     """
     if not isinstance(tokens, Tensor):
-        tokens, attention_mask = _from_lists(tokens, attention_mask)
+        tokens, attention_mask = _from_lists(tokens, attention_mask, vocabulary)
+    require_tensors("generate", optional=True, attention_mask=attention_mask)
     if tokens.dim() == 1:
         tokens = tokens[None]
         attention_mask = None if attention_mask is None else attention_mask.reshape(1, -1)
     if tokens.dim() != 2 or 0 in tokens.shape or tokens.is_floating_point() or tokens.dtype == torch.bool:
         raise ValueError(f"generate: tokens must be integers (rows, length), not {tokens.dtype} {tuple(tokens.shape)}")
     if tokens.device.type == "cpu":
-        unknown = tokens[(tokens < 0) | (tokens >= vocabulary)].tolist()
-        if unknown:
-            raise ValueError(f"generate: the model knows the tokens 0 to {vocabulary - 1}, and not {unknown[0]}")
+        _require_known(tokens[(tokens < 0) | (tokens >= vocabulary)].tolist(), vocabulary)
     seen = torch.ones_like(tokens, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
     if seen.shape != tokens.shape:
         raise ValueError(f"generate: attention_mask is {tuple(seen.shape)}, and tokens are {tuple(tokens.shape)}")
@@ -51,7 +53,12 @@ def padded_left(
     return tokens, seen.gather(1, order).to(device), lengths
 
 
-def _from_lists(tokens, attention_mask):
+def _require_known(unknown, vocabulary):
+    if unknown:
+        raise ValueError(f"generate: the model knows the tokens 0 to {vocabulary - 1}, and not {unknown[0]}")
+
+
+def _from_lists(tokens, attention_mask, vocabulary):
     try:
         rows = list(tokens)
         if rows and not isinstance(rows[0], (Sequence, Tensor)):
@@ -61,6 +68,7 @@ def _from_lists(tokens, attention_mask):
         raise ValueError(f"generate: tokens must be integers or rows of them, not {reprlib.repr(tokens)}") from None
     if attention_mask is not None:
         raise ValueError("generate: attention_mask goes with a tensor of tokens; lists need no padding")
+    _require_known([token for row in rows for token in row if not 0 <= token < vocabulary], vocabulary)
     length = max((len(row) for row in rows), default=0)
     numbers = [[0] * (length - len(row)) + row for row in rows]
     seen = [[False] * (length - len(row)) + [True] * len(row) for row in rows]

@@ -81,13 +81,14 @@ def distribution(x: Tensor, temperature: float, top_k: int, top_p: float, min_p:
     wide = x if x.dtype == torch.float64 else x.float()
     wide = wide.where(~wide.isnan(), -torch.inf)
     largest = wide.amax(-1, keepdim=True)
+    first = (wide == largest).to(torch.uint8).argmax(-1, keepdim=True)
+    alone = torch.arange(x.shape[-1], device=x.device) == first
     if temperature == 0:
-        first = (wide == largest).to(torch.uint8).argmax(-1, keepdim=True)
-        return (torch.arange(x.shape[-1], device=x.device) == first).to(wide.dtype)
+        return alone.to(wide.dtype)
     shifted = ((wide - largest) / temperature).where(wide != largest, 0.0)
     ordered = wide.sort(-1, descending=True).values
     least = ordered[..., min(top_k or x.shape[-1], x.shape[-1]) - 1, None]
-    masses = shifted.exp().where(wide >= least, 0.0)
+    masses = shifted.exp().where((wide >= least) & (alone | ~largest.isneginf()), 0.0)
     if top_p < 1:
         falling = masses.sort(-1, descending=True).values
         sums = falling.cumsum(-1)

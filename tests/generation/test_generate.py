@@ -7,6 +7,7 @@ from transformers import MambaConfig, MambaForCausalLM
 
 import metalcore
 from metalcore.generation import stream
+from metalcore.generation._attention import NAME, attending
 from metalcore.paged import PagedKVCache
 
 NEW = 16
@@ -172,6 +173,18 @@ def test_sampling_follows_its_generator(llama, device):
     assert llama.config._attn_implementation != "metalcore_generation"  # also after an error
 
 
+def test_threads_share_a_model(llama):
+    """The implementation of attention is in the model's configuration: whoever ends last gives it back."""
+    before = llama.config._attn_implementation
+    first, second = attending(llama, None), attending(llama, None)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert llama.config._attn_implementation == NAME
+    second.__exit__(None, None, None)
+    assert llama.config._attn_implementation == before
+
+
 def test_what_it_refuses(llama, device):
     tokens = prompts(device)
     for wrong, message in (
@@ -188,7 +201,9 @@ def test_what_it_refuses(llama, device):
     for wrong in ("abc", 3, [[1.5]], [["a"]]):
         with pytest.raises(ValueError, match="tokens must be integers or rows of them, not"):
             metalcore.generate(llama, wrong)
-    for token in (-1, VOCABULARY):
+    with pytest.raises(TypeError, match="generate: attention_mask must be a tensor, not list"):
+        metalcore.generate(llama, tokens, [[1] * 9] * 2)
+    for token in (-1, VOCABULARY, 2**70):
         with pytest.raises(ValueError, match=f"the tokens 0 to {VOCABULARY - 1}, and not {token}"):
             metalcore.generate(llama, [[1, token]])
     for wrong in ("x", 1.5, [[1]]):

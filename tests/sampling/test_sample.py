@@ -127,6 +127,12 @@ def test_on_the_cpu():
     assert fits(drawn.bincount(minlength=40), exact(x, 1.5, 9, 0.9))
 
 
+def test_rows_of_minus_infinity_on_the_cpu():
+    """As on a device, the first class is drawn."""
+    for number in (float("-inf"), float("nan")):
+        assert not metalcore.sample(torch.full((50, 5), number)).any()
+
+
 @pytest.mark.parametrize("place", ["cpu", "device"])
 def test_opcheck(device, place):
     place = "cpu" if place == "cpu" else device
