@@ -47,5 +47,6 @@ def main(argv=None) -> int:
 
 
 def _refuse(arguments, reason):
-    print(f"metalcore {arguments.command}: {str(reason).removeprefix('metalcore: ')}", file=sys.stderr)
+    message = str(reason).removeprefix("metalcore: ").removeprefix(f"{arguments.command}: ")
+    print(f"metalcore {arguments.command}: {message}", file=sys.stderr)
     return 2

@@ -45,6 +45,8 @@ def run(arguments):
         name, separator, value = option.partition("=")
         if not separator:
             raise ValueError(f"--option {option}: expected NAME=VALUE")
+        if name in ("op", "dtype"):
+            raise ValueError(f"--option {option}: the command has its own argument {name}")
         options[name] = _value(value)
     shapes = _shapes(arguments.size)
     # A tensor says which device is planned for; an expanded one has no memory but for one element.

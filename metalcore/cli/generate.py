@@ -52,6 +52,8 @@ def run(arguments):
     tokens = _tokens(tokenizer, arguments)
     generator = None
     if arguments.seed is not None:
+        if not -(2**63) <= arguments.seed < 2**64:
+            raise ValueError(f"--seed {arguments.seed}: PyTorch's seeds are from -2^63 to 2^64 - 1")
         generator = torch.Generator(device).manual_seed(arguments.seed)
     options = {name: getattr(arguments, name) for name in ("temperature", "top_k", "top_p", "min_p", "cache", "stop")}
     if arguments.ignore_eos:
@@ -79,7 +81,10 @@ def load(path, device, dtype):
 def _tokens(tokenizer, arguments):
     text = arguments.prompt
     if text.startswith("@"):
-        text = Path(text[1:]).read_text(encoding="utf-8")
+        try:
+            text = Path(text[1:]).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{text[1:]} is no text in UTF-8: {error.reason} at byte {error.start}") from None
     if arguments.chat:
         if not tokenizer.chat_template:
             raise ValueError(f"{arguments.model} has no chat template")

@@ -116,6 +116,7 @@ def test_version(capsys):
         (("explain", "qr", "4"), "at least 2 dimensions"),
         (("explain", "qr", "4", "4", "--option", "mode"), "NAME=VALUE"),
         (("explain", "qr", "4", "4", "--option", "mode=x"), "mode"),
+        (("explain", "softmax", "8x8", "--option", "dtype=float16"), "the command has its own argument dtype"),
         (("explain", "qr", "4x"), "'4x'"),
         (("explain", "qr", "4xx4"), "'4xx4'"),
         (("explain", "qr", "four"), "'four'"),

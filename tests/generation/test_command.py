@@ -74,7 +74,10 @@ def test_what_it_refuses(run, folder):
         f"metalcore generate: {folder / 'none'}: there is no such file or folder\n"
     )
     assert "the prompt is empty" in run("-p", "")[2]
-    assert "max_new_tokens" in run("-p", "a", "-n", "0")[2]
+    assert run("-p", "a", "-n", "0")[2].startswith("metalcore generate: max_new_tokens must be ")
+    assert f"--seed {2**70}: PyTorch's seeds" in run("-p", "a", "--seed", str(2**70))[2]
+    (folder / "bytes").write_bytes(b"\xff")
+    assert "bytes is no text in UTF-8: invalid start byte at byte 0" in run("-p", f"@{folder / 'bytes'}")[2]
 
 
 def test_text_comes_in_whole_letters():
