@@ -149,7 +149,7 @@ def _fused_backward(ctx, grad, *_):
     if torch.is_grad_enabled():  # backward() with create_graph, for which the logits are in memory
 
         def loss(*tensors):
-            return [(_linear_by_torch(*tensors, beta, scale) * scales).sum()]
+            return [(_linear_by_torch(*tensors, beta, scale) * scales).sum()]  # pyright: ignore[reportCallIssue]
 
         made = derive(loss, inputs, [grad])[:2]
     else:

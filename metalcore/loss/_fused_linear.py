@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor
 
 from .._core.derivatives import derive
 from .._core.operators import autograd, composed_kernel, fake_kernel, ops
@@ -201,7 +202,7 @@ def scaled(made: Sequence[Tensor], grad: Tensor) -> Sequence[Tensor]:
     """Gradients that the forward pass made, times the upstream gradient: in place, where no other backward() will need
     them."""
     kept = torch._C._autograd._get_current_graph_task_keep_graph()  # pyright: ignore[reportAttributeAccessIssue]
-    if kept or not is_plain(grad) or torch._C._functorch.is_legacy_batchedtensor(grad):  # by is_grads_batched
+    if kept or not is_plain(grad) or is_legacy_batchedtensor(grad):  # by is_grads_batched
         return [gradient * grad.to(gradient.dtype) for gradient in made]
     for gradient in made:
         ops.scale_(gradient, grad)
