@@ -92,7 +92,7 @@ inline RowLoss general_loss(LogitRow<T> row, Team team) {
       x[k] = row.logit(i);
       if (!row.params->general) continue;
       c[k] = row.coefficient(i);
-      products[k] = c[k] * (x[k] - reference);
+      if (c[k] != 0.0f) products[k] = c[k] * (x[k] - reference);  // 0 * -inf would be NaN
     }
     const float top = max(running.maximum, max4(x));
     running.raise(top);

@@ -114,18 +114,22 @@ def test_probabilities(device, dtype, family):
 @pytest.mark.parametrize("family", ["baseline", "simulator"])
 def test_special_values(device, family):
     inf = float("inf")
-    x = torch.zeros(5, 40)
-    x[0, 3] = -inf  # not the target
-    x[1, 0] = -inf  # the target
-    x[2] = -inf
-    x[3, 5] = float("nan")
-    x[4] += 1e30
+    every = torch.zeros(5, 40)
+    every[0, 3] = -inf  # not the target
+    every[1, 0] = -inf  # the target
+    every[2] = -inf
+    every[3, 5] = float("nan")
+    every[4] += 1e30
     target = torch.zeros(5, dtype=torch.long)
     with tuned(family):
         for options in ({}, {"label_smoothing": 0.1}):
-            found = metalcore.cross_entropy(x.to(device), target.to(device), reduction="none", **options)
-            assert_near(found, F.cross_entropy(x.double(), target, reduction="none", **options), terms=4)
-        capped = metalcore.cross_entropy(x[:1].to(device), target[:1].to(device), softcap=2.0)
+            for x in (every, every[:, :12]):  # one thread has a short row
+                found = metalcore.cross_entropy(x.to(device), target.to(device), reduction="none", **options)
+                assert_near(found, F.cross_entropy(x.double(), target, reduction="none", **options), terms=4)
+        weight = torch.ones(40)
+        found = metalcore.cross_entropy(every.to(device), target.to(device), weight.to(device), reduction="none")
+        assert_near(found, F.cross_entropy(every.double(), target, reduction="none"), terms=4)
+        capped = metalcore.cross_entropy(every[:1].to(device), target[:1].to(device), softcap=2.0)
     assert_near(capped, torch.tensor(39.0).double().log(), terms=4)  # a class of -inf stays without probability
 
 
