@@ -19,6 +19,7 @@ __all__ = [
     "accelerated",
     "alike",
     "autocast_dtype",
+    "autocast_operands",
     "autocast_to_float32",
     "explained",
     "is_plain",
@@ -127,6 +128,14 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """The dtype of torch.autocast on x's device, or None where it is off. The device "meta" has none."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else None
+
+
+def autocast_operands(*tensors: Any) -> tuple[Any, ...]:
+    """A product's operands, in autocast's dtype where it is on for the first one's device, as PyTorch converts them."""
+    dtype = autocast_dtype(tensors[0]) if isinstance(tensors[0], Tensor) else None
+    if dtype is None:
+        return tensors
+    return tuple(t.to(dtype) if isinstance(t, Tensor) and t.dtype in FLOAT_DTYPES else t for t in tensors)
 
 
 # The ops that torch.autocast computes in float32, if this version of PyTorch has such a rule.

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient
 from .._core.registry import Op, register
-from .._core.routing import COUNTED, alike, require_tensors
+from .._core.routing import COUNTED, alike, autocast_operands, require_tensors
 from .._core.sharded import like
 from ..gemm._activations import ACTIVATIONS, reference_activation
 from ._gradients import conv2d_backward, is_channels_last, padded
@@ -64,6 +64,7 @@ def conv2d(
         names = ", ".join(repr(name) for name in ACTIVATIONS)
         raise ValueError(f"conv2d: activation must be one of {names}, not {activation!r}")
     name, apply = ACTIVATIONS[activation]
+    input, weight, bias, scale, residual = autocast_operands(input, weight, bias, scale, residual)
     call = call_of(input, weight, scale, bias, residual, stride, padding, dilation, groups)
     if call is None:
         require_tensors("conv2d", optional=True, scale=scale, residual=residual)

@@ -11,7 +11,7 @@ from torch import Tensor
 from .._core.derivatives import derive
 from .._core.operators import autograd, cpu_kernel, fake_kernel
 from .._core.registry import Op, Sample, register
-from .._core.routing import COUNTED, alike, require_tensors
+from .._core.routing import COUNTED, alike, autocast_dtype, require_tensors
 from ._activations import reference_activation
 
 __all__ = ["joined_linear"]
@@ -73,7 +73,7 @@ def joined_linear(
     biases += [None] * (_MATRICES - len(biases))
     options = norm, float(eps), float(offset), residual, _GATES[gate]
     tensors = [t for t in (x, *weights, *biases, norm, residual) if t is not None]
-    if not _takes(x, weights) or not alike(*tensors):
+    if not _takes(x, weights) or not alike(*tensors) or autocast_dtype(x) not in (None, x.dtype):
         return _by_torch(x, weights, biases, *options)
     return _joined_linear(x, first, second, third, *biases, *options)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient
 from .._core.registry import Op, Sample, register
-from .._core.routing import COUNTED, alike, require_tensors
+from .._core.routing import COUNTED, alike, autocast_operands, require_tensors
 from .._core.shapes import broadcast_shapes
 from ._activations import ACTIVATIONS, reference_activation
 
@@ -56,6 +56,7 @@ def matmul(
         names = ", ".join(repr(name) for name in ACTIVATIONS)
         raise ValueError(f"matmul: activation must be one of {names}, not {activation!r}")
     name, apply = ACTIVATIONS[activation]
+    a, b, bias, residual = autocast_operands(a, b, bias, residual)
     if not _takes(a, b, bias, residual):
         require_tensors("matmul", a=a, b=b)
         require_tensors("matmul", optional=True, bias=bias, residual=residual)

@@ -23,6 +23,20 @@ OPS = {
 }
 
 
+PRODUCTS = {
+    "matmul": (lambda x: metalcore.matmul(x, x.mT), lambda x: x @ x.mT),
+    "linear": (lambda x: metalcore.linear(x, x, x[:, 0]), lambda x: F.linear(x, x, x[:, 0])),
+    "conv2d": (
+        lambda x: metalcore.conv2d(x[:, None, :, None], x[:, :1, None, None]),
+        lambda x: F.conv2d(x[:, None, :, None], x[:, :1, None, None]),
+    ),
+    "joined_linear": (
+        lambda x: metalcore.joined_linear(x[:1], x, x),
+        lambda x: torch.cat([F.linear(x[:1], x)] * 2, -1),
+    ),
+}
+
+
 @pytest.mark.parametrize("autocast", (torch.float16, torch.bfloat16), ids=str)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float16, torch.bfloat16), ids=str)
 @pytest.mark.parametrize("name", OPS)
@@ -33,6 +47,20 @@ def test_dtypes(device, name, dtype, autocast):
         y, expected = ours(x), theirs(x)
     assert y.dtype == expected.dtype
     assert_near(y, theirs(wide(x)) if name != "softmax to a dtype" else torch.softmax(wide(x), -1), terms=4)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert gradient.dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float16, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products(device, name, dtype):
+    """Their operands are converted to autocast's dtype."""
+    ours, theirs = PRODUCTS[name]
+    x = tensor(4, 8, dtype=dtype, device=device).requires_grad_()
+    with torch.autocast(device, dtype=torch.bfloat16):
+        y, expected = ours(x), theirs(x)
+    assert y.dtype == expected.dtype == torch.bfloat16
+    assert_near(y, theirs(wide(x.bfloat16())), terms=8)
     (gradient,) = torch.autograd.grad(y.sum(), x)
     assert gradient.dtype == dtype
 
