@@ -124,7 +124,7 @@ def _(x, a, b, c, bias_a, bias_b, bias_c, norm, eps, offset, residual, gate):
 
 # The derivative computes the layers again, by PyTorch's ops.
 
-_TENSORS = (0, 1, 2, 3, 4, 5, 6, 7, 10)  # among the operator's arguments
+_TENSORS: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7, 10)  # among the operator's arguments
 
 
 def _save(ctx, inputs, output):
