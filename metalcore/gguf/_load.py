@@ -69,8 +69,11 @@ def load(
     Raises:
         GGUFError: the file is damaged, or its layout or a tensor's type is unknown.
         OSError: it cannot be read.
+        TypeError: dtype is no floating-point torch.dtype.
         ImportError: transformers is not installed, or older than 5.4.
     """
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"gguf.load: dtype must be a floating-point torch.dtype, not {dtype!r}")
     file = GGUFFile(path)
     layout = layout_of(file)
     check_types(file)

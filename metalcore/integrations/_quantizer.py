@@ -17,7 +17,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from ..nn._packing import packed_weight
 from ..quant import type_of
 from ..quant._mixtures import MIXTURES
-from ..quant._model import Plan, plan, replace_modules
+from ..quant._model import Plan, patterns, plan, replace_modules
 
 __all__ = ["MetalcoreConfig", "MetalcoreQuantizer", "note"]
 
@@ -52,11 +52,12 @@ class MetalcoreConfig(QuantizationConfigMixin):
             raise TypeError(f"MetalcoreConfig: unknown options {', '.join(kwargs)}")
         if mixture is None and not packed:
             raise ValueError("MetalcoreConfig: it needs a mixture, or the types of packed modules")
-        if mixture is not None and mixture.lower() not in MIXTURES:
+        if mixture is not None and (not isinstance(mixture, str) or mixture.lower() not in MIXTURES):
             raise ValueError(f"MetalcoreConfig: there is no mixture {mixture!r}; there are {', '.join(MIXTURES)}")
         self.quant_method = _METHOD  # pyright: ignore[reportAttributeAccessIssue]
         self.mixture = mixture and mixture.lower()
-        self.skip = list(skip)
+        patterns("MetalcoreConfig", skip, types)
+        self.skip = [skip] if isinstance(skip, str) else list(skip)
         self.types = {pattern: type_of(type).name for pattern, type in (types or {}).items()}
         self.packed = {name: list(of) for name, of in (packed or {}).items()}
 
@@ -140,6 +141,9 @@ def note(model: Any, packed: Mapping[str, Sequence[str]], mixture: str | None = 
     """Tells a model of transformers that its modules are packed, with which types, so that save_pretrained writes it
     down."""
     register()
+    before = getattr(model.config, "quantization_config", None)
+    if isinstance(before, MetalcoreConfig):  # some modules were packed earlier
+        packed = before.packed | dict(packed)
     config = MetalcoreConfig(mixture, packed=packed)
     model.config.quantization_config = config
     model.hf_quantizer = MetalcoreQuantizer(config, pre_quantized=True)

@@ -89,15 +89,48 @@ def quantize_model(
         from_pretrained (see metalcore.integrations.transformers.MetalcoreConfig).
 
     Raises:
-        ValueError: there is no such mixture or type, or the type of `types` does not fit.
+        ValueError: there is no such mixture or type, the type of `types` does not fit, a pattern is no regular
+            expression, or a weight has NaN or infinite numbers. The model is as it was then.
+        TypeError: model is no torch.nn.Module, or one that is packed as a whole, such as a torch.nn.Linear.
         RuntimeError: Q4_0 to Q8_0 and MXFP4 need the package gguf, which is not installed.
     """
-    report = replace_modules(model, plan(model, mixture, skip, types), pack=True)
-    if hasattr(model, "config") and hasattr(model, "save_pretrained"):
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"quantize_model: model must be a torch.nn.Module, not {type(model).__name__}")
+    chosen = plan(model, mixture, skip, types)
+    if isinstance(chosen.get(""), tuple):
+        raise TypeError(f"quantize_model: nothing holds this {type(model).__name__}, which another is to replace")
+    _require_finite(model, chosen)
+    report = replace_modules(model, chosen, pack=True)
+    if report.types and hasattr(model, "config") and hasattr(model, "save_pretrained"):
         from ..integrations._quantizer import note
 
         note(model, report.types, mixture)
     return report
+
+
+def _require_finite(model, chosen):
+    """Raises a ValueError before anything is packed."""
+    for name, types in chosen.items():
+        if isinstance(types, str):
+            continue
+        for leaf, weight in model.get_submodule(name).named_parameters(recurse=False):
+            if not leaf.endswith("bias") and not weight.is_meta and not weight.isfinite().all():
+                raise ValueError(f"quantize_model: {name}.{leaf} has NaN or infinite numbers, which blocks cannot hold")
+
+
+def patterns(function: str, skip: Iterable[str], types: Mapping[str, Any] | None):
+    """`skip` and `types` with their regular expressions compiled, and GGML's types."""
+    if types is not None and not isinstance(types, Mapping):
+        raise TypeError(f"{function}: types must be a mapping of patterns to GGML's types, not {type(types).__name__}")
+
+    def compiled(pattern):
+        try:
+            return re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{function}: {pattern!r} is no regular expression: {error}") from None
+
+    skipped = [compiled(one) for one in ([skip] if isinstance(skip, str) else skip)]
+    return skipped, {compiled(pattern): type_of(of) for pattern, of in (types or {}).items()}
 
 
 Plan = dict[str, "tuple[Type, ...] | str"]  # a module's types, or why it stays as it is
@@ -105,10 +138,9 @@ Plan = dict[str, "tuple[Type, ...] | str"]  # a module's types, or why it stays 
 
 def plan(model: torch.nn.Module, mixture: str, skip: Iterable[str], types: Mapping[str, Any] | None) -> Plan:
     """What is to become of each module, in the model's order."""
-    if mixture.lower() not in MIXTURES:
+    if not isinstance(mixture, str) or mixture.lower() not in MIXTURES:
         raise ValueError(f"quantize_model: there is no mixture {mixture!r}; there are {', '.join(MIXTURES)}")
-    skipped = [re.compile(one) for one in ([skip] if isinstance(skip, str) else skip)]
-    given = {re.compile(pattern): type_of(type) for pattern, type in (types or {}).items()}
+    skipped, given = patterns("quantize_model", skip, types)
     output, embedding = (
         getattr(model, f"get_{kind}_embeddings", lambda: None)() for kind in ("output", "input")
     )  # the modules

@@ -66,6 +66,8 @@ def _by_gguf(numbers, type: Type):
         from gguf import GGMLQuantizationType, quants
     except ImportError:
         raise RuntimeError(f"{type.name} needs the package gguf: pip install 'metalcore[gguf]'") from None
+    if numbers.is_meta:
+        raise ValueError(f"quantize: tensor is on the device meta, and has no numbers to pack as {type.name}")
     try:
         packed = quants.quantize(numbers.cpu().contiguous().numpy(), GGMLQuantizationType(type.number))
     except NotImplementedError:

@@ -219,3 +219,9 @@ def test_no_warning_where_all_is_known(made):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         gguf.load(made("llama").path)
+
+
+@pytest.mark.parametrize("dtype", ["float16", torch.int32])
+def test_dtypes_that_no_model_has(tmp_path, dtype):
+    with pytest.raises(TypeError, match=r"gguf.load: dtype must be a floating-point torch.dtype, not "):
+        gguf.load(tmp_path / "model.gguf", dtype=dtype)

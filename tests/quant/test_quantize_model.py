@@ -118,6 +118,46 @@ def test_a_module_that_is_no_model(device):
     assert module(torch.ones(1, 256, device=device)).shape == (1, 2)
 
 
+def test_what_it_refuses():
+    model = llama("cpu")
+    for wrong, message in (
+        ({"mixture": None}, "there is no mixture None"),
+        ({"skip": "("}, r"quantize_model: '\(' is no regular expression"),
+        ({"types": {"(": "Q8_0"}}, r"quantize_model: '\(' is no regular expression"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            quantize_model(model, **wrong)
+    with pytest.raises(ValueError, match=r"MetalcoreConfig: '\(' is no regular expression"):
+        MetalcoreConfig(skip=["("])
+    with pytest.raises(TypeError, match="types must be a mapping of patterns to GGML's types, not list"):
+        quantize_model(model, types=["Q8_0"])
+    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, not int"):
+        quantize_model(3)
+    with pytest.raises(TypeError, match="nothing holds this Linear"):
+        quantize_model(torch.nn.Linear(256, 8))
+
+
+def test_a_weight_that_is_not_finite_leaves_the_model_as_it_was():
+    model = llama("cpu")
+    model.model.layers[1].mlp.up_proj.weight.data[3, 3] = float("nan")
+    with pytest.raises(ValueError, match=r"quantize_model: model.layers.1.mlp.up_proj.weight has NaN or infinite"):
+        quantize_model(model, "q6_k")
+    assert not any(isinstance(module, (QuantizedLinear, QuantizedEmbedding)) for module in model.modules())
+    assert not hasattr(model.config, "quantization_config")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_packed_in_two_steps_saved_and_loaded(tmp_path, tied):
+    model = llama("cpu", tie_word_embeddings=tied)
+    quantize_model(model, "q8_0", skip=["self_attn", "embed", "lm_head"])
+    quantize_model(model, "q4_k_m")
+    assert len(model.config.quantization_config.packed) == 16
+    assert quantize_model(model).types == {}
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(logits(loaded, "cpu"), logits(model, "cpu"))
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_saved_and_loaded(device, tmp_path, tied):
     model = llama("cpu", tie_word_embeddings=tied)
