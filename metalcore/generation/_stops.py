@@ -64,4 +64,12 @@ class Stops:
         if not self.strings:
             return False
         text = self.tokenizer.decode(tokens[-self.tail :])
-        return any(string in text for string in self.strings)
+        if any(string in text for string in self.strings):
+            return True
+        spaced = [string for string in self.strings if string[0].isspace()]
+        if not spaced or len(tokens) > self.tail:
+            return False
+        # SentencePiece's decoders leave out the space before a text's first word: here another word comes first.
+        before = self.tokenizer.decode(tokens[:1])
+        text = self.tokenizer.decode(tokens[:1] + tokens).removeprefix(before)
+        return any(string in text for string in spaced)

@@ -7,6 +7,7 @@ from transformers import PreTrainedTokenizerFast
 
 import metalcore
 from metalcore.cli import main
+from metalcore.generation._stops import Stops
 from metalcore.generation._text import Text
 
 
@@ -78,6 +79,14 @@ def test_what_it_refuses(run, folder):
     assert f"--seed {2**70}: PyTorch's seeds" in run("-p", "a", "--seed", str(2**70))[2]
     (folder / "bytes").write_bytes(b"\xff")
     assert "bytes is no text in UTF-8: invalid start byte at byte 0" in run("-p", f"@{folder / 'bytes'}")[2]
+
+
+def test_a_stop_that_begins_with_the_space_of_the_first_word():
+    """SentencePiece's decoders leave that space out."""
+    words = Tokenizer(models.WordLevel({"\u2581a": 0, "\u2581b": 1}, unk_token="\u2581a"))
+    words.decoder = decoders.Metaspace()
+    stops = Stops(frozenset(), [" b"], PreTrainedTokenizerFast(tokenizer_object=words))
+    assert stops.complete([1]) and stops.complete([0, 1]) and not stops.complete([0, 0])
 
 
 def test_text_comes_in_whole_letters():
