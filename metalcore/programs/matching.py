@@ -83,7 +83,7 @@ class Number(Expression):
 
 class Call(Expression):
     """A call of an operator with these first arguments. All further arguments must have their defaults, except those
-    that keywords give."""
+    that keywords give, which the operator must have."""
 
     def __init__(self, names: str, *args: Any, **more: Any):
         self.names, self.args, self.more = names.split(), args, more
@@ -99,7 +99,8 @@ class Call(Expression):
 
     def _others_agree(self, node):
         specs, given = node.target._schema.arguments, arguments(node)
-        if len(specs) < len(self.args):
+        # Another overload may not have an option at all: `var` with `unbiased` has no `correction`.
+        if len(specs) < len(self.args) or not self.more.keys() <= {spec.name for spec in specs}:
             return False
         for spec, argument in list(zip(specs, given))[len(self.args) :]:
             if argument != self.more.get(spec.name, spec.default_value):

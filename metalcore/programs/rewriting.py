@@ -240,7 +240,9 @@ def _apply(module, pattern, anchor, match, facts, emitter):
     with module.graph.inserting_before(place):
         made = pattern.emit(match, emitter)
     made = [made] if isinstance(made, Node) else made
-    if made is None or not all(_fits(old, new) for old, new in zip(outputs, made)):
+    # In y + y, the residual is the product itself, which is about to go.
+    reads_inside = pattern.exclusive and any(not inside.isdisjoint(node.all_input_nodes) for node in emitter.made)
+    if made is None or reads_inside or not all(_fits(old, new) for old, new in zip(outputs, made)):
         emitter.undo()
         return None
     for node in emitter.made:

@@ -205,6 +205,15 @@ def other_dimension(x, weight):
     return x * torch.rsqrt(x.pow(2).mean(0, keepdim=True) + 1e-6) * weight
 
 
+def normal_of_sample(x, weight, bias, **options):
+    """Variances are divided by n - 1 by default, and those of a layer norm by n."""
+    return (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, keepdim=True, **options) + 1e-5) * weight + bias
+
+
+def normal_of_sample_by_correction(x, weight, bias):
+    return normal_of_sample(x, weight, bias, correction=1)
+
+
 def angles_of_one_half(q, k, angles):
     cos, sin = torch.cat([angles, angles + 1], -1).cos(), torch.cat([angles, angles], -1).sin()
     return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
@@ -239,6 +248,8 @@ SQUARE = (2, 3, 8, 8)
 OTHERS = [
     ("rms_norm", wide_in_half, [(4, 16), (16,)], torch.float16),
     ("rms_norm", other_dimension, [(4, 16), (16,)], torch.float32),
+    ("layer_norm", normal_of_sample, [(4, 16), (16,), (16,)], torch.float32),
+    ("layer_norm", normal_of_sample_by_correction, [(4, 16), (16,), (16,)], torch.float32),
     ("rope", angles_of_one_half, [HEADS, HEADS, (1, 5, 4)], torch.float32),
     ("rope", other_tables_of_the_key, [HEADS, HEADS, (1, 5, 4)], torch.float32),
     ("rope", quarter_rotation, [HEADS, HEADS, (1, 5, 4)], torch.float32),
@@ -261,6 +272,26 @@ def test_what_looks_alike_stays(device, pattern, function, shapes, dtype):
     program = metalcore.compile(module, args)
     assert pattern not in {rewritten.pattern for rewritten in program.report().fused}
     agree(module(*args), program(*args), 2e-3 if dtype is torch.float16 else 2e-5)
+
+
+@pytest.mark.parametrize(
+    "pattern, product, x, weight",
+    [
+        ("linear", F.linear, (4, 16), (16, 16)),
+        ("joined_linear", F.linear, (1, 16), (16, 16)),
+        ("conv", F.conv2d, (1, 4, 6, 6), (4, 4, 1, 1)),
+    ],
+)
+@pytest.mark.parametrize("after", [lambda y: y, F.relu])
+def test_a_product_is_no_residual_of_itself(device, pattern, product, x, weight, after):
+    def function(x, weight):
+        y = product(x, weight)
+        return after(y + y)
+
+    module, args = Plain(function, weight).to(device), inputs([x], device)
+    agree(module(*args), metalcore.compile(module, args, fusions=[pattern])(*args))
+    options = {"fusions": [pattern], "fallback": False}
+    agree(module(*args), torch.compile(module, backend="metalcore", options=options)(*args))
 
 
 def test_values_that_are_written_to_are_left_alone(device):
