@@ -14,7 +14,7 @@ from torch.fx import Graph, GraphModule
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from . import generated
-from .ir import value
+from .ir import mutated_storages, storage_of, tensors_of, value
 from .options import Options
 from .passes.clean import clean, loosen_views, renew_views
 from .passes.groups import group_pointwise
@@ -43,12 +43,20 @@ class Program:
         self._in_spec: TreeSpec | None
         self._in_spec, self._out_spec = source.specs if source else (None, None)
         self._lock = threading.Lock()
-        self._expected = [(node.target, value(node)) for node in module.graph.nodes if node.op == "placeholder"]
+        inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+        self._expected = [(node.target, value(node)) for node in inputs]
+        mutated = mutated_storages(module.graph)
+        self._written = [i for i, node in enumerate(inputs) if any(storage_of(t) in mutated for t in tensors_of(node))]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         flat = self._flat(args, kwargs)
         with torch.no_grad():
             results = self.run(*flat)
+            if self._written:  # the caller's tensor may have other strides, and a copy took its place
+                given = tree_flatten((args, kwargs))[0]
+                for at in self._written:
+                    if flat[at] is not given[at]:
+                        given[at].copy_(flat[at])
         return tree_unflatten(results, self._out_spec)  # pyright: ignore[reportArgumentType]
 
     def _flat(self, args, kwargs):

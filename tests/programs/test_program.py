@@ -419,3 +419,15 @@ def test_what_cannot_be_a_program(device):
     exported = torch.export.export(Grows(), (torch.randn(4, 3).to(device),), dynamic_shapes=({0: rows},))
     with pytest.raises(programs.NotTraceable, match="dynamic shapes"):
         metalcore.compile(exported)
+
+
+def test_an_argument_with_other_strides_is_written_to(device):
+    class Writes(torch.nn.Module):
+        def forward(self, x, y):
+            x[0].add_(1)
+            return x * y
+
+    module, x, y = Writes(), torch.randn(3, 4, device=device), torch.randn(3, 4, device=device)
+    program = metalcore.compile(module, (x.clone(), y))
+    given, wanted = (x.t().contiguous().t() for _ in range(2))
+    assert torch.equal(program(given, y), module(wanted, y)) and torch.equal(given, wanted)
