@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 import pickle
 import random
 
@@ -431,3 +432,15 @@ def test_an_argument_with_other_strides_is_written_to(device):
     program = metalcore.compile(module, (x.clone(), y))
     given, wanted = (x.t().contiguous().t() for _ in range(2))
     assert torch.equal(program(given, y), module(wanted, y)) and torch.equal(given, wanted)
+
+
+def test_nan_among_the_arguments_is_itself(device):
+    class Fills(torch.nn.Module):
+        def forward(self, x, fill):
+            return torch.where(x > 0, x, fill)
+
+    x = torch.randn(8, device=device)
+    program = metalcore.compile(Fills(), (x, math.nan))
+    agree(Fills()(x, math.nan), program(x, float("nan")))
+    with pytest.raises(ValueError, match="for nan, and not for 0"):
+        program(x, 0.0)
