@@ -30,14 +30,16 @@ class Net(nn.Module):
         self.bn.running_mean.normal_()
         self.bn.running_var.uniform_(0.5, 1.5)
 
-    def forward(self, x, low=-0.5, *, mask):
+    def forward(self, x, low=-0.5, *, mask, soft=False):
         y = self.bn(self.conv(x)).relu().mean((2, 3))
         y = self.norm(y * self.scale).masked_fill(mask, float("-inf")).clamp(min=low)
-        return {"scores": self.head(y).softmax(-1) + self.tied, "more": [y, (mask, None)]}
+        scores = self.head(y)
+        return {"scores": (scores.softmax(-1) if soft else scores) + self.tied, "more": [y, (mask, None)]}
 
 
 def arguments(device):
-    return (torch.randn(2, 3, 8, 8).to(device),), {"mask": torch.tensor([[True, False, True, False]]).to(device)}
+    mask = torch.tensor([[True, False, True, False]]).to(device)
+    return (torch.randn(2, 3, 8, 8).to(device),), {"mask": mask, "soft": True}
 
 
 @pytest.fixture(scope="module")

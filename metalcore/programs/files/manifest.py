@@ -103,7 +103,7 @@ def _items(entry: Any, kinds: dict[str, Any], what: str, optional: Sequence[str]
                 raise ProgramFileError(f"{what} has no entry {name!r}")
             continue
         found = entry[name]
-        if not isinstance(found, kind) or isinstance(found, bool) and kind is not bool:
+        if not isinstance(found, kind) or isinstance(found, bool) and kind not in (bool, object):
             raise ProgramFileError(f"{what}: {name!r} is of the wrong kind")
         if isinstance(found, (list, dict)) and len(found) > _MOST:
             raise ProgramFileError(f"{what}: {name!r} is too long")
