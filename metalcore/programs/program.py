@@ -49,21 +49,28 @@ class Program:
         self._written = [i for i, node in enumerate(inputs) if any(storage_of(t) in mutated for t in tensors_of(node))]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        flat = self._flat(args, kwargs)
+        given = self._given(args, kwargs)
+        flat = self._checked(given)
         with torch.no_grad():
             results = self.run(*flat)
-            if self._written:  # the caller's tensor may have other strides, and a copy took its place
-                given = tree_flatten((args, kwargs))[0]
-                for at in self._written:
-                    if flat[at] is not given[at]:
-                        given[at].copy_(flat[at])
+            for at in self._written:  # the caller's tensor may have other strides, and a copy took its place
+                if flat[at] is not given[at]:
+                    given[at].copy_(flat[at])
         return tree_unflatten(results, self._out_spec)  # pyright: ignore[reportArgumentType]
 
     def _flat(self, args, kwargs):
+        return self._checked(self._given(args, kwargs))
+
+    def _given(self, args, kwargs):
+        """The flat arguments. Keywords may have any order, as in every call, and so may the keys of a dict."""
         flat, spec = tree_flatten((args, kwargs))
-        if spec != self._in_spec:
-            raise ValueError(f"this program takes arguments like {self._in_spec}, and these are like {spec}")
-        return self._checked(flat)
+        if spec == self._in_spec:
+            return flat
+        try:
+            return self._in_spec.flatten_up_to((args, kwargs))  # pyright: ignore[reportOptionalMemberAccess]
+        except ValueError:
+            message = f"this program takes arguments like {self._in_spec}, and these are like {spec}"
+            raise ValueError(message) from None
 
     def run(self, *flat: Any) -> Any:
         """Runs it on flat arguments, which are not checked, and returns flat results."""

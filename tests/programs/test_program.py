@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import math
 import pickle
 import random
 
@@ -125,42 +124,6 @@ def test_equal_operations_on_both_sides_of_a_write_run_once(device):
     expected = module(x)
     module.rows.zero_()
     agree(expected, program(x))
-
-
-def test_wrong_arguments_are_refused(device):
-    module = nn.Linear(4, 3).to(device)
-    program = metalcore.compile(module, (torch.randn(2, 4).to(device),))
-    for wrong, message in [
-        (torch.randn(3, 4).to(device), r"shape \[2, 4\], and not for \[3, 4\]"),
-        (torch.randn(2, 4).to(device).half(), "dtype torch.float32"),
-        (torch.randn(2, 4), f"device {device}"),
-        (3, "must be a tensor"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            program(wrong)
-    with pytest.raises(ValueError, match="takes arguments like"):
-        program()
-
-
-def test_a_number_is_part_of_the_program(device):
-    class Scaled(nn.Module):
-        def forward(self, x, factor):
-            return x * factor
-
-    x = torch.randn(3).to(device)
-    program = metalcore.compile(Scaled(), (x, 2.0))
-    agree(x * 2, program(x, 2.0))
-    with pytest.raises(ValueError, match=r"for 2\.0, and not for 3\.0"):
-        program(x, 3.0)
-
-
-def test_other_strides_give_the_same(device):
-    class Flat(nn.Module):
-        def forward(self, x):
-            return x.view(-1) * 2
-
-    x = torch.randn(4, 4).to(device)
-    agree(x.mT.reshape(-1) * 2, metalcore.compile(Flat(), (x,))(x.mT))
 
 
 class Tangled(nn.Module):
@@ -420,27 +383,3 @@ def test_what_cannot_be_a_program(device):
     exported = torch.export.export(Grows(), (torch.randn(4, 3).to(device),), dynamic_shapes=({0: rows},))
     with pytest.raises(programs.NotTraceable, match="dynamic shapes"):
         metalcore.compile(exported)
-
-
-def test_an_argument_with_other_strides_is_written_to(device):
-    class Writes(torch.nn.Module):
-        def forward(self, x, y):
-            x[0].add_(1)
-            return x * y
-
-    module, x, y = Writes(), torch.randn(3, 4, device=device), torch.randn(3, 4, device=device)
-    program = metalcore.compile(module, (x.clone(), y))
-    given, wanted = (x.t().contiguous().t() for _ in range(2))
-    assert torch.equal(program(given, y), module(wanted, y)) and torch.equal(given, wanted)
-
-
-def test_nan_among_the_arguments_is_itself(device):
-    class Fills(torch.nn.Module):
-        def forward(self, x, fill):
-            return torch.where(x > 0, x, fill)
-
-    x = torch.randn(8, device=device)
-    program = metalcore.compile(Fills(), (x, math.nan))
-    agree(Fills()(x, math.nan), program(x, float("nan")))
-    with pytest.raises(ValueError, match="for nan, and not for 0"):
-        program(x, 0.0)
