@@ -122,9 +122,12 @@ def _list(items):
 
 def _python_headers(folder):
     """Copies Python's headers. Our code uses their limited API, and only pyconfig.h knows the platform."""
-    shutil.copytree(sysconfig.get_path("include"), folder)
+    include = Path(sysconfig.get_path("include"))
+    shutil.copytree(include, folder)
     config = folder / "pyconfig.h"
-    text = config.read_text()
+    # Debian's own only chooses among those of the architectures.
+    chosen = include.parent / (sysconfig.get_config_var("MULTIARCH") or "") / include.name / config.name
+    text = (chosen if chosen.is_file() else config).read_text()
     for name in _NOT_ON_MACOS:
         text = re.sub(rf"#\s*define {name} .*", "", text)
     config.write_text(text)
