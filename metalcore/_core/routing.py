@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ __all__ = [
     "autocast_dtype",
     "autocast_operands",
     "autocast_to_float32",
+    "converted",
     "explained",
     "is_plain",
     "on_cuda",
@@ -133,8 +135,11 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 def autocast_operands(*tensors: Any) -> tuple[Any, ...]:
     """A product's operands, in autocast's dtype where it is on for the first one's device, as PyTorch converts them."""
     dtype = autocast_dtype(tensors[0]) if isinstance(tensors[0], Tensor) else None
-    if dtype is None:
-        return tensors
+    return tensors if dtype is None else converted(dtype, tensors)
+
+
+def converted(dtype: torch.dtype, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments, of which tensors of supported dtypes get this one."""
     return tuple(t.to(dtype) if isinstance(t, Tensor) and t.dtype in FLOAT_DTYPES else t for t in tensors)
 
 

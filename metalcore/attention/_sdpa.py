@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._core.registry import Op, Override, Sample, register
-from .._core.routing import FLOAT_DTYPES, accelerated, is_plain, on_cuda, require_tensors
+from .._core.routing import accelerated, converted, is_plain, on_cuda, require_tensors
 from .._core.shapes import broadcast_shapes
 from ._composite import Options, attend
 from ._operators import attention
@@ -205,8 +205,7 @@ def _autocast(*tensors):
     device = "cuda" if on_cuda(query) else "mps"
     if device not in _AUTOCAST or not torch.is_autocast_enabled(device):
         return tensors
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(t.to(dtype) if t is not None and t.dtype in FLOAT_DTYPES else t for t in tensors)
+    return converted(torch.get_autocast_dtype(device), tensors)
 
 
 def _four_dimensions(query, key, value, mask, enable_gqa, is_causal):
