@@ -116,11 +116,12 @@ def quantized_linear_experts(x: Tensor, packed: Tensor, experts: Tensor, type: A
     """
     type = type_of(type)
     op = "quantized_linear_experts"
-    if _takes(x, packed, type) and isinstance(experts, Tensor):
-        require_integers(op, experts=experts)
-        return _matmul_experts(x, packed, experts.int(), type.number, False)
-    require_tensors(op, x=x, packed=packed, experts=experts)
+    taken = _takes(x, packed, type) and isinstance(experts, Tensor)
+    if not taken:
+        require_tensors(op, x=x, packed=packed, experts=experts)
     require_integers(op, experts=experts)
+    if taken:
+        return _matmul_experts(x, packed, experts.int(), type.number, False)
     _require_floating(op, x)
     require_dim(op, 3, packed=packed)
     require_dim(op, 2, experts=experts)
