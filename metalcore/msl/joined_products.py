@@ -3,12 +3,14 @@
 Programs multiply one matrix at a time, and cuda/target/matrix_product.h marks each of these products in the PTX.
 Products wait here until one of their sums is used. Then two sums that have the same right matrices become the upper and
 the lower half of one sum, and two products in a row that are added to one sum become one of twice the depth. Right
-matrices, which have to be transposed between the lanes, are transposed once, two at a time. What is not understood
-stays as it is.
+matrices, which have to be transposed between the lanes, are transposed once, two at a time, or are read from
+threadgroup memory once more as tensor cores want them (shared_columns.py). What is not understood stays as it is.
 """
 
 import collections
 import re
+
+from .shared_columns import Loops, SharedColumns
 
 _MARK = re.compile(r"// msl\.product" + r" (%\w+)" * 7 + "$")
 _END = "// end inline asm"
@@ -24,6 +26,7 @@ _PURE = {"mov", "cvt", "prmt", "and", "or", "xor", "shl", "shr", "selp"}
 # those of cuda/target/transpose.h.
 _LANES = """\
 	.reg .b32 %mx<{count}>;
+	.reg .b64 %my<{addresses}>;
 	.reg .pred %mp, %mq;
 	mov.u32 %mx0, %laneid;
 	and.b32 %mx1, %mx0, 4;
@@ -45,6 +48,21 @@ _LANES = """\
 	selp.b32 %mx6, 0x1054, 0x5410, %mp;
 	selp.b32 %mx7, 0x3276, 0x7632, %mp;"""
 _FIRST = 8  # the registers above
+
+# The addresses that the lanes have which hold the rows 2 c and 2 c + 1 of column n, in a loop's addresses `base`.
+_COLUMN = """\
+	{{ .reg .b32 %ma<6>; .reg .b64 %md;
+	or.b32 %ma5, %mx1, 8;
+	mov.b64 {{%ma0, %ma1}}, {base};
+	shfl.sync.idx.b32 %ma2, %ma0, %mx1, 31, -1;
+	shfl.sync.idx.b32 %ma3, %ma1, %mx1, 31, -1;
+	mov.b64 {even}, {{%ma2, %ma3}};
+	shfl.sync.idx.b32 %ma2, %ma0, %ma5, 31, -1;
+	shfl.sync.idx.b32 %ma3, %ma1, %ma5, 31, -1;
+	mov.b64 {odd}, {{%ma2, %ma3}};
+	selp.b64 %md, {distance}, 0, %mp;
+	add.s64 {even}, {even}, %md;
+	add.s64 {odd}, {odd}, %md; }}"""
 
 
 def join_products(ptx):
@@ -75,6 +93,11 @@ class _Function:
         self._body = body
         self._lines = []
         self._registers = _FIRST
+        self._addresses = 0  # registers of addresses
+        self._loop = None  # the loop whose first block this is: its line in the body, and its index in self._lines
+        self._columns = {}  # (self._loop, a Place's base and distance) -> registers of addresses
+        self._before = collections.defaultdict(list)  # index in self._lines -> what comes before it
+        self._shared = SharedColumns()
         self._pending = []  # products that wait
         self._sums, self._inputs = set(), set()  # their registers
         self._begin_block()
@@ -83,23 +106,25 @@ class _Function:
         self._values = {}  # register -> what it holds; the same for the same values
         self._halves = {}  # register of a float -> that of the half which it was converted from
         self._transposed = {}  # value of a right matrix -> register
+        self._shared.forget()
 
     def lines(self):
         if not any(_MARK.match(line.strip()) for line in self._body):
             return self._body
         self._constants = self._find_constants()
-        lines = iter(self._body)
-        for line in lines:
+        self._loops = Loops(self._body)
+        lines = iter(enumerate(self._body))
+        for number, line in lines:
             text = line.strip()
             if (mark := _MARK.match(text)) and (product := self._product(*mark.groups())):
                 self._add(product)
-                while next(lines).strip() != _END:
+                while next(lines)[1].strip() != _END:
                     pass
                 self._lines.append(line.replace(text, _END))
             elif not text or text.startswith(("//", ".")):
                 self._lines.append(line)
             else:
-                self._pass(line, text)
+                self._pass(number, line, text)
         self._flush()
         return self._with_registers()
 
@@ -117,14 +142,17 @@ class _Function:
             return self._lines
         # In front of the function's own registers.
         first = next(i for i, line in enumerate(self._lines) if line.startswith("\t.reg "))
-        return [*self._lines[:first], _LANES.format(count=self._registers), *self._lines[first:]]
+        self._before[first].append(_LANES.format(count=self._registers, addresses=max(1, self._addresses)))
+        return [part for i, line in enumerate(self._lines) for part in (*self._before.get(i, ()), line)]
 
     # Other instructions ---------------------------------------------------------------------------------------------
 
-    def _pass(self, line, text):
+    def _pass(self, number, line, text):
         instruction = _INSTRUCTION.match(text)
         if instruction is None or instruction[2].split(".")[0] in _ENDS:
             self._flush()
+            if not instruction or instruction[2].split(".")[0] not in ("bar", "barrier"):
+                self._loop = (number, len(self._lines)) if self._loops.begins(number) else None
             self._lines.append(line)
             self._begin_block()
             return
@@ -134,8 +162,10 @@ class _Function:
             self._flush()
         halves = [self._halves.get(name) for name in (operands or "").split(", ")]
         if opcode == "cvt.rn.f16x2.f32" and not condition and all(halves):
-            line = f"\tmov.b32 {target}, {{{halves[1]}, {halves[0]}}};"
+            opcode, operands = "mov.b32", f"{{{halves[1]}, {halves[0]}}}"
+            line = f"\t{opcode} {target}, {operands};"
         self._lines.append(line)
+        self._shared.note(condition, opcode, target, operands or "")
         self._note(written, None if condition else opcode, operands or "")
 
     def _note(self, written, opcode, operands):
@@ -187,6 +217,9 @@ class _Function:
 
     def _transpose(self, rights):
         rights = {self._value(right): right for right in rights}
+        for value, right in rights.items():
+            if value not in self._transposed and (place := self._place(right)):
+                self._transposed[value] = self._read_column(place)
         missing = [value for value in rights if value not in self._transposed]
         for pair in (missing[i : i + 2] for i in range(0, len(missing), 2)):
             first, second = rights[pair[0]], rights[pair[-1]]
@@ -200,6 +233,30 @@ class _Function:
             for value, order in zip(pair, ("%mx6", "%mx7")):
                 self._transposed[value] = self._new()
                 self._put(f"prmt.b32 {self._transposed[value]}, {got}, {row}, {order};")
+
+    def _place(self, right):
+        """Where a right matrix lies, if all lanes can exchange its addresses before a loop."""
+        place = self._shared.place(right)
+        return place if place and self._loop and self._loops.is_set_before(place.base, self._loop[0]) else None
+
+    def _read_column(self, place):
+        key = self._loop, place.base, place.distance
+        if key not in self._columns:
+            even, odd = (f"%my{self._addresses + i}" for i in range(2))
+            self._addresses += 2
+            self._columns[key] = even, odd
+            self._before[self._loop[1]].append(
+                _COLUMN.format(base=place.base, distance=place.distance, even=even, odd=odd)
+            )
+        even, odd = self._columns[key]
+        column = self._new()
+        self._put(
+            "{ .reg .b16 %mh<2>;",
+            f"ld.shared.b16 %mh0, [{even}+{place.offset}];",
+            f"ld.shared.b16 %mh1, [{odd}+{place.offset}];",
+            f"mov.b32 {column}, {{%mh0, %mh1}}; }}",
+        )
+        return column
 
     def _emit(self, upper, lower=None):
         """The products of a sum, and those of the sum below it."""

@@ -1,5 +1,6 @@
 """Runs the lines of PTX functions one after the other, as a warp of 32 lanes. Branches are not taken. What an
-instruction gives that is not known here, such as a load, depends on its register's name alone."""
+instruction gives that is not known here, such as a load from global memory, depends on its register's name alone. What
+threadgroup memory holds depends on the address."""
 
 import random
 import re
@@ -74,6 +75,9 @@ class Warp:
             active = [bool(value) != bool(negated) for value in self._read(predicate)]
         target, sources = operands[0], operands[1:]
         short = opcode.split(".")[0]
+        if opcode.startswith("ld.shared."):
+            self._load(opcode, re.findall(r"%\w+", target), sources[0], active)
+            return
         if short == "mma":
             self._multiply(opcode, [re.findall(r"[%\w]+", part) for part in operands], active)
             return
@@ -86,6 +90,12 @@ class Warp:
             if opcode == "mov.b32" and sources and sources[0].startswith("{"):
                 low, high = (self._read(name) for name in re.findall(r"%\w+", sources[0]))
                 self._write(target, [a & 0xFFFF | (b & 0xFFFF) << 16 for a, b in zip(low, high)], active)
+            elif opcode == "mov.b64" and sources and sources[0].startswith("{"):
+                low, high = (self._read(name) for name in re.findall(r"%\w+", sources[0]))
+                self._write(target, [a & 0xFFFFFFFF | b << 32 for a, b in zip(low, high)], active)
+            elif opcode == "mov.b64" and target.startswith("{"):
+                for shift, name in zip((0, 32), re.findall(r"%\w+", target)):
+                    self._write(name, [value >> shift & 0xFFFFFFFF for value in self._read(sources[0])], active)
             elif short not in ("st", "bra", "bar", "ret"):
                 for name in re.findall(r"%\w+", target):
                     self.registers.pop(name, None)
@@ -97,6 +107,14 @@ class Warp:
         if not all(active):
             values = [new if here else old for new, old, here in zip(values, self._read(name), active)]
         self.registers[name] = list(values)
+
+    def _load(self, opcode, targets, address, active):
+        base, offset = re.fullmatch(r"\[(%\w+)(?:\+(-?\d+))?\]", address).groups()
+        width = 4 if opcode.endswith("32") else 2
+        for i, name in enumerate(targets):
+            places = [value + int(offset or 0) + width * i for value in self._read(base)]
+            values = [_element_at(place) | (_element_at(place + 2) << 16 if width == 4 else 0) for place in places]
+            self._write(name, values, active)
 
     def _multiply(self, opcode, operands, active):
         """D = A B + C as the ISA describes the fragments of m16n8k8 and m16n8k16."""
@@ -123,6 +141,10 @@ class Warp:
             self._write(name, [bits_of(value) for value in values], active)
 
 
+def _element_at(address):
+    return 0x3C00 + random.Random(address).randrange(1 << 9)
+
+
 def _permute(a, b, selector):
     digits = a.to_bytes(4, "little") + b.to_bytes(4, "little")
     return int.from_bytes(bytes(digits[selector >> 4 * i & 7] for i in range(4)), "little")
@@ -146,7 +168,9 @@ _COMPUTE = {
     "setp.eq.s32": lambda a, b: a == b,
     "setp.ne.b32": lambda a, b: a != b,
     "setp.ne.s32": lambda a, b: a != b,
+    "add.s64": lambda a, b: a + b & 0xFFFFFFFFFFFFFFFF,
     "selp.b32": lambda a, b, p: a if p else b,
+    "selp.b64": lambda a, b, p: a if p else b,
     "prmt.b32": _permute,
     "cvt.f32.f16": lambda a: bits_of(half(a)),
     "cvt.rn.f16x2.f32": _halves,

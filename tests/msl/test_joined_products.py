@@ -96,6 +96,110 @@ def test_products_of_a_kernel(down, across, terms, type, held):
     assert_same_numbers(ptx, joined, terms=8 * terms)
 
 
+# Right matrices that are read in columns ------------------------------------------------------------------------------
+
+TILES = """
+#include <metal_stdlib>
+using namespace metal;
+kernel void k(device const TYPE* x, device const TYPE* y, device float* z, constant int& steps,
+              uint thread_index [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup TYPE left[16 * 24], right[16 * 24];
+  const short row = (lane / 4 & 4) + lane / 2 % 4, column = (lane / 4 & 2) * 2 + lane % 2 * 2;
+  threadgroup const TYPE* const rows = left + row * 24 + column;
+  threadgroup const TYPE* const columns = right + row * ROW + column * COLUMN;
+  simdgroup_matrix<HELD, 8, 8> l, r;
+  simdgroup_float8x8 sums[2];
+  for (short m = 0; m < 2; ++m) sums[m] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+  for (int step = 0; step < steps; ++step) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    left[thread_index] = x[step * 32 + thread_index];
+    right[thread_index] = y[step * 32 + thread_index];
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    #pragma unroll
+    for (short k = 0; k < 16; k += 8) {
+      r.thread_elements()[0] = HELD(columns[k * ROW]);
+      r.thread_elements()[1] = HELD(columns[k * ROW + COLUMN]);
+      #pragma unroll
+      for (short m = 0; m < 2; ++m) {
+        l.thread_elements()[0] = HELD(rows[m * 8 * 24 + k]);
+        l.thread_elements()[1] = HELD(rows[m * 8 * 24 + k + 1]);
+        simdgroup_multiply_accumulate(sums[m], l, r, sums[m]);
+      }
+    }
+  }
+  simdgroup_store(sums[0], z);
+  simdgroup_store(sums[1], z + 64);
+}
+"""
+
+
+@pytest.mark.parametrize("row, column", [(24, 1), (1, 24)])
+@pytest.mark.parametrize("type, held", [("half", "half"), ("bfloat", "bfloat"), ("half", "float"), ("bfloat", "float")])
+def test_columns_of_tiles_are_read_where_they_lie(type, held, row, column):
+    """The lanes exchange their addresses before the loop, and nothing in it."""
+    defines = f"#define TYPE {type}\n#define HELD {held}\n#define ROW {row}\n#define COLUMN {column}\n"
+    text, _ = translate(defines + TILES).cuda_source([("k", "b0,b1,b2,i3:16")])
+    ptx = nvrtc.find().compile_with_ptx(text, 90)[1].rstrip(b"\0").decode()
+    joined = joined_of(ptx)
+    in_loop = re.search(r"\n\$(\w+):\n(.*?)bra(?:\.uni)? \t?\$\1;", joined, re.DOTALL)[2]
+    assert "mma.sync" in in_loop and shuffles(in_loop) == 0
+    assert shuffles(joined) == 4  # two addresses of 64 bits
+    assert_same_numbers(ptx, joined, terms=16)
+
+
+ROW = "\tld.shared.u32 %r12, [%rd1+{}];"
+LOOP = "\tadd.s64 %rd1, %rd2, %rd3;", "$L1:"
+AGAIN = "\t@%p2 bra $L1;"
+
+
+def shuffles_of(*lines):
+    ptx = function(*lines)
+    joined = joined_of(ptx)
+    assert_same_numbers(ptx, joined)
+    return shuffles(joined)
+
+
+def test_rows_that_are_loaded_in_a_loop():
+    assert shuffles_of(*LOOP, ROW.format(8), product(0, A, C), AGAIN) == 4
+    two = "\tld.shared.u16 %rs1, [%rd1+4];", "\tld.shared.u16 %rs2, [%rd1+-60];", "\tmov.b32 %r12, {%rs1, %rs2};"
+    assert shuffles_of(*LOOP, *two, product(0, A, C), AGAIN) == 4
+    vector = "\tld.shared.v2.b16 {%rs1, %rs2}, [%rd1];", "\tmov.b32 %r12, {%rs1, %rs2};"
+    assert shuffles_of(*LOOP, *vector, product(0, A, C), AGAIN) == 4
+    # Another distance needs other addresses, and a barrier does not end the loop's first block.
+    assert shuffles_of(*LOOP, ROW.format(8), product(0, A, C), "\tbar.sync 0;", *two, product(0, A, C), AGAIN) == 8
+
+
+@pytest.mark.parametrize(
+    "before, between",
+    [
+        (["$L1:", LOOP[0]], ""),  # the address changes in the loop
+        ([LOOP[0], LOOP[0], "$L1:"], ""),  # or the compiler sets it in two places
+        (["\t@%p1 add.s64 %rd1, %rd2, %rd3;", "$L1:"], ""),
+        ([LOOP[0]], ""),  # there is no loop
+        ([LOOP[0], "\t@%p1 bra $L1;", "\tmov.u32 %r50, 0;", "$L1:"], ""),  # lanes come from elsewhere
+        ([LOOP[0], "\tbra.uni $L2;", "$L1:"], ""),
+        ([*LOOP, "\t@%p3 bra $L2;"], ""),  # not all that enter the loop come to the product
+        ([*LOOP, "$L3:"], ""),
+        (LOOP, "\tst.shared.u32 [%rd4], %r50;"),
+        (LOOP, "\tatom.shared.add.u32 %r50, [%rd4], 1;"),
+        (LOOP, "\tbar.sync 0;"),
+        (LOOP, "\tmov.b32 %r12, %r51;"),
+    ],
+)
+def test_rows_that_are_transposed_as_before(before, between):
+    lines = *before, ROW.format(8), between, product(0, A, C), AGAIN, "$L2:"
+    assert shuffles_of(*lines) == 2
+    assert "%my0" not in joined_of(function(*lines)).replace(".reg .b64 %my<1>", "")
+
+
+def test_elements_of_different_rows_are_transposed_as_before():
+    other = "\tadd.s64 %rd5, %rd2, %rd3;"
+    two = "\tld.shared.u16 %rs1, [%rd1+4];", "\tld.shared.u16 %rs2, [%rd5+4];", "\tmov.b32 %r12, {%rs1, %rs2};"
+    assert shuffles_of(other, *LOOP, *two, product(0, A, C), AGAIN) == 2
+    wide = "\tld.shared.u16 %rs1, [%rd1+4];", "\tst.shared.u32 [%rd4], %r50;", *two[1:]
+    assert shuffles_of(*LOOP, *wide, product(0, A, C), AGAIN) == 2
+
+
 # What may not be joined ----------------------------------------------------------------------------------------------
 
 
