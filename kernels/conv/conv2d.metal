@@ -29,7 +29,7 @@ template <typename T, bool kPacks>
   Patches<T, kPacks> left(p, x, group, first_pixel, thread_index);
   Right right({weight + int64_t(first_channel) * p.weight.image, p.weight_term, p.weight.image, p.weight_packs != 0},
               {0, column, p.terms, p.outputs}, thread_index);
-  Sums sums(simdgroup);
+  Sums<4, 4, 2> sums(simdgroup);
 
   const uint steps = (p.terms + kStep - 1) / kStep;
   Held<T> next_left, next_right;
@@ -48,7 +48,7 @@ template <typename T, bool kPacks>
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 
-  sums.store(all_sums, kPitch);
+  sums.store<4>(all_sums, kPitch, 0);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   // Threads next to each other write what lies next to each other.
   const ConvEpilogue<T> epilogue = {scale, bias, residual, result};

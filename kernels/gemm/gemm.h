@@ -10,6 +10,9 @@
 #define GEMM_COLUMNS 64
 #define GEMM_STEP_BYTES 64
 #define GEMM_THREADS 128
+// The rows, and the columns, of a large tile, for 16-bit elements.
+#define GEMM_LARGE 128
+#define GEMM_LARGE_THREADS 256
 
 // Products with few rows: so many of them, or one, share what is read of b. A threadgroup has so many columns.
 #define GEMV_ROWS 4

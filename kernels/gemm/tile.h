@@ -46,14 +46,15 @@ struct Span {
 
 // The tiles of kRows by kColumns of an operand, one behind the other along the terms of the sums, which are its columns
 // or else its rows. Terms that do not exist are zero. Of the other dimension the last ones stand for those that do not
-// exist, whose sums nobody stores.
-template <typename T, uint kRows, uint kColumns, bool kColumnsAreTerms>
+// exist, whose sums nobody stores. With kOnlyPacks there always are packs.
+template <typename T, uint kRows, uint kColumns, bool kColumnsAreTerms, uint kThreads = GEMM_THREADS,
+          bool kOnlyPacks = false>
 struct Tiles {
   static constexpr constant uint kPack = kPackElements<T>;
   static constexpr constant uint kStep = kColumnsAreTerms ? kColumns : kRows;
   static constexpr constant uint kPitch = kColumns + 8;  // the rows of a matrix lie in different banks
   static constexpr constant uint kSize = kRows * kPitch;
-  static_assert(kRows * kColumns == 2 * kPack * GEMM_THREADS, "a thread has two packs");
+  static_assert(kRows * kColumns == 2 * kPack * kThreads, "a thread has two packs");
 
   Source<T> source;
   Span span;
@@ -80,7 +81,7 @@ struct Tiles {
   // Loads what the thread has of the next tile.
   Held<T> load() thread {
     Held<T> held;
-    if (!source.packs) return held;
+    if (!kOnlyPacks && !source.packs) return held;
 #pragma unroll
     for (uint i = 0; i < 2; ++i) {
       held.packs[i] = Pack<T>();
@@ -95,7 +96,7 @@ struct Tiles {
   // Stores it. Where there are no packs, the elements come here by themselves.
   void store(threadgroup T* tile, thread const Held<T>& held, uint step, uint thread_index) const thread {
     threadgroup T* const to = tile + place.row * kPitch + place.column;
-    if (!source.packs) {
+    if (!kOnlyPacks && !source.packs) {
       store_elements(tile, step * kStep, thread_index);
     } else if (across) {
       // NVIDIA's compiler stores by pairs at an address that pairs below are stored at as well. Four words of 16-bit
@@ -115,7 +116,7 @@ struct Tiles {
   }
   void store_elements(threadgroup T* tile, uint terms, uint thread_index) const thread {
 #pragma unroll(1)
-    for (uint i = thread_index; i < kRows * kColumns; i += GEMM_THREADS) {
+    for (uint i = thread_index; i < kRows * kColumns; i += kThreads) {
       const uint in_row = across ? i / kColumns : i % kRows, in_column = across ? i % kColumns : i / kRows;
       const uint row = span.row + in_row + (kColumnsAreTerms ? 0 : terms);
       const uint column = span.column + in_column + (kColumnsAreTerms ? terms : 0);
@@ -127,17 +128,15 @@ struct Tiles {
   }
 };
 
-// What a simdgroup sums: 32 rows by 32 columns of a threadgroup's tile of the result.
+// What a simdgroup sums: 8 kDown rows by 8 kAcross columns of a threadgroup's tile of the result, which has kBeside
+// simdgroups side by side.
+template <uint kDown, uint kAcross, uint kBeside>
 struct Sums {
-  Fragments<float, 4, 4> sums;
-  uint row, column;
+  Fragments<float, kDown, kAcross> sums;
+  uint below, row, column;
 
-  Sums(uint simdgroup) : row(simdgroup / 2 * 32), column(simdgroup % 2 * 32) {
-#pragma unroll
-    for (uint m = 0; m < 4; ++m) {
-#pragma unroll
-      for (uint n = 0; n < 4; ++n) sums.at[m][n] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-    }
+  Sums(uint simdgroup) : below(simdgroup / kBeside), row(below * 8 * kDown), column(simdgroup % kBeside * 8 * kAcross) {
+    clear(sums);
   }
 
   // Adds the products of a tile's terms.
@@ -145,20 +144,22 @@ struct Sums {
   void add(threadgroup const T* left, threadgroup const T* right) thread {
 #pragma unroll
     for (uint k = 0; k < Left::kStep; k += 16) {
-      Fragments<T, 4, 2> l;
-      RightFragments<T, 2, 4> r;
+      Fragments<T, kDown, 2> l;
+      RightFragments<T, 2, kAcross> r;
       load<Left::kPitch>(l, left + row * Left::kPitch + k);
       load<Right::kPitch>(r, right + k * Right::kPitch + column);
       multiply(sums, l, 0, r);
     }
   }
 
-  void store(threadgroup float* to, uint pitch) const thread {
+  // Stores 8 kPart rows, from `first` matrices below the first row on. Those of the simdgroups lie below each other.
+  template <uint kPart>
+  void store(threadgroup float* to, uint pitch, uint first) const thread {
 #pragma unroll
-    for (uint m = 0; m < 4; ++m) {
+    for (uint m = 0; m < kPart; ++m) {
 #pragma unroll
-      for (uint n = 0; n < 4; ++n)
-        metal::simdgroup_store(sums.at[m][n], to + (row + 8 * m) * pitch + column + 8 * n, pitch);
+      for (uint n = 0; n < kAcross; ++n)
+        metal::simdgroup_store(sums.at[first + m][n], to + 8 * (below * kPart + m) * pitch + column + 8 * n, pitch);
     }
   }
 };

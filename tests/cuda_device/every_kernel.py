@@ -131,6 +131,13 @@ def group_norm(device, dtype):
                 )
 
 
+def gemm(device, dtype):
+    """Enough tiles for large ones."""
+    a, b = random(device, dtype, 1500, 40), random(device, dtype, 40, 1512)
+    yield "matmul, large tiles", metalcore.matmul(a, b)
+    yield "matmul, large tiles, transposed", metalcore.matmul(b.T, a.T)
+
+
 def rope(device, dtype):
     """Tables of float32 for q and k of 16 bits, and for heads that are whole vectors or not."""
     for size in (32, 6):
@@ -278,7 +285,7 @@ def eigh(device):
 # name -> device -> [(what, result)]
 SECTIONS = {
     f"{section.__name__}-{str(dtype).removeprefix('torch.')}": functools.partial(section, dtype=dtype)
-    for section in (samples, softmax, rms_norm, layer_norm, group_norm, rope, loss, pages, optimizers)
+    for section in (samples, softmax, rms_norm, layer_norm, group_norm, gemm, rope, loss, pages, optimizers)
     for dtype in DTYPES
 } | {section.__name__: section for section in (qr, cholesky, lu, triangular, svd, eigh, quant)}
 

@@ -9,6 +9,7 @@ from references import DTYPES, check_operator, tensor, wide
 from rows import tuned
 
 import metalcore
+from metalcore import _C
 from metalcore._core.recording import record
 from metalcore._core.registry import OPS
 
@@ -225,6 +226,54 @@ def test_tuning(device):
     a, b = tensor(8, 24, device=device), tensor(24, 16, device=device)
     with tuned("hopper"):
         assert_near(metalcore.matmul(a, b), a, b)
+
+
+@pytest.fixture
+def all_large(device):
+    """Every product that can have large tiles has them."""
+    if device == "cpu":
+        pytest.skip("the CPU has no tiles")
+    _C.use_measured(device, _C.gpu_family(device), [("gemm", "large_tiles", [1])])
+    yield
+    _C.use_measured(device, _C.gpu_family(device), [])
+
+
+def variant(a, b):
+    return metalcore.explain("matmul", a, b, dtype=torch.bfloat16).variant
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("left", ["rows", "columns"])
+@pytest.mark.parametrize("right", ["rows", "columns"])
+def test_large_tiles(device, all_large, dtype, left, right):
+    """Sizes lie at and beside those of tiles and steps."""
+    for rows, columns, terms in ((128, 128, 32), (120, 112, 8), (256, 384, 40), (248, 120, 104)):
+        a, b = matrix(rows, terms, left, dtype, device), matrix(terms, columns, right, dtype, device)
+        bias, residual = tensor(columns, dtype=dtype, device=device), tensor(rows, columns, dtype=dtype, device=device)
+        result, recording = record(metalcore.matmul, a, b, bias=bias, residual=residual)
+        assert set(recording.kernels) == {f"gemm_large_{'half' if dtype == torch.float16 else 'bfloat'}"}
+        assert_near(result, a, b, added=wide(bias) + wide(residual))
+
+
+def test_batches_of_large_tiles(device, all_large):
+    a, b = (tensor(*shape, dtype=torch.float16, device=device) for shape in ((3, 1, 128, 24), (2, 24, 120)))
+    assert variant(a.shape, b.shape) == "gemm_large"
+    assert_near(metalcore.matmul(a, b), a, b)
+
+
+def test_which_products_have_large_tiles(device):
+    if device == "cpu":
+        pytest.skip("the CPU has no tiles")
+    with tuned("baseline"):
+        names = {shapes: variant(*shapes) for shapes in (
+            ((8 * 128, 64), (64, 16 * 128)),
+            ((8 * 128 - 15, 64), (64, 16 * 128)),
+            ((7 * 128, 64), (64, 16 * 128)),  # too few
+            ((8 * 128, 64), (64, 16 * 128 - 4)),  # not aligned
+            ((200, 72, 64), (200, 64, 64)),  # one of the columns' small tiles would be empty
+            ((200, 72, 64), (200, 64, 72)),
+        )}  # fmt: skip
+    assert list(names.values()) == ["gemm_large", "gemm_large", "gemm", "gemm", "gemm", "gemm_large"]
 
 
 def test_other_input_goes_to_pytorch(device):

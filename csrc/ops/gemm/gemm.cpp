@@ -16,11 +16,9 @@
 namespace metalcore {
 namespace {
 
-struct GemmTuning {
-  const char* family;
-  uint32_t few_rows = 8;  // up to which the kernels for few rows are faster than tiles
-};
-const gpu::Table<GemmTuning> gemm_tuning("gemm", {{"few_rows", &GemmTuning::few_rows, {1, 32}}},
+const gpu::Table<GemmTuning> gemm_tuning("gemm",
+                                         {{"few_rows", &GemmTuning::few_rows, {1, 32}},
+                                          {"large_tiles", &GemmTuning::large_tiles, {1, 1 << 20}}},
                                          {{.family = "baseline"}});
 
 GemmMatrix matrix_of(const Tensor& tensor) {
@@ -42,7 +40,7 @@ struct Operands {
 // Of a plan whose params have everything except the numbers of the epilogue.
 void record_gemm(const char* op, GemmPlan plan, const Operands& operands, const Tensor& result) {
   gpu::note_plan(op, plan.variant, [&] { return why_gemm(plan); });
-  const bool tiled = plan.tile_rows == GEMM_ROWS;
+  const bool tiled = is_tiled(plan);
   const double flops = 2.0 * plan.tile_rows * plan.params.columns * std::max(plan.params.terms, 1u);
   gpu::record(result, [&](gpu::Recording& recording) {
     gpu::in_pieces(recording, plan.tiles, {flops, 0}, [&](const gpu::Piece& piece) {
@@ -66,7 +64,7 @@ void check_operands(const char* op, const Tensor& a, const Tensor& b) {
 GemmPlan plan_for(const char* op, const GemmProblem& problem, const Tensor& a) {
   check(gemm_countable(problem), "metalcore::", op, ": ", problem.rows, "x", problem.terms, " times ", problem.terms,
         "x", problem.columns, " is more than kernels can count");
-  return plan_gemm(problem, a.element_size(), gemm_tuning(a).few_rows);
+  return plan_gemm(problem, a.element_size(), gemm_tuning(a));
 }
 
 Tensor matmul(const Tensor& a, const Tensor& b, const MaybeTensor& bias_, const MaybeTensor& residual_,

@@ -121,26 +121,35 @@ std::string how(bool packs, bool across, const char* along, const char* otherwis
   return packs ? std::string("16 bytes at a time along its ") + (across ? along : otherwise) : "one element at a time";
 }
 
-GemmPlan tiled_plan(const GemmProblem& p, GemmParams params, int64_t element_size) {
+GemmPlan tiled_plan(const GemmProblem& p, GemmParams params, int64_t element_size, uint32_t large_tiles) {
   const int64_t pack = 16 / element_size;
   // Groups begin anywhere in the dimension that they share.
   const bool rows_free = p.grouped != GEMM_GROUPED_ROWS, terms_free = p.grouped != GEMM_GROUPED_TERMS;
   params.a_packs = has_packs(p.a, p.rows, p.terms, params.a.batch, pack, rows_free) && (terms_free || p.a.column != 1);
   params.b_packs = has_packs(p.b, p.terms, p.columns, params.b.batch, pack, terms_free);
-  params.row_tiles = static_cast<uint32_t>(std::max<int64_t>(up(p.rows, GEMM_ROWS), 1));
+  const auto row_tiles = [&](int64_t size) { return std::max<int64_t>(up(p.rows, size), 1); };
+  const auto area = [&](int64_t size) { return row_tiles(size) * up(p.columns, size) * size * size; };
+  // The kernel for large tiles takes less: it has no registers left. Nor may its tiles be much emptier.
+  const bool large = element_size == 2 && p.grouped == 0 && params.a_packs && params.b_packs &&
+                     8 * area(GEMM_LARGE) <= 9 * area(GEMM_ROWS) &&
+                     members(p) * area(GEMM_LARGE) >= int64_t{GEMM_LARGE} * GEMM_LARGE * large_tiles;
+  const int64_t tile_rows = large ? GEMM_LARGE : GEMM_ROWS;
+  params.row_tiles = static_cast<uint32_t>(row_tiles(tile_rows));
   // Each group may end with a tile that is not full, and so may the rows behind the last one.
   const int64_t tiles = rows_free ? members(p) * params.row_tiles : params.row_tiles + int64_t{p.groups};
-  return {.variant = "gemm",
+  return {.variant = large ? "gemm_large" : "gemm",
           .params = params,
-          .across = static_cast<uint32_t>(up(p.columns, GEMM_COLUMNS)),
+          .across = static_cast<uint32_t>(up(p.columns, large ? GEMM_LARGE : GEMM_COLUMNS)),
           .tiles = static_cast<uint32_t>(tiles),
-          .tile_rows = GEMM_ROWS,
-          .threads = GEMM_THREADS,
+          .tile_rows = static_cast<uint32_t>(tile_rows),
+          .threads = large ? GEMM_LARGE_THREADS : GEMM_THREADS,
           .transposed = false};
 }
 
-std::string why_tiled(const GemmParams& params) {
-  return "tiles of " + std::to_string(GEMM_ROWS) + "x" + std::to_string(GEMM_COLUMNS) + "; a is read " +
+std::string why_tiled(const GemmPlan& plan) {
+  const GemmParams& params = plan.params;
+  const std::string columns = std::to_string(plan.tile_rows == GEMM_LARGE ? GEMM_LARGE : GEMM_COLUMNS);
+  return "tiles of " + std::to_string(plan.tile_rows) + "x" + columns + "; a is read " +
          how(params.a_packs, params.a.column == 1, "terms", "rows") + ", b " +
          how(params.b_packs, params.b.column == 1, "columns", "terms");
 }
@@ -153,7 +162,7 @@ bool gemm_countable(const GemmProblem& p) {
   return batch <= kCounted && batch * up(p.rows, 1) <= int64_t{kCounted} * (p.rows > GEMV_ROWS ? GEMV_ROWS : 1);
 }
 
-GemmPlan plan_gemm(GemmProblem p, int64_t element_size, uint32_t few_rows) {
+GemmPlan plan_gemm(GemmProblem p, int64_t element_size, const GemmTuning& tuning) {
   GemmParams params{};
   p.batch = joined(p.batch);
   forget_single(p);
@@ -161,7 +170,7 @@ GemmPlan plan_gemm(GemmProblem p, int64_t element_size, uint32_t few_rows) {
   params.result = {.row = p.columns, .column = 1};
   params.bias_column = 1;
   set_batch(params, p);
-  const bool few = p.grouped == 0 && std::min(p.rows, p.columns) <= few_rows;
+  const bool few = p.grouped == 0 && std::min(p.rows, p.columns) <= tuning.few_rows;
   const bool transposed = few && p.columns < p.rows;
   if (transposed) transpose(p, params);
   for (auto [to, from] : {std::pair{&params.a, &p.a}, {&params.b, &p.b}, {&params.residual, &p.residual}})
@@ -171,14 +180,17 @@ GemmPlan plan_gemm(GemmProblem p, int64_t element_size, uint32_t few_rows) {
   params.terms = static_cast<uint32_t>(p.terms);
   params.groups = p.groups, params.grouped = p.grouped;
   params.has_bias = p.has_bias, params.has_residual = p.has_residual;
-  GemmPlan plan = few ? few_rows_plan(p, params, element_size) : tiled_plan(p, params, element_size);
+  GemmPlan plan =
+      few ? few_rows_plan(p, params, element_size) : tiled_plan(p, params, element_size, tuning.large_tiles);
   plan.transposed = transposed;
   return plan;
 }
 
+bool is_tiled(const GemmPlan& plan) { return plan.tile_rows >= GEMM_ROWS; }
+
 std::string why_gemm(const GemmPlan& plan) {
-  const bool tiled = plan.tile_rows == GEMM_ROWS;
-  return (tiled ? why_tiled(plan.params) : why_few_rows(plan)) + (plan.transposed ? ", of the transposed product" : "");
+  return (is_tiled(plan) ? why_tiled(plan) : why_few_rows(plan)) +
+         (plan.transposed ? ", of the transposed product" : "");
 }
 
 }  // namespace metalcore

@@ -32,8 +32,14 @@ struct GemmProblem {
   int64_t b_group = 0;               // the distance of the groups' matrices b
 };
 
+struct GemmTuning {
+  const char* family;
+  uint32_t few_rows = 8;       // up to which the kernels for few rows are faster than tiles
+  uint32_t large_tiles = 128;  // from which, in the whole batch, large tiles are faster than small ones
+};
+
 struct GemmPlan {
-  const char* variant;  // as in the kernels' names: "gemm", "gemv_terms" …
+  const char* variant;  // as in the kernels' names: "gemm", "gemm_large", "gemv_terms1" …
   GemmParams params;
   uint32_t across;     // threadgroups side by side
   uint32_t tiles;      // threadgroups below each other, of the whole batch
@@ -45,9 +51,10 @@ struct GemmPlan {
 // Whether a dispatch can count what there is. Everything else goes to PyTorch.
 bool gemm_countable(const GemmProblem& problem);
 
-// Up to `few_rows` rows or columns are taken by the kernels for few rows. It joins the dimensions of the batch where
-// strides allow that, and makes rows of them where b is the same for all. There are at most GEMM_BATCH_DIMS of them.
-GemmPlan plan_gemm(GemmProblem problem, int64_t element_size, uint32_t few_rows);
+// It joins the dimensions of the batch where strides allow that, and makes rows of them where b is the same for all.
+// There are at most GEMM_BATCH_DIMS of them.
+GemmPlan plan_gemm(GemmProblem problem, int64_t element_size, const GemmTuning& tuning);
+bool is_tiled(const GemmPlan& plan);  // or else it is one for few rows
 std::string why_gemm(const GemmPlan& plan);
 
 }  // namespace metalcore
