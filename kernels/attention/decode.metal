@@ -28,30 +28,6 @@ struct DecodeShape {
   static constexpr constant uint kShared = R * kPadded > kMergedFloats ? R * kPadded : kMergedFloats;
 };
 
-// The request whose queries a tile of R rows belongs to, among requests of different lengths. `tile` becomes the tile's
-// number in the request. Without such a request it is params.batch.
-template <uint R>
-inline uint find_request(thread uint& tile, constant AttentionDecodeParams& params, device const int* qo_indptr,
-                         uint lane) {
-  const int all = static_cast<int>(params.queries);
-  uint before = 0;
-  for (uint base = 0; base < params.batch; base += 32) {
-    const uint request = min(base + lane, params.batch - 1);
-    const int begin = clamp(qo_indptr[request], 0, all);
-    const int end = clamp(qo_indptr[request + 1], begin, all);
-    const uint rows = base + lane < params.batch ? static_cast<uint>(end - begin) * params.group : 0;
-    const uint tiles = (rows + R - 1) / R;
-    const uint through = before + simd_prefix_inclusive_sum(tiles);
-    const uint ahead = simd_sum(through > tile ? 0u : 1u);
-    if (ahead < 32) {
-      tile -= simd_shuffle(through - tiles, static_cast<ushort>(ahead));
-      return base + ahead;
-    }
-    before = simd_broadcast(through, static_cast<ushort>(31));
-  }
-  return params.batch;
-}
-
 // Adds the results of groups of LANES lanes that are up to ACROSS lanes apart. Half of the groups go on with half of
 // the first COUNT rows: each ends with some of its own, the first group with the first ones.
 template <uint ACROSS, uint LANES, uint COUNT, uint R, uint N>
@@ -91,51 +67,27 @@ template <typename T, uint D, uint DV, uint R>
   threadgroup ulong mask_rows[R];
   threadgroup ulong out_rows[R];
 
-  uint tile = params.first_tile + group.x;
-  const uint kv_head = group.y % params.kv_heads;
   const uint split = group.y / params.kv_heads;
-  uint request = group.z;
-  uint first_query = 0;
-  uint queries = params.queries;
-  ulong outer = request;  // of the queries' batch
-  if (params.ragged) {
-    request = find_request<R>(tile, params, qo_indptr, lane);
-    if (request == params.batch) return;
-    const int begin = clamp(qo_indptr[request], 0, static_cast<int>(params.queries));
-    first_query = static_cast<uint>(begin);
-    queries = static_cast<uint>(clamp(qo_indptr[request + 1], begin, static_cast<int>(params.queries)) - begin);
-    outer = 0;
-  }
-  const uint first_row = tile * R;
-  const uint rows = min(R, queries * params.group - first_row);
-  const KeyRows keys(request, kv_head, params, kv_indptr, kv_last_page_len);
-
-  // The keys that any of the rows sees, and this threadgroup's part of them.
-  const int offset = params.lower_right ? static_cast<int>(keys.length) - static_cast<int>(queries) : 0;
-  const int first_position = static_cast<int>(first_row / params.group) + offset;
-  const int last_position = static_cast<int>((first_row + rows - 1) / params.group) + offset;
-  const int low = max(0, first_position - params.left);
-  const int high = min(static_cast<int>(keys.length), last_position + params.right + 1);
-  const uint count = static_cast<uint>(max(0, high - low));
+  const TileRows rows =
+      find_rows<R>(params.first_tile + group.x, group.z, group.y % params.kv_heads, params, qo_indptr, lane);
+  if (rows.request == params.batch) return;
+  const KeyRows keys(rows.request, rows.kv_head, params, kv_indptr, kv_last_page_len);
   const uint simdgroups = threads.x / 32;
   const uint step = simdgroups * S::kTogether * S::kAhead;
-  const uint share = (count + params.splits * step - 1) / (params.splits * step) * step;
-  const uint begin = static_cast<uint>(low) + min(split * share, count);
-  const uint end = static_cast<uint>(low) + min(split * share + share, count);
-  const bool bounded = first_position != last_position;
+  const Seen seen = find_keys(rows, keys.length, split, step, params);
 
   if (thread_index < R) {
-    const uint row = first_row + min(thread_index, rows - 1);
+    const uint row = rows.first + min(thread_index, rows.count - 1);
     const uint query = row / params.group;
-    const uint head = kv_head * params.group + row % params.group;
-    const ulong token = first_query + query;
-    positions[thread_index] = static_cast<int>(query) + offset;
-    query_rows[thread_index] = outer * params.q.batch + head * params.q.head + token * params.q.token;
+    const uint head = head_of(rows, row, params);
+    const ulong token = rows.first_query + query;
+    positions[thread_index] = static_cast<int>(query) + offset_of(rows, keys.length, params);
+    query_rows[thread_index] = rows.outer * params.q.batch + head * params.q.head + token * params.q.token;
     out_rows[thread_index] =
-        outer * params.out.batch + head * params.out.head + token * params.out.token + split * params.out.part;
-    mask_rows[thread_index] = params.mask_elements
-                                  ? static_cast<ulong>(mask_indptr[request]) + query * static_cast<ulong>(keys.length)
-                                  : outer * params.mask_batch + head * params.mask_head + query * params.mask_query;
+        rows.outer * params.out.batch + head * params.out.head + token * params.out.token + split * params.out.part;
+    mask_rows[thread_index] =
+        params.mask_elements ? static_cast<ulong>(mask_indptr[rows.request]) + query * static_cast<ulong>(keys.length)
+                             : rows.outer * params.mask_batch + head * params.mask_head + query * params.mask_query;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   threadgroup Pack<float>* const query_vectors = reinterpret_cast<threadgroup Pack<float>*>(shared);
@@ -147,7 +99,7 @@ template <typename T, uint D, uint DV, uint R>
     const uint vector = element / S::kVector, quad = element % S::kVector / 4;
     const uint place = (vector / S::kLanes * kQuads + quad) * S::kLanes + vector % S::kLanes;
     query_vectors[row * (S::kPadded / 4) + place].words =
-        as_type<uint4>(row < rows ? numbers * params.query_scale : float4(0.0f));
+        as_type<uint4>(row < rows.count ? numbers * params.query_scale : float4(0.0f));
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
@@ -159,7 +111,6 @@ template <typename T, uint D, uint DV, uint R>
     for (uint n = 0; n < S::kValueVectors * kQuads; ++n) result[r][n] = float4(0.0f);
 
   const uint first = simdgroup * S::kTogether;
-  const Seen seen = {begin, end, bounded};
   Running running = {-INFINITY, -INFINITY, 0.0f};
   if (R == 8 && params.general)
     walk<R == 8, true, T, S, R>(result, running, seen, first, simdgroups * S::kTogether, keys, k, v, mask, kv_indices,
@@ -201,28 +152,10 @@ template <typename T, uint D, uint DV, uint R>
 
   // And so do the simdgroups.
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  if (thread_index < rows) {
-    const uint row = first_row + thread_index;
-    const uint head = kv_head * params.group + row % params.group;
-    const float sink =
-        params.sink_type == NUMBER_NONE ? -INFINITY : number_at(sinks, head, params.sink_type) * M_LOG2E_F;
-    float top = sink;
-#pragma unroll 1
-    for (uint i = 0; i < simdgroups; ++i) top = max(top, maxima[i * R + thread_index]);
-    const float base = base_of(top);
-    float total = fast::exp2(sink - base);
-#pragma unroll 1
-    for (uint i = 0; i < simdgroups; ++i)
-      total += fast::exp2(maxima[i * R + thread_index] - base) * sums[i * R + thread_index];
-    const float norm = total == 0.0f ? 0.0f : 1.0f / total;  // a NaN stays
-#pragma unroll 1
-    for (uint i = 0; i < simdgroups; ++i)
-      weights[i * R + thread_index] = fast::exp2(maxima[i * R + thread_index] - base) * norm;
-    device float* const logarithm = lse + outer * params.lse.batch + head * params.lse.head +
-                                    (first_query + row / params.group) * params.lse.token + split * params.lse.part;
-    const float rest = log2(total);
-    *logarithm = total == 0.0f ? -INFINITY : params.rests != 0 ? base : natural(base, rest);
-    if (params.rests != 0) logarithm[params.rests] = total == 0.0f ? 0.0f : rest;
+  if (thread_index < rows.count) {
+    const uint row = rows.first + thread_index;
+    merge_softmax<R>(maxima, sums, weights, simdgroups, thread_index, head_of(rows, row, params), sinks,
+                     lse + logarithm_of(rows, row, split, params), params);
   }
 #pragma unroll
   for (uint first_merged = 0; first_merged < R; first_merged += S::kMerged) {
@@ -247,7 +180,7 @@ template <typename T, uint D, uint DV, uint R>
     for (uint i = thread_index; i < S::kMerged * S::kPaddedValue; i += threads.x) {
       const uint row = first_merged + i / S::kPaddedValue;
       const uint element = i % S::kPaddedValue;
-      if (row >= rows || element >= params.value_size) continue;
+      if (row >= rows.count || element >= params.value_size) continue;
       float value = 0.0f;
 #pragma unroll 1
       for (uint other = 0; other < simdgroups; ++other)

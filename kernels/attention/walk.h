@@ -1,15 +1,8 @@
 // A simdgroup's walk over the keys of a threadgroup of decode.metal.
 #pragma once
 
-#include "attention/kv_rows.h"
-#include "attention/numbers.h"
+#include "attention/decode_rows.h"
 #include "common/exchange.h"
-
-// The keys that a threadgroup walks over. Where they are `bounded`, not all rows see all of them.
-struct Seen {
-  uint begin, end;
-  bool bounded;
-};
 
 inline float add_products(float4 a, float4 b, float sum) {
   return fma(a.w, b.w, fma(a.z, b.z, fma(a.y, b.y, fma(a.x, b.x, sum))));

@@ -105,9 +105,9 @@ def optimizers(device, dtype):
 
 
 def pages(device, dtype):
-    """Decoding with heads of every size that there is a kernel for, and few and many heads to share keys."""
+    """Decoding with heads of every size that there is a kernel for, and heads to share keys of every number of rows."""
     numbers = [torch.tensor(values, device=device) for values in ([0, 2, 3], [4, 1, 2], [3, 4])]
-    for size, value_size, heads in itertools.product((64, 128, 256, 576), (64, 512), (4, 8)):
+    for size, value_size, heads in itertools.product((64, 128, 256, 576), (64, 512), (4, 8, 12, 24)):
         if value_size <= size:
             cache = random(device, dtype, 5, 4, 1, size), random(device, dtype, 5, 4, 1, value_size)
             q = random(device, dtype, 2, heads, size)

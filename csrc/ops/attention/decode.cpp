@@ -17,14 +17,17 @@ struct DecodeTuning {
   uint32_t fill_threadgroups = 64;  // share the keys of all requests
   uint32_t simdgroups = 4;          // of a threadgroup
   uint32_t least_share = 128;       // keys of a threadgroup
+  uint32_t fill_matrices = 64;      // as fill_threadgroups, of the kernels that multiply matrices
 };
-const gpu::Table<DecodeTuning> decode_tuning("attention_decode",
-                                             {{"fill_threadgroups", &DecodeTuning::fill_threadgroups, {1, 2048}},
-                                              {"simdgroups", &DecodeTuning::simdgroups, {1, 4}},
-                                              {"least_share", &DecodeTuning::least_share, {32, 4096}}},
-                                             {{.family = "baseline"},
-                                              {.family = "hopper", .fill_threadgroups = 3 * 132, .least_share = 32},
-                                              {.family = "simulator", .fill_threadgroups = 2}});
+const gpu::Table<DecodeTuning> decode_tuning(
+    "attention_decode",
+    {{"fill_threadgroups", &DecodeTuning::fill_threadgroups, {1, 2048}},
+     {"simdgroups", &DecodeTuning::simdgroups, {1, 4}},
+     {"least_share", &DecodeTuning::least_share, {32, 4096}},
+     {"fill_matrices", &DecodeTuning::fill_matrices, {1, 2048}}},
+    {{.family = "baseline"},
+     {.family = "hopper", .fill_threadgroups = 3 * 132, .least_share = 32, .fill_matrices = 2 * 132},
+     {.family = "simulator", .fill_threadgroups = 2, .fill_matrices = 2}});
 
 struct Sizes2 {
   int64_t head, value;
@@ -39,7 +42,11 @@ const Sizes2* sizes_for(int64_t head_size, int64_t value_size) {
   return nullptr;
 }
 
+// Rows that plain multiplications keep up with memory for, and keys that a threadgroup with matrices has at a time.
+constexpr int64_t kMostPlainRows = 8, kMatrixStep = 64;
+
 struct DecodePlan {
+  bool matrices;        // the kernel multiplies matrices
   int64_t kernel_size;  // as in the kernel's name
   uint32_t rows;        // of a threadgroup
   int64_t tiles;        // of all rows of a request, or of all requests where they have different lengths
@@ -66,6 +73,12 @@ bool has_near_tokens(const DecodeCall& call) {
   return stride * static_cast<int64_t>(call.k.element_size()) < (int64_t{1} << 32);
 }
 
+// Whether there is a kernel that multiplies matrices: it has no masks, no soft caps, and one dtype.
+bool takes_matrices(const DecodeCall& call, int64_t kernel_size, bool general) {
+  return !general && kernel_size <= 128 && call.k.element_size() == 2 && call.q.scalar_type() == call.k.scalar_type() &&
+         aligned16(call.q);
+}
+
 DecodePlan plan_decode(const DecodeCall& call) {
   const DecodeTuning& tuning = decode_tuning(call.q);
   const int64_t kv_heads = call.k.size(call.key_dims.head), group = call.q.size(call.query_dims.head) / kv_heads;
@@ -74,20 +87,28 @@ DecodePlan plan_decode(const DecodeCall& call) {
   const int64_t rows = call.queries * group;
   const bool few = rows <= 4 || (ragged && call.queries <= call.batch && group <= 4);
   const bool general = call.mask || call.softcap != 0 || !has_vectors(call) || !has_near_tokens(call);
-  const uint32_t tile = few && !general && kernel_size <= 256 ? 4 : 8;  // kernels of 4 rows are not general
+  // Of each request, taking all to have as many where only the device knows it.
+  const int64_t usual_rows = ragged ? ceil_div(call.queries, call.batch) * group : rows;
+  const bool matrices = usual_rows > kMostPlainRows && takes_matrices(call, kernel_size, general);
+  const uint32_t tile = matrices                                ? usual_rows <= 16 ? 16 : 32
+                        : few && !general && kernel_size <= 256 ? 4
+                                                                : 8;  // kernels of 4 rows are not general
   const int64_t tiles = ceil_div<int64_t>(rows, tile) + (ragged ? call.batch : 0);
   const int64_t of_request = call.pages || call.k_indptr ? ceil_div(call.keys, call.batch) : call.keys;
   const int64_t keys = std::min(of_request, call.left + call.right + call.queries);
   const int64_t busy = tiles * kv_heads * (ragged ? 1 : call.batch);
-  const int64_t splits = std::clamp<int64_t>(tuning.fill_threadgroups / std::max<int64_t>(busy, 1), 1,
-                                             std::clamp<int64_t>(keys / tuning.least_share, 1, kMostSplits));
-  return {kernel_size, tile, tiles, splits, tuning.simdgroups, group, kv_heads, keys, general};
+  const int64_t fill = matrices ? tuning.fill_matrices : tuning.fill_threadgroups;
+  const int64_t least_share = std::max<int64_t>(tuning.least_share, matrices ? kMatrixStep : 1);
+  const int64_t splits = std::clamp<int64_t>(fill / std::max<int64_t>(busy, 1), 1,
+                                             std::clamp<int64_t>(keys / least_share, 1, kMostSplits));
+  return {matrices, kernel_size, tile, tiles, splits, tuning.simdgroups, group, kv_heads, keys, general};
 }
 
 std::string why(const DecodeCall& call, const DecodePlan& plan) {
   std::string text = "a threadgroup has up to " + std::to_string(plan.rows) + " rows of " +
                      std::to_string(call.queries) + " queries and " + std::to_string(plan.group) +
                      " heads that share keys";
+  if (plan.matrices) text += ", and multiplies matrices, since for more than 8 rows arithmetic is the limit";
   if (plan.splits > 1)
     text += "; " + std::to_string(plan.splits) + " threadgroups share " + std::to_string(call.keys) +
             " keys, and a second dispatch merges their results";
@@ -212,7 +233,7 @@ void record_merge(gpu::Recording& recording, const Tensor& parts, const Tensor& 
 
 void decode(const char* op, const DecodeCall& call) {
   const DecodePlan plan = plan_decode(call);
-  gpu::note_plan(op, "decode", [&] { return why(call, plan); });
+  gpu::note_plan(op, plan.matrices ? "decode_matrices" : "decode", [&] { return why(call, plan); });
   AttentionDecodeParams params = params_of(call, plan);
   const bool shared = plan.splits > 1;
   const int64_t tokens = call.queries * (call.q_indptr ? 1 : call.batch);
@@ -236,14 +257,15 @@ void decode(const char* op, const DecodeCall& call) {
     const gpu::Work each = {2 * plan.rows * keys * sizes, keys * sizes * static_cast<double>(call.k.element_size())};
     gpu::in_pieces(recording, plan.tiles, each, [&](const gpu::Piece& piece) {
       params.first_tile = grid_side(piece.first);
-      recording.kernel("attention_decode_", std::to_string(plan.kernel_size), "x", std::to_string(plan.rows), "_",
+      recording.kernel(plan.matrices ? "attention_decode_matrices_" : "attention_decode_",
+                       std::to_string(plan.kernel_size), "x", std::to_string(plan.rows), "_",
                        suffix(call.k.scalar_type()));
       recording.buffer(0, call.q).buffer(1, call.k).buffer(2, call.v);
-      recording.buffer(3, call.mask).buffer(4, call.sinks).buffer(5, call.q_indptr);
+      if (!plan.matrices) recording.buffer(3, call.mask).buffer(9, call.mask_indptr);
+      recording.buffer(4, call.sinks).buffer(5, call.q_indptr);
       recording.buffer(6, call.pages ? call.pages->indptr : call.k_indptr);
       recording.buffer(7, call.pages ? MaybeTensor(call.pages->indices) : std::nullopt);
       recording.buffer(8, call.pages ? MaybeTensor(call.pages->last_page_len) : std::nullopt);
-      recording.buffer(9, call.mask_indptr);
       recording.buffer(10, shared ? parts : call.out).buffer(11, shared ? part_lse : call.lse).bytes(12, params);
       recording.work(piece.work.flops, piece.work.bytes);
       recording.dispatch_threadgroups(

@@ -1,0 +1,125 @@
+// Attention of few queries to many keys by products of matrices, for 16-bit numbers. More than 8 rows (queries times
+// the heads of a group) share the keys: by plain multiplications arithmetic is the limit there, and not memory.
+//
+// A threadgroup has R rows and a part of the keys, of which each simdgroup takes 16 every few. A simdgroup has a tile
+// of threadgroup memory of its own, so that simdgroups wait for each other only at the end, when their maxima, sums and
+// results become one. Where several threadgroups share the keys, merge.metal merges their results.
+#include "attention/decode_walk_matrices.h"
+
+constexpr constant uint kMaxSimdgroups = 4;
+
+template <typename T, uint D, uint R>
+[[kernel]] [[max_total_threads_per_threadgroup(32 * kMaxSimdgroups)]] void attention_decode_matrices(
+    device const T* q [[buffer(0)]], device const T* k [[buffer(1)]], device const T* v [[buffer(2)]],
+    device const uchar* sinks [[buffer(4)]], device const int* qo_indptr [[buffer(5)]],
+    device const int* kv_indptr [[buffer(6)]], device const int* kv_indices [[buffer(7)]],
+    device const int* kv_last_page_len [[buffer(8)]], device uchar* out [[buffer(10)]],
+    device float* lse [[buffer(11)]], constant AttentionDecodeParams& params [[buffer(12)]],
+    uint3 group [[threadgroup_position_in_grid]], uint3 threads [[threads_per_threadgroup]],
+    uint thread_index [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  constexpr uint kDown = R / 8, kPitch = kTilePitch<D>, kTile = kTileKeys * kPitch;
+  threadgroup alignas(16) T queries[R * kPitch];
+  threadgroup alignas(16) T tiles[kMaxSimdgroups * kTile];
+  threadgroup float maxima[kMaxSimdgroups * R];
+  threadgroup float sums[kMaxSimdgroups * R];
+  threadgroup float weights[kMaxSimdgroups * R];
+  threadgroup int positions[R];
+  threadgroup ulong query_rows[R];
+  threadgroup ulong out_rows[R];
+
+  const uint split = group.y / params.kv_heads;
+  const TileRows rows =
+      find_rows<R>(params.first_tile + group.x, group.z, group.y % params.kv_heads, params, qo_indptr, lane);
+  if (rows.request == params.batch) return;
+  const KeyRows keys(rows.request, rows.kv_head, params, kv_indptr, kv_last_page_len);
+  const uint simdgroups = threads.x / 32;
+  const uint step = simdgroups * kTileKeys;
+  const Seen seen = find_keys(rows, keys.length, split, step, params);
+  const uint start = seen.begin + simdgroup * kTileKeys;
+  MatrixWalk<T, D> walk(keys, k, v, params, lane);
+  begin(walk, seen, start, keys, kv_indices, params, lane);
+
+  if (thread_index < R) {
+    const uint row = rows.first + min(thread_index, rows.count - 1);
+    const uint query = row / params.group;
+    const uint head = head_of(rows, row, params);
+    const ulong token = rows.first_query + query;
+    positions[thread_index] = static_cast<int>(query) + offset_of(rows, keys.length, params);
+    query_rows[thread_index] = rows.outer * params.q.batch + head * params.q.head + token * params.q.token;
+    out_rows[thread_index] =
+        rows.outer * params.out.batch + head * params.out.head + token * params.out.token + split * params.out.part;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  constexpr uint kVectors = D / 8;  // of a row
+  for (uint i = thread_index; i < R * kVectors; i += threads.x) {
+    const uint row = i / kVectors, element = i % kVectors * 8;
+    Pack<T> numbers = {uint4(0u)};
+    if (row < rows.count && element < params.head_size)
+      numbers = *reinterpret_cast<device const Pack<T>*>(q + query_rows[row] + element);
+    *reinterpret_cast<threadgroup Pack<T>*>(queries + row * kPitch + element) = numbers;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+
+  Fragments<float, kDown, D / 8> result;
+  clear(result);
+  RowSoftmax<kDown> softmax;
+#pragma unroll
+  for (uint m = 0; m < kDown; ++m) softmax.largest[m] = -INFINITY, softmax.sum[m] = 0.0f;
+  run<T, D, R>(walk, result, softmax, seen, start, step, keys, kv_indices, queries, tiles + simdgroup * kTile,
+               positions, params, lane);
+
+  const Place place = place_of(lane);
+#pragma unroll
+  for (uint m = 0; m < kDown; ++m) {
+    float sum = softmax.sum[m];
+    sum += simd_shuffle_xor(sum, 1);
+    sum += simd_shuffle_xor(sum, 8);
+    if (place.column == 0) {
+      maxima[simdgroup * R + m * 8 + place.row] = softmax.largest[m];
+      sums[simdgroup * R + m * 8 + place.row] = sum;
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (thread_index < rows.count) {
+    const uint row = rows.first + thread_index;
+    merge_softmax<R>(maxima, sums, weights, simdgroups, thread_index, head_of(rows, row, params), sinks,
+                     lse + logarithm_of(rows, row, split, params), params);
+  }
+  // Eight rows at a time take the place of the keys: floats are twice as long, and half as many.
+  constexpr uint kMerged = 8 * kPitch;
+  threadgroup float* const merged = reinterpret_cast<threadgroup float*>(tiles);
+#pragma unroll
+  for (uint m = 0; m < kDown; ++m) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (m * 8 + place.row < rows.count) {
+      const float weight = weights[simdgroup * R + m * 8 + place.row];
+#pragma unroll
+      for (uint n = 0; n < D / 8; ++n)
+        *reinterpret_cast<threadgroup float2*>(merged + simdgroup * kMerged + place.row * kPitch + n * 8 +
+                                               place.column) = elements(result.at[m][n]) * weight;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll 1
+    for (uint i = thread_index; i < 8 * D; i += threads.x) {
+      const uint row = i / D, element = i % D;
+      if (m * 8 + row >= rows.count || element >= params.value_size) continue;
+      float value = 0.0f;
+#pragma unroll 1
+      for (uint other = 0; other < simdgroups; ++other) value += merged[other * kMerged + row * kPitch + element];
+      store_number(out, out_rows[m * 8 + row] + element, params.out_type, value);
+    }
+  }
+}
+
+#define INSTANTIATE(name, T, ...)                                                             \
+  template [[host_name(name)]] [[kernel]] decltype(attention_decode_matrices<T, __VA_ARGS__>) \
+      attention_decode_matrices<T, __VA_ARGS__>;
+#define INSTANTIATE_SIZES(types, T)                                  \
+  INSTANTIATE("attention_decode_matrices_64x16_" types, T, 64, 16)   \
+  INSTANTIATE("attention_decode_matrices_64x32_" types, T, 64, 32)   \
+  INSTANTIATE("attention_decode_matrices_128x16_" types, T, 128, 16) \
+  INSTANTIATE("attention_decode_matrices_128x32_" types, T, 128, 32)
+
+INSTANTIATE_SIZES("half", half)
+INSTANTIATE_SIZES("bfloat", bfloat)

@@ -1,0 +1,169 @@
+"""Few queries and many keys where more than 8 rows of 16-bit numbers share keys: products of matrices. Weights have two
+numbers of 16 bits each, so that the bounds are those of the kernels that multiply in float32."""
+
+import pytest
+import torch
+from references import assert_near, tensor, wide
+from rows import tuned
+from test_decode import SUFFIXES, check, inputs, kernels, reference
+
+import metalcore
+from metalcore import scaled_dot_product_attention as attend
+
+DTYPES = [torch.float16, torch.bfloat16]
+FAMILIES = ["baseline", "simulator", "hopper"]
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def attended(tensors, **options):
+    return attend(*tensors, enable_gqa=True, return_lse=True, **options)
+
+
+def first_kernel(tensors, **options):
+    return kernels(*tensors, **options)[0].removeprefix("attention_decode_")
+
+
+@each_dtype
+@pytest.mark.parametrize(
+    "heads, kv_heads, queries, kernel",
+    [
+        (16, 2, 1, "64x8"),
+        (9, 1, 1, "matrices_64x16"),
+        (6, 2, 3, "matrices_64x16"),
+        (16, 1, 1, "matrices_64x16"),
+        (4, 2, 8, "matrices_64x16"),
+        (17, 1, 1, "matrices_64x32"),
+        (8, 2, 8, "matrices_64x32"),
+        (31, 1, 1, "matrices_64x32"),
+    ],
+)
+def test_rows(device, dtype, heads, kv_heads, queries, kernel):
+    """Tiles that are full and not, which the causal limit cuts one by one."""
+    tensors = inputs(device, dtype, heads, kv_heads, queries, keys=269)
+    assert first_kernel(tensors) == f"{kernel}_{SUFFIXES[dtype]}"
+    for family in FAMILIES:
+        with tuned(family):
+            check(attended(tensors), reference(*tensors))
+            check(attended(tensors, is_causal=True, lower_right=True), reference(*tensors, high=0))
+
+
+@each_dtype
+@pytest.mark.parametrize(
+    "size, value_size, kernel",
+    [(64, 64, 64), (40, 8, 64), (64, 72, 128), (72, 64, 128), (8, 128, 128), (128, 128, 128), (128, 136, None)],
+)
+def test_sizes(device, dtype, size, value_size, kernel):
+    tensors = inputs(device, dtype, heads=12, kv_heads=1, size=size, value_size=value_size, batch=1)
+    assert first_kernel(tensors).startswith(f"matrices_{kernel}x16" if kernel else "256x8")
+    check(attended(tensors), reference(*tensors))
+
+
+@each_dtype
+@pytest.mark.parametrize("heads", [12, 20])
+@pytest.mark.parametrize("keys", [32, 47, 48, 49, 63, 64, 65, 81, 127, 129, 523])
+def test_keys(device, dtype, keys, heads):
+    """Below and above the keys that a simdgroup and a threadgroup have at a time: some simdgroups have a step more than
+    others, or none at all."""
+    tensors = inputs(device, dtype, keys=keys, batch=1, heads=heads, kv_heads=1)
+    for family in FAMILIES:
+        with tuned(family):
+            assert (len(kernels(*tensors)) == 2) == (keys >= {"baseline": 256, "simulator": 256, "hopper": 128}[family])
+            check(attended(tensors), reference(*tensors))
+
+
+def test_many_keys(device):
+    tensors = inputs(device, torch.float16, heads=2, kv_heads=1, queries=8, keys=8192, batch=1)
+    check(attended(tensors), reference(*tensors))
+
+
+@each_dtype
+@pytest.mark.parametrize("heads, queries", [(24, 1), (14, 4)])
+def test_options(device, dtype, heads, queries):
+    tensors = inputs(device, dtype, queries=queries, heads=heads, keys=333)
+    sinks = tensor(heads, device=device)
+    assert first_kernel(tensors).startswith("matrices")
+    for family in FAMILIES:
+        with tuned(family):
+            found = attended(tensors, window=(40, 3), lower_right=True, sinks=sinks, scale=0.3)
+            check(found, reference(*tensors, low=-40, high=3, sinks=sinks, scale=0.3))
+            found = attended(tensors, window=(200, 100))
+            check(found, reference(*tensors, low=-200 - (333 - queries), high=100 - (333 - queries)))
+
+
+@each_dtype
+def test_rows_that_see_no_key(device, dtype):
+    """With the last query 130 keys behind the first key, and only keys behind that seen, rows see nothing."""
+    tensors = inputs(device, dtype, queries=3, heads=8, keys=130)
+    for family in FAMILIES:
+        with tuned(family):
+            out, lse = attended(tensors, window=(-1, 0))
+            check((out, lse), reference(*tensors, high=-127))
+
+
+@each_dtype
+def test_large_scores(device, dtype):
+    q, k, v = inputs(device, dtype, heads=24)
+    check(attended((q * 64, k, v)), reference(q * 64, k, v))
+
+
+@each_dtype
+def test_numbers_that_are_not_finite(device, dtype):
+    q, k, v = inputs(device, dtype, heads=12, kv_heads=1, batch=2)
+    v[0, 0, 7, 3], k[1, 0, 5, 2] = torch.inf, torch.nan
+    out, lse = attended((q, k, v))
+    assert out[1].isnan().all() and lse[1].isnan().all() and lse[0].isfinite().all()
+    # An infinite value times the smaller number of a weight, which may be 0, is NaN.
+    hidden = ~out[0].isfinite().cpu()
+    assert hidden[..., 3].all() and hidden.sum() == 12
+
+
+@each_dtype
+def test_layouts(device, dtype):
+    """Heads beside each other, and a batch that is expanded. Rows at no multiple of 16 bytes have other kernels."""
+    q, k, v = inputs(device, dtype, heads=20, batch=2)
+    expected = reference(q, k, v)
+    beside = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    assert first_kernel(beside).startswith("matrices")
+    check(attended(beside), expected)
+    for i in range(3):
+        tensors = [torch.nn.functional.pad(x, (1, 2))[..., 1:-2] if j == i else x for j, x in enumerate((q, k, v))]
+        assert first_kernel(tensors).startswith("64x8")
+        check(attended(tensors), expected)
+    k, v = k[:1].expand(2, -1, -1, -1), v[:1].expand(2, -1, -1, -1)
+    assert first_kernel((q, k, v)).startswith("matrices")
+    check(attended((q, k, v)), reference(q, k, v))
+
+
+def test_other_calls(device):
+    """Masks, soft caps and float32 have the kernels without matrices."""
+    tensors = inputs(device, torch.float16, heads=20)
+    mask = torch.rand(300, device=device) < 0.7
+    assert first_kernel(tensors) == "matrices_64x16_half"
+    assert first_kernel(tensors, attn_mask=mask) == "64x8_half"
+    assert first_kernel(tensors, softcap=3.0) == "64x8_half"
+    assert first_kernel([x.float() for x in tensors]) == "64x8_float"
+
+
+def test_explain(device):
+    tensors = inputs(device, torch.bfloat16, heads=20)
+    plan = metalcore.explain("scaled_dot_product_attention", *tensors, enable_gqa=True)
+    assert plan.variant == "decode_matrices" and "more than 8 rows" in str(plan)
+
+
+@each_dtype
+def test_the_same_bits(device, dtype):
+    tensors = inputs(device, dtype, heads=20, keys=700)
+    first, second = attended(tensors), attended(tensors)
+    assert all(torch.equal(a, b) for a, b in zip(first, second))
+
+
+@each_dtype
+def test_keys_that_other_rows_see_only(device, dtype):
+    """The last rows see keys of large scores that the first ones do not."""
+    q, k, v = inputs(device, dtype, heads=4, kv_heads=1, queries=4, keys=128, batch=1)
+    k[:, :, -3:] *= 16
+    for family in FAMILIES:
+        with tuned(family):
+            out, lse = attended((q, k, v), is_causal=True, lower_right=True)
+        check((out, lse), reference(q, k, v, high=0))
+        assert_near(out[:, :, :1], reference(q, wide(k[:, :, :-3]), wide(v[:, :, :-3]))[0][:, :, :1], terms=8)
