@@ -15,7 +15,8 @@ enum {
   NOT_FOUND = 500,
   CAPTURE_UNSUPPORTED = 900
 };
-enum { DEVICES = 2, RELAXED = 2, DEFAULT_SHARED = 48 * 1024, MOST_SHARED = 227 * 1024 };
+enum { DEVICES = 2, RELAXED = 2, PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
+enum { DEFAULT_SHARED = 48 * 1024, MOST_SHARED = 227 * 1024 };
 
 typedef struct {
   char entry[256], name[256];
@@ -31,6 +32,7 @@ typedef struct {
   char entry[256];
   int device;
   unsigned grid[3], block[3], shared;
+  int overlaps;
   void* stream;
   unsigned parameter_bytes;
   unsigned char parameters[32768];
@@ -206,22 +208,41 @@ int cuFuncSetAttribute(Function* function, int attribute, int value) {
   return function->dynamic_shared = value, 0;
 }
 
-int cuLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                   unsigned shared, void* stream, void** parameters, void** extra) {
+typedef struct {
+  int id, padding, value, rest[15];
+} Attribute;
+
+typedef struct {
+  unsigned grid[3], block[3], shared;
+  void* stream;
+  const Attribute* attributes;
+  unsigned attribute_count;
+} Config;
+
+int cuLaunchKernelEx(const Config* config, Function* function, void** parameters, void** extra) {
   const Code* code = function->code;
+  const unsigned *grid = config->grid, *block = config->block;
   if (failure) return failure;
   if (!depth || contexts[depth - 1] != context_of(function->device)) return INVALID_CONTEXT;
-  if (!gx || !gy || !gz || !bx || !by || !bz || gx > 0x7fffffff || gy > 65535 || gz > 65535 || bx > 1024 || by > 1024 ||
-      bz > 64 || bx * by * bz > (unsigned)code->threads || (int)shared > function->dynamic_shared || extra)
+  if (!grid[0] || !grid[1] || !grid[2] || !block[0] || !block[1] || !block[2] || grid[0] > 0x7fffffff ||
+      grid[1] > 65535 || grid[2] > 65535 || block[0] > 1024 || block[1] > 1024 || block[2] > 64 ||
+      block[0] * block[1] * block[2] > (unsigned)code->threads || (int)config->shared > function->dynamic_shared ||
+      extra)
     return INVALID_VALUE;
+  int overlaps = 0;
+  for (unsigned i = 0; i < config->attribute_count; ++i) {
+    if (config->attributes[i].id != PROGRAMMATIC_STREAM_SERIALIZATION) return INVALID_VALUE;
+    overlaps = config->attributes[i].value;
+  }
   pthread_mutex_lock(&mutex);
   if (launch_count == (int)(sizeof launches / sizeof *launches)) abort();
   Launch* launch = &launches[launch_count++];
   *launch = (Launch){.device = function->device,
-                     .grid = {gx, gy, gz},
-                     .block = {bx, by, bz},
-                     .shared = shared,
-                     .stream = stream,
+                     .grid = {grid[0], grid[1], grid[2]},
+                     .block = {block[0], block[1], block[2]},
+                     .shared = config->shared,
+                     .overlaps = overlaps,
+                     .stream = config->stream,
                      .parameter_bytes = (unsigned)code->block};
   strcpy(launch->entry, *code->name ? code->name : code->entry);
   memcpy(launch->parameters, parameters[0], (size_t)code->block);

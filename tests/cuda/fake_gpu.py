@@ -35,6 +35,7 @@ class LaunchRecord(ctypes.Structure):
         ("grid", ctypes.c_uint * 3),
         ("block", ctypes.c_uint * 3),
         ("shared", ctypes.c_uint),
+        ("overlaps", ctypes.c_int),
         ("stream", ctypes.c_void_p),
         ("parameter_bytes", ctypes.c_uint),
         ("parameters", ctypes.c_ubyte * 32768),
@@ -94,6 +95,7 @@ class Launch:
     grid: tuple
     block: tuple
     shared: int
+    overlaps: bool
     stream: int
     threads_per_grid: tuple
     threads_per_threadgroup: tuple
@@ -125,6 +127,7 @@ def decoded(record):
         tuple(record.grid),
         tuple(record.block),
         record.shared,
+        bool(record.overlaps),
         record.stream or 0,
         grid[0:3],
         grid[3:6],

@@ -115,6 +115,17 @@ assert driver.fake_depth() == 2
 """)
 
 
+def test_kernels_may_begin_before_those_ahead_have_ended(run):
+    """From compute capability 9.0 on: the second device has 8.0."""
+    both = """
+Compiler()
+print([dispatch(device=device)[0].overlaps for device in (0, 1)])
+"""
+    assert run(both) == "[True, False]\n"
+    assert run(both, driver_flags=["-DVERSION=12040"]) == "[True, False]\n"
+    assert run(both, driver_flags=["-DVERSION=12030"]) == "[False, False]\n"
+
+
 def test_errors_of_a_launch_name_the_kernel(run):
     assert run("""
 Compiler()

@@ -8,6 +8,10 @@
 namespace metalcore::cuda {
 namespace {
 
+// What can launch a kernel that begins while those before it run, outside of graphs and in them.
+constexpr int kOldestOverlappingArch = 90;
+constexpr int kOldestOverlappingDriver = 12040;
+
 // A Device is never destroyed: kernels may be launched while the process ends.
 std::atomic<const Device*> devices[kMaximumDevices];
 
@@ -24,8 +28,11 @@ const Device* make(const Driver& driver, int index) {
   const int arch = 10 * attribute(driver, DeviceAttribute::kCapabilityMajor, number) +
                    attribute(driver, DeviceAttribute::kCapabilityMinor, number);
   const int shared = attribute(driver, DeviceAttribute::kMaxSharedMemoryPerBlock, number);
+  int version = 0;
+  check(driver.driver_version(&version), "asking for the NVIDIA driver's version");
+  const bool may_overlap = arch >= kOldestOverlappingArch && version >= kOldestOverlappingDriver;
   check(driver.retain_primary_context(&context, number), "making a CUDA context");
-  return new Device{index, arch, static_cast<uint32_t>(shared), context};
+  return new Device{index, arch, static_cast<uint32_t>(shared), may_overlap, context};
 }
 
 }  // namespace

@@ -13,6 +13,7 @@ struct Device {
   int index;               // PyTorch's index among the devices that CUDA_VISIBLE_DEVICES admits
   int arch;                // 90 for compute capability 9.0
   uint32_t shared_memory;  // the most bytes that a threadgroup may have
+  bool may_overlap;        // whether a kernel may begin while those before it run (see launches.cpp)
   Context context;
 };
 

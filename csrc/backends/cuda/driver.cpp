@@ -47,7 +47,7 @@ Driver open() {
   find(library, "cuKernelGetFunction", d.kernel_function);
   find(library, "cuFuncGetAttribute", d.function_attribute);
   find(library, "cuFuncSetAttribute", d.set_function_attribute);
-  find(library, "cuLaunchKernel", d.launch);
+  find(library, "cuLaunchKernelEx", d.launch);
   find(library, "cuMemAlloc_v2", d.allocate);
   find(library, "cuMemFree_v2", d.free);
   find(library, "cuMemsetD8Async", d.fill_bytes);

@@ -39,6 +39,23 @@ enum class DeviceAttribute : int {
 
 constexpr int kCaptureRelaxed = 2;  // CUstreamCaptureMode
 
+// CUlaunchAttribute
+struct LaunchAttribute {
+  int id;
+  alignas(8) int value;
+  char rest_of_value[60];
+};
+constexpr int kProgrammaticStreamSerialization = 6;
+
+// CUlaunchConfig
+struct LaunchConfig {
+  unsigned grid[3], block[3];
+  unsigned shared_bytes;
+  Stream stream;
+  const LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
+
 struct Driver {
   Status (*init)(unsigned flags);
   Status (*driver_version)(int* version);  // 1000 * major + 10 * minor of the newest CUDA that it supports
@@ -60,9 +77,7 @@ struct Driver {
   Status (*kernel_function)(Function* function, Kernel kernel);
   Status (*function_attribute)(int* value, Attribute attribute, Function function);
   Status (*set_function_attribute)(Function function, Attribute attribute, int value);
-  Status (*launch)(Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                   unsigned block_y, unsigned block_z, unsigned shared_bytes, Stream stream, void** parameters,
-                   void** extra);
+  Status (*launch)(const LaunchConfig* config, Function function, void** parameters, void** extra);
   // PyTorch allocates the extension's memory; libmetalcore has its own.
   Status (*allocate)(void** memory, size_t bytes);
   Status (*free)(void* memory);

@@ -151,12 +151,17 @@ void Launches::load_missing(const Device& device) {
 }
 
 // It launches slabs if there are more threadgroups in one direction than a launch can have.
+//
+// Where the device can, a kernel is launched while those before it in the stream run, so that its launch costs no time
+// between them. Every entry waits for their results before it does anything (msl::follow() in
+// metalcore/msl/include/cuda/entry.h), so the order of all reads and writes stays that of the stream.
 void Launches::launch(const Device& device, const Dispatch& dispatch, Stream stream) {
   const Function function = dispatch.variant->on[device.index].load(std::memory_order_relaxed)->function;
   std::byte* const block = blocks_.data() + dispatch.block;
   void* parameters[] = {block};
   const auto [width, height, depth] = dispatch.threadgroups;
   const gpu::Size shape = block_of(dispatch.threadgroup);
+  const LaunchAttribute overlap = {kProgrammaticStreamSerialization, 1, {}};
   const auto [step_x, step_y, step_z] = kMaximumBlocks;
   const auto slab = [](uint32_t count, uint64_t first, uint32_t step) {
     return static_cast<uint32_t>(std::min<uint64_t>(count - first, step));
@@ -166,9 +171,15 @@ void Launches::launch(const Device& device, const Dispatch& dispatch, Stream str
       for (uint64_t x = 0; x < width; x += step_x) {
         const uint32_t first[3] = {static_cast<uint32_t>(x), static_cast<uint32_t>(y), static_cast<uint32_t>(z)};
         std::memcpy(block + offsetof(Grid, first_threadgroup), first, sizeof first);
-        const Status status =
-            driver().launch(function, slab(width, x, step_x), slab(height, y, step_y), slab(depth, z, step_z), shape.x,
-                            shape.y, shape.z, dispatch.shared_memory, stream, parameters, nullptr);
+        const LaunchConfig config = {
+            {slab(width, x, step_x), slab(height, y, step_y), slab(depth, z, step_z)},
+            {shape.x, shape.y, shape.z},
+            dispatch.shared_memory,
+            stream,
+            &overlap,
+            device.may_overlap ? 1u : 0u,
+        };
+        const Status status = driver().launch(&config, function, parameters, nullptr);
         if (status != kSuccess) fail_to_launch(*dispatch.variant, dispatch.threadgroups, dispatch.threadgroup, status);
       }
 }

@@ -154,6 +154,16 @@ METAL_FUNC auto given(const Binding& binding) {
 
 // Kernels ---------------------------------------------------------------------------------------------------------
 
+// Lets the next kernel of the stream be launched, and then waits until those before this one have ended and their
+// writes can be seen. From compute capability 9.0 on a kernel may be launched earlier than that (see
+// csrc/backends/cuda/launches.cpp).
+METAL_FUNC void follow() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 template <int i, class First, class... Rest>
 struct type_at : type_at<i - 1, Rest...> {};
 template <class First, class... Rest>
@@ -167,6 +177,7 @@ template <class... Parameters, void (*function)(Parameters...)>
 struct Caller<function> {
   template <class... Bindings>
   static METAL_FUNC void call(const Grid& grid, const Bindings&... bindings) {
+    follow();
     Place place;
     if (place.find(grid)) function(bindings.template as<Parameters>(grid, place)...);
   }
