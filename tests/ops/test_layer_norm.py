@@ -55,6 +55,22 @@ def test_lengths(device, dtype, family):
             check(x, None, bias)
 
 
+@pytest.mark.parametrize("length, wide", [(2048, False), (2049, True), (4096, True), (4097, False)])
+def test_teams_of_the_derivative(device, length, wide):
+    """Rows of 16-bit elements have wide teams where nothing else is added."""
+    if device == "cpu":
+        pytest.skip("the CPU has no teams")
+    with tuned("baseline"):
+        plan = metalcore.explain("layer_norm", (3, length), (length,), dtype=torch.float16, backward=True)
+        assert plan.variant == ("block1" if wide else "block2")
+        added = metalcore.explain(
+            "add_layer_norm", (3, length), (3, length), (length,), dtype=torch.float16, backward=True
+        )
+        assert added.variant == "block2"
+        x, weight, bias = (tensor(*shape, length, dtype=torch.float16, device=device) for shape in ((3,), (), ()))
+        check(x, weight, bias)
+
+
 @each_family
 def test_rows_of_equal_elements_and_gradients(device, family):
     """The gradient is 0. Their reciprocal deviation is 316, which would show what rounding leaves of grad * weight: the

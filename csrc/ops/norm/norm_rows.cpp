@@ -84,13 +84,13 @@ NestedRows NormBackwardPlan::rows_of(const Tensor& tensor, int64_t length) const
   return std::strncmp(rows.variant, "block", 5) == 0 ? flat_rows_of(tensor, length) : nested_rows_of(tensor, length);
 }
 
-// A thread has 4 elements of short rows and of float32, which take 16 bytes then, and 8 of others.
+// A thread has 4 elements of short rows, of float32, and of wide teams, and 8 of others.
 constexpr int64_t kShortRow = 256;
 
-NormBackwardPlan plan_norm_backward(const NormShape& shape, const Tensor& on) {
+NormBackwardPlan plan_norm_backward(const NormShape& shape, const Tensor& on, bool wide) {
   constexpr RowKernels block1 = {false, "block1", 4, 1024, false}, block2 = {false, "block2", 8, 1024, false};
   const int64_t size = on.element_size();
-  const bool few = shape.length <= (size == 2 ? kShortRow : block1.block_elements * block1.block_threads);
+  const bool few = shape.length <= (size == 2 && !wide ? kShortRow : block1.block_elements * block1.block_threads);
   const RowKernels& kernels = few ? block1 : block2;
   RowPlan plan = plan_rows(shape.rows, shape.length, 1, on, kernels);
   if (plan.threads || std::strcmp(plan.variant, "looped") == 0) {
