@@ -13,7 +13,8 @@ template <typename T, uint kSize>
     uint thread_index [[thread_index_in_threadgroup]], uint simd [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
   constexpr uint kDown = ATTENTION_DKV_DOWN(kSize, sizeof(T)), kSimds = ATTENTION_SIMDS;
-  constexpr uint kQueries = ATTENTION_KEYS(kSize, sizeof(T)), kPitch = kSize + 16 / sizeof(T), kAcross = kQueries / 8;
+  constexpr uint kQueries = ATTENTION_DKV_QUERIES(kSize, sizeof(T)), kPitch = kSize + 16 / sizeof(T),
+                 kAcross = kQueries / 8;
   constexpr uint kKeys = 8 * kDown * kSimds;
   threadgroup alignas(16) T tile[2 * kQueries * kPitch];
   threadgroup T* const queries = tile;

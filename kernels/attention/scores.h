@@ -95,8 +95,12 @@ struct Weight {
 template <typename T>
 METAL_FUNC Weight weight(constant AttentionParams& p, Visibility v, float product, Sum sum, bool edge, uint query,
                          uint key) {
-  float score = scaled(p, product), slope = 1.0f;
-  if (p.softcap > 0.0f) slope = 1.0f - score / p.softcap * (score / p.softcap);
+  float score = product * p.product_scale, slope = 1.0f;
+  if (p.softcap > 0.0f) {
+    const float capped = metal::precise::tanh(score);
+    score = p.softcap * capped;
+    slope = 1.0f - capped * capped;
+  }
   if (edge) score = masked<T>(p, v, score, query, key);
   // The largest score came from a product that may have been rounded in another order.
   const float value = metal::fast::exp2(metal::min(score - sum.largest, 0.0f) - sum.rest);
