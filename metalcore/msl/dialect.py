@@ -4,6 +4,7 @@ from .rewrite import erase
 
 
 def adapt_dialect(program):
+    _drop_repeated_qualifiers(program)
     _drop_declarations_of_air(program)
     _declare_opaque_enumerations(program)
     _prefer_promotion_of_small_floats(program)
@@ -13,6 +14,18 @@ def adapt_dialect(program):
     _keep_aggregates(program)
     _qualify_specializations(program)
     _share_constant_arrays(program)
+
+
+def _drop_repeated_qualifiers(program):
+    """Erases the second `const` of `const const T`, as `const device const T*` is once it has no address space."""
+    seen = set()
+    for token in program.tokens:
+        if token.text in ("const", "volatile"):
+            if token.text in seen:
+                token.text = ""
+            seen.add(token.text)
+        elif token.text:
+            seen.clear()
 
 
 def _drop_declarations_of_air(program):

@@ -126,6 +126,23 @@ def test_operators_and_swizzles(device):
     assert got[16:] == [3, 2, 4, 2]
 
 
+def test_qualifiers_that_stand_twice(device):
+    """Clang warns about them alone, also where an address space stands between them."""
+    library = metalcore.compile_shader("""
+        #include <metal_stdlib>
+        using namespace metal;
+        kernel void twice(const device const float* x, device float* out, const constant const int& n,
+                          uint i [[thread_position_in_grid]]) {
+          const device const float* const device const * z = &x;
+          const volatile const float w = 2;
+          out[i] = (*z)[i] * w + n;
+        }
+    """)
+    x = torch.arange(4.0, device=device)
+    library.twice(x, out := torch.empty_like(x), 1)
+    assert out.tolist() == [1, 3, 5, 7]
+
+
 def test_vectors_of_more_elements(device):
     """Clang's ext_vector_type works wherever the attribute stands."""
     library = metalcore.compile_shader(
