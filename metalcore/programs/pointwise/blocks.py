@@ -14,7 +14,7 @@ MOST_MEMORY = 32 << 10  # bytes of a threadgroup
 LEAST_IN_TILES = 1 << 16  # elements of a kernel
 LEAST_IN_LARGE_TILES = 1 << 21
 LEAST_ACROSS = 16  # of both dimensions of a tile
-LEAST_THREADS = 1 << 17  # that are left where each takes several rows
+LEAST_THREADS = 1 << 20  # that are left where each takes several rows
 ROWS, ROWS_OF_16_BITS, ROWS_OF_ELEMENTS = 2, 4, 8  # of vectors, and of elements that are no vectors
 
 
