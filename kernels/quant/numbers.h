@@ -11,15 +11,12 @@ inline uint half_bits(float value, uint dtype) {
   return dtype == QUANT_HALF ? as_type<ushort>(static_cast<half>(value)) : as_type<ushort>(static_cast<bfloat>(value));
 }
 
-// Both pointers are to the same memory.
-inline void store4(device float4* floats, device uint2* halves, ulong i, float4 value, uint dtype) {
-  if (dtype == QUANT_FLOAT) {
-    floats[i] = value;
-  } else {
-    halves[i] = uint2(half_bits(value.x, dtype) | half_bits(value.y, dtype) << 16,
-                      half_bits(value.z, dtype) | half_bits(value.w, dtype) << 16);
-  }
+// Four 16-bit numbers.
+inline uint2 halves_of(float4 value, uint dtype) {
+  return uint2(half_bits(value.x, dtype) | half_bits(value.y, dtype) << 16,
+               half_bits(value.z, dtype) | half_bits(value.w, dtype) << 16);
 }
+// Both pointers are to the same memory.
 inline void store(device float* floats, device ushort* halves, ulong i, float value, uint dtype) {
   if (dtype == QUANT_FLOAT) {
     floats[i] = value;

@@ -23,9 +23,11 @@
 #define QUANT_BFLOAT 2u
 
 // Row r of `rows` rows (or of all, one after the other), as numbers.
+#define QUANT_ROWS_THREADS 128
 struct QuantRowsParams {
   uint64_t row_bytes;
   uint64_t from;      // the first row of a dispatch
+  uint32_t count;     // slices of a dispatch
   uint32_t weights;   // rows of packed weights
   uint32_t slices;    // of a row
   uint32_t gathered;  // whether `rows` says which rows, as int64

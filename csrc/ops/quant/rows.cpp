@@ -27,21 +27,23 @@ Tensor quant_rows(const Tensor& packed, const MaybeTensor& rows, int64_t type, S
 
   const Tensor indices = rows ? as_contiguous(*rows) : weights.tensor;
   const int64_t count = result.numel() / weights.length, slices = weights.length / QUANT_SLICE;
-  const int64_t at_once = std::max<int64_t>(1, INT32_MAX / slices);  // a grid's side has 32 bits
+  const int64_t at_once = std::max<int64_t>(1, INT32_MAX / 8 / slices);  // the kernel counts fours in 32 bits
   gpu::record(result, [&](gpu::Recording& recording) {
     for (int64_t from = 0; from < count; from += at_once) {
       const int64_t part = std::min(at_once, count - from);
       const QuantRowsParams params{.row_bytes = static_cast<uint64_t>(weights.row_bytes),
                                    .from = static_cast<uint64_t>(from),
+                                   .count = grid_side(part * slices),
                                    .weights = grid_side(weights.rows),
                                    .slices = grid_side(slices),
                                    .gathered = rows ? 1u : 0u,
                                    .dtype = quant_dtype(dtype)};
       recording.kernel("quant_rows_", format.name).buffer(0, weights.tensor).buffer(1, indices).buffer(2, result);
-      recording.buffer(3, result).bytes(4, params);
+      recording.bytes(3, params);
       recording.work(static_cast<double>(part * weights.length),
                      static_cast<double>(part * (weights.row_bytes + weights.length * result.element_size())));
-      recording.dispatch_threads({grid_side(part * slices)}, {128});
+      recording.dispatch_threadgroups({grid_side(ceil_div<int64_t>(part * slices, QUANT_ROWS_THREADS))},
+                                      {QUANT_ROWS_THREADS});
     }
   });
   return result;
