@@ -266,10 +266,10 @@ def test_which_products_have_large_tiles(device):
         pytest.skip("the CPU has no tiles")
     with tuned("baseline"):
         names = {shapes: variant(*shapes) for shapes in (
-            ((8 * 128, 64), (64, 16 * 128)),
-            ((8 * 128 - 15, 64), (64, 16 * 128)),
-            ((7 * 128, 64), (64, 16 * 128)),  # too few
-            ((8 * 128, 64), (64, 16 * 128 - 4)),  # not aligned
+            ((8 * 128, 64), (64, 8 * 128)),
+            ((8 * 128 - 15, 64), (64, 8 * 128)),
+            ((7 * 128, 64), (64, 9 * 128)),  # too few
+            ((8 * 128, 64), (64, 8 * 128 - 4)),  # not aligned
             ((200, 72, 64), (200, 64, 64)),  # one of the columns' small tiles would be empty
             ((200, 72, 64), (200, 64, 72)),
         )}  # fmt: skip

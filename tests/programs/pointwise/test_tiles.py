@@ -147,13 +147,11 @@ def test_rows_pay_where_one_operand_has_its_own():
         return found((rows, columns), ((columns, 1), size, 0), *[(strides, size, 0) for strides in others])[1:]
 
     own, shared = (1024, 1), (0, 1)
-    assert rows(2048, 2048, (2048, 1), shared, size=2) == (8, 4) and rows(2047, 2048, (2048, 1), shared, size=2) == (
-        8,
-        2,
-    )
-    assert rows(2048, 2048, (2048, 1), (2048, 1), shared, size=2) == (8, 2)
-    assert rows(1024, 1025, (1025, 1), shared) == (1, 8) and rows(1024, 1025, (1025, 1), (1025, 1), shared) == (1, 4)
-    assert rows(1024, 1025, (1025, 2), shared) == (1, 1)
-    assert rows(1024, 1024, own, shared) == (4, 2) and rows(1023, 1024, own, shared) == (4, 1)
-    assert rows(1024, 1024, own, shared, shared, (1, 0)) == (4, 2)
-    assert rows(1024, 1024, own, own, shared) == (4, 1) and rows(1024, 1024, shared) == (4, 1)
+    assert rows(16384, 2048, (2048, 1), shared, size=2) == (8, 4)
+    assert rows(16383, 2048, (2048, 1), shared, size=2) == (8, 2)
+    assert rows(16384, 2048, (2048, 1), (2048, 1), shared, size=2) == (8, 2)
+    assert rows(8192, 1025, (1025, 1), shared) == (1, 8) and rows(8192, 1025, (1025, 1), (1025, 1), shared) == (1, 4)
+    assert rows(8192, 1025, (1025, 2), shared) == (1, 1)
+    assert rows(8192, 1024, own, shared) == (4, 2) and rows(8191, 1024, own, shared) == (4, 1)
+    assert rows(8192, 1024, own, shared, shared, (1, 0)) == (4, 2)
+    assert rows(8192, 1024, own, own, shared) == (4, 1) and rows(8192, 1024, shared) == (4, 1)
