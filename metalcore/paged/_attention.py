@@ -296,6 +296,7 @@ register(
         ),
         samples=lambda: (
             Sample("few keys", ((2, 4, 64), (5, 2, 4, 2, 64)), {}, _decode_arguments, terms=64),
+            Sample("many heads", ((2, 24, 64), (5, 2, 4, 2, 64)), {}, _decode_arguments, terms=64),
             Sample(
                 "many keys",
                 ((2, 4, 128), (33, 2, 16, 1, 128)),
