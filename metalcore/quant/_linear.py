@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._core.operators import autograd, cpu_kernel, fake_kernel
 from .._core.registry import Op, Sample, register
-from .._core.routing import accelerated, require_tensors
+from .._core.routing import accelerated, autocast_operands, require_tensors
 from ._rows import dequantize, require_dim, require_integers, rows_of
 from ._samples import packed_sample
 from ._types import BY_NUMBER, KERNELS, type_of
@@ -32,7 +32,8 @@ def quantized_linear(x: Tensor, packed: Tensor, type: Any, bias: Tensor | None =
         bias: (rows,), of x's dtype, or None.
 
     Returns:
-        (*, rows), of x's dtype. It has derivatives with respect to x and the bias, not to the weights.
+        (*, rows), of x's dtype, or of autocast's where that is on, as torch.nn.functional.linear's. It has derivatives
+        with respect to x and the bias, not to the weights.
 
     Raises:
         ValueError: the type is unknown.
@@ -41,6 +42,7 @@ def quantized_linear(x: Tensor, packed: Tensor, type: Any, bias: Tensor | None =
     """
     type = type_of(type)
     require_tensors("quantized_linear", optional=True, bias=bias)
+    x, bias = autocast_operands(x, bias)
     if _takes(x, packed, type):
         result = _matmul(x, packed, type.number, False)
     else:
@@ -107,7 +109,7 @@ def quantized_linear_experts(x: Tensor, packed: Tensor, experts: Tensor, type: A
         type: GGML's type, by name or number.
 
     Returns:
-        (tokens, experts of a token, rows), of x's dtype. It has a derivative with respect to x.
+        (tokens, experts of a token, rows), of x's dtype, or of autocast's. It has a derivative with respect to x.
 
     Raises:
         ValueError: the type is unknown.
@@ -116,6 +118,7 @@ def quantized_linear_experts(x: Tensor, packed: Tensor, experts: Tensor, type: A
     """
     type = type_of(type)
     op = "quantized_linear_experts"
+    (x,) = autocast_operands(x)
     taken = _takes(x, packed, type) and isinstance(experts, Tensor)
     if not taken:
         require_tensors(op, x=x, packed=packed, experts=experts)

@@ -7,6 +7,7 @@ from references import assert_near, tensor, wide
 
 import metalcore
 import metalcore.nn
+from metalcore.quant import dequantize, quantize, quantized_linear, quantized_linear_experts
 
 OPS = {
     "silu": (metalcore.silu, F.silu),
@@ -23,6 +24,8 @@ OPS = {
 }
 
 
+PACKED, EXPERTS = quantize(torch.linspace(-1, 1, 96).view(3, 32), "Q8_0"), torch.zeros(4, 1, dtype=torch.int64)
+WEIGHT = dequantize(PACKED, "Q8_0", dtype=torch.float32)
 PRODUCTS = {
     "matmul": (lambda x: metalcore.matmul(x, x.mT), lambda x: x @ x.mT),
     "linear": (lambda x: metalcore.linear(x, x, x[:, 0]), lambda x: F.linear(x, x, x[:, 0])),
@@ -33,6 +36,14 @@ PRODUCTS = {
     "joined_linear": (
         lambda x: metalcore.joined_linear(x[:1], x, x),
         lambda x: torch.cat([F.linear(x[:1], x)] * 2, -1),
+    ),
+    "quantized_linear": (
+        lambda x: quantized_linear(F.pad(x, (0, 24)), PACKED.to(x.device), "Q8_0"),
+        lambda x: F.linear(F.pad(x, (0, 24)), WEIGHT.to(x)),
+    ),
+    "quantized_linear_experts": (
+        lambda x: quantized_linear_experts(F.pad(x, (0, 24)), PACKED.to(x.device)[None], EXPERTS.to(x.device), "Q8_0"),
+        lambda x: F.linear(F.pad(x, (0, 24)), WEIGHT.to(x))[:, None],
     ),
 }
 
