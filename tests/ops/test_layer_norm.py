@@ -150,7 +150,9 @@ def test_add_layer_norm(device, dtype, family):
             gy, gt = (tensor(3, length, dtype=dtype, device=device) for _ in "yt")
             found = torch.autograd.grad((y, total), (x, residual, weight, bias), (gy, gt))
             g_again, gw, gb = torch.autograd.grad(expected, (again, weight, bias), gy)
-            assert torch.equal(found[0], found[1]) and torch.equal(found[2], gw) and torch.equal(found[3], gb)
+            assert torch.equal(found[0], found[1])
+            assert_near(found[2], wide(gw), terms=6)  # other teams may add the rows up in another order
+            assert_near(found[3], wide(gb), terms=6)
             bound = 2 * torch.finfo(dtype).eps * (wide(g_again).abs() + wide(gt).abs() + 1e-30)
             assert ((wide(found[0]) - wide(g_again) - wide(gt)).abs() <= bound).all()
 
