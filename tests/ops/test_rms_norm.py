@@ -236,7 +236,8 @@ def test_add_rms_norm(device, dtype, family):
             gy, gt = (tensor(3, length, dtype=dtype, device=device) for _ in "yt")
             found = torch.autograd.grad((y, total), (x, residual, weight), (gy, gt), retain_graph=True)
             g_again, gw = torch.autograd.grad(expected, (again, weight), gy)
-            assert torch.equal(found[0], found[1]) and torch.equal(found[2], gw)
+            assert torch.equal(found[0], found[1])
+            assert_near(found[2], wide(gw), terms=6)  # other teams may add the rows up in another order
             # The fused op rounds the sum of the two gradients once, and separate ops round it twice.
             bound = 2 * torch.finfo(dtype).eps * (wide(g_again).abs() + wide(gt).abs() + 1e-30)
             assert ((wide(found[0]) - wide(g_again) - wide(gt)).abs() <= bound).all()

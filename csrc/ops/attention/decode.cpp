@@ -26,7 +26,7 @@ const gpu::Table<DecodeTuning> decode_tuning(
      {"least_share", &DecodeTuning::least_share, {32, 4096}},
      {"fill_matrices", &DecodeTuning::fill_matrices, {1, 2048}}},
     {{.family = "baseline"},
-     {.family = "hopper", .fill_threadgroups = 3 * 132, .least_share = 32, .fill_matrices = 2 * 132},
+     {.family = "hopper", .fill_threadgroups = 3 * 132, .least_share = 32, .fill_matrices = 256},
      {.family = "simulator", .fill_threadgroups = 2, .fill_matrices = 2}});
 
 struct Sizes2 {

@@ -34,8 +34,8 @@ struct GemmProblem {
 
 struct GemmTuning {
   const char* family;
-  uint32_t few_rows = 8;       // up to which the kernels for few rows are faster than tiles
-  uint32_t large_tiles = 64;   // from which, in the whole batch, large tiles are faster than small ones
+  uint32_t few_rows = 8;      // up to which the kernels for few rows are faster than tiles
+  uint32_t large_tiles = 64;  // from which, in the whole batch, large tiles are faster than small ones
 };
 
 struct GemmPlan {

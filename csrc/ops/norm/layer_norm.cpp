@@ -83,9 +83,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> add_layer_norm(const Tensor& x, const
   return normalize("add_layer_norm", x, residual, dims, weight, bias, eps);
 }
 
-// Longer rows are for wide teams.
-constexpr int64_t kNarrowRow = 2048;
-
 }  // namespace
 
 std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& grad, const Tensor& input, const Tensor& means_,
@@ -113,8 +110,7 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& grad, const
     torch::stable::zero_(gb);
     return {gx, gw, gb};
   }
-  // Measured on a hopper GPU: a team that adds another gradient is no faster when it is wide.
-  const NormBackwardPlan plan = plan_norm_backward(shape, input, !sum_grad && shape.length > kNarrowRow);
+  const NormBackwardPlan plan = plan_norm_backward(shape, input, sum_grad.has_value());
   gpu::note_plan(op, plan.rows.variant, [&] { return why_rows(plan.rows, shape.length, 1, input, plan.kernels); });
   const NestedRows x = plan.rows_of(input, shape.length), g = plan.rows_of(grad, shape.length);
   const NestedRows added = sum_grad ? plan.rows_of(*sum_grad, shape.length) : g;

@@ -48,8 +48,8 @@ struct NormBackwardPlan {
   // A tensor's rows for these kernels. Those of the block variants take one stride.
   NestedRows rows_of(const Tensor& tensor, int64_t length) const;
 };
-// Rows that are too long for a threadgroup's registers get the variant "looped". Wide teams have as many threads for
-// 16-bit elements as for float32, and so keep fewer partial sums.
-NormBackwardPlan plan_norm_backward(const NormShape& shape, const Tensor& on, bool wide = false);
+// Rows that are too long for a threadgroup's registers get the variant "looped". `added` says whether the derivative
+// adds another gradient.
+NormBackwardPlan plan_norm_backward(const NormShape& shape, const Tensor& on, bool added);
 
 }  // namespace metalcore

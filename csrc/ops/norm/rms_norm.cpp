@@ -167,8 +167,8 @@ struct BackwardPlan {
 
 constexpr int64_t kLeastChunk = 8;
 
-BackwardPlan plan_backward(const NormShape& shape, const Tensor& on) {
-  NormBackwardPlan plan = plan_norm_backward(shape, on);
+BackwardPlan plan_backward(const NormShape& shape, const Tensor& on, bool added) {
+  NormBackwardPlan plan = plan_norm_backward(shape, on, added);
   if (std::strcmp(plan.rows.variant, "looped") != 0) return {plan, {plan.rows, 0}};
   const SplitPlan split = plan_split(shape, on, kLeastChunk);
   plan.chunks = split.rows.grid.y;
@@ -198,7 +198,7 @@ std::tuple<Tensor, Tensor> differentiate(const Tensor& grad, const Tensor& input
     if (weight_wanted) torch::stable::zero_(gw);
     return {gx, gw};
   }
-  const BackwardPlan plan = plan_backward(shape, input);
+  const BackwardPlan plan = plan_backward(shape, input, sum_grad.has_value());
   const bool shared = plan.rows.chunk_rows > 0;
   const auto rows_in = [&](const Tensor& tensor) {
     return shared ? flat_rows_of(tensor, shape.length) : plan.parts.rows_of(tensor, shape.length);
