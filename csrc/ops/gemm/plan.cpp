@@ -142,7 +142,7 @@ GemmPlan tiled_plan(const GemmProblem& p, GemmParams params, int64_t element_siz
           .across = static_cast<uint32_t>(up(p.columns, large ? GEMM_LARGE : GEMM_COLUMNS)),
           .tiles = static_cast<uint32_t>(tiles),
           .tile_rows = static_cast<uint32_t>(tile_rows),
-          .threads = large ? GEMM_LARGE_THREADS : GEMM_THREADS,
+          .threads = static_cast<uint32_t>(large ? GEMM_LARGE_THREADS : GEMM_THREADS),
           .transposed = false};
 }
 
