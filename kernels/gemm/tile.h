@@ -135,8 +135,13 @@ struct Sums {
   Fragments<float, kDown, kAcross> sums;
   uint below, row, column;
 
+  // Apple's compiler takes no member of a constructor's object for one of a thread, as clear() asks for.
   Sums(uint simdgroup) : below(simdgroup / kBeside), row(below * 8 * kDown), column(simdgroup % kBeside * 8 * kAcross) {
-    clear(sums);
+#pragma unroll
+    for (uint m = 0; m < kDown; ++m) {
+#pragma unroll
+      for (uint n = 0; n < kAcross; ++n) sums.at[m][n] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+    }
   }
 
   // Adds the products of a tile's terms.
