@@ -185,7 +185,11 @@ def autograd(name, backward, setup_context, results=None):
         elif _is_excluded(_AUTOGRAD):
             output = direct(*inputs)
         elif not (_is_grad_enabled() and _any_requires_grad(*inputs)):
-            output = run(*inputs)
+            try:  # run(), without another call
+                _exclude(_AUTOGRAD, True)
+                output = direct(*inputs)
+            finally:
+                _exclude(_AUTOGRAD, False)
         elif _is_tracing():
             output = op(*inputs)
         else:

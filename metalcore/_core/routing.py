@@ -19,6 +19,7 @@ __all__ = [
     "FLOAT_DTYPES",
     "accelerated",
     "alike",
+    "any_autocast",
     "autocast_dtype",
     "autocast_operands",
     "autocast_to_float32",
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 _transforms_active = torch._C._are_functorch_transforms_active
+any_autocast = torch._C._is_any_autocast_enabled  # one question for all devices
 
 FLOAT_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _IN_16_BITS = FLOAT_DTYPES - {torch.float32}
@@ -76,25 +78,24 @@ def on_cuda(tensor) -> bool:
     return tensor.is_cuda or tensor.is_meta and explained.device == "cuda"
 
 
-def accelerated(*tensors, dtypes=FLOAT_DTYPES) -> bool:
+def accelerated(first, *others, dtypes=FLOAT_DTYPES) -> bool:
     """Whether metalcore's kernels can take these arguments: strided tensors of a supported dtype, all on one supported
     device. After the first argument, None stands for one that was left out. PyTorch's own ops take all calls inside
     torch.func transforms (vmap, grad, jvp …) and under forward-mode differentiation."""
     if _transforms_active() or forward_ad._current_level >= 0:
         return False
-    first = None
-    for tensor in tensors:
-        if tensor is None and first is not None:
-            continue
-        if not isinstance(tensor, Tensor) or tensor.dtype not in dtypes or tensor.layout is not _strided:
-            return False
-        if first is None:
-            first = tensor
-            # These attributes cost a sixth of device.type.
-            if not (_CUDA and tensor.is_cuda or _MPS and tensor.is_mps or tensor.is_meta and explained.device):
+    if not isinstance(first, Tensor) or first.dtype not in dtypes or first.layout is not _strided:
+        return False
+    # These attributes cost a sixth of device.type.
+    if not (_CUDA and first.is_cuda or _MPS and first.is_mps or first.is_meta and explained.device):
+        return False
+    if others:
+        device = first.device
+        for x in others:
+            if x is not None and not (
+                isinstance(x, Tensor) and x.dtype in dtypes and x.layout is _strided and x.device == device
+            ):
                 return False
-        elif tensor.device != first.device:
-            return False
     return True
 
 
@@ -128,12 +129,16 @@ def too_many(x, length) -> bool:
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """The dtype of torch.autocast on x's device, or None where it is off. The device "meta" has none."""
+    if not any_autocast():
+        return None
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else None
 
 
 def autocast_operands(*tensors: Any) -> tuple[Any, ...]:
     """A product's operands, in autocast's dtype where it is on for the first one's device, as PyTorch converts them."""
+    if not any_autocast():
+        return tensors
     dtype = autocast_dtype(tensors[0]) if isinstance(tensors[0], Tensor) else None
     return tensors if dtype is None else converted(dtype, tensors)
 
@@ -162,7 +167,7 @@ _AUTOCAST_TO_FLOAT32 = frozenset(
 
 def autocast_to_float32(name, x) -> bool:
     """Whether autocast is on and makes PyTorch's op of this name convert x to float32, as it does if x has 16 bits."""
-    if not isinstance(x, Tensor) or x.dtype not in _IN_16_BITS or not accelerated(x):
+    if not any_autocast() or not isinstance(x, Tensor) or x.dtype not in _IN_16_BITS or not accelerated(x):
         return False
     device = "cuda" if on_cuda(x) else "mps"
     return torch.is_autocast_enabled(device) and (name, device) in _AUTOCAST_TO_FLOAT32

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._core.registry import Op, Override, Sample, register
-from .._core.routing import accelerated, converted, is_plain, on_cuda, require_tensors
+from .._core.routing import accelerated, any_autocast, converted, is_plain, on_cuda, require_tensors
 from .._core.shapes import broadcast_shapes
 from ._composite import Options, attend
 from ._operators import attention
@@ -117,7 +117,9 @@ def scaled_dot_product_attention(
 def _is_typed(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
     """Whether arguments that PyTorch's function has are of its types. Where they are not, it raises an error."""
     return (
-        all(isinstance(tensor, Tensor) for tensor in (query, key, value))
+        isinstance(query, Tensor)
+        and isinstance(key, Tensor)
+        and isinstance(value, Tensor)
         and (attn_mask is None or isinstance(attn_mask, Tensor))
         and isinstance(dropout_p, (int, float))
         and (scale is None or isinstance(scale, (int, float)))
@@ -162,6 +164,8 @@ def new_seed(device: torch.device) -> Tensor:
 
 
 def _window(op, window):
+    if window == (-1, -1):
+        return window
     if not (isinstance(window, (tuple, list)) and len(window) == 2 and all(type(n) is int and n >= -1 for n in window)):
         raise ValueError(f"{op}: window must be two integers of -1 and more, not {window!r}")
     return tuple(min(n, _MOST_LENGTH) for n in window)
@@ -172,10 +176,12 @@ def _check(op, q, dropout_p, softcap, sinks):
         raise ValueError(f"{op}: dropout_p must be in [0, 1], not {dropout_p}")
     if not isinstance(softcap, (int, float)) or not 0 <= softcap < math.inf:
         raise ValueError(f"{op}: softcap must be a finite number that is not negative, not {softcap!r}")
-    require_tensors(op, optional=True, sinks=sinks)
-    if sinks is not None and sinks.shape != q.shape[1:2]:
+    if sinks is None:
+        return
+    require_tensors(op, sinks=sinks)
+    if sinks.shape != q.shape[1:2]:
         raise ValueError(f"{op}: sinks must have the shape ({q.shape[1]},), not {tuple(sinks.shape)}")
-    if sinks is not None and sinks.device != q.device:
+    if sinks.device != q.device:
         raise RuntimeError(f"{op}: sinks must be on query's device, {q.device}, not on {sinks.device}")
 
 
@@ -201,8 +207,9 @@ def _causal_bias(attn_mask, is_causal, lower_right):
 
 def _autocast(*tensors):
     """PyTorch's rule for this op: with autocast on, it computes in autocast's dtype."""
-    query = tensors[0]
-    device = "cuda" if on_cuda(query) else "mps"
+    if not any_autocast():
+        return tensors
+    device = "cuda" if on_cuda(tensors[0]) else "mps"
     if device not in _AUTOCAST or not torch.is_autocast_enabled(device):
         return tensors
     return converted(torch.get_autocast_dtype(device), tensors)
@@ -221,6 +228,8 @@ def _four_dimensions(query, key, value, mask, enable_gqa, is_causal):
     wrong = _wrong_dtypes(query, key, value, mask)
     if wrong:
         return wrong, None
+    if mask is None and _go_together(query.shape, key.shape, value.shape, enable_gqa):
+        return None, (query, key, value, None)
     tensors = [tensor[(None,) * (4 - tensor.dim())] if tensor.dim() < 4 else tensor for tensor in (query, key, value)]
     try:
         leading = broadcast_shapes(*(tensor.shape[:-3] for tensor in tensors))
@@ -246,6 +255,13 @@ def _four_dimensions(query, key, value, mask, enable_gqa, is_causal):
     except RuntimeError as error:
         return str(error), None
     return None, (*tensors, mask)
+
+
+def _go_together(query, key, value, enable_gqa):
+    """Whether these are shapes of one batch and of heads that need no expansion, as in most calls."""
+    if not len(query) == len(key) == len(value) == 4 or not query[0] == key[0] == value[0] or key[1] != value[1]:
+        return False
+    return query[1] == key[1] or enable_gqa and key[1] > 0 and query[1] % key[1] == 0
 
 
 # The override of PyTorch's function. PyTorch takes it apart above the kernels of devices, so it stands where that

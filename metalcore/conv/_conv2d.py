@@ -73,16 +73,17 @@ def conv2d(
     *options, shape = call
     if scale is not None and scale.shape != weight.shape[:1]:
         raise RuntimeError(f"conv2d: scale of shape {list(scale.shape)} does not go with {weight.shape[0]} channels")
-    x = input if input.dim() == 4 else input[None]
+    images = input.dim() == 4
+    x = input if images else input[None]
     if residual is not None:
-        residual = residual.expand(shape if input.dim() == 4 else shape[1:])
-        residual = residual.view_as(residual) if input.dim() == 4 else residual[None]
+        residual = residual.expand(shape if images else shape[1:])
+        residual = residual.view_as(residual) if images else residual[None]
     channels_last = is_channels_last(x) or is_channels_last(weight)
     differentiated = name != "none" and any(map(_needs, (x, weight, bias, scale, residual)))
     fused = "none" if differentiated else name
     result = _conv2d(x, weight, scale, bias, residual, *options, groups, fused, channels_last)
     result = apply(result) if differentiated else result
-    return result if input.dim() == 4 else result[0]
+    return result if images else result[0]
 
 
 def _needs(x):
@@ -121,28 +122,24 @@ def call_of(x, weight, scale, bias, residual, stride, padding, dilation, groups)
     if bias is not None and bias.shape != weight.shape[:1]:
         return None
     images = x.shape[0] if x.dim() == 4 else 1
-    shape = (images, weight.shape[0], *_out_sizes(x, weight, stride, padding, dilation))
-    fits = min(shape[2:]) > 0 and max(_extent(shape), *map(_counted, (x, weight, residual))) <= COUNTED
-    return (stride, padding, dilation, shape) if fits else None
+    height, width = _out_sizes(x.shape, weight.shape, stride, padding, dilation)
+    shape = (images, weight.shape[0], height, width)
+    fits = min(height, width) > 0 and images * weight.shape[0] * height * width <= COUNTED
+    return (stride, padding, dilation, shape) if fits and all(map(_is_counted, (x, weight, residual))) else None
 
 
 def _out_sizes(x, weight, stride, padding, dilation):
-    return tuple(
-        (x.shape[d - 2] + padding[d] + padding[d + 2] - dilation[d] * (weight.shape[d + 2] - 1) - 1) // stride[d] + 1
-        for d in range(2)
-    )
+    """The height and the width of the result for these shapes."""
+    height = (x[-2] + padding[0] + padding[2] - dilation[0] * (weight[2] - 1) - 1) // stride[0] + 1
+    width = (x[-1] + padding[1] + padding[3] - dilation[1] * (weight[3] - 1) - 1) // stride[1] + 1
+    return height, width
 
 
-def _extent(shape):
-    product = 1
-    for size in shape:
-        product *= size
-    return product
-
-
-def _counted(x):
-    """How far the elements of an image are apart at most."""
-    return 0 if x is None else sum(stride * max(size - 1, 0) for size, stride in zip(x.shape[-3:], x.stride()[-3:]))
+def _is_counted(x):
+    """Whether kernels can count how far the elements of an image are apart."""
+    if x is None:
+        return True
+    return sum(stride * (size - 1) for size, stride in zip(x.shape[-3:], x.stride()[-3:])) <= COUNTED
 
 
 def _by_torch(input, weight, scale, bias, residual, stride, padding, dilation, groups):
@@ -172,7 +169,7 @@ def _check(x, weight, stride, padding, dilation, groups, activation):
         raise RuntimeError("metalcore::conv2d: stride and dilation must be 2 numbers from 1 on, padding 4 from 0 on")
     if activation not in {name for name, _ in ACTIVATIONS.values()}:
         raise RuntimeError(f"metalcore::conv2d: activation must not be {activation!r}")
-    sizes = _out_sizes(x, weight, stride, padding, dilation)
+    sizes = _out_sizes(x.shape, weight.shape, stride, padding, dilation)
     if min(sizes) < 1:
         raise RuntimeError(f"metalcore::conv2d: weight of shape {list(weight.shape)} does not fit into {list(x.shape)}")
     return (x.shape[0], weight.shape[0], *sizes)

@@ -75,7 +75,7 @@ def embedding_bag(
         )
     if input.dim() == 2:
         bags, n = input.shape
-        offsets = beside(input, torch.arange(bags, device=input.device) * n)
+        offsets = beside(input, torch.arange(0, bags * n, n, device=input.device))
     factors = None if per_sample_weights is None else per_sample_weights.reshape(-1)
     padding = -1 if padding_idx is None else padding_idx % len(weight)
     return _bag(

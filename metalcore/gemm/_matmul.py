@@ -93,10 +93,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation:
         TypeError: x or weight is no tensor.
         RuntimeError: shapes do not match.
     """
-    require_tensors("linear", x=x, weight=weight)
-    if weight.dim() > 2:
+    if not (isinstance(x, Tensor) and isinstance(weight, Tensor)):
+        require_tensors("linear", x=x, weight=weight)
+    dims = weight.dim()
+    if dims > 2:
         raise RuntimeError(f"linear: weight must have 1 or 2 dimensions, not the shape {list(weight.shape)}")
-    return matmul(x, weight.T if weight.dim() == 2 else weight, bias=bias, activation=activation)
+    return matmul(x, weight.t() if dims == 2 else weight, bias=bias, activation=activation)
 
 
 def _needs(x):
@@ -124,7 +126,7 @@ def _dimensions(a, b, bias):
         raise RuntimeError(f"matmul: a of shape {list(a)} does not go with b of shape {list(b)}")
     if bias is not None and (not columns or bias.shape != columns):
         raise RuntimeError(f"matmul: bias of shape {list(bias.shape)} does not go with b of shape {list(b)}")
-    return a[-2:-1], columns, broadcast_shapes(a[:-2], b[:-2])
+    return a[-2:-1], columns, broadcast_shapes(a[:-2], b[:-2]) if len(a) > 2 or len(b) > 2 else ()
 
 
 def _whole_shape(left, right):

@@ -94,13 +94,16 @@ def selective_log_softmax(logits: Tensor, index: Tensor) -> Tensor:
             f"selective_log_softmax: index must have the shape of logits without the last dimension, "
             f"{list(logits.shape[:-1])}, not {list(index.shape)}"
         )
-    if not _takes(logits.flatten(0, -2) if logits.dim() > 1 else logits, index.flatten() if index.dim() else index):
+    rows, classes = logits, index
+    if logits.dim() != 2 and logits.numel():
+        rows, classes = logits.reshape(-1, logits.shape[-1]), index.reshape(-1)
+    if not _takes(rows, classes):
         return logits.log_softmax(-1).gather(-1, index[..., None])[..., 0]
-    if autocast_to_float32("log_softmax", logits):
-        logits = logits.float()
-    flat = logits.reshape(-1, logits.shape[-1])
+    if autocast_to_float32("log_softmax", rows):
+        rows = rows.float()
     # No class is ignored: this one is none.
-    return -cross_entropy_rows(flat, index.reshape(-1), None, 0, _NO_CLASS, 0.0, 0.0, 0.0).view(index.shape)
+    losses = -cross_entropy_rows(rows, classes, None, 0, _NO_CLASS, 0.0, 0.0, 0.0)
+    return losses if logits.dim() == 2 else losses.view(index.shape)
 
 
 _NO_CLASS = -(2**63)

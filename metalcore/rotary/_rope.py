@@ -95,33 +95,35 @@ class _Rotation:
         if not self.on_device:
             require_tensors("rope", q=q, k=k, cos=cos, sin=sin)
             require_tensors("rope", optional=True, position_ids=position_ids)
-        _expect(heads_dim in (1, 2), f"unsqueeze_dim must be 1 or 2, not {heads_dim}")
-        _expect(q.dim() == 4, f"q must have 4 dimensions, and is {list(q.shape)}")
-        expected = list(q.shape)
+        if heads_dim not in (1, 2):
+            raise _wrong(f"unsqueeze_dim must be 1 or 2, not {heads_dim}")
+        size = q.shape
+        if len(size) != 4:
+            raise _wrong(f"q must have 4 dimensions, and is {list(size)}")
+        expected = list(size)
         expected[heads_dim] = k.shape[heads_dim] if k.dim() == 4 else -1
-        _expect(list(k.shape) == expected, f"k is {list(k.shape)}, which does not go with q, {list(q.shape)}")
-        _expect(cos.shape == sin.shape, f"cos is {list(cos.shape)}, and sin is {list(sin.shape)}")
+        if list(k.shape) != expected:
+            raise _wrong(f"k is {list(k.shape)}, which does not go with q, {list(size)}")
+        if cos.shape != sin.shape:
+            raise _wrong(f"cos is {list(cos.shape)}, and sin is {list(sin.shape)}")
         self.q, self.k, self.heads_dim, self.interleaved = q, k, heads_dim, interleaved
-        self.rotary = cos.shape[-1] if rotary_dim is None else rotary_dim
-        _expect(
-            0 < self.rotary <= q.shape[-1] and self.rotary % 2 == 0,
-            f"rotary_dim must be even and from 2 to {q.shape[-1]}, not {self.rotary}",
-        )
-        _expect(
-            cos.shape[-1] in (self.rotary, self.rotary // 2),
-            f"cos must have {self.rotary} or {self.rotary // 2} columns, not {cos.shape[-1]}",
-        )
+        columns = cos.shape[-1]
+        self.rotary = rotary = columns if rotary_dim is None else rotary_dim
+        if not 0 < rotary <= size[-1] or rotary % 2:
+            raise _wrong(f"rotary_dim must be even and from 2 to {size[-1]}, not {rotary}")
+        if columns not in (rotary, rotary // 2):
+            raise _wrong(f"cos must have {rotary} or {rotary // 2} columns, not {columns}")
         self.sections = None if sections is None else tuple(sections)
-        if self.sections is not None:
-            _expect(
-                len(self.sections) == 3 and sum(self.sections) == self.rotary // 2 and min(self.sections) >= 0,
-                f"sections must be three numbers that add up to {self.rotary // 2}, not {self.sections}",
-            )
+        if self.sections is not None and (
+            len(self.sections) != 3 or sum(self.sections) != rotary // 2 or min(self.sections) < 0
+        ):
+            raise _wrong(f"sections must be three numbers that add up to {rotary // 2}, not {self.sections}")
         self.positions = None
         if position_ids is None:
-            self.cos, self.sin = (self._along("cos and sin", table, 1) for table in (cos, sin))
+            self.cos, self.sin = self._along("cos and sin", cos, 1), self._along("cos and sin", sin, 1)
         else:
-            _expect(cos.dim() == 2, f"with position_ids cos must have 2 dimensions, and is {list(cos.shape)}")
+            if cos.dim() != 2:
+                raise _wrong(f"with position_ids cos must have 2 dimensions, and is {list(cos.shape)}")
             self.cos, self.sin, self.positions = cos, sin, self._along("position_ids", position_ids, 0)
 
     def _along(self, name, x, columns):
@@ -131,13 +133,11 @@ class _Rotation:
         y = x
         if self.sections is not None and y.dim() == 2 + columns:
             y = y.unsqueeze(1)
-        while y.dim() < 3 + columns:
-            y = y.unsqueeze(0)
-        _expect(
-            y.dim() == 3 + columns and y.shape[0] == front and y.shape[1] in (1, batch) and y.shape[2] == tokens,
-            f"{name} of {list(x.shape)} do not go with {batch} x {tokens} tokens"
-            + (" in 3 sections" if front == 3 else ""),
-        )
+        if y.dim() < 3 + columns:
+            y = y[(None,) * (3 + columns - y.dim())]
+        if y.dim() != 3 + columns or y.shape[0] != front or y.shape[1] not in (1, batch) or y.shape[2] != tokens:
+            in_sections = " in 3 sections" if front == 3 else ""
+            raise _wrong(f"{name} of {list(x.shape)} do not go with {batch} x {tokens} tokens{in_sections}")
         return y
 
     def accelerated(self):
@@ -179,9 +179,8 @@ class _Rotation:
         return _composite(self.q, self.k, *self.arguments())
 
 
-def _expect(condition, message):
-    if not condition:
-        raise ValueError(f"metalcore.rope: {message}")
+def _wrong(message):
+    return ValueError(f"metalcore.rope: {message}")
 
 
 # CPU and fake kernels

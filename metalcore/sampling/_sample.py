@@ -45,35 +45,33 @@ def sample(
         RuntimeError: there are no classes.
     """
     require_tensors("sample", logits=logits)
-    _check("temperature", temperature, 0 <= temperature < math.inf if _number(temperature) else False)
-    _check("top_k", top_k, top_k is None or type(top_k) is int and top_k > 0)
-    _check("top_p", top_p, top_p is None or _number(top_p) and 0 < top_p <= 1)
-    _check("min_p", min_p, min_p is None or _number(min_p) and 0 <= min_p <= 1)
+    if not (_number(temperature) and 0 <= temperature < math.inf):
+        raise _wrong("temperature", temperature, "a number from 0 on")
+    if not (top_k is None or type(top_k) is int and top_k > 0):
+        raise _wrong("top_k", top_k, "a positive int or None")
+    if not (top_p is None or _number(top_p) and 0 < top_p <= 1):
+        raise _wrong("top_p", top_p, "in (0, 1] or None")
+    if not (min_p is None or _number(min_p) and 0 <= min_p <= 1):
+        raise _wrong("min_p", min_p, "in [0, 1] or None")
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(f"sample: generator must be a torch.Generator, not {type(generator).__name__}")
     if logits.dim() == 0 or logits.shape[-1] == 0 or not logits.is_floating_point():
         raise RuntimeError("sample: logits must be floating-point numbers (…, C) with at least one class")
-    shape = logits.shape[:-1]
-    rows = logits.detach().reshape(-1, logits.shape[-1])
-    uniform = torch.rand(len(rows), dtype=torch.float32, device=logits.device, generator=generator)
+    rows = logits.detach()
+    rows = rows if rows.dim() == 2 else rows.reshape(-1, rows.shape[-1])
+    uniform = torch.rand(rows.shape[0], dtype=torch.float32, device=logits.device, generator=generator)
     options = float(temperature), top_k or 0, 1.0 if top_p is None else float(top_p), float(min_p or 0.0)
     run = ops.sample if accelerated(rows) and rows.numel() and rows.shape[1] < 2**31 else _by_torch
-    return run(rows, uniform, *options).view(shape)
+    drawn = run(rows, uniform, *options)
+    return drawn if logits.dim() == 2 else drawn.view(logits.shape[:-1])
 
 
 def _number(value):
     return type(value) in (float, int)
 
 
-def _check(name, value, right):
-    if not right:
-        ranges = {
-            "temperature": "a number from 0 on",
-            "top_k": "a positive int or None",
-            "top_p": "in (0, 1] or None",
-            "min_p": "in [0, 1] or None",
-        }
-        raise ValueError(f"sample: {name} must be {ranges[name]}, not {value!r}")
+def _wrong(name, value, expected):
+    return ValueError(f"sample: {name} must be {expected}, not {value!r}")
 
 
 def distribution(x: Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> Tensor:

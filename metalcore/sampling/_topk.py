@@ -42,10 +42,13 @@ def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: boo
     length = input.shape[dim]
     if not 0 <= k <= min(length, _MOST) or length > _COUNTED or input.numel() == 0:
         return torch.topk(input, k, dim, largest, sorted)
-    moved = input.movedim(dim, -1)
+    last = dim in (-1, input.dim() - 1)
+    if last and input.dim() == 2:
+        return torch.return_types.topk(_topk(input, k, largest))
+    moved = input if last else input.movedim(dim, -1)
     found = _topk(moved.reshape(-1, length), k, largest)
-    values, indices = (x.view(*moved.shape[:-1], k).movedim(-1, dim) for x in found)
-    return torch.return_types.topk((values, indices))
+    values, indices = (x.view(*moved.shape[:-1], k) for x in found)
+    return torch.return_types.topk((values, indices) if last else (values.movedim(-1, dim), indices.movedim(-1, dim)))
 
 
 @cpu_kernel("topk")
