@@ -22,6 +22,10 @@ ONLY_ON = {
     "cuda_device": "cuda",
 }
 
+# The folders whose tests build something first, or take a minute each: they begin, so that no process of pytest-xdist
+# is left with them while the others have nothing to do.
+LONGEST = {"metal_runtime", "wheels"}
+
 # The folders whose tests are not of metalcore's own functions. Those of all others use, on the simulated device, only
 # what PyTorch has kernels for on a Mac.
 LENIENT = {"cli", "cuda", "metal_runtime", "msl", "simulator", "wheels"}
@@ -65,7 +69,7 @@ def pytest_collection_modifyitems(config, items):
         (chosen if all(here in mark.args for mark in item.iter_markers("only_on")) else others).append(item)
     if others:
         config.hook.pytest_deselected(items=others)
-        items[:] = chosen
+    items[:] = sorted(chosen, key=lambda item: item.path.parent.name not in LONGEST)
 
 
 @pytest.fixture(scope="session")
