@@ -36,8 +36,8 @@ def commands():
     lines = {
         line for block in blocks("") for line in block.values[0].splitlines() if line.startswith("python -m metalcore")
     }
-    # Benchmarks and golden artifacts have tests of their own.
-    chosen = sorted(line for line in lines if "--list" in line or not re.search(" bench | golden ", line))
+    # Benchmarks, golden artifacts and the selftest have tests of their own.
+    chosen = sorted(line for line in lines if "--list" in line or not re.search(r" (bench|golden|selftest)\b", line))
     return [pytest.param(line, marks=where(line)) for line in chosen]
 
 
