@@ -1,9 +1,9 @@
 """What the host pays for a call of every op, on its smallest sample, against PyTorch's op.
 
 Three modes: under no_grad; forward with grad, whose graph is made; forward and backward. "overridden" is PyTorch's own
-function while enable_pytorch_overrides() is on for it, against the same function without. "autograd.Function" is one
-that computes nothing, or only calls silu's two operators, against PyTorch's silu: what a derivative in Python costs at
-least.
+function while enable_pytorch_overrides() is on for it, against the same function without. Two cases show what Python
+costs at least, against PyTorch's silu: "operator" calls silu's operator without a function around it, and
+"autograd.Function" is a derivative that computes nothing, or only calls silu's two operators.
 """
 
 import contextlib
@@ -27,6 +27,7 @@ TARGETS = {"no_grad": {"excess": 2e-6}, "forward": {}, "forward+backward": {"spe
 
 def cases(scale):
     found = [case for op in OPS.values() for case in cases_of(op, scale)]
+    found.append(Sampled(name="operator no_grad", sample=functools.partial(operator_alone, scale)))
     for name, function in FUNCTIONS.items():
         sample = functools.partial(derivative_in_python, function, scale)
         found.append(Sampled(name=f"autograd.Function{name}", sample=sample))
@@ -117,6 +118,16 @@ def derivative_in_python(function, scale, run):
     with device.session():
         sides = [side(function.apply, device.ours), side(torch.nn.functional.silu, device.theirs)]
         times, calls = host_seconds(run, sides, scale)
+    return Samples(ours=times[0], theirs=times[1], method=method(device), calls=calls)
+
+
+def operator_alone(scale, run):
+    """What each operator of an extension costs: its arguments come in boxes, those of PyTorch's own do not."""
+    device = run.device
+    with device.session(), torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+        ours = functools.partial(torch.ops.metalcore.silu.default._op, torch.ones(16, device=device.ours))
+        theirs = functools.partial(torch.nn.functional.silu, torch.ones(16, device=device.theirs))
+        times, calls = host_seconds(run, [(contextlib.nullcontext, ours), (contextlib.nullcontext, theirs)], scale)
     return Samples(ours=times[0], theirs=times[1], method=method(device), calls=calls)
 
 

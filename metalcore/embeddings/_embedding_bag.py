@@ -55,7 +55,7 @@ def embedding_bag(
     if (
         max_norm is not None
         or not takes(weight, input)
-        or any(type(option) is not bool for option in (scale_grad_by_freq, sparse, include_last_offset))
+        or not type(scale_grad_by_freq) is type(sparse) is type(include_last_offset) is bool
         or not _fits(input, weight, offsets, mode, per_sample_weights, include_last_offset, padding_idx)
         or mode == "max"
         and (scale_grad_by_freq or sparse)
