@@ -59,4 +59,6 @@ bool are_alike(const Tensor& a, const Tensor& b) {
   return is_float(a) && is_float(b) && a.scalar_type() == b.scalar_type() && same_device(a, b) && same_sizes(a, b);
 }
 
+MaybeTensor given(const MaybeTensor& argument) { return argument && argument->defined() ? argument : std::nullopt; }
+
 }  // namespace metalcore

@@ -94,4 +94,7 @@ class Replacement<takes, op> : public ReplacedOperator {
 bool is_float(const Tensor& tensor);
 bool are_alike(const Tensor& a, const Tensor& b);
 
+// An argument that was left out comes from PyTorch's derivatives as an undefined tensor.
+MaybeTensor given(const MaybeTensor& argument);
+
 }  // namespace metalcore

@@ -177,16 +177,7 @@ _embedding = autograd("embedding", _backward, _save)
 _gradient = autograd("embedding_backward", _double_backward, _save_backward)
 
 
-# Overrides of PyTorch's kernels
-
-
-def _override(previous, count, decline):
-    def kernel(keyset, weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
-        if not (is_plain(weight) and is_plain(indices) and takes(weight, indices)):
-            return decline(keyset, weight, indices, padding_idx, scale_grad_by_freq, sparse)
-        return count.run(_embedding, weight, indices, padding_idx, scale_grad_by_freq, sparse)
-
-    return kernel
+# The override of PyTorch's gradient. That of the rows is in csrc/ops/embedding.
 
 
 def _override_backward(previous, count, decline):
@@ -222,7 +213,7 @@ register(
         namesake="torch.nn.functional.embedding",
         operators=("embedding", "embedding_backward", "embedding_gradient"),
         integers={"input": torch.int64},
-        override=(Override("embedding", _override), Override("embedding_dense_backward", _override_backward)),
+        override=(Override("embedding"), Override("embedding_dense_backward", _override_backward)),
         samples=lambda: (
             _sample("rows", 50, 64, 200),
             _sample("odd rows", 50, 33, 200, padding_idx=7),

@@ -276,34 +276,7 @@ _bag_gradient = autograd("embedding_bag_backward", _double_backward, _save_backw
 _factors_gradient = autograd("embedding_bag_factors", _factors_backward, _save_factors)
 
 
-# Overrides of PyTorch's kernels. What the forward leaves for the backward is what PyTorch's own leaves.
-
-
-def _override(previous, count, decline):
-    def kernel(keyset, weight, indices, offsets, *rest):
-        # The defaults of what is left out.
-        by_count, mode, sparse, factors, last, padding_idx = (*rest, *_DEFAULTS[len(rest) :])
-        taken = (
-            all(map(is_plain, (weight, indices, offsets, factors)))
-            and takes(weight, indices)
-            and indices.dim() == offsets.dim() == 1
-            and offsets.dtype == indices.dtype
-            and len(offsets) > last  # pyright: ignore[reportOperatorIssue]
-            and len(indices) > 0
-            and (factors is None or mode == 0 and factors.dtype == weight.dtype)  # pyright: ignore[reportAttributeAccessIssue]
-        )
-        if not taken:
-            return decline(keyset, weight, indices, offsets, *rest)
-        places, starts = indices.long(), offsets.long()
-        options = mode, factors, last, padding_idx, by_count, sparse
-        out, sizes, maxima = count.run(ops.embedding_bag, weight, places, starts, *options)
-        bags = ops.embedding_bag_samples(starts, len(places), last)
-        return out, *(left.to(indices.dtype) for left in (bags, sizes, maxima))
-
-    return kernel
-
-
-_DEFAULTS = (False, 0, False, None, False, -1)
+# The override of PyTorch's gradient. Those of the sums are in csrc/ops/embedding.
 
 
 def _override_backward(previous, count, decline):
@@ -354,8 +327,8 @@ register(
         ),
         integers={"input": torch.int64, "offsets": torch.int64},
         override=(
-            Override("_embedding_bag", _override),
-            Override("_embedding_bag_forward_only", _override),
+            Override("_embedding_bag"),
+            Override("_embedding_bag_forward_only"),
             Override("_embedding_bag_backward", _override_backward),
         ),
         samples=lambda: (

@@ -98,7 +98,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation:
     dims = weight.dim()
     if dims > 2:
         raise RuntimeError(f"linear: weight must have 1 or 2 dimensions, not the shape {list(weight.shape)}")
-    return matmul(x, weight.t() if dims == 2 else weight, bias=bias, activation=activation)
+    return matmul(x, weight.T if dims == 2 else weight, bias=bias, activation=activation)
 
 
 def _needs(x):

@@ -39,6 +39,8 @@ std::vector<int64_t> with_depth(Sizes lead, int64_t depth) {
   return sizes;
 }
 
+}  // namespace
+
 Tensor embedding(const Tensor& weight, const Tensor& indices_, int64_t, bool, bool) {
   const char* op = "embedding";
   check_table(op, weight);
@@ -51,8 +53,6 @@ Tensor embedding(const Tensor& weight, const Tensor& indices_, int64_t, bool, bo
   embedding_into(out, as_contiguous(weight), as_contiguous(indices_));
   return out;
 }
-
-}  // namespace
 
 void embedding_into(const Tensor& out, const Tensor& table, const Tensor& indices) {
   if (out.numel() == 0) return;
@@ -75,9 +75,6 @@ void embedding_into(const Tensor& out, const Tensor& table, const Tensor& indice
   });
 }
 
-namespace {
-
-// The results of bags, the sizes of bags, and for maxima the indices that have them.
 std::tuple<Tensor, Tensor, Tensor> embedding_bag(const Tensor& weight, const Tensor& indices_, const Tensor& offsets_,
                                                  int64_t mode, const MaybeTensor& factors_, bool include_last_offset,
                                                  int64_t padding, bool, bool) {
@@ -130,7 +127,6 @@ std::tuple<Tensor, Tensor, Tensor> embedding_bag(const Tensor& weight, const Ten
   return {out, sizes, maxima};
 }
 
-// The bag of each of `count` indices.
 Tensor embedding_bag_samples(const Tensor& offsets_, int64_t count, bool include_last_offset) {
   const char* op = "embedding_bag_samples";
   check_long(op, "offsets", offsets_, offsets_, offsets_.numel());
@@ -147,6 +143,8 @@ Tensor embedding_bag_samples(const Tensor& offsets_, int64_t count, bool include
   });
   return bags;
 }
+
+namespace {
 
 // The gradient by the factors of indices, from that of bags.
 Tensor embedding_bag_factors(const Tensor& grad_, const Tensor& weight, const Tensor& indices_, const Tensor& bags_,

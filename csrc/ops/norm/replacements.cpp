@@ -52,9 +52,6 @@ namespace {
 
 using Shape = std::vector<int64_t>;
 
-// A parameter that was left out comes from PyTorch's derivatives as an undefined tensor.
-MaybeTensor given(const MaybeTensor& parameter) { return parameter && parameter->defined() ? parameter : std::nullopt; }
-
 bool are_statistics(const Tensor& tensor, int64_t count, const Tensor& x) {
   return is_float(tensor) && tensor.scalar_type() == ScalarType::Float && tensor.numel() == count &&
          same_device(tensor, x);

@@ -53,6 +53,7 @@ class Tensor {
     }
   }
 
+  bool defined() const { return true; }  // what was left out is an empty optional here
   int64_t dim() const { return static_cast<int64_t>(dims_); }
   Sizes sizes() const { return {sizes_.data(), dims_}; }
   Sizes strides() const { return {strides_.data(), dims_}; }
