@@ -10,11 +10,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import GraphModule, Node
 
-from .._core import out_variants as variants
+from .._core import torch_operators
 from .._core.arena import peak, place
 from .generated import writing_to
 from .ir import is_barrier, mutated_storages, name_of, storage_of, tensors_of, value
-from .passes.transfers import has_kernel
 
 __all__ = ["Plan", "Planned", "bind_arena", "make_plan", "out_variant"]
 
@@ -132,18 +131,18 @@ def out_variant(node: Node):
         return None
     if result.untyped_storage().nbytes() != result.numel() * result.element_size():
         return None
-    found = _out_overload(node.target)
-    if found is None or not has_kernel(found, result.device):
+    found = _out_overload(node.target, result.device)
+    if found is None:
         return None
     return (
         None if any(storage_of(t) == storage_of(result) for n in node.all_input_nodes for t in tensors_of(n)) else found
     )
 
 
-def _out_overload(target):
+def _out_overload(target, device):
     if any(spec.alias_info is not None for spec in target._schema.arguments):
         return None
-    found = variants.out_variant(target)
+    found = torch_operators.out_variant(target, device)
     return found[0] if found and found[1] == ["out"] else None
 
 

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_map_only
 from .. import _C
 from .._core.arena import peak, place
 from .._core.operators import ops
-from .._core.out_variants import out_variant
 from .._core.recording import Recording
+from .._core.torch_operators import out_variant
 from ._replay import Replay
 from ._tape import Step, Tape, key_of, tensors_in
 
@@ -167,8 +167,8 @@ def _call(step: Step, homes) -> Callable[[], Any]:
     func = step.func
     if all(value is None for value in new):
         return lambda: func(*args, **kwargs)
-    variant = out_variant(func)
-    if variant and all(value is not None for value in new):
+    variant = out_variant(func, new[0].device) if all(value is not None for value in new) else None
+    if variant:
         into, names = variant
         kwargs |= dict(zip(names, new))
         return lambda: into(*args, **kwargs)

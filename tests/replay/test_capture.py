@@ -290,3 +290,9 @@ def test_random_numbers_between_recorded_parts_are_new(device):
     captured = metalcore.capture(lambda x: torch.bernoulli(metalcore.silu(x)), x, segments=True)
     first = captured(x).clone()
     assert not torch.equal(first, captured(x))
+
+
+def test_an_operator_whose_out_overload_has_no_kernel_on_the_device(device):
+    captured = metalcore.capture(lambda x: metalcore.silu(x.var(1)), torch.randn(4, 300, device=device), segments=True)
+    x = torch.randn(4, 300, device=device)
+    same(captured(x), metalcore.silu(x.var(1)))

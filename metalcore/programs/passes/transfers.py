@@ -12,10 +12,11 @@ from torch.fx.node import map_arg
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ..._core.torch_operators import full_name, mps_kernels
 from ..ir import name_of, value, written
 from ..rewriting import Emitter
 
-__all__ = ["has_kernel", "is_lacking", "lacks_kernel", "put_on_cpu"]
+__all__ = ["is_lacking", "lacks_kernel", "put_on_cpu"]
 
 _CPU = torch.device("cpu")
 
@@ -88,43 +89,11 @@ class _Called(TorchDispatchMode):
 @functools.cache
 def is_lacking(target: torch._ops.OpOverload) -> bool:
     """Whether PyTorch on a Mac has no kernel of its own for an operator, and none that is made of others."""
-    name = _full_name(target)
-    if not name.startswith("aten::") or name in _kernels():
+    name = full_name(target)
+    if not name.startswith("aten::") or name in mps_kernels():
         return False
     composites = ("CompositeImplicitAutograd", "CompositeExplicitAutograd")
     return not any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in composites)
-
-
-@functools.cache
-def has_kernel(target: torch._ops.OpOverload, device: torch.device) -> bool:
-    """Whether PyTorch has a kernel for an operator that is for this kind of device."""
-    name = _full_name(target)
-    return name in (_kernels() if device.type == "mps" else _Registered(device.type.upper()))
-
-
-def _full_name(target):
-    schema = target._schema
-    return f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
-
-
-@functools.cache
-def _kernels():
-    """The operators with an MPS kernel: PyTorch's own, or those of its table where the device is simulated."""
-    if getattr(torch._C, "_metalcore_simulates_mps", False):
-        from ...simulator import mac_operators
-
-        return mac_operators.kernels() | mac_operators.on_cpu()
-    return _Registered("MPS")
-
-
-class _Registered:
-    """The operators with a kernel at a dispatch key."""
-
-    def __init__(self, key):
-        self.key = key
-
-    def __contains__(self, name):
-        return torch._C._dispatch_has_kernel_for_dispatch_key(name, self.key)
 
 
 def _move(module, node, device):

@@ -1,0 +1,60 @@
+"""PyTorch's operators: which have a kernel on a device, and which write their results into memory of the caller."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Container
+from typing import Any
+
+import torch
+
+__all__ = ["full_name", "has_kernel", "mps_kernels", "out_variant"]
+
+
+@functools.cache
+def out_variant(func: Any, device: torch.device) -> tuple[Any, list[str]] | None:
+    """The overload that writes results into tensors of a device, and the names of these arguments; None where there is
+    none. An operator may have a kernel for the device, and its out overload none, as var on mps."""
+    if func._schema.is_mutable:
+        return None
+    wanted = [(argument.name, str(argument.type)) for argument in func._schema.arguments]
+    for name in func.overloadpacket.overloads():
+        other = getattr(func.overloadpacket, name)
+        outs = [argument for argument in other._schema.arguments if argument.is_out]
+        rest = [(a.name, str(a.type)) for a in other._schema.arguments if not a.is_out]
+        if torch.Tag.generated in other.tags:  # it computes a new tensor and copies it
+            continue
+        if len(outs) == len(func._schema.returns) and all(str(a.type) == "Tensor" for a in outs) and rest == wanted:
+            return (other, [argument.name for argument in outs]) if has_kernel(other, device) else None
+    return None
+
+
+@functools.cache
+def has_kernel(target: torch._ops.OpOverload, device: torch.device) -> bool:
+    """Whether PyTorch has a kernel for an operator that is for this kind of device."""
+    return full_name(target) in (mps_kernels() if device.type == "mps" else _Registered(device.type.upper()))
+
+
+def full_name(target: torch._ops.OpOverload) -> str:
+    schema = target._schema
+    return f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+
+
+@functools.cache
+def mps_kernels() -> Container[str]:
+    """The operators with an MPS kernel: PyTorch's own, or those of its table where the device is simulated."""
+    if getattr(torch._C, "_metalcore_simulates_mps", False):
+        from ..simulator import mac_operators
+
+        return mac_operators.kernels() | mac_operators.on_cpu()
+    return _Registered("MPS")
+
+
+class _Registered:
+    """The operators with a kernel at a dispatch key."""
+
+    def __init__(self, key):
+        self.key = key
+
+    def __contains__(self, name):
+        return torch._C._dispatch_has_kernel_for_dispatch_key(name, self.key)
