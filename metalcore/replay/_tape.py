@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .. import _C
 from .._core.recording import Observer, did_work, observed, operator_name, storage_keys
@@ -109,10 +109,11 @@ class Tape(Observer):
         given = storage_keys(args, kwargs)
         if reads_on_host(func, args, kwargs):
             self.host_reads.append(operator_name(func))
+        own_args, own_kwargs = _as_they_are(args, kwargs)
         result = func(*args, **kwargs)
         if did_work(func, given, result):
             _C.note_torch_step(operator_name(func))
-            self.steps.append(Step(func, args, kwargs, result))
+            self.steps.append(Step(func, own_args, own_kwargs, _as_they_are(result)[0]))
         return result
 
     def _note(self, tensor, kind):
@@ -124,6 +125,11 @@ class Tape(Observer):
         if key not in self._alive:
             self._alive[key] = tensor.untyped_storage()
             kind.add(key)
+
+
+def _as_they_are(*values):
+    """The values with other tensors of the same memory: the function may give its own another shape in place."""
+    return tree_map_only(Tensor, Tensor.detach, values)
 
 
 def reads_on_host(func, args, kwargs) -> bool:

@@ -292,6 +292,21 @@ def test_random_numbers_between_recorded_parts_are_new(device):
     assert not torch.equal(first, captured(x))
 
 
+def test_tensors_that_get_another_shape_in_place_later(device):
+    weight = torch.randn(4, 4, device=device)
+
+    def function(x):
+        y = x.exp()
+        z, kept = torch.mm(y, weight), torch.tril(y)
+        y.t_()
+        kept.t_()
+        return metalcore.softmax(y, -1), z, kept
+
+    captured = metalcore.capture(function, torch.randn(4, 4, device=device), segments=True)
+    x = torch.randn(4, 4, device=device)
+    same(captured(x), function(x))
+
+
 def test_an_operator_whose_out_overload_has_no_kernel_on_the_device(device):
     captured = metalcore.capture(lambda x: metalcore.silu(x.var(1)), torch.randn(4, 300, device=device), segments=True)
     x = torch.randn(4, 300, device=device)
