@@ -7,6 +7,8 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
+from .._core.shapes import may_share_memory
+
 __all__ = ["Inputs"]
 
 
@@ -37,6 +39,11 @@ class Inputs:
                 raise TypeError(f"{self.what}: input {i} must be a tensor, not {type(tensor).__name__}")
             if _layout(tensor, self.bind) != layout:
                 self._refuse(i, tensor, layout)
+            if self.bind and (tensor.is_neg() or tensor.is_conj()):
+                raise ValueError(
+                    f"{self.what}: input {i} is a negated or conjugated view, whose memory has other numbers: give it "
+                    "a clone()"
+                )
 
     def check_apart(self, given: Sequence[Tensor], owned: Collection[int]) -> None:
         """Raises ValueError where memory to be bound is the capture's own, or another input's."""
@@ -95,12 +102,8 @@ def _check_example(what, i, example, first):
         raise ValueError(f"{what}: example {i} is on the CPU; its operators need no replay")
     if example.device != first.device:
         raise ValueError(f"{what}: example {i} is on {example.device}, and example 0 on {first.device}")
-    if example.layout is not torch.strided or _overlaps(example):
+    if example.layout is not torch.strided or may_share_memory(example.shape, example.stride()):
         raise ValueError(f"{what}: elements of example {i} share memory, or have none of their own: give it a clone()")
-
-
-def _overlaps(tensor):
-    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride()))
 
 
 def _span(tensor):

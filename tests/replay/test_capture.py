@@ -249,6 +249,7 @@ def test_examples_that_cannot_be_captured(device):
         ((3,), TypeError, "example 0 must be a tensor, not int"),
         ((x.cpu(),), ValueError, "example 0 is on the CPU"),
         ((x[:1].expand(4, 300),), ValueError, "elements of example 0 share memory"),
+        ((x.as_strided((4, 300), (1, 1)),), ValueError, "elements of example 0 share memory"),
     ):
         with pytest.raises(error, match=says):
             metalcore.capture(lambda x: metalcore.silu(x), *examples)
@@ -311,3 +312,13 @@ def test_an_operator_whose_out_overload_has_no_kernel_on_the_device(device):
     captured = metalcore.capture(lambda x: metalcore.silu(x.var(1)), torch.randn(4, 300, device=device), segments=True)
     x = torch.randn(4, 300, device=device)
     same(captured(x), metalcore.silu(x.var(1)))
+
+
+def test_negated_views(device):
+    negated = torch.view_as_complex(torch.randn(4, 32, 2, device=device)).conj().imag
+    same(metalcore.capture(metalcore.silu, negated.clone())(negated), metalcore.silu(negated))
+    bound = metalcore.capture(
+        metalcore.silu, torch.view_as_complex(torch.randn(4, 32, 2, device=device)).imag, bind=True
+    )
+    with pytest.raises(ValueError, match="input 0 is a negated or conjugated view"):
+        bound(negated)
