@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from .._core.shapes import may_share_memory
 from . import generated
 from .ir import mutated_storages, storage_of, tensors_of, value
 from .options import Options
@@ -241,6 +242,11 @@ def _check(given, name, expected):
             raise ValueError(f"{name}: this program is for {what} {_text(wanted)}, and not for {_text(found)}")
     if given.stride() == expected.stride():
         return given
+    if may_share_memory(expected.shape, expected.stride()):
+        raise ValueError(
+            f"{name}: this program is for strides {list(expected.stride())}, where elements share memory, and not for "
+            f"{list(given.stride())}; compile it for a contiguous() example"
+        )
     return torch.empty_strided(expected.shape, expected.stride(), dtype=given.dtype, device=given.device).copy_(given)
 
 

@@ -81,3 +81,27 @@ def test_keywords_and_keys_have_any_order(device):
     for parts, keywords in (({"a": a}, {"scale": scale, "shift": shift}), ({"a": a, "b": b}, {"scale": scale})):
         with pytest.raises(ValueError, match="this program takes arguments like"):
             program(parts, **keywords)
+
+
+def test_a_negated_view_is_read_negated(device):
+    """The generated kernel's strides are those of the memory that it reads."""
+
+    class Net(nn.Module):
+        def forward(self, x):
+            return x * 2 + 1, x.relu() - 3
+
+    pairs = torch.arange(48.0).reshape(6, 4, 2).to(device)
+    negated = torch.view_as_complex(pairs).conj().imag
+    assert negated.is_neg()
+    agree(Net()(negated), metalcore.compile(Net(), (pairs[..., 1],))(negated))
+    agree(Net()(negated), torch.compile(Net(), backend="metalcore")(negated))
+
+
+@pytest.mark.parametrize("strides", [(0, 1), (1, 1)])
+def test_an_example_whose_elements_share_memory(device, strides):
+    x = torch.randn(12).to(device)
+    example = x.as_strided((3, 4), strides)
+    program = metalcore.compile(nn.Tanh(), (example,))
+    agree(example.tanh(), program(example))
+    with pytest.raises(ValueError, match=r"strides \[\d, 1\], where elements share memory, and not for \[4, 1\]"):
+        program(x.view(3, 4))

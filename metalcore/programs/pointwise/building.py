@@ -151,7 +151,8 @@ class Generated:
             if tensor.shape != shape or tensor.dtype != dtype:
                 wanted = f"{dtype} {list(shape)}".removeprefix("torch.")
                 raise RuntimeError(f"input {k} must be {wanted}, as the kernel was made for, not {_described(tensor)}")
-            checked.append(tensor.to(device) if tensor.device != device and tensor.dim() == 0 else tensor)
+            tensor = tensor.to(device) if tensor.device != device and tensor.dim() == 0 else tensor
+            checked.append(tensor.resolve_neg())  # its strides decide the kernel, and a later copy has others
         return checked
 
 
