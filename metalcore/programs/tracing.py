@@ -155,6 +155,10 @@ def _lift(module):
     """The module with a placeholder for each tensor that it gets by a name, at the end of its inputs."""
     graph, owner = copy.deepcopy(module.graph), module
     lifted = GraphModule(owner, graph)
+    for node in graph.nodes:
+        # What is written to x.data would leave no trace.
+        if node.target is torch._C._autograd._get_data_attr:  # pyright: ignore[reportAttributeAccessIssue]
+            node.op, node.target = "call_method", "detach"
     last = next((node for node in reversed(graph.nodes) if node.op == "placeholder"), None)
     by_name, tensors = {}, []
     for node in list(graph.nodes):

@@ -375,3 +375,13 @@ def test_kernels_whose_strides_are_not_those_of_their_fake_tensors(device):
 
     x = torch.randn(4, 5, 16, device=device)
     agree(function(x), compiled(function)(x))
+
+
+def test_what_is_written_to_data(device):
+    def function(x):
+        x.data.add_(1)
+        return x * 2
+
+    x, other = (torch.ones(3, device=device, requires_grad=True) for _ in range(2))
+    agree(function(x), compiled(function)(other))
+    assert torch.equal(x, other)
