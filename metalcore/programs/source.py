@@ -25,7 +25,8 @@ class Source(NamedTuple):
         graph: the fused graph, with flat inputs and results.
         owner: what has the tensors of its get_attr nodes.
         recipe: how its constants were made of parameters, if some were.
-        state: the parameters and buffers of the module that was compiled, as its state_dict names them.
+        state: the parameters and buffers of the module that was compiled, as its state_dict names them; None after it
+            was loaded.
         specs: the structure of arguments and of results.
         target: the name of the target that it was compiled for.
     """
@@ -33,7 +34,7 @@ class Source(NamedTuple):
     graph: Graph
     owner: torch.nn.Module
     recipe: Recipe | None
-    state: dict[str, Tensor]
+    state: dict[str, Tensor] | None
     options: Options
     fused: tuple[Rewritten, ...]
     specs: tuple[TreeSpec, TreeSpec]

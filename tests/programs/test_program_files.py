@@ -423,3 +423,9 @@ def test_files_may_have_the_operators_of_all_patterns():
     found = {name for path in folder.glob("*.py") for name in re.findall(r"ops\.metalcore\.(\w+)", path.read_text())}
     assert {"rms_norm", "gated", "group_norm"} <= found
     assert not [name for name in (*found, "rope", "attention", "matmul") if not operators.find(f"metalcore::{name}")]
+
+
+def test_weights_apart_of_a_module_that_has_none(device, tmp_path):
+    x = torch.randn(3, 4).to(device)
+    metalcore.compile(nn.Tanh(), (x,)).save(tmp_path / "tanh.mcore", weights="apart")
+    agree(x.tanh(), metalcore.load(tmp_path / "tanh.mcore")(x))

@@ -99,7 +99,7 @@ def _source(manifest, tensors, device):
     generated = [SINGLE] if manifest["single"] else None if manifest["generated"] else []
     options = Options(fusions=generated, memory=manifest["memory"], fallback=False)
     fused = tuple(Rewritten(pattern, place, (), ()) for pattern, place in manifest["fused"])
-    return Source(reader.graph, reader.owner, None, {}, options, fused, (arguments, results), manifest["target"])
+    return Source(reader.graph, reader.owner, None, None, options, fused, (arguments, results), manifest["target"])
 
 
 def _folded(entry, tensors, device):

@@ -42,7 +42,7 @@ def save(
         raise ValueError("only programs of metalcore.compile and metalcore.load can be saved")
     path = Path(path)
     apart = None if weights == INSIDE else path.with_suffix(".safetensors") if weights == APART else Path(weights)
-    if apart is not None and not source.state:
+    if apart is not None and source.state is None:
         raise ValueError("a program that was loaded no longer has the module's weights; save it with weights='inside'")
     if apart is not None and apart.absolute() == path.absolute():
         raise ValueError(f"{path} cannot be the file of the weights as well")
@@ -83,7 +83,7 @@ class _Writer:
         self.apart: dict[str, Tensor] = {}
         self._entries: dict[int, tuple[Tensor, dict[str, Any]]] = {}  # by storage
         self._state_names: dict[tuple, list[str]] = {}
-        for name, tensor in source.state.items():
+        for name, tensor in (source.state or {}).items():
             self._state_names.setdefault(_identity(tensor), []).append(name)
 
     def sections(self) -> dict[str, Any]:
