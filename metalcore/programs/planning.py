@@ -127,7 +127,8 @@ def out_variant(node: Node):
     if name_of(node) is None or is_barrier(node) or not isinstance(value(node), Tensor):
         return None
     result = value(node)
-    if result.layout is not torch.strided or not _is_dense(result) or result.storage_offset():
+    # PyTorch's gelu, and others, leave memory of other strides unwritten where they find contiguous arguments.
+    if result.layout is not torch.strided or not result.is_contiguous() or result.storage_offset():
         return None
     if result.untyped_storage().nbytes() != result.numel() * result.element_size():
         return None
@@ -144,17 +145,6 @@ def _out_overload(target, device):
         return None
     found = torch_operators.out_variant(target, device)
     return found[0] if found and found[1] == ["out"] else None
-
-
-def _is_dense(tensor):
-    expected = 1
-    for size, stride in sorted(zip(tensor.shape, tensor.stride()), key=operator.itemgetter(1)):
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def bind_arena(module: GraphModule, plan: Plan, device: torch.device) -> Tensor | None:

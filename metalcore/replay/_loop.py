@@ -167,7 +167,8 @@ def _call(step: Step, homes) -> Callable[[], Any]:
     func = step.func
     if all(value is None for value in new):
         return lambda: func(*args, **kwargs)
-    variant = out_variant(func, new[0].device) if all(value is not None for value in new) else None
+    writable = all(value is not None and value.is_contiguous() for value in new)  # some write no other strides
+    variant = out_variant(func, new[0].device) if writable else None
     if variant:
         into, names = variant
         kwargs |= dict(zip(names, new))

@@ -159,3 +159,20 @@ def test_an_exported_program(device):
     agree(module(x), program(x))
     with pytest.raises(ValueError, match="convert the module before it is exported"):
         metalcore.compile(torch.export.export(module, (x,)), dtype=torch.float16)
+
+
+def test_a_result_whose_strides_are_not_those_of_its_arguments(device):
+    """Where a convolution's result is channels-last against its fake tensor's strides, gelu(out=) would write nothing
+    into memory of these strides."""
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.linear = torch.nn.Conv2d(32, 32, 3, padding=1, groups=32), torch.nn.Linear(32, 32)
+
+        def forward(self, x):
+            image = x.mT.unflatten(2, (8, 5))
+            return self.linear(torch.nn.functional.gelu(self.conv(image).flatten(2).mT))
+
+    module, x = Net().to(device), torch.randn(6, 40, 32, device=device)
+    agree(module(x), metalcore.compile(module, (x,), fusions=[])(x))
