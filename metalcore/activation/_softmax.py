@@ -82,6 +82,13 @@ def _in_range(dim, dims):
     return type(dim) is int and -dims <= dim < dims
 
 
+def _check_dim(name, dim, dims):
+    """Raises what the kernel raises, so that a graph, or a program's file, with a wrong `dim` is refused at once."""
+    if not _in_range(dim, dims):
+        dims = dims or 1
+        raise RuntimeError(f"metalcore::{name}: dim must be in [{-dims}, {dims - 1}], not {dim}")
+
+
 def _register(name, aten_forward, aten_backward, double_backward):
     # PyTorch's CPU kernels have no half_to_float.
     @cpu_kernel(name)
@@ -94,6 +101,7 @@ def _register(name, aten_forward, aten_backward, double_backward):
 
     @fake_kernel(name)
     def _(x, dim, half_to_float):
+        _check_dim(name, dim, x.dim())
         dtype = torch.float32 if half_to_float else x.dtype
         return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
@@ -153,6 +161,7 @@ def _(x, dim, half_to_float, scale):
 
 @fake_kernel("softmax_scaled")
 def _(x, dim, half_to_float, scale):
+    _check_dim("softmax_scaled", dim, x.dim())
     dtype = torch.float32 if half_to_float else x.dtype
     return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 

@@ -429,3 +429,14 @@ def test_weights_apart_of_a_module_that_has_none(device, tmp_path):
     x = torch.randn(3, 4).to(device)
     metalcore.compile(nn.Tanh(), (x,)).save(tmp_path / "tanh.mcore", weights="apart")
     agree(x.tanh(), metalcore.load(tmp_path / "tanh.mcore")(x))
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_a_dimension_that_is_none_is_refused(device, name, tmp_path):
+    x = torch.randn(3, 4).to(device)
+    metalcore.compile(nn.Softmax(-1) if name == "softmax" else nn.LogSoftmax(-1), (x,)).save(tmp_path / "one.mcore")
+    set_entry, manifest = change(tmp_path / "one.mcore")
+    operation = manifest["operations"][0]
+    path = set_entry(["operations", 0, "arguments"], [operation["arguments"][0], -6, *operation["arguments"][2:]])
+    with pytest.raises(ProgramFileError):
+        metalcore.load(path)
