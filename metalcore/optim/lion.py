@@ -69,8 +69,10 @@ class Lion(MultiTensor, torch.optim.Optimizer):  # pyright: ignore[reportIncompa
         if isinstance(lr, torch.Tensor) and lr.numel() != 1:
             raise ValueError("Tensor lr must be 1-element")
         for name, value in (("learning rate", lr), ("weight_decay value", weight_decay)):
-            if value < 0.0:
+            if not value >= 0.0:
                 raise ValueError(f"Invalid {name}: {value}")
+        if len(betas) != 2:
+            raise ValueError(f"Invalid betas: Lion has two, and not {len(betas)}")
         for index, beta in enumerate(betas):
             if not 0.0 <= beta < 1.0:
                 raise ValueError(f"Invalid beta parameter at index {index}: {beta}")

@@ -80,7 +80,7 @@ class SOAP(MultiTensor, torch.optim.Optimizer):  # pyright: ignore[reportIncompa
         if isinstance(lr, torch.Tensor) and lr.numel() != 1:
             raise ValueError("Tensor lr must be 1-element")
         for name, value in (("learning rate", lr), ("epsilon value", eps), ("weight_decay value", weight_decay)):
-            if value < 0.0:
+            if not value >= 0.0:
                 raise ValueError(f"Invalid {name}: {value}")
         for name, beta in (("betas[0]", betas[0]), ("betas[1]", betas[1]), ("shampoo_beta", shampoo_beta)):
             if beta is not None and not 0.0 <= beta < 1.0:

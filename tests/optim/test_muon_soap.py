@@ -168,6 +168,7 @@ def test_soap_errors(device):
     p = torch.nn.Parameter(torch.zeros(3, 3, device=device))
     for options, text in (
         ({"lr": -1.0}, "Invalid learning rate: -1.0"),
+        ({"lr": float("nan")}, "Invalid learning rate: nan"),
         ({"betas": (0.9, 1.0)}, r"Invalid betas\[1\]: 1.0"),
         ({"precondition_frequency": 0}, "precondition_frequency must be an integer of at least 1, not 0"),
         ({"max_precond_dim": 1.5}, "max_precond_dim must be an integer of at least 1, not 1.5"),

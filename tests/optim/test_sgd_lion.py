@@ -202,7 +202,9 @@ def test_bad_options():
     p = torch.nn.Parameter(torch.zeros(3))
     for options, error, text in (
         ({"lr": -1.0}, ValueError, "Invalid learning rate: -1.0"),
+        ({"lr": float("nan")}, ValueError, "Invalid learning rate: nan"),
         ({"betas": (0.9, 1.0)}, ValueError, "Invalid beta parameter at index 1: 1.0"),
+        ({"betas": (0.9,)}, ValueError, "Invalid betas: Lion has two, and not 1"),
         ({"weight_decay": -0.1}, ValueError, "Invalid weight_decay value: -0.1"),
         ({"lr": torch.zeros(2)}, ValueError, "Tensor lr must be 1-element"),
         ({"state_dtype": torch.float64}, ValueError, "state_dtype must be float32, bfloat16 or None"),
