@@ -61,6 +61,10 @@ def compile(
         RuntimeError: the module cannot be exported, or its shapes are dynamic.
         TargetError: the program does not fit its target; the message has each place, why, and what would help.
     """
+    if target is not None and not isinstance(target, Target):
+        raise TypeError(f"target must be one of metalcore.programs.targets, not {target!r}")
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"dtype must be a floating-point torch.dtype, not {dtype!r}")
     if fusions is None and target is not None:
         fusions = target.fusions
     options = Options(fusions=fusions, memory=memory, fallback=False)

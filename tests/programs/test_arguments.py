@@ -105,3 +105,10 @@ def test_an_example_whose_elements_share_memory(device, strides):
     agree(example.tanh(), program(example))
     with pytest.raises(ValueError, match=r"strides \[\d, 1\], where elements share memory, and not for \[4, 1\]"):
         program(x.view(3, 4))
+
+
+@pytest.mark.parametrize("options", [{"target": "apple"}, {"dtype": "half"}, {"dtype": torch.int32}], ids=str)
+def test_options_of_other_types_are_refused_by_name(device, options):
+    ((name, _),) = options.items()
+    with pytest.raises(TypeError, match=f"{name} must be"):
+        metalcore.compile(nn.Linear(4, 3).to(device), (torch.randn(2, 4).to(device),), **options)
