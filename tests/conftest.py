@@ -87,7 +87,8 @@ def seed():
 @pytest.fixture(autouse=True)
 def strict_where_it_matters(request):
     if kind(request.config) == "simulator":
+        from metalcore._core.switches import switched_on
         from metalcore.simulator import device
 
         strict = request.path.parent.name not in LENIENT and not request.node.get_closest_marker("lenient")
-        device.set_strict(strict or os.environ.get("METALCORE_SIMULATOR_STRICT") == "1")
+        device.set_strict(strict or switched_on("METALCORE_SIMULATOR_STRICT"))

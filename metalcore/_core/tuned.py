@@ -5,10 +5,10 @@ METALCORE_TUNING=0 leaves them out: plans are then those for the GPU's family.
 
 from __future__ import annotations
 
-import os
 import threading
 
 from .. import _C
+from .switches import switched_on
 
 __all__ = ["wanted"]
 
@@ -18,7 +18,7 @@ _asked: set[str] = set()
 
 def wanted() -> bool:
     """Whether this process uses measured values."""
-    return os.environ.get("METALCORE_TUNING") != "0"
+    return switched_on("METALCORE_TUNING", default=True)
 
 
 def _load(device_type):

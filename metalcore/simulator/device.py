@@ -12,6 +12,7 @@ import torch
 
 from .. import _C, _device_library
 from .._core.routing import DEVICES
+from .._core.switches import switched_on
 from . import mac_operators
 
 OLDEST_TORCH = (2, 10)
@@ -34,7 +35,7 @@ def install():
             "metalcore.simulator must be imported before the first backward(): PyTorch's autograd "
             "engine has started and counted the devices without the simulated one"
         )
-    strict = os.environ.get("METALCORE_SIMULATOR_STRICT", "0") not in ("", "0")
+    strict = switched_on("METALCORE_SIMULATOR_STRICT")
     if strict:
         mac_operators.kernels()  # raises where there is no table
     extension.install()
@@ -85,7 +86,7 @@ def refuse_if_unsound():
         raise RuntimeError("metalcore.simulator: this PyTorch has a real MPS backend, which needs no simulation")
     if not sys.platform.startswith("linux"):
         raise RuntimeError(f"metalcore.simulator runs on Linux, not on {sys.platform}")
-    if os.environ.get("METALCORE_HIDE_CUDA") == "1":
+    if switched_on("METALCORE_HIDE_CUDA"):
         # The driver reads this once, so it helps only where nothing has asked for devices before.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     present = torch._C._get_accelerator().type

@@ -53,12 +53,24 @@ def test_seed_must_fit(seed):
         checking(seed=seed)
 
 
-@pytest.mark.parametrize(("setting", "expected"), [("1", True), ("0", False), ("", False)])
+@pytest.mark.parametrize(
+    ("setting", "expected"), [("1", True), ("On", True), ("0", False), ("OFF", False), ("", False)]
+)
 def test_the_environment_switches_checking_on(setting, expected):
     code = "from metalcore.simulator.checking_mode import enabled; print(enabled())"
     environment = {**os.environ, "METALCORE_CHECK": setting}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert result.stdout == f"{expected}\n", result.stderr
+
+
+@pytest.mark.parametrize("variable", ["METALCORE_CHECK", "METALCORE_FTZ"])
+def test_a_setting_that_is_none_is_refused(variable):
+    environment = {**os.environ, variable: "2"}
+    result = subprocess.run([sys.executable, "-c", "import metalcore"], env=environment, capture_output=True, text=True)
+    assert (
+        f"ValueError: metalcore: {variable} must be 1, on, yes or true, or 0, off, no or false, got '2'"
+        in result.stderr
+    )
 
 
 def test_a_forked_child_checks_too():

@@ -262,7 +262,8 @@ def test_the_environment_variable():
 
     path = os.pathsep.join([str(ROOT), str(children.AUTOLOAD)])
     program = "import torch; print(torch.backends.mps.is_available())"
-    assert python("-c", program, PYTHONPATH=path, METALCORE_SIMULATOR="1") == "True\n"
+    for setting, expected in (("1", True), ("on", True), ("0", False), ("False", False), ("", False)):
+        assert python("-c", program, PYTHONPATH=path, METALCORE_SIMULATOR=setting) == f"{expected}\n"
     off = {"METALCORE_SIMULATOR": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     assert python("-c", program, PYTHONPATH=path, **off) == "False\n"
 

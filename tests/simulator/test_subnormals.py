@@ -96,7 +96,9 @@ print((y * 0.5).sum().item() == 9 * 2.0**-1071)
     assert done.stdout == "True\nTrue\n", done.stderr
 
 
-@pytest.mark.parametrize(("setting", "expected"), [("1", True), ("0", False), ("", False)])
+@pytest.mark.parametrize(
+    ("setting", "expected"), [("1", True), ("On", True), ("0", False), ("OFF", False), ("", False)]
+)
 def test_the_environment_switches_it_on(setting, expected):
     code = "from metalcore import _C; print(_C.simulator_info()['flushing'])"
     environment = {**os.environ, "METALCORE_FTZ": setting}

@@ -3,6 +3,7 @@
 #include "pool.h"
 #include "runtime.h"
 #include "scratch.h"
+#include "switches.h"
 #include "text.h"
 #include "threadgroup.h"
 #include "trap.h"
@@ -10,8 +11,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -47,10 +46,7 @@ void execute_normal(const Launch& launch) {
 
 // The bits are the seed, then whether misaligned accesses are allowed, then whether checking is on.
 std::atomic<uint64_t>& checking_state() {
-  static std::atomic<uint64_t> state = [] {
-    const char* text = std::getenv("METALCORE_CHECK");
-    return text && *text && std::strcmp(text, "0") != 0 ? 1u : 0u;
-  }();
+  static std::atomic<uint64_t> state = switched_on("METALCORE_CHECK") ? 1 : 0;
   return state;
 }
 

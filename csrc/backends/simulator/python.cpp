@@ -216,8 +216,10 @@ PyObject* set_device_functions_python(PyObject*, PyObject* args) {
 }
 
 PyObject* checking_python(PyObject*, PyObject*) {
-  const Checking now = checking();
-  return Py_BuildValue("(NIN)", PyBool_FromLong(now.on), now.seed, PyBool_FromLong(now.misaligned));
+  return guarded([&] {
+    const Checking now = checking();
+    return Py_BuildValue("(NIN)", PyBool_FromLong(now.on), now.seed, PyBool_FromLong(now.misaligned));
+  });
 }
 
 PyObject* set_threads(PyObject*, PyObject* args) {

@@ -1,8 +1,8 @@
 #include "subnormals.h"
 
+#include "switches.h"
+
 #include <atomic>
-#include <cstdlib>
-#include <cstring>
 #include <stdexcept>
 
 namespace metalcore::simulator {
@@ -27,10 +27,7 @@ void set_control(unsigned long) {}
 #endif
 
 std::atomic<bool>& state() {
-  static std::atomic<bool> on = [] {
-    const char* text = std::getenv("METALCORE_FTZ");
-    return kFlush && text && *text && std::strcmp(text, "0") != 0;
-  }();
+  static std::atomic<bool> on = switched_on("METALCORE_FTZ") && kFlush;
   return on;
 }
 
