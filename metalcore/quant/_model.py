@@ -145,15 +145,8 @@ def plan(model: torch.nn.Module, mixture: str, skip: Iterable[str], types: Mappi
         getattr(model, f"get_{kind}_embeddings", lambda: None)() for kind in ("output", "input")
     )  # the modules
     modules = dict(model.named_modules())
-    names = {module: name for name, module in modules.items()}
-    tied = (
-        output is not None
-        and embedding is not None
-        and (
-            getattr(output, "weight", 0) is getattr(embedding, "weight", 1)
-            or names.get(embedding, 0) == _ties(model).get(names.get(output, ""), 1)
-        )
-    )
+    places, ties = _places(model), _ties(model)
+    tied = output is not None and embedding is not None and _one_weight(output, embedding, places, ties)
     found = {name: module for name, module in modules.items() if _kind(module)}
     roles = {
         name: "output" if module is output else "embedding" if module is embedding else role_of(name)
@@ -161,16 +154,20 @@ def plan(model: torch.nn.Module, mixture: str, skip: Iterable[str], types: Mappi
     }
     shape = shape_of(model, sum(role == "v" for role in roles.values()), tied)
     result: Plan = {}
+    explicit: set[str] = set()  # modules whose types the caller gives
     values = 0
     for name, module in found.items():
-        reason = _reason(name, module, roles[name], skipped)
-        chosen = next((type for pattern, type in given.items() if pattern.search(name)), None)
+        names = places[module]
+        reason = _reason(names, module, roles[name], skipped)
+        chosen = next((type for pattern, type in given.items() if any(map(pattern.search, names))), None)
         layer = layer_of(name)
         if roles[name] == "v":
             layer, values = values, values + 1
         if reason is not None:
             result[name] = reason
             continue
+        if chosen is not None:
+            explicit.add(name)
         parts = []
         for role, length in _rows(module, roles[name]):
             weight = Weight(role, length, layer, _kind(module) == "experts")
@@ -180,18 +177,43 @@ def plan(model: torch.nn.Module, mixture: str, skip: Iterable[str], types: Mappi
         result[name] = (
             f"no blocks divide its rows of {_rows(module, '')[0][1]}" if None in parts else tuple(parts)  # pyright: ignore
         )
-    if tied:
-        _alike(result, found, output, embedding)
+    for source, module in found.items():
+        for target, other in found.items() if _kind(module) == "embedding" else ():
+            if other is not module and _one_weight(other, module, places, ties):
+                _alike(result, source, target, explicit, tied and other is output)
     return result
 
 
-def _alike(result, found, output, embedding):
-    """One weight has one type."""
-    names = [next((name for name, module in found.items() if module is one), None) for one in (embedding, output)]
-    if None not in names:
-        first, second = (result[name] for name in names)
-        kept = first if isinstance(first, str) else second if isinstance(second, str) else first
-        result.update(dict.fromkeys(names, kept))
+def _places(model):
+    """All names of each module: one may stand at several places."""
+    places: dict[torch.nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        places.setdefault(module, []).append(name)
+    return places
+
+
+def _one_weight(module, embedding, places, ties):
+    """Whether a module has an embedding's weight, or will have it."""
+    if getattr(module, "weight", 0) is getattr(embedding, "weight", 1):
+        return True
+    return any(ties.get(name) in places.get(embedding, ()) for name in places.get(module, ()))
+
+
+def _alike(result, source, target, explicit, is_output):
+    """One weight has one type: the embedding's, unless the caller gives that of the other module."""
+    first, second = result[source], result[target]
+    if isinstance(first, str) or isinstance(second, str):
+        if is_output:  # neither is packed
+            result[source] = result[target] = first if isinstance(first, str) else second
+    elif target not in explicit:
+        result[target] = first
+    elif source not in explicit or first == second:
+        result[source] = second
+    else:
+        raise ValueError(
+            f"quantize_model: {source} and {target} are one weight, and cannot have the types {first[0].name} and "
+            f"{second[0].name}"
+        )
 
 
 def _kind(module):
@@ -205,14 +227,14 @@ def _kind(module):
     return None
 
 
-def _reason(name, module, role, skipped):
-    """Why a module stays as it is, or None."""
-    if any(pattern.search(name) for pattern in skipped):
+def _reason(names, module, role, skipped):
+    """Why a module with these names stays as it is, or None."""
+    if any(pattern.search(name) for pattern in skipped for name in names):
         return "it is to be skipped"
-    kind, last = _kind(module), name.rpartition(".")[2]
+    kind, last = _kind(module), {name.rpartition(".")[2] for name in names}
     if kind == "embedding" and role != "embedding":
         return "it is no embedding of tokens"
-    if kind == "linear" and last in ("gate", "router", "shared_expert_gate"):
+    if kind == "linear" and last & {"gate", "router", "shared_expert_gate"}:
         return "it chooses experts"
     if kind == "experts" and not _ordinary(module):
         return "its experts have biases, another order or another activation"
@@ -256,7 +278,7 @@ def replace_modules(model: torch.nn.Module, plan: Plan, *, pack: bool, dtype: to
     whose weight is packed already gives rows of `dtype`."""
     from ..nn._packing import packed_module
 
-    rows, embeddings = [], []
+    rows, embeddings, places = [], [], _places(model)
     tied = {} if pack else _ties(model)
     for name, types in sorted(plan.items(), key=lambda entry: not _is_embedding(model, entry[0])):
         module = model.get_submodule(name)
@@ -269,7 +291,8 @@ def replace_modules(model: torch.nn.Module, plan: Plan, *, pack: bool, dtype: to
         new = packed_module(module, types, pack, shared, None if weights[0].is_floating_point() else dtype)
         if _is_embedding(model, name):
             embeddings.append((name, weights[0], new))
-        model.set_submodule(name, new)
+        for place in places[module]:
+            model.set_submodule(place, new)
         after = sum(buffer.nbytes for buffer in new.buffers(recurse=False))
         rows.append(Packed(name, tuple(type.name for type in types), before if shared is None else 0, after))
     _untie(model, [row.name for row in rows if row.types])

@@ -1,6 +1,7 @@
 """Models packed in place compute what their numbers say, are saved and loaded, and train adapters."""
 
 import contextlib
+import copy
 import gc
 import importlib.util
 
@@ -331,3 +332,62 @@ def test_peft(device):
         optimizer.zero_grad()
         found.append(loss.item())
     assert found[-1] < 0.8 * found[0]
+
+
+class Tied(torch.nn.Module):
+    """An embedding, a layer at two places, and an output that has the embedding's weight."""
+
+    def __init__(self, output=True):
+        super().__init__()
+        self.tokens, self.head = torch.nn.Embedding(40, 256), torch.nn.Linear(256, 40, bias=False)
+        self.head.weight = self.tokens.weight
+        self.first = self.second = torch.nn.Linear(256, 256)
+        self.inner = torch.nn.Sequential(torch.nn.ReLU(), self.first)
+        if output:
+            self.get_output_embeddings = lambda: self.head
+
+    def get_input_embeddings(self):
+        return self.tokens
+
+    def forward(self, tokens):
+        return self.head(self.inner(self.second(self.first(self.tokens(tokens)))))
+
+
+def test_a_module_at_several_places_is_packed_at_all_of_them(device):
+    torch.manual_seed(0)
+    model = Tied().to(device)
+    plain = copy.deepcopy(model)
+    report = quantize_model(model, "q8_0")
+    assert [row.name for row in report.rows] == ["tokens", "head", "first"]
+    assert isinstance(model.first, QuantizedLinear)
+    assert model.first is model.second is model.inner[1]
+    with torch.no_grad():
+        found = model(tokens(device) % 40)
+        for name in ("tokens", "first"):
+            module = model.get_submodule(name)
+            plain.get_submodule(name).weight.copy_(dequantize(module.packed, module.type))
+        close(found, plain(tokens(device) % 40))
+    fresh = Tied().to(device)
+    quantize_model(fresh, "q8_0")
+    fresh.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        assert torch.equal(fresh(tokens(device) % 40), found)
+
+
+def test_a_name_of_any_place_chooses():
+    report = quantize_model(Tied(), "q4_k_m", skip=["head", r"inner\.1"])
+    assert "first" not in report.types
+    assert quantize_model(Tied(), "q4_k_m", types={r"inner\.1": "Q8_0"}).types["first"] == ["Q8_0"]
+
+
+@pytest.mark.parametrize("output", [False, True])
+def test_one_weight_has_one_type(output):
+    for types, expected in (({"head": "Q8_0"}, "Q8_0"), ({"tokens": "Q5_0"}, "Q5_0"), ({}, None)):
+        model = Tied(output)
+        packed = quantize_model(model, "q4_k_m", types=types).types
+        assert packed["head"] == packed["tokens"] == [expected or packed["tokens"][0]]
+        assert model.head.packed is model.tokens.packed and model.head.type.name == packed["head"][0]
+    model = Tied(output)
+    with pytest.raises(ValueError, match="tokens and head are one weight, and cannot have the types Q5_0 and Q8_0"):
+        quantize_model(model, types={"head": "Q8_0", "tokens": "Q5_0"})
+    assert isinstance(model.head, torch.nn.Linear)
