@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ._mixtures import MIXTURES, Weight, type_in
-from ._roles import is_columns, layer_of, role_of, shape_of
+from ._modules import kind_of, reason_to_keep, rows_of_module
+from ._roles import layer_of, role_of, shape_of
 from ._types import KERNELS, Type, type_of
 
 __all__ = ["Report", "quantize_model"]
@@ -147,18 +148,20 @@ def plan(model: torch.nn.Module, mixture: str, skip: Iterable[str], types: Mappi
     modules = dict(model.named_modules())
     places, ties = _places(model), _ties(model)
     tied = output is not None and embedding is not None and _one_weight(output, embedding, places, ties)
-    found = {name: module for name, module in modules.items() if _kind(module)}
+    found = {name: module for name, module in modules.items() if kind_of(module)}
     roles = {
         name: "output" if module is output else "embedding" if module is embedding else role_of(name)
         for name, module in found.items()
     }
+    whole = set(getattr(model, "_keep_in_fp32_modules", None) or ())  # parts of names, of a model of transformers
     shape = shape_of(model, sum(role == "v" for role in roles.values()), tied)
     result: Plan = {}
     explicit: set[str] = set()  # modules whose types the caller gives
     values = 0
     for name, module in found.items():
         names = places[module]
-        reason = _reason(names, module, roles[name], skipped)
+        parents = [model.get_submodule(place.rpartition(".")[0]) for place in names]
+        reason = reason_to_keep(module, roles[name], names, parents, skipped, whole)
         chosen = next((type for pattern, type in given.items() if any(map(pattern.search, names))), None)
         layer = layer_of(name)
         if roles[name] == "v":
@@ -169,16 +172,16 @@ def plan(model: torch.nn.Module, mixture: str, skip: Iterable[str], types: Mappi
         if chosen is not None:
             explicit.add(name)
         parts = []
-        for role, length in _rows(module, roles[name]):
-            weight = Weight(role, length, layer, _kind(module) == "experts")
+        for role, length in rows_of_module(module, roles[name]):
+            weight = Weight(role, length, layer, kind_of(module) == "experts")
             parts.append(type_in(mixture.lower(), weight, shape) if chosen is None else chosen)
             if chosen is not None and (length % chosen.block or chosen.name not in KERNELS):
                 raise ValueError(f"quantize_model: {name} with rows of {length} cannot have the type {chosen.name}")
         result[name] = (
-            f"no blocks divide its rows of {_rows(module, '')[0][1]}" if None in parts else tuple(parts)  # pyright: ignore
+            f"no blocks divide its rows of {rows_of_module(module, '')[0][1]}" if None in parts else tuple(parts)  # pyright: ignore
         )
     for source, module in found.items():
-        for target, other in found.items() if _kind(module) == "embedding" else ():
+        for target, other in found.items() if kind_of(module) == "embedding" else ():
             if other is not module and _one_weight(other, module, places, ties):
                 _alike(result, source, target, explicit, tied and other is output)
     return result
@@ -216,56 +219,6 @@ def _alike(result, source, target, explicit, is_output):
         )
 
 
-def _kind(module):
-    if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
-        return "linear" if isinstance(module, torch.nn.Linear) else "embedding"
-    if is_columns(module):
-        return "columns"
-    parameters = module._parameters
-    if all(isinstance(parameters.get(name), torch.Tensor) for name in ("gate_up_proj", "down_proj")):
-        return "experts" if parameters["gate_up_proj"].dim() == 3 else None  # pyright: ignore
-    return None
-
-
-def _reason(names, module, role, skipped):
-    """Why a module with these names stays as it is, or None."""
-    if any(pattern.search(name) for pattern in skipped for name in names):
-        return "it is to be skipped"
-    kind, last = _kind(module), {name.rpartition(".")[2] for name in names}
-    if kind == "embedding" and role != "embedding":
-        return "it is no embedding of tokens"
-    if kind == "linear" and last & {"gate", "router", "shared_expert_gate"}:
-        return "it chooses experts"
-    if kind == "experts" and not _ordinary(module):
-        return "its experts have biases, another order or another activation"
-    return None
-
-
-def _ordinary(module):
-    up, down = module.gate_up_proj, module.down_proj
-    activation = getattr(module, "act_fn", None)
-    silu = activation is torch.nn.functional.silu or type(activation).__name__ in ("SiLU", "SiLUActivation")
-    return (
-        silu
-        and set(module._parameters) == {"gate_up_proj", "down_proj"}
-        and up.shape
-        == (
-            down.shape[0],
-            2 * down.shape[2],
-            down.shape[1],
-        )
-    )
-
-
-def _rows(module, role) -> list[tuple[str, int]]:
-    """(role, length of rows) of each of a module's weights."""
-    kind = _kind(module)
-    if kind == "experts":
-        hidden, width = module.gate_up_proj.shape[2], module.down_proj.shape[2]
-        return [("gate", hidden), ("up", hidden), ("down", width)]
-    return [(role, module.weight.shape[0 if kind == "columns" else 1])]
-
-
 def _ties(model) -> dict[str, str]:
     """Which modules of a model of transformers are to have the weights of which others. A model without memory has not
     tied them yet."""
@@ -291,12 +244,25 @@ def replace_modules(model: torch.nn.Module, plan: Plan, *, pack: bool, dtype: to
         new = packed_module(module, types, pack, shared, None if weights[0].is_floating_point() else dtype)
         if _is_embedding(model, name):
             embeddings.append((name, weights[0], new))
+        _carry_over(module, new)
         for place in places[module]:
             model.set_submodule(place, new)
         after = sum(buffer.nbytes for buffer in new.buffers(recurse=False))
         rows.append(Packed(name, tuple(type.name for type in types), before if shared is None else 0, after))
     _untie(model, [row.name for row in rows if row.types])
     return Report(tuple(rows))
+
+
+_HOOKS = (
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs"),
+    *("_forward_hooks_always_called", "_backward_pre_hooks", "_backward_hooks", "_is_full_backward_hook"),
+)
+
+
+def _carry_over(module, new):
+    """Gives a module's hooks to the one in its place: the same dictionaries, from which handles remove them."""
+    new.__dict__.update({name: module.__dict__[name] for name in _HOOKS})
+    new.training = module.training
 
 
 def _is_embedding(model, name):

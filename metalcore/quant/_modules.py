@@ -1,0 +1,102 @@
+"""Which modules quantize_model can pack, and why others stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from typing import Any
+
+import torch
+
+from ._roles import is_columns
+
+__all__ = ["kind_of", "reason_to_keep", "rows_of_module"]
+
+_READ_BY_PARENTS = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
+
+
+def kind_of(module: Any) -> str | None:
+    """What weights a module has: "linear", "embedding", "columns" of a linear layer, "experts" or None."""
+    if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
+        return "linear" if isinstance(module, torch.nn.Linear) else "embedding"
+    if is_columns(module):
+        return "columns"
+    parameters = module._parameters
+    if all(isinstance(parameters.get(name), torch.Tensor) for name in ("gate_up_proj", "down_proj")):
+        return "experts" if parameters["gate_up_proj"].dim() == 3 else None  # pyright: ignore
+    return None
+
+
+def reason_to_keep(
+    module: Any,
+    role: str,
+    names: Sequence[str],
+    parents: Sequence[torch.nn.Module],
+    skipped: Sequence[Any],
+    whole: Set[str],
+) -> str | None:
+    """Why a module stays as it is, or None.
+
+    Args:
+        role: of its weight.
+        names, parents: of each place where it stands.
+        skipped: compiled regular expressions.
+        whole: parts of names of what the model keeps in float32, and whose dtype its code may read.
+    """
+    if any(pattern.search(name) for pattern in skipped for name in names):
+        return "it is to be skipped"
+    kind, last = kind_of(module), {name.rpartition(".")[2] for name in names}
+    if kind == "embedding" and role != "embedding":
+        return "it is no embedding of tokens"
+    if kind == "linear" and last & {"gate", "router", "shared_expert_gate", "wg"}:
+        return "it chooses experts"
+    if any(whole & {*name.split(".")} for name in names):
+        return "the model keeps it in float32"
+    if "forward" in vars(module):
+        return "its forward is another function than its class's"
+    if kind == "experts":
+        return None if _are_ordinary(module) else "its experts have biases, another order or another activation"
+    weight = module._parameters.get("weight")
+    if weight is None or torch.nn.parameter.is_lazy(weight):
+        return "its weight is no parameter, or has no numbers yet"
+    if getattr(module, "max_norm", None) is not None:
+        return "it renormalizes its rows (max_norm)"
+    if not _computes_as_usual(module, kind):
+        return f"its class {type(module).__name__} has a forward of its own"
+    reader = next((type(parent).__name__ for parent in parents if isinstance(parent, _READ_BY_PARENTS)), None)
+    return reader and f"{reader} reads its weight"
+
+
+def _computes_as_usual(module, kind):
+    """Whether the class has the forward of a linear layer or of an embedding, or a known one that does the same."""
+    name = type(module).__name__
+    if kind == "linear":
+        return type(module).forward is torch.nn.Linear.forward or name == "FalconLinear"
+    if kind == "embedding":
+        scaled = hasattr(module, "scalar_embed_scale") and module._parameters.keys() == {"weight"}
+        return type(module).forward is torch.nn.Embedding.forward or scaled
+    return True
+
+
+def _are_ordinary(module):
+    up, down = module.gate_up_proj, module.down_proj
+    activation = getattr(module, "act_fn", None)
+    silu = activation is torch.nn.functional.silu or type(activation).__name__ in ("SiLU", "SiLUActivation")
+    # A class with gates of its own has limits for them. A module that is no activation is one more step.
+    gate = getattr(type(module), "_apply_gate", None)
+    plain = gate is None or gate.__module__ == "transformers.integrations.moe"
+    return (
+        silu
+        and plain
+        and module._modules.keys() <= {"act_fn"}
+        and module._parameters.keys() == {"gate_up_proj", "down_proj"}
+        and up.shape == (down.shape[0], 2 * down.shape[2], down.shape[1])
+    )
+
+
+def rows_of_module(module, role) -> list[tuple[str, int]]:
+    """(role, length of rows) of each of a module's weights."""
+    kind = kind_of(module)
+    if kind == "experts":
+        hidden, width = module.gate_up_proj.shape[2], module.down_proj.shape[2]
+        return [("gate", hidden), ("up", hidden), ("down", width)]
+    return [(role, module.weight.shape[0 if kind == "columns" else 1])]
