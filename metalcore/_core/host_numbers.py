@@ -1,4 +1,4 @@
-"""Checks of integers in tensors, such as offsets, where the host sees them without waiting for a GPU."""
+"""Integers in tensors, such as offsets: checks where the host sees them without waiting for a GPU, and conversion."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.compiler import is_compiling
 
 from .routing import explained
 
-__all__ = ["check_offsets", "host_sees"]
+__all__ = ["check_offsets", "host_sees", "in_int32"]
 
 
 def host_sees(tensor: Tensor) -> bool:
@@ -27,3 +27,14 @@ def check_offsets(op: str, name: str, offsets: Tensor, most: int) -> list[int]:
     if not numbers or numbers[0] < 0 or numbers[-1] > most or any(a > b for a, b in pairwise(numbers)):
         raise ValueError(f"{op}: {name} must be numbers of 0 to {most} that do not descend")
     return numbers
+
+
+_LONGER = (torch.int64, torch.uint32, torch.uint64)
+
+
+def in_int32(numbers: Tensor) -> Tensor:
+    """The integers as int32, and its least or largest number for one beyond its range: a plain conversion would make
+    2**32 a 0, which may be legal."""
+    if numbers.dtype in _LONGER:
+        numbers = numbers.long().clamp(-(2**31), 2**31 - 1)
+    return numbers.to(torch.int32)

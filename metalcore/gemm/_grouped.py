@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._core.host_numbers import in_int32
 from .._core.operators import autograd, cpu_kernel, fake_kernel
 from .._core.registry import Op, Sample, register
 from .._core.routing import COUNTED, alike, require_tensors
@@ -41,7 +42,7 @@ def grouped_gemm(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
         return grouped_gemm(weight.T, x.mT, offsets).T
     _check(x, weight, offsets)
     if alike(x, weight) and offsets.device == x.device and max(*x.shape, *weight.shape) <= COUNTED:
-        return _grouped(x, weight, offsets.to(torch.int32))
+        return _grouped(x, weight, in_int32(offsets))
     return _by_torch(x, weight, offsets)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._core.host_numbers import in_int32
 from ..activation import swiglu
 from ..quant import quantized_linear_experts, type_of
 
@@ -88,8 +89,9 @@ class QuantizedExperts(torch.nn.Module):
         Returns:
             (tokens, hidden_size), of hidden_states' dtype.
         """
-        gate, up = (self._part(number, hidden_states, top_k_index) for number in (0, 1))
-        down = self._part(2, self.activation(gate, up), top_k_index)
+        experts = in_int32(top_k_index) if isinstance(top_k_index, Tensor) else top_k_index  # once for all products
+        gate, up = (self._part(number, hidden_states, experts) for number in (0, 1))
+        down = self._part(2, self.activation(gate, up), experts)
         return (down * top_k_weights[..., None]).sum(1).to(hidden_states.dtype)
 
     def _part(self, number, x, experts):

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._core.host_numbers import in_int32
 from .._core.operators import autograd, cpu_kernel, fake_kernel
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated, autocast_operands, require_tensors
@@ -124,7 +125,7 @@ def quantized_linear_experts(x: Tensor, packed: Tensor, experts: Tensor, type: A
         require_tensors(op, x=x, packed=packed, experts=experts)
     require_integers(op, experts=experts)
     if taken:
-        return _matmul_experts(x, packed, experts.int(), type.number, False)
+        return _matmul_experts(x, packed, in_int32(experts), type.number, False)
     _require_floating(op, x)
     require_dim(op, 3, packed=packed)
     require_dim(op, 2, experts=experts)

@@ -8,6 +8,7 @@ import metalcore
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 OFFSETS = [[5, 5, 75], [0, 64, 80], [64, 128, 128], [0, 0, 0], [1, 2, 3], [-4, 200, 7]]
+LARGE = [2**32 + 5, -(2**32) + 9, 2**40]  # with low 32 bits that are places
 
 
 def groups(offsets, size):
@@ -70,6 +71,12 @@ def test_groups_of_columns(device):
     y = metalcore.grouped_gemm(x, weight, torch.tensor([5, 70, 80], device=device))
     expected = by_rows(weight.T.cpu().double(), x.mT.cpu().double(), [5, 70, 80]).T
     assert_near(y, expected, 24)
+
+
+def test_offsets_that_int32_cannot_hold(device):
+    x, weight = tensor(30, 24, device=device), tensor(3, 24, 9, device=device)
+    y = metalcore.grouped_gemm(x, weight, torch.tensor(LARGE, device=device))
+    assert_near(y, by_rows(x.cpu().double(), weight.cpu().double(), LARGE), 24)
 
 
 def test_many_groups(device):

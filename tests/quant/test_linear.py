@@ -164,11 +164,12 @@ def test_an_expert_that_nobody_chose(device, dtype):
 @pytest.mark.parametrize("tokens", [1, 30])
 def test_an_expert_that_does_not_exist(device, tokens):
     packed, weights = sample("Q4_0", 3 * 10, 32, device)
-    experts = torch.tensor([[3, -1, 0]]).repeat(tokens, 1)
+    # The low 32 bits of the larger ones are those of experts.
+    experts = torch.tensor([[3, -1, 2**32, 2**32 + 1, -(2**32), 0]]).repeat(tokens, 1)
     x = tensor(tokens, 32, device=device)
     y = metalcore.quantized_linear_experts(x, packed.view(3, 10, -1), experts.to(device), "Q4_0")
-    assert y[:, :2].isnan().all()
-    assert_near(y[:, 2], x, weights[:10])
+    assert y[:, :5].isnan().all()
+    assert_near(y[:, 5], x, weights[:10])
 
 
 def test_explain(device):
