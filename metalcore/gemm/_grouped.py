@@ -8,7 +8,7 @@ from torch import Tensor
 from .._core.host_numbers import in_int32
 from .._core.operators import autograd, cpu_kernel, fake_kernel
 from .._core.registry import Op, Sample, register
-from .._core.routing import COUNTED, alike, require_tensors
+from .._core.routing import COUNTED, alike, autocast_operands, require_tensors
 from .._core.samples import integers
 
 __all__ = ["grouped_gemm"]
@@ -28,8 +28,9 @@ def grouped_gemm(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
             nearest place that is possible.
 
     Returns:
-        (M, N), (G, M, N), or (M, N), of x's dtype, with gradients of any order with respect to x and weight. Rows or
-        columns of no group are zero.
+        (M, N), (G, M, N), or (M, N), with gradients of any order with respect to x and weight. Rows or columns of no
+        group are zero. It has x's dtype, or autocast's where that is on, as torch.matmul's (PyTorch's grouped_mm has
+        no such rule).
 
     Raises:
         TypeError: an argument is no tensor, or offsets are no integers.
@@ -38,6 +39,7 @@ def grouped_gemm(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
     require_tensors("grouped_gemm", x=x, weight=weight, offsets=offsets)
     if offsets.is_floating_point() or offsets.is_complex() or offsets.dtype == torch.bool:
         raise TypeError(f"grouped_gemm: offsets must be integers, not {offsets.dtype}")
+    x, weight = autocast_operands(x, weight)
     if x.dim() == 3 and weight.dim() == 2:
         return grouped_gemm(weight.T, x.mT, offsets).T
     _check(x, weight, offsets)

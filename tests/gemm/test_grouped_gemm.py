@@ -79,6 +79,21 @@ def test_offsets_that_int32_cannot_hold(device):
     assert_near(y, by_rows(x.cpu().double(), weight.cpu().double(), LARGE), 24)
 
 
+@pytest.mark.parametrize("place", ["cpu", "device"])
+def test_autocast(device, place):
+    """As matmul's operands, those of all forms have autocast's dtype, also where they differ."""
+    place = device if place == "device" else place
+    offsets = torch.tensor([10, 30], device=place)
+    for shapes in (((30, 24), (2, 24, 9)), ((9, 30), (30, 24)), ((2, 9, 24), (24, 30))):
+        x, weight = (tensor(*shape, device=place).requires_grad_() for shape in shapes)
+        with torch.autocast(place, dtype=torch.bfloat16):
+            y = metalcore.grouped_gemm(x, weight, offsets)
+            mixed = metalcore.grouped_gemm(x.bfloat16(), weight, offsets)
+        expected = metalcore.grouped_gemm(x.bfloat16(), weight.bfloat16(), offsets)
+        assert y.dtype == torch.bfloat16 and torch.equal(y, expected) and torch.equal(mixed, expected)
+        assert [grad.dtype for grad in torch.autograd.grad(y.float().sum(), (x, weight))] == 2 * [torch.float32]
+
+
 def test_many_groups(device):
     ends = torch.arange(1, 41, device=device) * 2
     x, weight = tensor(80, 8, device=device), tensor(40, 8, 5, device=device)
