@@ -45,11 +45,13 @@ def trace(program: torch.nn.Module | torch.export.ExportedProgram, args: tuple =
         Traced
 
     Raises:
-        NotTraceable: shapes are dynamic, or the graph has operators with graphs inside.
+        NotTraceable: shapes are dynamic, the graph has operators with graphs inside, or a batch norm in training
+            averages all batches.
         What torch.export raises for modules that it cannot export.
     """
     exported = program
     if not isinstance(program, torch.export.ExportedProgram):
+        _check_averages(program)
         with torch.no_grad():
             exported = torch.export.export(program, args, kwargs or {})
     if getattr(exported, "range_constraints", None):
@@ -71,6 +73,18 @@ def trace(program: torch.nn.Module | torch.export.ExportedProgram, args: tuple =
         traced.recompile()
         state: Any = exported.state_dict  # pyright: ignore[reportAttributeAccessIssue]
         return Traced(traced, spec.in_spec, spec.out_spec, dict(state))  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+
+
+def _check_averages(module):
+    """torch.export cannot read the count of batches, and its message names no module."""
+    for name, norm in module.named_modules() if isinstance(module, torch.nn.Module) else ():
+        counts = isinstance(norm, torch.nn.modules.batchnorm._BatchNorm) and norm.num_batches_tracked is not None
+        if counts and norm.training and norm.momentum is None:
+            raise NotTraceable(
+                f"{name or 'the module'} is a {type(norm).__name__} in training with momentum=None, which reads the "
+                "count of batches from the device in each call: call eval() first, or give it a momentum. "
+                'torch.compile(model, backend="metalcore") takes it'
+            )
 
 
 def fake_inputs(inputs: Sequence[Any], mode: FakeTensorMode) -> list:

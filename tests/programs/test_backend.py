@@ -80,6 +80,18 @@ def test_training_of_batch_norms(device):
     agree(expected, training(model, compiled(image_step, fusions=[]), batches), 2e-3)
 
 
+def test_batch_norms_that_average_all_batches(device):
+    """The average reads the count of batches on the host, where dynamo ends one graph and begins another."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, momentum=None), nn.ReLU()).to(device)
+    expected, call = copy.deepcopy(model), torch.compile(model, backend="metalcore", options={"fallback": False})
+    for _ in range(4):
+        x = torch.randn(2, 3, 9, 9).to(device)
+        agree(expected(x), call(x))
+    agree(list(expected.buffers()), list(model.buffers()))
+    agree(expected.eval()(x), torch.compile(model.eval(), backend="metalcore")(x))
+
+
 class Small(nn.Module):
     """A part of a decoder with a norm, a norm of a sum, attention and a gate."""
 

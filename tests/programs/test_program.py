@@ -383,3 +383,10 @@ def test_what_cannot_be_a_program(device):
     exported = torch.export.export(Grows(), (torch.randn(4, 3).to(device),), dynamic_shapes=({0: rows},))
     with pytest.raises(programs.NotTraceable, match="dynamic shapes"):
         metalcore.compile(exported)
+    norm = nn.Sequential(nn.ReLU(), nn.BatchNorm1d(3, momentum=None)).to(device)
+    x = torch.randn(4, 3).to(device)
+    with pytest.raises(
+        programs.NotTraceable, match=r"1 is a BatchNorm1d in training with momentum=None.*call eval\(\)"
+    ):
+        metalcore.compile(norm, (x,))
+    agree(norm.eval()(x), metalcore.compile(norm, (x,))(x))
