@@ -116,6 +116,14 @@ def test_errors_of_embedding(device):
         metalcore.quantized_embedding(torch.tensor([-1]), packed_sample("Q4_K", 6, 256), "Q4_K")
 
 
+def test_an_embedding_without_rows(device):
+    packed = torch.empty(0, 18, dtype=torch.uint8, device=device)
+    with pytest.raises(RuntimeError, match="packed has no rows"):
+        metalcore.quantized_embedding(torch.tensor([0, 1], device=device), packed, "Q4_0")
+    none = torch.empty(2, 0, dtype=torch.int64, device=device)
+    assert metalcore.quantized_embedding(none, packed, "Q4_0").shape == (2, 0, 32)
+
+
 def test_operator(device):
     packed = packed_sample("Q4_K", 5, 256).to(device)
     check_operator(torch.ops.metalcore.quant_rows, packed, None, 12, torch.float16)

@@ -172,6 +172,15 @@ def test_an_expert_that_does_not_exist(device, tokens):
     assert_near(y[:, 5], x, weights[:10])
 
 
+@pytest.mark.parametrize("tokens", [1, 30])
+def test_no_experts(device, tokens):
+    packed, _ = sample("Q4_0", 10, 32, device)
+    x, experts = tensor(tokens, 32, device=device), torch.zeros(tokens, 2, dtype=torch.int64, device=device)
+    with pytest.raises(RuntimeError, match="packed has no experts"):
+        metalcore.quantized_linear_experts(x, packed[None][:0], experts, "Q4_0")
+    assert metalcore.quantized_linear_experts(x, packed[None][:0], experts[:, :0], "Q4_0").shape == (tokens, 0, 10)
+
+
 def test_explain(device):
     packed, _ = sample("Q4_K", 21, 256, device)
     kernels = {

@@ -193,6 +193,7 @@ Tensor quant_matmul_experts(const Tensor& x, const Tensor& packed, const Tensor&
   check((own || x.dim() == 2) && x.size(0) == tokens && (!own || x.size(1) == each), "metalcore::", op, ": x of shape ",
         shape_text(x), " does not go with experts of shape ", shape_text(experts));
   const Tensor result = new_tensor({{tokens, each, transposed ? weights.length : weights.rows}}, x.scalar_type(), x);
+  check(weights.matrices > 0 || result.numel() == 0, "metalcore::", op, ": packed has no experts");
   const Tensor chosen = as_contiguous(experts);
   // Where experts have few rows each, there is little to share.
   const bool few = tokens * each <= quant_tuning(x).mv_rows * weights.matrices;

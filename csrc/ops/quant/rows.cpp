@@ -24,6 +24,7 @@ Tensor quant_rows(const Tensor& packed, const MaybeTensor& rows, int64_t type, S
   const Tensor result = new_tensor({sizes.data(), sizes.size()}, dtype, packed);
   gpu::note_plan("quant_rows", "slices", [&] { return std::string("a thread has 32 weights of ") + format.name; });
   if (result.numel() == 0) return result;
+  check(weights.rows > 0, "metalcore::quant_rows: packed has no rows, and rows has indices");
 
   const Tensor indices = rows ? as_contiguous(*rows) : weights.tensor;
   const int64_t count = result.numel() / weights.length, slices = weights.length / QUANT_SLICE;
