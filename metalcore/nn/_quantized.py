@@ -117,7 +117,7 @@ class QuantizedEmbedding(_Packed):
         num_embeddings, embedding_dim: the number of rows and their length, which the type's blocks divide.
         type: GGML's type, by name or number.
         device: of the weight.
-        dtype: of the result, by default PyTorch's default dtype.
+        dtype: of the result, by default PyTorch's default dtype. Conversions of the module, as half(), change it.
         scale: what the rows are multiplied by, rounded to dtype, as Gemma's embeddings are.
 
     Raises:
@@ -148,6 +148,12 @@ class QuantizedEmbedding(_Packed):
         made = cls(rows, length, type, device=weight.device, dtype=dtype, scale=scale)
         made.packed = quantize(weight, type)
         return made
+
+    def _apply(self, fn: Any, recurse: bool = True) -> QuantizedEmbedding:
+        # model.half() and model.to(dtype) convert what nn.Embedding returns, and no tensor here has that dtype.
+        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.packed.device)).dtype
+        self.scale = torch.tensor(self.scale, dtype=self.dtype, device="cpu").item()
+        return super()._apply(fn, recurse)
 
     def forward(self, indices: Tensor) -> Tensor:
         rows = quantized_embedding(indices, self.packed, self.type, self.dtype)

@@ -1,5 +1,7 @@
 """Modules whose weights stay packed."""
 
+import copy
+
 import pytest
 import torch
 
@@ -39,6 +41,22 @@ def test_embedding_that_scales_its_rows(device):
     indices = torch.tensor([[3, 19], [0, 3]], device=device)
     assert torch.equal(ours(indices), rows[indices] * scale.to(torch.bfloat16))
     assert "scale=16.125" in repr(ours)
+
+
+def test_conversions_of_a_module_convert_what_its_embedding_returns(device):
+    plain = torch.nn.Embedding(20, 256, device=device)
+    plain.scalar_embed_scale = 32.3
+    tokens = torch.arange(20, device=device)
+    model = torch.nn.Sequential(nn.QuantizedEmbedding.from_embedding(plain, "Q8_0"), torch.nn.Linear(256, 4))
+    model = model.to(device)
+    expected = plain.bfloat16()
+    of_bfloat16 = nn.QuantizedEmbedding.from_embedding(expected, "Q8_0")
+    of_bfloat16.packed = model[0].packed
+    assert model(tokens).dtype == torch.float32
+    assert model.bfloat16()(tokens).dtype == torch.bfloat16
+    assert torch.equal(model[0](tokens), of_bfloat16(tokens))
+    assert model.to("cpu")[0](tokens.cpu()).dtype == torch.bfloat16
+    assert copy.deepcopy(model)[0].dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("bias", [True, False])
