@@ -10,6 +10,7 @@ import torch
 
 from ._mixtures import MIXTURES, Weight, type_in
 from ._modules import kind_of, reason_to_keep, rows_of_module
+from ._pack import not_held
 from ._roles import layer_of, role_of, shape_of
 from ._types import KERNELS, Type, type_of
 
@@ -91,7 +92,7 @@ def quantize_model(
 
     Raises:
         ValueError: there is no such mixture or type, the type of `types` does not fit, a pattern is no regular
-            expression, or a weight has NaN or infinite numbers. The model is as it was then.
+            expression, or a weight has numbers that `quantize` refuses. The model is as it was then.
         TypeError: model is no torch.nn.Module, or one that is packed as a whole, such as a torch.nn.Linear.
         RuntimeError: Q4_0 to Q8_0 and MXFP4 need the package gguf, which is not installed.
     """
@@ -115,8 +116,13 @@ def _require_finite(model, chosen):
         if isinstance(types, str):
             continue
         for leaf, weight in model.get_submodule(name).named_parameters(recurse=False):
-            if not leaf.endswith("bias") and not weight.is_meta and not weight.isfinite().all():
-                raise ValueError(f"quantize_model: {name}.{leaf} has NaN or infinite numbers, which blocks cannot hold")
+            if leaf.endswith("bias") or weight.is_meta:
+                continue
+            for type in dict.fromkeys(types):
+                if wrong := not_held(weight, type):
+                    raise ValueError(
+                        f"quantize_model: {name}.{leaf} has {wrong}, which blocks of {type.name} cannot hold"
+                    )
 
 
 def patterns(function: str, skip: Iterable[str], types: Mapping[str, Any] | None):

@@ -7,6 +7,7 @@ ggml's own search (github.com/ggml-org/ggml, src/ggml-quants.c) has fewer candid
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -32,8 +33,9 @@ def quantize(tensor: Tensor, type: Any) -> Tensor:
         uint8, (*, bytes of a row), on the tensor's device.
 
     Raises:
-        ValueError: the type is unknown or cannot be made, its blocks do not divide the length, or a number is NaN or
-            infinite, which blocks cannot hold. F32, F16 and BF16 hold them.
+        ValueError: the type is unknown or cannot be made, its blocks do not divide the length, or a number is NaN,
+            infinite, or beyond ±65504, which blocks with scales in float16 cannot hold. F32, F16 and BF16 hold all,
+            and MXFP4 larger ones.
         TypeError: tensor is no tensor of floating-point numbers.
         RuntimeError: Q4_0 to Q8_0, MXFP4, TQ1_0 and TQ2_0 need the package gguf, which is not installed.
     """
@@ -49,12 +51,25 @@ def quantize(tensor: Tensor, type: Any) -> Tensor:
     shape = (*tensor.shape[:-1], tensor.shape[-1] // type.block * type.nbytes)
     if numbers.numel() == 0:
         return torch.empty(shape, dtype=torch.uint8, device=tensor.device)
-    if not numbers.is_meta and not numbers.isfinite().all():  # some types would say 0 for the whole block
-        raise ValueError(f"quantize: {type.name} holds finite numbers only, and tensor has NaN or infinite ones")
+    if not numbers.is_meta and (wrong := not_held(numbers, type)):
+        raise ValueError(f"quantize: tensor has {wrong}, which blocks of {type.name} cannot hold")
     if type.name not in _PACK:
         return _by_gguf(numbers, type).view(shape)
     blocks = numbers.reshape(-1, type.block)
     return torch.cat([_PACK[type.name](part) for part in blocks.split(_AT_ONCE // type.block)]).view(shape)
+
+
+_LARGEST = 65504.0  # of float16, which scales and least numbers of blocks are
+
+
+def not_held(numbers: Tensor, type: Type) -> str | None:
+    """Which numbers blocks of a type cannot hold: some types would say 0 for the whole block, others infinity."""
+    # abs() would be one more tensor of this size.
+    largest = max(-numbers.amin().item(), numbers.amax().item()) if numbers.numel() else 0.0
+    if not math.isfinite(largest):
+        return "NaN or infinite numbers"
+    bounded = type.name not in ("MXFP4", *_PLAIN)  # scales of MXFP4 are powers of 2 up to 2**127
+    return f"numbers up to {largest:g}, beyond {_LARGEST:g}" if bounded and largest > _LARGEST else None
 
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from metalcore import dequantize
-from metalcore.quant import quantize, type_of
+from metalcore.quant import quantize, quantize_model, type_of
 
 gguf = pytest.importorskip("gguf")
 
@@ -79,6 +79,24 @@ def test_numbers_that_are_not_finite(device, type, number):
     """Some types would say 0 for the whole block."""
     x = torch.randn(2, 256, device=device)
     x[1, 3] = number
-    with pytest.raises(ValueError, match=f"quantize: {type} holds finite numbers only"):
+    with pytest.raises(ValueError, match=f"has NaN or infinite numbers, which blocks of {type} cannot hold"):
         quantize(x, type)
     assert torch.equal(dequantize(quantize(x, "F16"), "F16").isfinite(), x.isfinite())
+
+
+@pytest.mark.parametrize("type", ["Q4_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K", "IQ4_XS"])
+def test_numbers_beyond_what_scales_hold(device, type):
+    """A scale of infinity would make infinity or 0 of a block."""
+    numbers = torch.zeros(2, 256, device=device)
+    numbers[1, 3] = -65504
+    assert dequantize(quantize(numbers, type), type)[1, 3].item() == pytest.approx(-65504, rel=0.01)
+    numbers[1, 3] = -70000
+    with pytest.raises(ValueError, match=f"has numbers up to 70000, beyond 65504, which blocks of {type} cannot hold"):
+        quantize(numbers, type)
+    assert dequantize(quantize(numbers, "MXFP4"), "MXFP4").isfinite().all()
+    model = torch.nn.Sequential(torch.nn.Linear(256, 2), torch.nn.Linear(256, 2))
+    with torch.no_grad():
+        model[1].weight.copy_(numbers)
+    with pytest.raises(ValueError, match="1.weight has numbers up to 70000, beyond 65504, which blocks of .* cannot"):
+        quantize_model(model, types={"": type})
+    assert all(isinstance(module, torch.nn.Linear) for module in model)
