@@ -19,7 +19,6 @@ __all__ = [
     "FLOAT_DTYPES",
     "accelerated",
     "alike",
-    "any_autocast",
     "autocast_dtype",
     "autocast_operands",
     "autocast_to_float32",
@@ -32,7 +31,6 @@ __all__ = [
 ]
 
 _transforms_active = torch._C._are_functorch_transforms_active
-any_autocast = torch._C._is_any_autocast_enabled  # one question for all devices
 
 FLOAT_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _IN_16_BITS = FLOAT_DTYPES - {torch.float32}
@@ -129,16 +127,12 @@ def too_many(x, length) -> bool:
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """The dtype of torch.autocast on x's device, or None where it is off. The device "meta" has none."""
-    if not any_autocast():
-        return None
-    kind = x.device.type
+    kind = "cuda" if x.is_cuda else "mps" if x.is_mps else x.device.type
     return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else None
 
 
 def autocast_operands(*tensors: Any) -> tuple[Any, ...]:
     """A product's operands, in autocast's dtype where it is on for the first one's device, as PyTorch converts them."""
-    if not any_autocast():
-        return tensors
     dtype = autocast_dtype(tensors[0]) if isinstance(tensors[0], Tensor) else None
     return tensors if dtype is None else converted(dtype, tensors)
 
@@ -167,7 +161,7 @@ _AUTOCAST_TO_FLOAT32 = frozenset(
 
 def autocast_to_float32(name, x) -> bool:
     """Whether autocast is on and makes PyTorch's op of this name convert x to float32, as it does if x has 16 bits."""
-    if not any_autocast() or not isinstance(x, Tensor) or x.dtype not in _IN_16_BITS or not accelerated(x):
+    if not isinstance(x, Tensor) or x.dtype not in _IN_16_BITS:
         return False
     device = "cuda" if on_cuda(x) else "mps"
-    return torch.is_autocast_enabled(device) and (name, device) in _AUTOCAST_TO_FLOAT32
+    return torch.is_autocast_enabled(device) and (name, device) in _AUTOCAST_TO_FLOAT32 and accelerated(x)

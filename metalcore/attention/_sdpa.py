@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._core.registry import Op, Override, Sample, register
-from .._core.routing import accelerated, any_autocast, converted, is_plain, on_cuda, require_tensors
+from .._core.routing import accelerated, converted, is_plain, on_cuda, require_tensors
 from .._core.shapes import broadcast_shapes
 from ._composite import Options, attend
 from ._operators import attention
@@ -207,8 +207,6 @@ def _causal_bias(attn_mask, is_causal, lower_right):
 
 def _autocast(*tensors):
     """PyTorch's rule for this op: with autocast on, it computes in autocast's dtype."""
-    if not any_autocast():
-        return tensors
     device = "cuda" if on_cuda(tensors[0]) else "mps"
     if device not in _AUTOCAST or not torch.is_autocast_enabled(device):
         return tensors
