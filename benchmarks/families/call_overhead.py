@@ -55,8 +55,7 @@ def compare(op, sample, mode, overridden, scale, run):
         with switch():
             ours = bind(op, sample, function, device.ours, mode)
         theirs = bind(op, sample, op.reference, device.theirs, mode)
-        times, calls = host_seconds(run, [(switch, ours), (contextlib.nullcontext, theirs)], scale)
-    return Samples(ours=times[0], theirs=times[1], method=method(device), calls=calls)
+        return compared(run, [(switch, ours), (contextlib.nullcontext, theirs)], scale)
 
 
 def bind(op, sample, function, device, mode):
@@ -117,8 +116,7 @@ def derivative_in_python(function, scale, run):
     device = run.device
     with device.session():
         sides = [side(function.apply, device.ours), side(torch.nn.functional.silu, device.theirs)]
-        times, calls = host_seconds(run, sides, scale)
-    return Samples(ours=times[0], theirs=times[1], method=method(device), calls=calls)
+        return compared(run, sides, scale)
 
 
 def operator_alone(scale, run):
@@ -127,8 +125,7 @@ def operator_alone(scale, run):
     with device.session(), torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
         ours = functools.partial(torch.ops.metalcore.silu.default._op, torch.ones(16, device=device.ours))
         theirs = functools.partial(torch.nn.functional.silu, torch.ones(16, device=device.theirs))
-        times, calls = host_seconds(run, [(contextlib.nullcontext, ours), (contextlib.nullcontext, theirs)], scale)
-    return Samples(ours=times[0], theirs=times[1], method=method(device), calls=calls)
+        return compared(run, [(contextlib.nullcontext, ours), (contextlib.nullcontext, theirs)], scale)
 
 
 def launch(run, scale):
@@ -136,6 +133,11 @@ def launch(run, scale):
         sides = [(contextlib.nullcontext, call) for call in bare_launch()]
         (launched, refused), calls = host_seconds(run, sides, scale)
         return Samples(ours=[a - b for a, b in zip(launched, refused)], method=method(run.device), calls=calls)
+
+
+def compared(run, sides, scale):
+    (ours, theirs), calls = host_seconds(run, sides, scale)
+    return Samples(ours=ours, theirs=theirs, method=method(run.device), calls=calls)
 
 
 def host_seconds(run, sides, scale):

@@ -127,7 +127,7 @@ def too_many(x, length) -> bool:
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """The dtype of torch.autocast on x's device, or None where it is off. The device "meta" has none."""
-    kind = "cuda" if x.is_cuda else "mps" if x.is_mps else x.device.type
+    kind = x.device.type
     return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else None
 
 

@@ -73,17 +73,17 @@ def conv2d(
     *options, shape = call
     if scale is not None and scale.shape != weight.shape[:1]:
         raise RuntimeError(f"conv2d: scale of shape {list(scale.shape)} does not go with {weight.shape[0]} channels")
-    images = input.dim() == 4
-    x = input if images else input[None]
+    batched = input.dim() == 4
+    x = input if batched else input[None]
     if residual is not None:
-        residual = residual.expand(shape if images else shape[1:])
-        residual = residual.view_as(residual) if images else residual[None]
+        residual = residual.expand(shape if batched else shape[1:])
+        residual = residual.view_as(residual) if batched else residual[None]
     channels_last = is_channels_last(x) or is_channels_last(weight)
     differentiated = name != "none" and any(map(_needs, (x, weight, bias, scale, residual)))
     fused = "none" if differentiated else name
     result = _conv2d(x, weight, scale, bias, residual, *options, groups, fused, channels_last)
     result = apply(result) if differentiated else result
-    return result if images else result[0]
+    return result if batched else result[0]
 
 
 def _needs(x):
@@ -139,7 +139,7 @@ def _is_counted(x):
     """Whether kernels can count how far the elements of an image are apart."""
     if x is None:
         return True
-    return sum(stride * (size - 1) for size, stride in zip(x.shape[-3:], x.stride()[-3:])) <= COUNTED
+    return sum(stride * max(size - 1, 0) for size, stride in zip(x.shape[-3:], x.stride()[-3:])) <= COUNTED
 
 
 def _by_torch(input, weight, scale, bias, residual, stride, padding, dilation, groups):

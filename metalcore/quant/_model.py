@@ -10,7 +10,7 @@ import torch
 
 from ._mixtures import MIXTURES, Weight, type_in
 from ._modules import kind_of, reason_to_keep, rows_of_module
-from ._pack import not_held
+from ._pack import largest_of, not_held
 from ._roles import layer_of, role_of, shape_of
 from ._types import KERNELS, Type, type_of
 
@@ -118,8 +118,9 @@ def _require_finite(model, chosen):
         for leaf, weight in model.get_submodule(name).named_parameters(recurse=False):
             if leaf.endswith("bias") or weight.is_meta:
                 continue
-            for type in dict.fromkeys(types):
-                if wrong := not_held(weight, type):
+            largest = largest_of(weight)
+            for type in types:
+                if wrong := not_held(largest, type):
                     raise ValueError(
                         f"quantize_model: {name}.{leaf} has {wrong}, which blocks of {type.name} cannot hold"
                     )

@@ -51,7 +51,7 @@ def quantize(tensor: Tensor, type: Any) -> Tensor:
     shape = (*tensor.shape[:-1], tensor.shape[-1] // type.block * type.nbytes)
     if numbers.numel() == 0:
         return torch.empty(shape, dtype=torch.uint8, device=tensor.device)
-    if not numbers.is_meta and (wrong := not_held(numbers, type)):
+    if not numbers.is_meta and (wrong := not_held(largest_of(numbers), type)):
         raise ValueError(f"quantize: tensor has {wrong}, which blocks of {type.name} cannot hold")
     if type.name not in _PACK:
         return _by_gguf(numbers, type).view(shape)
@@ -62,10 +62,15 @@ def quantize(tensor: Tensor, type: Any) -> Tensor:
 _LARGEST = 65504.0  # of float16, which scales and least numbers of blocks are
 
 
-def not_held(numbers: Tensor, type: Type) -> str | None:
-    """Which numbers blocks of a type cannot hold: some types would say 0 for the whole block, others infinity."""
+def largest_of(numbers: Tensor) -> float:
+    """The largest absolute value, or NaN."""
     # abs() would be one more tensor of this size.
-    largest = max(-numbers.amin().item(), numbers.amax().item()) if numbers.numel() else 0.0
+    return max(-numbers.amin().item(), numbers.amax().item()) if numbers.numel() else 0.0
+
+
+def not_held(largest: float, type: Type) -> str | None:
+    """Which numbers blocks of a type cannot hold, where this is the largest: some types would say 0 for the whole
+    block, others infinity."""
     if not math.isfinite(largest):
         return "NaN or infinite numbers"
     bounded = type.name not in ("MXFP4", *_PLAIN)  # scales of MXFP4 are powers of 2 up to 2**127
