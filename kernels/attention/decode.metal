@@ -13,10 +13,11 @@ constexpr constant uint kMaxSimdgroups = 4;
 template <typename T, uint D, uint DV, uint R>
 struct DecodeShape {
   static constexpr constant uint kVector = 16 / sizeof(T);
-  static constexpr constant uint kLanes = D <= 128 ? 8 : D <= 256 ? 16 : 32;  // that have a key
-  static constexpr constant uint kTogether = 32 / kLanes;                     // keys that a simdgroup has at a time
+  static constexpr constant uint kBytes = D * sizeof(T);
+  static constexpr constant uint kLanes = kBytes <= 256 ? 8 : kBytes <= 512 ? 16 : 32;  // that have a key
+  static constexpr constant uint kTogether = 32 / kLanes;  // keys that a simdgroup has at a time
   // Keys of a lane whose loads are under way at once.
-  static constexpr constant uint kAhead = sizeof(T) == 2 ? 2 : 8 / R;
+  static constexpr constant uint kAhead = kBytes <= 1024 || sizeof(T) == 2 ? 2 : 1;
   static constexpr constant uint kKeyVectors = (D / kVector + kLanes - 1) / kLanes;
   static constexpr constant uint kValueVectors = (DV / kVector + kLanes - 1) / kLanes;
   static constexpr constant uint kPadded = kKeyVectors * kLanes * kVector;
@@ -76,33 +77,6 @@ template <typename T, uint D, uint DV, uint R>
   const uint step = simdgroups * S::kTogether * S::kAhead;
   const Seen seen = find_keys(rows, keys.length, split, step, params);
 
-  if (thread_index < R) {
-    const uint row = rows.first + min(thread_index, rows.count - 1);
-    const uint query = row / params.group;
-    const uint head = head_of(rows, row, params);
-    const ulong token = rows.first_query + query;
-    positions[thread_index] = static_cast<int>(query) + offset_of(rows, keys.length, params);
-    query_rows[thread_index] = rows.outer * params.q.batch + head * params.q.head + token * params.q.token;
-    out_rows[thread_index] =
-        rows.outer * params.out.batch + head * params.out.head + token * params.out.token + split * params.out.part;
-    mask_rows[thread_index] =
-        params.mask_elements ? static_cast<ulong>(mask_indptr[rows.request]) + query * static_cast<ulong>(keys.length)
-                             : rows.outer * params.mask_batch + head * params.mask_head + query * params.mask_query;
-  }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  threadgroup Pack<float>* const query_vectors = reinterpret_cast<threadgroup Pack<float>*>(shared);
-  for (uint i = thread_index; i < R * S::kPadded / 4; i += threads.x) {
-    const uint row = i / (S::kPadded / 4);
-    const uint element = i % (S::kPadded / 4) * 4;
-    const float4 numbers = numbers_at(q, query_rows[row], element, params.head_size, params.query_type);
-    // Lanes read float4s of their vectors side by side, from different banks.
-    const uint vector = element / S::kVector, quad = element % S::kVector / 4;
-    const uint place = (vector / S::kLanes * kQuads + quad) * S::kLanes + vector % S::kLanes;
-    query_vectors[row * (S::kPadded / 4) + place].words =
-        as_type<uint4>(row < rows.count ? numbers * params.query_scale : float4(0.0f));
-  }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-
   const uint part = lane % S::kLanes;
   float4 result[R][S::kValueVectors * kQuads];
 #pragma unroll
@@ -112,15 +86,17 @@ template <typename T, uint D, uint DV, uint R>
 
   const uint first = simdgroup * S::kTogether;
   Running running = {-INFINITY, -INFINITY, 0.0f};
+  const RowPlaces places = {positions, query_rows, mask_rows, out_rows};
+  threadgroup Pack<float>* const queries = reinterpret_cast<threadgroup Pack<float>*>(shared);
   if (R == 8 && params.general)
-    walk<R == 8, true, T, S, R>(result, running, seen, first, simdgroups * S::kTogether, keys, k, v, mask, kv_indices,
-                                query_vectors, positions, mask_rows, params, lane);
+    walk<R == 8, true, T, S, R>(result, running, seen, first, simdgroups * S::kTogether, rows, keys, split, q, k, v,
+                                mask, mask_indptr, kv_indices, queries, places, params, thread_index, threads.x, lane);
   else if (params.key_layout == KEYS_PAGED)
-    walk<false, true, T, S, R>(result, running, seen, first * S::kAhead, step, keys, k, v, mask, kv_indices,
-                               query_vectors, positions, mask_rows, params, lane);
+    walk<false, true, T, S, R>(result, running, seen, first * S::kAhead, step, rows, keys, split, q, k, v, mask,
+                               mask_indptr, kv_indices, queries, places, params, thread_index, threads.x, lane);
   else
-    walk<false, false, T, S, R>(result, running, seen, first * S::kAhead, step, keys, k, v, mask, kv_indices,
-                                query_vectors, positions, mask_rows, params, lane);
+    walk<false, false, T, S, R>(result, running, seen, first * S::kAhead, step, rows, keys, split, q, k, v, mask,
+                                mask_indptr, kv_indices, queries, places, params, thread_index, threads.x, lane);
 
   // The groups of a simdgroup's lanes become one, first each row's softmax.
   constexpr uint kRowLanes = S::kLanes / R;
@@ -176,15 +152,15 @@ template <typename T, uint D, uint DV, uint R>
               .words = as_type<uint4>(result[r][n * kQuads + i]);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-#pragma unroll 1
+#pragma unroll 4
     for (uint i = thread_index; i < S::kMerged * S::kPaddedValue; i += threads.x) {
       const uint row = first_merged + i / S::kPaddedValue;
       const uint element = i % S::kPaddedValue;
       if (row >= rows.count || element >= params.value_size) continue;
       float value = 0.0f;
-#pragma unroll 1
-      for (uint other = 0; other < simdgroups; ++other)
-        value += weights[other * R + row] * shared[other * S::kMerged * S::kPaddedValue + i];
+#pragma unroll
+      for (uint other = 0; other < kMaxSimdgroups; ++other)
+        if (other < simdgroups) value += weights[other * R + row] * shared[other * S::kMerged * S::kPaddedValue + i];
       store_number(out, out_rows[row] + element, params.out_type, value);
     }
   }

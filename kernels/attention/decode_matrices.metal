@@ -1,4 +1,4 @@
-// Attention of few queries to many keys by products of matrices, for 16-bit numbers. More than 8 rows (queries times
+// Attention of few queries to many keys by products of matrices, for 16-bit numbers. More than 4 rows (queries times
 // the heads of a group) share the keys: by plain multiplications arithmetic is the limit there, and not memory.
 //
 // A threadgroup has R rows and a part of the keys, of which each simdgroup takes 16 every few. A simdgroup has a tile
@@ -100,13 +100,14 @@ template <typename T, uint D, uint R>
                                                place.column) = elements(result.at[m][n]) * weight;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-#pragma unroll 1
+#pragma unroll 4
     for (uint i = thread_index; i < 8 * D; i += threads.x) {
       const uint row = i / D, element = i % D;
       if (m * 8 + row >= rows.count || element >= params.value_size) continue;
       float value = 0.0f;
-#pragma unroll 1
-      for (uint other = 0; other < simdgroups; ++other) value += merged[other * kMerged + row * kPitch + element];
+#pragma unroll
+      for (uint other = 0; other < kMaxSimdgroups; ++other)
+        if (other < simdgroups) value += merged[other * kMerged + row * kPitch + element];
       store_number(out, out_rows[m * 8 + row] + element, params.out_type, value);
     }
   }

@@ -27,44 +27,121 @@ struct Running {
   float sum;        // of the lane's own weights
 };
 
-// Adds keys start, start + step …, and those that the simdgroup has with each, to the rows' results. Only `kGeneral`
-// walks know masks, soft caps, and rows that cannot be loaded by vectors: the others have few instructions. Only
-// `kPaged` walks know pages.
+// The rows of a threadgroup: places of queries, masks and results in memory, and of queries among the keys.
+struct RowPlaces {
+  threadgroup int* positions;
+  threadgroup ulong* queries;
+  threadgroup ulong* masks;
+  threadgroup ulong* results;
+};
+
+// Finds the places of R rows, and brings their queries into threadgroup memory.
+template <typename S, uint R>
+inline void load_rows(threadgroup Pack<float>* to, RowPlaces places, thread const TileRows& rows,
+                      thread const KeyRows& keys, uint split, device const uchar* q, device const int* mask_indptr,
+                      constant AttentionDecodeParams& params, uint thread_index, uint threads) {
+  if (thread_index < R) {
+    const uint row = rows.first + min(thread_index, rows.count - 1);
+    const uint query = row / params.group;
+    const uint head = head_of(rows, row, params);
+    const ulong token = rows.first_query + query;
+    places.positions[thread_index] = static_cast<int>(query) + offset_of(rows, keys.length, params);
+    places.queries[thread_index] = rows.outer * params.q.batch + head * params.q.head + token * params.q.token;
+    places.results[thread_index] =
+        rows.outer * params.out.batch + head * params.out.head + token * params.out.token + split * params.out.part;
+    places.masks[thread_index] =
+        params.mask_elements ? static_cast<ulong>(mask_indptr[rows.request]) + query * static_cast<ulong>(keys.length)
+                             : rows.outer * params.mask_batch + head * params.mask_head + query * params.mask_query;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  constexpr uint kQuads = S::kVector / 4;  // float4s of a vector
+  for (uint i = thread_index; i < R * S::kPadded / 4; i += threads) {
+    const uint row = i / (S::kPadded / 4);
+    const uint element = i % (S::kPadded / 4) * 4;
+    const float4 numbers = numbers_at(q, places.queries[row], element, params.head_size, params.query_type);
+    // Lanes read float4s of their vectors side by side, from different banks.
+    const uint vector = element / S::kVector, quad = element % S::kVector / 4;
+    const uint place = (vector / S::kLanes * kQuads + quad) * S::kLanes + vector % S::kLanes;
+    to[row * (S::kPadded / 4) + place].words =
+        as_type<uint4>(row < rows.count ? numbers * params.query_scale : float4(0.0f));
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+// A lane's keys and values on their way into registers. Only `kGeneral` walks know masks, soft caps, and rows that
+// cannot be loaded by vectors: the others have few instructions. Only `kPaged` walks know pages.
+template <bool kGeneral, bool kPaged, typename T, typename S>
+struct KeysAhead {
+  static constexpr constant uint kAhead = kGeneral ? 1 : S::kAhead;
+
+  RowVectors<kGeneral, T, S::kLanes, S::kKeyVectors> key_rows;
+  RowVectors<kGeneral, T, S::kLanes, S::kValueVectors> value_rows;
+  Pack<T> x[kAhead][S::kKeyVectors];
+  Pack<T> y[kAhead][S::kValueVectors];
+  bool exists[kAhead];
+  ulong page[kAhead];
+  uint slot[kAhead];
+
+  KeysAhead(thread const KeyRows& keys, device const T* k, device const T* v, constant AttentionDecodeParams& params,
+            uint part)
+      : key_rows(k + keys.key, params.k.batch, params.k.token, part, params.head_size, params.vectors),
+        value_rows(v + keys.value, params.v.batch, params.v.token, part, params.value_size, params.vectors) {}
+};
+
+// Asks for the keys from `start` on. Behind the last one that is seen stands the last one again.
+template <bool kGeneral, bool kPaged, typename T, typename S>
+inline void ask_keys(thread KeysAhead<kGeneral, kPaged, T, S>& ahead, uint start, Seen seen, thread const KeyRows& keys,
+                     device const int* kv_indices, constant AttentionDecodeParams& params, uint lane) {
+  constexpr uint kAhead = KeysAhead<kGeneral, kPaged, T, S>::kAhead;
+#pragma unroll
+  for (uint j = 0; j < kAhead; ++j) {
+    ahead.slot[j] = min(start + j * S::kTogether + lane / S::kLanes, seen.end - 1);
+    ahead.page[j] = 0;
+    ahead.exists[j] = !kPaged || keys.find(ahead.slot[j], params, kv_indices, ahead.page[j], ahead.slot[j]);
+  }
+#pragma unroll
+  for (uint j = 0; j < kAhead; ++j) ahead.key_rows.load(ahead.x[j], ahead.page[j], ahead.slot[j]);
+}
+// Asks for their values.
+template <bool kGeneral, bool kPaged, typename T, typename S>
+inline void ask_values(thread KeysAhead<kGeneral, kPaged, T, S>& ahead) {
+#pragma unroll
+  for (uint j = 0; j < KeysAhead<kGeneral, kPaged, T, S>::kAhead; ++j)
+    ahead.value_rows.load(ahead.y[j], ahead.page[j], ahead.slot[j]);
+}
+
+// Adds keys start, start + step …, and those that the simdgroup has with each, to the rows' results. The first ones are
+// on their way before the rows are found, and the next ones follow as soon as their registers are free. With 8 rows
+// there are no registers to load ahead into.
 template <bool kGeneral, bool kPaged, typename T, typename S, uint R, uint N>
 inline void walk(thread float4 (&result)[R][N], thread Running& running, Seen seen, uint first, uint step,
-                 thread const KeyRows& keys, device const T* k, device const T* v, device const uchar* mask,
-                 device const int* kv_indices, threadgroup const Pack<float>* shared, threadgroup const int* positions,
-                 threadgroup const ulong* mask_rows, constant AttentionDecodeParams& params, uint lane) {
-  constexpr uint kAhead = kGeneral ? 1 : S::kAhead;
+                 thread const TileRows& rows, thread const KeyRows& keys, uint split, device const uchar* q,
+                 device const T* k, device const T* v, device const uchar* mask, device const int* mask_indptr,
+                 device const int* kv_indices, threadgroup Pack<float>* shared, RowPlaces places,
+                 constant AttentionDecodeParams& params, uint thread_index, uint threads, uint lane) {
+  using Ahead = KeysAhead<kGeneral, kPaged, T, S>;
+  constexpr uint kAhead = Ahead::kAhead;
   constexpr uint kQuads = S::kVector / 4;  // float4s of a vector
   constexpr uint kRowLanes = S::kLanes / R;
+  constexpr bool kEarly = R < 8;
   using Share = Shares<S, R, kAhead>;
   const uint part = lane % S::kLanes;
   const uint row = part / kRowLanes;
   const uint leader = lane & ~(S::kLanes - 1);  // the first lane of the group
-  const RowVectors<kGeneral, T, S::kLanes, S::kKeyVectors> key_rows(k + keys.key, params.k.batch, params.k.token, part,
-                                                                    params.head_size, params.vectors);
-  const RowVectors<kGeneral, T, S::kLanes, S::kValueVectors> value_rows(v + keys.value, params.v.batch, params.v.token,
-                                                                        part, params.value_size, params.vectors);
+  Ahead ahead(keys, k, v, params, part);
+  uint start = seen.begin + first;
+  if (kEarly && start < seen.end) {
+    ask_keys(ahead, start, seen, keys, kv_indices, params, lane);
+    ask_values(ahead);
+  }
+  load_rows<S, R>(shared, places, rows, keys, split, q, mask_indptr, params, thread_index, threads);
   float base = base_of(running.reference);
-  for (uint start = seen.begin + first; start < seen.end; start += step) {
-    Pack<T> x[kAhead][S::kKeyVectors];
-    Pack<T> y[kAhead][S::kValueVectors];
-    bool exists[kAhead];
-    ulong page[kAhead];
-    uint slot[kAhead];
-#pragma unroll
-    for (uint j = 0; j < kAhead; ++j) {
-      slot[j] = min(start + j * S::kTogether + lane / S::kLanes, seen.end - 1);
-      page[j] = 0;
-      exists[j] = !kPaged || keys.find(slot[j], params, kv_indices, page[j], slot[j]);
+  for (; start < seen.end; start += step) {
+    const bool more = kEarly && start + step < seen.end;
+    if (!kEarly) {
+      ask_keys(ahead, start, seen, keys, kv_indices, params, lane);
+      ask_values(ahead);
     }
-#pragma unroll
-    for (uint j = 0; j < kAhead; ++j) key_rows.load(x[j], page[j], slot[j]);
-#pragma unroll
-    for (uint j = 0; j < kAhead; ++j) value_rows.load(y[j], page[j], slot[j]);
-    // Compilers would load the values only where they are used. With 8 rows there are no registers to load them into.
-    if (R < 8) simdgroup_barrier(mem_flags::mem_none);
 
     float scores[Share::kScores];
 #pragma unroll
@@ -73,7 +150,7 @@ inline void walk(thread float4 (&result)[R][N], thread Running& running, Seen se
     for (uint n = 0; n < S::kKeyVectors; ++n) {
       float4 numbers[kAhead][kQuads];
 #pragma unroll
-      for (uint j = 0; j < kAhead; ++j) unpack(x[j][n], numbers[j]);
+      for (uint j = 0; j < kAhead; ++j) unpack(ahead.x[j][n], numbers[j]);
 #pragma unroll
       for (uint r = 0; r < R; ++r)
 #pragma unroll
@@ -96,22 +173,23 @@ inline void walk(thread float4 (&result)[R][N], thread Running& running, Seen se
       float score = scores[m];
       if (kGeneral && params.softcap != 0.0f) score = params.softcap * precise::tanh(score);
       if (kGeneral && params.mask_type != NUMBER_NONE) {
-        const ulong at = mask_rows[row] + min(number, seen.end - 1) * params.mask_key;
+        const ulong at = places.masks[row] + min(number, seen.end - 1) * params.mask_key;
         const bool there = params.mask_elements == 0 || at < params.mask_elements;
         score = there ? plus_mask_at(score, mask, at, params.mask_type) : -INFINITY;
       }
       if (seen.bounded) {
-        const int distance = static_cast<int>(number) - positions[row];
+        const int distance = static_cast<int>(number) - places.positions[row];
         if (distance > params.right || -distance > params.left) score = -INFINITY;
       }
       bool found = number < seen.end;
 #pragma unroll
-      for (uint i = 0; i < kAhead; ++i) found = found && (exists[i] || i != j);
+      for (uint i = 0; i < kAhead; ++i) found = found && (ahead.exists[i] || i != j);
       score = found ? score : -INFINITY;
       running.largest = max(running.largest, score);
       above = above || score > running.reference + Running::kSlack;
       scores[m] = score;
     }
+    if (more) ask_keys(ahead, start + step, seen, keys, kv_indices, params, lane);
     if (simd_any(above)) {
       float top = running.largest;
 #pragma unroll
@@ -145,7 +223,7 @@ inline void walk(thread float4 (&result)[R][N], thread Running& running, Seen se
 #pragma unroll
       for (uint n = 0; n < S::kValueVectors; ++n) {
         float4 numbers[kQuads];
-        unpack(y[j][n], numbers);
+        unpack(ahead.y[j][n], numbers);
 #pragma unroll
         for (uint r = 0; r < R; ++r)
 #pragma unroll
@@ -153,6 +231,7 @@ inline void walk(thread float4 (&result)[R][N], thread Running& running, Seen se
             result[r][n * kQuads + i] = fma(float4(weights[r]), numbers[i], result[r][n * kQuads + i]);
       }
     }
+    if (more) ask_values(ahead);
   }
   // Of the weights that several lanes have, one counts.
   if (part % Share::kRepeat != 0) running.sum = 0.0f;

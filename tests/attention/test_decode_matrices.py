@@ -1,4 +1,4 @@
-"""Few queries and many keys where more than 8 rows of 16-bit numbers share keys: products of matrices. Weights have two
+"""Few queries and many keys where more than 4 rows of 16-bit numbers share keys: products of matrices. Weights have two
 numbers of 16 bits each, so that the bounds are those of the kernels that multiply in float32."""
 
 import pytest
@@ -27,7 +27,9 @@ def first_kernel(tensors, **options):
 @pytest.mark.parametrize(
     "heads, kv_heads, queries, kernel",
     [
-        (16, 2, 1, "64x8"),
+        (4, 1, 1, "64x4"),
+        (5, 1, 1, "matrices_64x16"),
+        (16, 2, 1, "matrices_64x16"),
         (9, 1, 1, "matrices_64x16"),
         (6, 2, 3, "matrices_64x16"),
         (16, 1, 1, "matrices_64x16"),
@@ -147,7 +149,7 @@ def test_other_calls(device):
 def test_explain(device):
     tensors = inputs(device, torch.bfloat16, heads=20)
     plan = metalcore.explain("scaled_dot_product_attention", *tensors, enable_gqa=True)
-    assert plan.variant == "decode_matrices" and "more than 8 rows" in str(plan)
+    assert plan.variant == "decode_matrices" and "more than 4 rows" in str(plan)
 
 
 @each_dtype

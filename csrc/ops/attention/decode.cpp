@@ -42,8 +42,9 @@ const Sizes2* sizes_for(int64_t head_size, int64_t value_size) {
   return nullptr;
 }
 
-// Rows that plain multiplications keep up with memory for, and keys that a threadgroup with matrices has at a time.
-constexpr int64_t kMostPlainRows = 8, kMatrixStep = 64;
+// Rows that plain multiplications of 16-bit numbers keep up with memory for, and keys that a threadgroup with matrices
+// has at a time.
+constexpr int64_t kMostPlainRows = 4, kMatrixStep = 64;
 
 struct DecodePlan {
   bool matrices;        // the kernel multiplies matrices
@@ -108,7 +109,7 @@ std::string why(const DecodeCall& call, const DecodePlan& plan) {
   std::string text = "a threadgroup has up to " + std::to_string(plan.rows) + " rows of " +
                      std::to_string(call.queries) + " queries and " + std::to_string(plan.group) +
                      " heads that share keys";
-  if (plan.matrices) text += ", and multiplies matrices, since for more than 8 rows arithmetic is the limit";
+  if (plan.matrices) text += ", and multiplies matrices, since for more than 4 rows arithmetic is the limit";
   if (plan.splits > 1)
     text += "; " + std::to_string(plan.splits) + " threadgroups share " + std::to_string(call.keys) +
             " keys, and a second dispatch merges their results";
