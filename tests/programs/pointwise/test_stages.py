@@ -80,6 +80,23 @@ def test_results_of_several_dtypes(device, dtype):
         assert made.dtype == expected.dtype and torch.equal(made.cpu(), expected)
 
 
+@pytest.mark.parametrize("dtype", SIXTEEN_BITS)
+def test_sums_and_products_have_the_bits_of_float32_rounded(device, dtype):
+    """Of any numbers, with infinite ones, NaN, zeros of both signs, and those below the least normal one. Products of
+    bfloat below float32's own least normal number may round twice."""
+    torch.manual_seed(0)
+    x, y = (torch.randint(-(1 << 15), 1 << 15, (1 << 18,), dtype=torch.int32).to(torch.int16).view(dtype) for _ in "xy")
+
+    def function(x, y):
+        return x + y, x - y, x * y, (x + y) * y - x, y * 1.5 + 0.125
+
+    for made, expected in results(function, x.to(device), y.to(device)):
+        made = made.cpu()
+        same = (made.view(torch.int16) == expected.view(torch.int16)) | (made.isnan() & expected.isnan())
+        may_round_twice = (dtype == torch.bfloat16) & (expected.float().abs() < torch.finfo(torch.float32).tiny)
+        assert (same | (may_round_twice & (distances(made, expected.double()) <= 1))).all()
+
+
 def test_stages():
     statements = [
         "const float v1 = a * b;",
@@ -91,3 +108,27 @@ def test_stages():
     assert "v1s[k] = a * b;" in made and "v2s = float4(vec<half, 4>(v1s));" in made
     assert "v3s[k] = v2s[k] + 1;" in made and "out.part[part] = vec<half, 4>(v3s);" in made and "v4" not in made
     assert can_be_staged(statements) and not can_be_staged(["if (a) {", "}"])
+
+
+def test_pairs():
+    """Operands of the result's type are taken as they are; others, and formulas of more, are computed in float."""
+    of, other = (f"as_type<vec<{type_}, 4>>(x_values[r].words[j / 4])[j % 4]" for type_ in ("half", "bfloat"))
+    statements = [
+        f"const float v1 = float({of}) * 1.5f;",
+        "const float v2 = r(v1);",
+        f"const float v3 = v2 + float({of});",
+        "const float v4 = r(v3);",
+        f"const float v5 = v4 - float({other});",
+        "const float v6 = r(v5);",
+        "const float v7 = v6 * 0.1f;",
+        "const float v8 = r(v7);",
+        "const float v9 = v8 - v4;",
+    ]
+    roundings = {f"v{i + 1}": Rounding(f"v{i}", "half") for i in (1, 3, 5, 7)}
+    made = "\n".join(staged(statements, roundings, [Stored("out.part[part]", "half", "v9", "")], rows=2))
+    vector = "as_type<vec<half, 4>>(x_values[r].words[part])"
+    assert f"v2_halfs[r] = {vector} * vec<half, 4>(half(1.5f));" in made and "v1" not in made and "v2s" not in made
+    assert f"v4_halfs[r] = v2_halfs[r] + {vector};" in made and "v4s[r] = float4(v4_halfs[r]);" in made
+    assert f"v5s[r][k] = v4s[r][k] - float({other});" in made and "v7s[r][k] = v6s[r][k] * 0.1f;" in made
+    assert "v8_halfs[r] = vec<half, 4>(v7s[r]);" in made and "v3" not in made and "v9s" not in made
+    assert "out.part[part] = v8_halfs[r] - v4_halfs[r];" in made

@@ -125,5 +125,7 @@ METAL_FUNC constexpr small_float<bfloat_format> bfloat_literal(float value) { re
 
 }  // namespace msl
 
+#include "target/pairs.h"
+
 using half = msl::small_float<msl::half_format>;
 using bfloat = msl::small_float<msl::bfloat_format>;

@@ -86,11 +86,21 @@ struct vec_operators {
   friend METAL_FUNC constexpr B operator op(in<V> a, in<V> b) {                                              \
     return map_pairs<bool>(a, b, [](T p, T q) METAL_LAMBDA { return p op q; });                              \
   }
-  MSL_BINARY(+) MSL_BINARY(-) MSL_BINARY(*) MSL_BINARY(/) MSL_BINARY(%)
+// What a target computes by pairs of elements (target/pairs.h).
+#define MSL_PAIRED(op, function)                                                                             \
+  friend METAL_FUNC constexpr V operator op(in<V> a, in<V> b) {                                              \
+    if constexpr (has_pairs<T> && N % 2 == 0)                                                                \
+      if (!__builtin_is_constant_evaluated()) return function(a, b);                                         \
+    return map_pairs<T>(a, b, [](T p, T q) METAL_LAMBDA { return p op q; });                                 \
+  }                                                                                                          \
+  friend METAL_FUNC constexpr V& operator op##=(V& a, in<V> b) { return a = a op b; }
+  MSL_PAIRED(+, sums_of_pairs) MSL_PAIRED(-, differences_of_pairs) MSL_PAIRED(*, products_of_pairs)
+  MSL_BINARY(/) MSL_BINARY(%)
   MSL_BINARY(&) MSL_BINARY(|) MSL_BINARY(^) MSL_BINARY(<<) MSL_BINARY(>>)
   MSL_COMPARE(==) MSL_COMPARE(!=) MSL_COMPARE(<) MSL_COMPARE(<=) MSL_COMPARE(>) MSL_COMPARE(>=)
   MSL_COMPARE(&&) MSL_COMPARE(||)
 #undef MSL_COMPARE
+#undef MSL_PAIRED
 #undef MSL_BINARY
 
   friend METAL_FUNC constexpr V operator+(in<V> v) { return v; }
