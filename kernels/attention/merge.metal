@@ -27,11 +27,6 @@ template <typename T>
   device const T* const results =
       parts + token * params.in.token + head * params.in.head + min(element, params.value_size - 1);
 
-  const uint request = token / params.queries;
-  const uint query = token % params.queries;
-  const ulong result = request * params.out.batch + head * params.out.head + query * params.out.token;
-  device float* const result_lse = lse + request * params.lse.batch + head * params.lse.head + query * params.lse.token;
-
   float top = -INFINITY;
   float total = 0.0f;
   float value = 0.0f;
@@ -71,21 +66,28 @@ template <typename T>
   if (simdgroup > 0) return;
   const bool sinking = params.sink_type != NUMBER_NONE;
   const float sink = sinking ? number_at(sinks, head, params.sink_type) * (binary ? kLog2E : 1.0f) : -INFINITY;
-  const bool exists = lane < simdgroups;
-  const float own = exists ? tops[min(lane, kMaxSimdgroups - 1)] : -INFINITY;
-  const float base = base_of(max(sink, simd_max(own)));
-  const float factor = exists ? exponential(own - base, binary) : 0.0f;
-  total = simd_sum(exists ? factor * totals[min(lane, kMaxSimdgroups - 1)] : 0.0f);
-  if (sinking) total += exponential(sink - base, binary);
+  top = sink;
+  for (uint i = 0; i < simdgroups; ++i) top = max(top, tops[i]);
+  const float base = base_of(top);
+  total = sinking ? exponential(sink - base, binary) : 0.0f;
   value = 0.0f;
-#pragma unroll
-  for (uint i = 0; i < kMaxSimdgroups; ++i)
-    if (i < simdgroups) value = fma(simd_broadcast(factor, static_cast<ushort>(i)), values[i * 32 + lane], value);
+  for (uint i = 0; i < simdgroups; ++i) {
+    const float factor = exponential(tops[i] - base, binary);
+    total = fma(factor, totals[i], total);
+    value = fma(factor, values[i * 32 + lane], value);
+  }
+  const uint request = token / params.queries;
+  const uint query = token % params.queries;
   if (element < params.value_size) {
     // A part that nothing was seen of may hold anything. A NaN stays.
-    store_number(out, result + element, params.out_type, total == 0.0f ? 0.0f : value / total);
+    store_number(out, request * params.out.batch + head * params.out.head + query * params.out.token + element,
+                 params.out_type, total == 0.0f ? 0.0f : value / total);
   }
-  if (element == 0) *result_lse = total == 0.0f ? -INFINITY : binary ? natural(base, log2(total)) : base + log(total);
+  if (element == 0)
+    lse[request * params.lse.batch + head * params.lse.head + query * params.lse.token] =
+        total == 0.0f ? -INFINITY
+        : binary      ? natural(base, log2(total))
+                      : base + log(total);
 }
 
 #define INSTANTIATE(type, T) \
