@@ -51,13 +51,24 @@ template <typename T, uint D, uint R>
         rows.outer * params.out.batch + head * params.out.head + token * params.out.token + split * params.out.part;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  constexpr uint kVectors = D / 8;  // of a row
-  for (uint i = thread_index; i < R * kVectors; i += threads.x) {
-    const uint row = i / kVectors, element = i % kVectors * 8;
-    Pack<T> numbers = {uint4(0u)};
-    if (row < rows.count && element < params.head_size)
-      numbers = *reinterpret_cast<device const Pack<T>*>(q + query_rows[row] + element);
-    *reinterpret_cast<threadgroup Pack<T>*>(queries + row * kPitch + element) = numbers;
+  // All loads of a thread are on their way at once.
+  constexpr uint kVectors = D / 8, kEach = R * kVectors / (32 * kMaxSimdgroups);
+  for (uint first = thread_index; first < R * kVectors; first += kEach * threads.x) {
+    Pack<T> numbers[kEach];
+#pragma unroll
+    for (uint j = 0; j < kEach; ++j) {
+      const uint i = min(first + j * threads.x, R * kVectors - 1);
+      const uint element = min(i % kVectors * 8, params.head_size - 8);
+      numbers[j] = *reinterpret_cast<device const Pack<T>*>(q + query_rows[i / kVectors] + element);
+    }
+#pragma unroll
+    for (uint j = 0; j < kEach; ++j) {
+      const uint i = first + j * threads.x, row = i / kVectors, element = i % kVectors * 8;
+      const bool exists = row < rows.count && element < params.head_size;
+      if (i < R * kVectors)
+        *reinterpret_cast<threadgroup Pack<T>*>(queries + row * kPitch + element) = {exists ? numbers[j].words
+                                                                                            : uint4(0u)};
+    }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
@@ -100,15 +111,22 @@ template <typename T, uint D, uint R>
                                                place.column) = elements(result.at[m][n]) * weight;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-#pragma unroll 4
-    for (uint i = thread_index; i < 8 * D; i += threads.x) {
-      const uint row = i / D, element = i % D;
+#pragma unroll 2
+    for (uint i = thread_index; i < 8 * D / 4; i += threads.x) {
+      const uint row = i / (D / 4), element = i % (D / 4) * 4;
       if (m * 8 + row >= rows.count || element >= params.value_size) continue;
-      float value = 0.0f;
+      float4 value = float4(0.0f);
 #pragma unroll
       for (uint other = 0; other < kMaxSimdgroups; ++other)
-        if (other < simdgroups) value += merged[other * kMerged + row * kPitch + element];
-      store_number(out, out_rows[m * 8 + row] + element, params.out_type, value);
+        if (other < simdgroups)
+          value += *reinterpret_cast<threadgroup const float4*>(merged + other * kMerged + row * kPitch + element);
+      const ulong to = out_rows[m * 8 + row] + element;
+      if (params.splits > 1) {
+        *reinterpret_cast<device float4*>(reinterpret_cast<device float*>(out) + to) = value;
+        continue;
+      }
+#pragma unroll
+      for (uint n = 0; n < 4; ++n) store_number(out, to + n, params.out_type, value[n]);
     }
   }
 }
