@@ -34,10 +34,10 @@ const char* dtype_name(ScalarType dtype) {
   return "an unsupported dtype";
 }
 
-std::string shape_text(Sizes sizes) {
-  std::string text = "[";
-  for (int64_t size : sizes) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
-  return text + "]";
+std::ostream& operator<<(std::ostream& out, const ShapeText& shape) {
+  out << "[";
+  for (size_t d = 0; d < shape.sizes.size(); ++d) out << (d > 0 ? ", " : "") << shape.sizes[d];
+  return out << "]";
 }
 
 bool is_float_dtype(ScalarType dtype) {

@@ -13,6 +13,7 @@
 
 #include <initializer_list>
 #include <optional>
+#include <ostream>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -36,8 +37,13 @@ void check(bool condition, const Parts&... parts) {
 
 using Sizes = torch::headeronly::IntHeaderOnlyArrayRef;
 
-std::string shape_text(Sizes sizes);  // "[2, 3]"
-inline std::string shape_text(const Tensor& tensor) { return shape_text(tensor.sizes()); }
+// A shape in a message, as "[2, 3]". It is text only once it is written: check() writes nothing where all is well.
+struct ShapeText {
+  Sizes sizes;
+};
+std::ostream& operator<<(std::ostream& out, const ShapeText& shape);
+inline ShapeText shape_text(Sizes sizes) { return {sizes}; }
+inline ShapeText shape_text(const Tensor& tensor) { return {tensor.sizes()}; }
 const char* dtype_name(ScalarType dtype);  // "float32"; "an unsupported dtype" where Metal has none
 
 // Kernels are named <op>_<variant>_<suffix> after MSL's type names.
