@@ -233,7 +233,8 @@ template <typename T, typename Team>
 inline void backward_row(LogitRow<T> row, device const T* grad, device const float* total, device const float2* saved,
                          device T* gradient, uint index, Team team) {
   gradient += row.offset;
-  float scale = static_cast<float>(grad[row.params->scale_of_row ? index : 0]) / total[0];
+  const float scale =
+      row.params->scale_of_row ? static_cast<float>(grad[index]) : static_cast<float>(grad[0]) / total[0];
   RowLoss found = {0.0f, saved[index].x, saved[index].y};
   if (row.ignored || row.wrong) {
     const float value = row.ignored ? 0.0f : NAN;

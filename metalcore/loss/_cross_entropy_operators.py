@@ -58,26 +58,30 @@ def _wide(x):
 def _(x, target, weight, reduction, ignore_index, label_smoothing, softcap, z_loss):
     losses, weights, lse, mass = _composite(x, target, weight, ignore_index, label_smoothing, softcap, z_loss)
     saved = torch.stack((lse, mass), -1).view(-1, 2).float()
+    if reduction == 0:
+        return losses.contiguous().to(x.dtype), saved, saved.new_empty(0)
     total = weights.sum().view(1).float() if reduction == 1 else torch.ones(1, device=x.device)
-    loss = losses.contiguous() if reduction == 0 else losses.sum() / total[0]
-    return loss.to(x.dtype), saved, total
+    return (losses.sum() / total[0]).to(x.dtype), saved, total
 
 
 @fake_kernel("cross_entropy")
 def _(x, target, weight, reduction, ignore_index, label_smoothing, softcap, z_loss):
     shape = (x.shape[:1] + x.shape[2:] if x.dim() > 1 else ()) if reduction == 0 else ()
     count = x.numel() // x.shape[1 if x.dim() > 1 else 0]
-    return x.new_empty(shape), x.new_empty((count, 2), dtype=torch.float32), x.new_empty(1, dtype=torch.float32)
+    saved, total = (x.new_empty(sizes, dtype=torch.float32) for sizes in ((count, 2), (0 if reduction == 0 else 1,)))
+    return x.new_empty(shape), saved, total
 
 
 def cross_entropy_gradient(grad, x, target, weight, total, reduction, ignore_index, label_smoothing, softcap, z_loss):
-    """cross_entropy_backward in PyTorch's ops, differentiable to any order."""
+    """cross_entropy_backward in PyTorch's ops, differentiable to any order. `total` is what a reduced loss was divided
+    by."""
     wide = _with_classes_last(x).to(_wide(x))
     y = cap(wide, softcap)
     coefficients, counted, _ = _coefficients(y, target, weight, ignore_index, label_smoothing)
     lse = y.logsumexp(-1, keepdim=True)
     factor = coefficients.sum(-1, keepdim=True) + 2 * z_loss * lse
-    scale = (grad.to(_wide(x)) / total.to(_wide(x))[0]).expand(x.shape[:1] + x.shape[2:] if x.dim() > 1 else ())
+    scale = grad.to(_wide(x)) if reduction == 0 else grad.to(_wide(x)) / total.to(_wide(x))[0]
+    scale = scale.expand(x.shape[:1] + x.shape[2:] if x.dim() > 1 else ())
     gx = (factor * (y - lse).exp() - coefficients) * scale[..., None]
     if softcap:
         gx = gx * (1 - (y / softcap).square()).where(y != -torch.inf, 0.0)

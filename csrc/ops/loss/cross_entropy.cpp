@@ -124,7 +124,8 @@ CrossEntropyParams params_of(const Shape& shape, const Rows& x, const Tensor& gr
 // Threadgroups sum so many losses each.
 constexpr int64_t kSummed = 8192, kMostParts = 1024;
 
-// Returns the loss or the losses; lse and the sum of coefficients of each row; and by what losses are divided.
+// Returns the loss or the losses; lse and the sum of coefficients of each row; and by what a reduced loss is divided,
+// which has no elements for losses that are not reduced.
 std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& input, const Tensor& target_, const MaybeTensor& weight_,
                                                  int64_t reduction, int64_t ignore_index, double label_smoothing,
                                                  double softcap, double z_loss) {
@@ -153,9 +154,10 @@ std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& input, const Tens
   const Tensor results = new_tensor({shape.rows, 2}, ScalarType::Float, input);
   const Tensor saved = new_tensor({shape.rows, 2}, ScalarType::Float, input);
   const int64_t share = std::max(kSummed, ceil_div(shape.rows, kMostParts)), groups = ceil_div(shape.rows, share);
-  const Tensor parts = new_tensor({groups > 1 ? groups : 0, 2}, ScalarType::Float, input);
-  const Tensor loss = reduction == kNone ? losses : new_tensor(Sizes(), dtype, input);
-  const Tensor total = new_tensor({1}, ScalarType::Float, input);
+  const bool reduced = reduction != kNone, in_parts = reduced && groups > 1;
+  const MaybeTensor parts = in_parts ? MaybeTensor(new_tensor({groups, 2}, ScalarType::Float, input)) : std::nullopt;
+  const Tensor loss = reduced ? new_tensor(Sizes(), dtype, input) : losses;
+  const Tensor total = new_tensor({reduced ? 1 : 0}, ScalarType::Float, input);
   const CrossEntropyParams params =
       params_of(shape, x, x.tensor, target, weight, {ignore_index, label_smoothing, softcap, z_loss});
   gpu::record(loss, [&](gpu::Recording& recording) {
@@ -171,18 +173,17 @@ std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& input, const Tens
     const uint32_t threads = row_tuning(input).looped_threads;
     const Tensor* pairs = &results;
     CrossEntropySumParams sums{.count = params.rows, .share = grid_side(share), .mean = reduction == kMean};
-    if (groups > 1 && reduction != kNone) {
-      recording.kernel("cross_entropy_parts").buffer(0, results).buffer(1, parts).bytes(2, sums);
+    if (!reduced) return;
+    if (in_parts) {
+      recording.kernel("cross_entropy_parts").buffer(0, results).buffer(1, *parts).bytes(2, sums);
       recording.dispatch_threadgroups({grid_side(groups)}, {threads});
-      pairs = &parts;
+      pairs = &*parts;
       sums.count = grid_side(groups);
     }
-    if (reduction == kNone) return;
     recording.kernel("cross_entropy_total_", suffix(dtype));
     recording.buffer(0, *pairs).buffer(1, loss).buffer(2, total).bytes(3, sums);
     recording.dispatch_threadgroups({1}, {threads});
   });
-  if (reduction == kNone) torch::stable::fill_(total, 1.0);
   return {loss, saved, total};
 }
 
@@ -201,7 +202,8 @@ Tensor cross_entropy_backward(const Tensor& grad, const Tensor& input, const Ten
   check(saved.numel() == 2 * shape.rows && saved.is_contiguous(), "metalcore::", op, ": saved does not belong to x");
   check_float32(op, "total", total);
   check_same_device(op, "total", total, input);
-  check(total.numel() == 1, "metalcore::", op, ": total must have one element");
+  check(total.numel() == (reduction == kNone ? 0 : 1), "metalcore::", op,
+        ": total must have one element, or none where losses are not reduced");
   const Tensor target = checked_target(op, target_, input, shape);
   const MaybeTensor weight = checked_weight(op, weight_, input, shape);
   const Rows x = rows_of_logits(input, shape);
@@ -216,7 +218,7 @@ Tensor cross_entropy_backward(const Tensor& grad, const Tensor& input, const Ten
     recording.buffer(2, given_if(params.probabilities, target))
         .buffer(3, weight)
         .buffer(4, g)
-        .buffer(5, total)
+        .buffer(5, given_if(reduction != kNone, total))
         .buffer(6, saved);
     recording.buffer(7, gx).bytes(8, params);
     dispatch(recording, plan);
