@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._functorch import unwrap_if_dead as _unwrap_if_dead  # a tensor that outlived its transform
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 from .. import _C
 from . import generated, refused
 from .routing import DEVICES
 
-__all__ = ["autograd", "composed_kernel", "cpu_kernel", "fake_kernel", "needs_gradient", "ops"]
+__all__ = ["autograd", "composed_kernel", "cpu_kernel", "fake_kernel", "needs_gradient", "ops", "without_derivative"]
 
 ops = torch.ops.metalcore
 
@@ -33,6 +33,7 @@ _AUTOCAST = [torch._C._dispatch_key_parse(f"Autocast{device.upper()}") for devic
 _exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _transforms_active = torch._C._are_functorch_transforms_active
+_compiler = torch.compiler
 
 if "cuda" in DEVICES:
 
@@ -110,6 +111,24 @@ def _below_autograd(function):
     return call
 
 
+def without_derivative(name):
+    """The operator as a function of inputs from which no gradient is asked. Where nothing is traced it calls neither
+    Python's layers over PyTorch's C++ nor what looks for derivatives."""
+    op = getattr(ops, name).default
+    direct = op._op
+
+    def call(*inputs):
+        if is_dynamo_compiling() or _compiler._is_compiling_flag or _transforms_active() or _is_excluded(_AUTOGRAD):
+            return op(*inputs)
+        try:
+            _exclude(_AUTOGRAD, True)
+            return direct(*inputs)
+        finally:
+            _exclude(_AUTOGRAD, False)
+
+    return call
+
+
 def autograd(name, backward, setup_context, results=None):
     """Registers the operator's derivative: `setup_context(ctx, inputs, output)` and `backward(ctx, *grads)`.
 
@@ -180,7 +199,8 @@ def autograd(name, backward, setup_context, results=None):
     _library.impl(name, kernel, "Autograd", with_keyset=True)
 
     def call(*inputs):
-        if is_compiling() or _transforms_active():
+        # The first two are what torch.compiler.is_compiling() finds with twice as many calls.
+        if is_dynamo_compiling() or _compiler._is_compiling_flag or _transforms_active():
             output = op(*inputs)
         elif _is_excluded(_AUTOGRAD):
             output = direct(*inputs)

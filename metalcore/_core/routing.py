@@ -31,10 +31,10 @@ __all__ = [
 ]
 
 _transforms_active = torch._C._are_functorch_transforms_active
+_autocast_enabled = torch.is_autocast_enabled
 
 FLOAT_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _IN_16_BITS = FLOAT_DTYPES - {torch.float32}
-_ALONE: dict[Any, frozenset] = {dtype: frozenset({dtype}) for dtype in FLOAT_DTYPES}
 _strided = torch.strided
 
 
@@ -97,10 +97,18 @@ def accelerated(first, *others, dtypes=FLOAT_DTYPES) -> bool:
     return True
 
 
-def alike(*tensors) -> bool:
+def alike(first, *others) -> bool:
     """Whether the arguments are accelerated() and have one dtype. None is as for accelerated()."""
-    dtypes = _ALONE.get(getattr(tensors[0], "dtype", None))
-    return dtypes is not None and accelerated(*tensors, dtypes=dtypes)
+    if not accelerated(first):
+        return False
+    if others:
+        dtype, device = first.dtype, first.device
+        for x in others:
+            if x is not None and not (
+                isinstance(x, Tensor) and x.dtype is dtype and x.layout is _strided and x.device == device
+            ):
+                return False
+    return True
 
 
 def require_tensors(op, optional=False, **arguments) -> None:
@@ -127,8 +135,8 @@ def too_many(x, length) -> bool:
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """The dtype of torch.autocast on x's device, or None where it is off. The device "meta" has none."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else None
+    kind = "cuda" if x.is_cuda else "mps" if x.is_mps else x.device.type  # these attributes cost less than the last
+    return torch.get_autocast_dtype(kind) if kind != "meta" and _autocast_enabled(kind) else None
 
 
 def autocast_operands(*tensors: Any) -> tuple[Any, ...]:
@@ -164,4 +172,4 @@ def autocast_to_float32(name, x) -> bool:
     if not isinstance(x, Tensor) or x.dtype not in _IN_16_BITS:
         return False
     device = "cuda" if on_cuda(x) else "mps"
-    return torch.is_autocast_enabled(device) and (name, device) in _AUTOCAST_TO_FLOAT32 and accelerated(x)
+    return _autocast_enabled(device) and (name, device) in _AUTOCAST_TO_FLOAT32 and accelerated(x)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._core.registry import Op, Override, Sample, register
-from .._core.routing import accelerated, converted, is_plain, on_cuda, require_tensors
+from .._core.routing import accelerated, alike, autocast_dtype, converted, is_plain, on_cuda, require_tensors
 from .._core.shapes import broadcast_shapes
 from ._composite import Options, attend
 from ._operators import attention
@@ -85,6 +85,11 @@ def scaled_dot_product_attention(
     """
     if not _is_typed(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
         return _by_torch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    plain = attn_mask is None and not dropout_p and sinks is None and window == (-1, -1) and not lower_right
+    if plain and type(softcap) is float and softcap == 0 and _are_usual(query, key, value, enable_gqa):
+        options = _options(query, 0.0, -1, 0 if is_causal else -1, False, scale, 0.0)
+        out, lse = attention(query, key, value, None, None, None, None, None, *options)
+        return (out, lse) if return_lse else out
     left, right = _window(_NAME, window)
     bias, causal = attn_mask, is_causal
     if attn_mask is not None and type(attn_mask) is not Tensor:
@@ -125,6 +130,22 @@ def _is_typed(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_
         and (scale is None or isinstance(scale, (int, float)))
         and type(is_causal) is bool
         and type(enable_gqa) is bool
+    )
+
+
+def _are_usual(query, key, value, enable_gqa):
+    """Whether the kernels take these tensors as they are, as in most calls."""
+    if not alike(query, key, value) or autocast_dtype(query) is not None:
+        return False
+    q, k, v = query.shape, key.shape, value.shape
+    return (
+        _go_together(q, k, v, enable_gqa)
+        and q[3] == k[3]
+        and k[2] == v[2]
+        and 0 < q[3] <= MOST_HEAD_SIZE
+        and 0 < v[3] <= MOST_HEAD_SIZE
+        and q[2] <= _MOST_LENGTH
+        and k[2] <= _MOST_LENGTH
     )
 
 

@@ -103,28 +103,29 @@ def call_of(x, weight, scale, bias, residual, stride, padding, dilation, groups)
     """The operator's stride, padding and dilation, and the shape of its result; None if PyTorch takes the call."""
     if weight is None or not alike(x, weight, scale, bias, residual):
         return None
-    if x.dim() not in (3, 4) or weight.dim() != 4 or type(groups) is not int or groups < 1 or weight.numel() == 0:
+    size, window = x.shape, weight.shape
+    if len(size) not in (3, 4) or len(window) != 4 or type(groups) is not int or groups < 1 or weight.numel() == 0:
         return None
     stride, dilation = _pair(stride), _pair(dilation)
     if stride is None or dilation is None or min(*stride, *dilation) < 1:
         return None
-    window = weight.shape[2:]
     if padding == "same" and stride == [1, 1]:
-        total = [d * (size - 1) for d, size in zip(dilation, window)]
+        total = [d * (n - 1) for d, n in zip(dilation, window[2:])]
         padding = [*(n // 2 for n in total), *(n - n // 2 for n in total)]
     else:
         padding = [0, 0] if padding == "valid" else _pair(padding)
         if padding is None or min(padding) < 0:
             return None
         padding = padding * 2
-    if x.shape[-3] != weight.shape[1] * groups or weight.shape[0] % groups:
+    channels = window[0]
+    if size[-3] != window[1] * groups or channels % groups:
         return None
-    if bias is not None and bias.shape != weight.shape[:1]:
+    if bias is not None and bias.shape != (channels,):
         return None
-    images = x.shape[0] if x.dim() == 4 else 1
-    height, width = _out_sizes(x.shape, weight.shape, stride, padding, dilation)
-    shape = (images, weight.shape[0], height, width)
-    fits = min(height, width) > 0 and images * weight.shape[0] * height * width <= COUNTED
+    images = size[0] if len(size) == 4 else 1
+    height, width = _out_sizes(size, window, stride, padding, dilation)
+    shape = (images, channels, height, width)
+    fits = min(height, width) > 0 and images * channels * height * width <= COUNTED
     return (stride, padding, dilation, shape) if fits and all(map(_is_counted, (x, weight, residual))) else None
 
 
@@ -137,7 +138,7 @@ def _out_sizes(x, weight, stride, padding, dilation):
 
 def _is_counted(x):
     """Whether kernels can count how far the elements of an image are apart."""
-    if x is None:
+    if x is None or x.is_contiguous() and 0 < x.numel() <= COUNTED:
         return True
     return sum(stride * max(size - 1, 0) for size, stride in zip(x.shape[-3:], x.stride()[-3:])) <= COUNTED
 

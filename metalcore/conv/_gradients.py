@@ -23,7 +23,7 @@ _aten = torch.ops.aten
 
 def is_channels_last(x: Tensor) -> bool:
     """Whether an image's channels lie next to each other, and can be told from contiguous ones."""
-    return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
 
 
 def padded(x: Tensor, padding: list[int]) -> tuple[Tensor, list[int]]:

@@ -124,11 +124,17 @@ def _(grad, sorted, order, bags, sizes, factors, maxima, rows, padding_idx, by_c
     return grad.new_empty((rows, grad.shape[1]))
 
 
+_of_sorted = ops.embedding_gradient.default
+
+
 @composed_kernel("embedding_backward")
 def _(grad, indices, rows, padding_idx, scale_grad_by_freq):
-    sorted, order = torch.sort(indices.reshape(-1).long(), stable=True)
-    grad = grad.reshape(len(sorted), grad.shape[-1])
-    return ops.embedding_gradient(grad, sorted, order, None, None, None, None, rows, padding_idx, scale_grad_by_freq, 0)
+    if indices.dtype is not torch.int64:
+        indices = indices.long()
+    sorted, order = torch.sort(indices if indices.dim() == 1 else indices.reshape(-1), stable=True)
+    if grad.dim() != 2:
+        grad = grad.reshape(sorted.shape[0], grad.shape[-1])
+    return _of_sorted(grad, sorted, order, None, None, None, None, rows, padding_idx, scale_grad_by_freq, 0)
 
 
 @fake_kernel("embedding_backward")
@@ -141,7 +147,7 @@ def _(grad, indices, rows, padding_idx, scale_grad_by_freq):
 
 def _save(ctx, inputs, output):
     weight, indices, ctx.padding, ctx.by_count, ctx.sparse = inputs
-    ctx.rows = len(weight)
+    ctx.rows = weight.shape[0]
     ctx.save_for_backward(indices)
 
 

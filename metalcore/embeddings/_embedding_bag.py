@@ -73,26 +73,21 @@ def embedding_bag(
             include_last_offset,
             padding_idx,
         )
-    if input.dim() == 2:
+    indices, flat = input, input.dim() == 1
+    if not flat:
         bags, n = input.shape
         offsets = beside(input, torch.arange(0, bags * n, n, device=input.device))
+        indices = input.reshape(-1)
+    if input.dtype is not torch.int64:
+        indices, offsets = indices.long(), offsets.long()  # pyright: ignore[reportOptionalMemberAccess]
     factors = None if per_sample_weights is None else per_sample_weights.reshape(-1)
-    padding = -1 if padding_idx is None else padding_idx % len(weight)
-    return _bag(
-        weight,
-        input.reshape(-1).long(),
-        offsets.long(),  # pyright: ignore[reportOptionalMemberAccess]
-        _MODES[mode],
-        factors,
-        include_last_offset and input.dim() == 1,
-        padding,
-        scale_grad_by_freq,
-        sparse,
-    )
+    padding = -1 if padding_idx is None else padding_idx % weight.shape[0]
+    last = include_last_offset and flat
+    return _bag(weight, indices, offsets, _MODES[mode], factors, last, padding, scale_grad_by_freq, sparse)
 
 
 def _fits(input, weight, offsets, mode, per_sample_weights, include_last_offset, padding_idx):
-    if type(mode) is not str or mode not in _MODES or not in_range(padding_idx, len(weight)):
+    if type(mode) is not str or mode not in _MODES or not in_range(padding_idx, weight.shape[0]):
         return False
     if input.dim() == 2:
         if offsets is not None or not input.numel():

@@ -61,6 +61,11 @@ def matmul(
         require_tensors("matmul", a=a, b=b)
         require_tensors("matmul", optional=True, bias=bias, residual=residual)
         return apply(_by_torch(a, b, bias, residual, alpha, beta))
+    apart = name != "none" and any(map(_needs, (a, b, bias, residual)))
+    fused = "none" if apart else name
+    if residual is None and _are_one_product(a, b, bias):
+        found = _matmul(a, b, bias, None, fused, float(alpha), float(beta))
+        return apply(found) if apart else found
     rows, columns, batch = _dimensions(a.shape, b.shape, bias)
     shape = (*batch, *rows, *columns)
     left, right = a if rows else a[None], b if columns else b[:, None]
@@ -70,8 +75,7 @@ def matmul(
     if len(batch) > _BATCH_DIMS:
         left, right = (x.expand(*batch, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (left, right))
         residual = None if residual is None else residual.reshape(-1, *residual.shape[-2:])
-    apart = name != "none" and any(map(_needs, (a, b, bias, residual)))
-    found = _matmul(left, right, bias, residual, "none" if apart else name, float(alpha), float(beta))
+    found = _matmul(left, right, bias, residual, fused, float(alpha), float(beta))
     found = found if found.shape == shape else found.view(shape)
     return apply(found) if apart else found
 
@@ -93,7 +97,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation:
         TypeError: x or weight is no tensor.
         RuntimeError: shapes do not match.
     """
-    require_tensors("linear", x=x, weight=weight)
+    if not (isinstance(x, Tensor) and isinstance(weight, Tensor)):
+        require_tensors("linear", x=x, weight=weight)
     dims = weight.dim()
     if dims > 2:
         raise RuntimeError(f"linear: weight must have 1 or 2 dimensions, not the shape {list(weight.shape)}")
@@ -107,6 +112,8 @@ def _needs(x):
 def _takes(a, b, bias, residual):
     if b is None or not alike(a, b, bias, residual):
         return False
+    if b.dim() == 2 and a.dim() > 0 and 0 < a.numel() <= COUNTED and 0 < b.numel() <= COUNTED:
+        return True  # so the sizes are counted too
     left, right = a.shape, b.shape
     return (
         len(left) > 0
@@ -115,6 +122,14 @@ def _takes(a, b, bias, residual):
         and (len(left) <= 2 or math.prod(left[:-1]) <= COUNTED)
         and (len(right) <= 2 or math.prod(right[:-2]) * (left[-2] if len(left) > 1 else 1) <= COUNTED)
     )
+
+
+def _are_one_product(a, b, bias):
+    """Whether the operator takes these as they are, as in most calls: b is one matrix, and a has rows."""
+    if b.dim() != 2 or not 2 <= a.dim() <= 2 + _BATCH_DIMS:
+        return False
+    terms, columns = b.shape
+    return a.shape[-1] == terms and (bias is None or bias.shape == (columns,))
 
 
 def _dimensions(a, b, bias):

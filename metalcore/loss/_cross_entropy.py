@@ -88,22 +88,24 @@ def selective_log_softmax(logits: Tensor, index: Tensor) -> Tensor:
     Returns:
         A tensor of the index's shape and the logits' dtype, with gradients of any order.
     """
-    require_tensors("selective_log_softmax", logits=logits, index=index)
-    if logits.dim() == 0 or index.shape != logits.shape[:-1]:
+    if not (isinstance(logits, Tensor) and isinstance(index, Tensor)):
+        require_tensors("selective_log_softmax", logits=logits, index=index)
+    *batch, count = logits.shape or (0,)
+    if logits.dim() == 0 or index.shape != (*batch,):
         raise RuntimeError(
             f"selective_log_softmax: index must have the shape of logits without the last dimension, "
-            f"{list(logits.shape[:-1])}, not {list(index.shape)}"
+            f"{batch}, not {list(index.shape)}"
         )
     rows, classes = logits, index
-    if logits.dim() != 2 and logits.numel():
-        rows, classes = logits.reshape(-1, logits.shape[-1]), index.reshape(-1)
+    if len(batch) > 1 and logits.numel():
+        rows, classes = logits.reshape(-1, count), index.reshape(-1)
     if not _takes(rows, classes):
         return logits.log_softmax(-1).gather(-1, index[..., None])[..., 0]
     if autocast_to_float32("log_softmax", rows):
         rows = rows.float()
     # No class is ignored: this one is none.
     losses = -cross_entropy_rows(rows, classes, None, 0, _NO_CLASS, 0.0, 0.0, 0.0)
-    return losses if logits.dim() == 2 else losses.view(index.shape)
+    return losses if len(batch) <= 1 else losses.view(batch)
 
 
 _NO_CLASS = -(2**63)
@@ -112,18 +114,13 @@ _NO_CLASS = -(2**63)
 def _takes(input, target, weight=None, reduction="mean", label_smoothing=0.0, ignore_index=0):
     if not alike(input, weight) or not isinstance(target, Tensor) or target.device != input.device:
         return False
-    shape, dims = input.shape, input.dim()
-    if (
-        dims == 0
-        or input.numel() == 0
-        or type(reduction) is not str
-        or reduction not in REDUCTIONS
-        or input.numel() > 2**31 * 64
-    ):
+    shape = input.shape
+    dims = len(shape)
+    if dims == 0 or not 0 < input.numel() <= 2**31 * 64 or type(reduction) is not str or reduction not in REDUCTIONS:
         return False
     classes = shape[0 if dims == 1 else 1]
     if target.dtype == torch.int64:
-        fits = target.shape == (shape[:1] + shape[2:] if dims > 1 else ())
+        fits = target.shape == ((shape[0], *shape[2:]) if dims > 1 else ())
     else:
         fits = target.dtype == input.dtype and target.shape == shape and not target.requires_grad and dims > 1
         fits = fits and target.layout == torch.strided

@@ -57,8 +57,8 @@ def kl_div(
     if autocast_to_float32("kl_div", input):
         input, target = input.float(), target.float()
     total = _sum(input, target, log_target)
-    count = {"sum": 1, "mean": input.numel(), "batchmean": input.shape[0]}[reduction]
-    return (total / count).to(input.dtype)
+    count = 1 if reduction == "sum" else input.numel() if reduction == "mean" else input.shape[0]
+    return _reduced(total, count, input)
 
 
 def _takes(input, target, reduction, log_target):
@@ -77,8 +77,17 @@ def _takes(input, target, reduction, log_target):
 
 
 def _sum(input, target, log_target):
-    rows = input.reshape(-1, input.shape[-1]), target.reshape(-1, input.shape[-1])
-    return divergence(*rows, 0.0, LOG_PROBABILITIES, LOG_PROBABILITIES if log_target else PROBABILITIES, 1.0).sum()
+    if input.dim() != 2:
+        classes = input.shape[-1]
+        input, target = input.reshape(-1, classes), target.reshape(-1, classes)
+    kind = LOG_PROBABILITIES if log_target else PROBABILITIES
+    return divergence(input, target, 0.0, LOG_PROBABILITIES, kind, 1.0).sum()
+
+
+def _reduced(total, count, input):
+    """total / count in the input's dtype."""
+    mean = total if count == 1 else total / count
+    return mean if mean.dtype is input.dtype else mean.to(input.dtype)
 
 
 def jsd(
@@ -135,7 +144,7 @@ def _override(previous, count, decline):
         if not plain or not _takes(input, target, names.get(reduction), log_target):
             return decline(keyset, input, target, reduction, log_target=log_target)
         total = count.run(_sum, input, target, log_target)
-        return (total / (input.numel() if reduction == 1 else 1)).to(input.dtype)
+        return _reduced(total, input.numel() if reduction == 1 else 1, input)
 
     return kernel
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from .._core.operators import cpu_kernel, fake_kernel, ops
+from .._core.operators import cpu_kernel, fake_kernel, without_derivative
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated, require_tensors
 
@@ -44,7 +44,8 @@ def sample(
         ValueError: an option is out of its range.
         RuntimeError: there are no classes.
     """
-    require_tensors("sample", logits=logits)
+    if not isinstance(logits, Tensor):
+        require_tensors("sample", logits=logits)
     if not (_number(temperature) and 0 <= temperature < math.inf):
         raise _wrong("temperature", temperature, "a number from 0 on")
     if not (top_k is None or type(top_k) is int and top_k > 0):
@@ -55,15 +56,17 @@ def sample(
         raise _wrong("min_p", min_p, "in [0, 1] or None")
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(f"sample: generator must be a torch.Generator, not {type(generator).__name__}")
-    if logits.dim() == 0 or logits.shape[-1] == 0 or not logits.is_floating_point():
+    *batch, classes = logits.shape or (0,)
+    if classes == 0 or not logits.is_floating_point():
         raise RuntimeError("sample: logits must be floating-point numbers (…, C) with at least one class")
-    rows = logits.detach()
-    rows = rows if rows.dim() == 2 else rows.reshape(-1, rows.shape[-1])
-    uniform = torch.rand(rows.shape[0], dtype=torch.float32, device=logits.device, generator=generator)
-    options = float(temperature), top_k or 0, 1.0 if top_p is None else float(top_p), float(min_p or 0.0)
-    run = ops.sample if accelerated(rows) and rows.numel() and rows.shape[1] < 2**31 else _by_torch
-    drawn = run(rows, uniform, *options)
-    return drawn if logits.dim() == 2 else drawn.view(logits.shape[:-1])
+    rows = logits.detach() if logits.requires_grad else logits
+    rows = rows if len(batch) == 1 else rows.reshape(-1, classes)
+    count = rows.shape[0]
+    uniform = torch.rand(count, dtype=torch.float32, device=logits.device, generator=generator)
+    run = _sample if count and classes < 2**31 and accelerated(rows) else _by_torch
+    top_p = 1.0 if top_p is None else float(top_p)
+    drawn = run(rows, uniform, float(temperature), top_k or 0, top_p, float(min_p or 0.0))
+    return drawn if len(batch) == 1 else drawn.view(batch)
 
 
 def _number(value):
@@ -107,6 +110,9 @@ def _by_torch(x, uniform, temperature, top_k, top_p, min_p):
 @fake_kernel("sample")
 def _(x, uniform, temperature, top_k, top_p, min_p):
     return x.new_empty(x.shape[0], dtype=torch.int64)
+
+
+_sample = without_derivative("sample")
 
 
 register(
