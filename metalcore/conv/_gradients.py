@@ -9,6 +9,8 @@ all of float32's bits.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -57,22 +59,29 @@ def gathered_product(grad: Tensor, x: Tensor, weight: Tensor, stride, padding, d
         padding: four numbers.
     """
     top, left, bottom, right = padding
-    windows = pad(x, (left, right, top, bottom))
+    windows = pad(x, (left, right, top, bottom)) if any(padding) else x
     for d in range(2):
-        windows = windows.unfold(d + 2, dilation[d] * (weight.shape[d + 2] - 1) + 1, stride[d])[..., :: dilation[d]]
-    windows = windows.unflatten(1, (groups, -1)).permute(1, 2, 5, 6, 0, 3, 4)  # g c r s n p q
-    outputs = grad.unflatten(1, (groups, -1)).permute(1, 2, 0, 3, 4)  # g k n p q
-    terms, images = weight[0].numel(), x.shape[0]
-    per_image = windows[:, :, :, :, :1].numel() * x.element_size()
-    step = max(1, _GATHERED_BYTES // max(per_image, 1))
+        windows = windows.unfold(d + 2, dilation[d] * (weight.shape[d + 2] - 1) + 1, stride[d])
+        windows = windows if dilation[d] == 1 else windows[..., :: dilation[d]]
+    images, channels, *others = windows.shape
+    windows = windows.view(images, groups, channels // groups, *others)
+    windows = windows.permute(1, 2, 5, 6, 0, 3, 4)  # g c r s n p q
+    outputs = grad.view(images, groups, weight.shape[0] // groups, *others[:2]).permute(1, 2, 0, 3, 4)  # g k n p q
+    step = max(1, _GATHERED_BYTES // max(windows.numel() // max(images, 1) * x.element_size(), 1))
+    if images <= step:
+        return _product(outputs, windows).view(weight.shape)
     parts = [
-        torch.bmm(
-            outputs[:, :, first : first + step].reshape(groups, weight.shape[0] // groups, -1),
-            windows[:, :, :, :, first : first + step].reshape(groups, terms, -1).mT,
-        )
-        for first in range(0, max(images, 1), step)
+        _product(outputs[:, :, first : first + step], windows[:, :, :, :, first : first + step])
+        for first in range(0, images, step)
     ]
-    return (parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)).view(weight.shape)
+    return torch.stack(parts).sum(0).view(weight.shape)
+
+
+def _product(outputs: Tensor, windows: Tensor) -> Tensor:
+    """Per group, (outputs, places) times the windows as (places, terms)."""
+    groups, rows = outputs.shape[:2]
+    terms = math.prod(windows.shape[1:4])
+    return torch.bmm(outputs.reshape(groups, rows, -1), windows.reshape(groups, terms, -1).mT)
 
 
 def _laid_as(gradient: Tensor, x: Tensor) -> Tensor:
@@ -89,7 +98,9 @@ def _(grad, x, weight, stride, padding, dilation, groups, by_x, by_weight):
         gx, gw, _ = _aten.convolution_backward(
             *(grad, whole, weight, None, stride, symmetric, dilation, False, [0, 0], groups), [by_x, by_weight, False]
         )
-    gx = x.new_empty(0) if gx is None else _laid_as(gx[..., : x.shape[2], : x.shape[3]], x)
+    if gx is not None and whole is not x:
+        gx = gx[..., : x.shape[2], : x.shape[3]]
+    gx = x.new_empty(0) if gx is None else _laid_as(gx, x)
     return gx, x.new_empty(0) if gw is None else _laid_as(gw, weight)
 
 

@@ -205,11 +205,14 @@ def _product_for(x, left, right, alpha):
     """alpha * (left @ right), summed to x's shape. The batch dimensions that x lacks are terms where that is a view."""
     if x.dim() == 2 and left.dim() > 2 and right.dim() > 2:
         # aᵀ grad: the rows of all of the batch's members are the terms of one product.
-        batch = broadcast_shapes(left.shape[:-2], right.shape[:-2])
-        terms = math.prod(batch) * left.shape[-1]  # autograd's is_grads_batched knows reshape, and not flatten
-        left = left.mT.expand(*batch, *left.mT.shape[-2:]).reshape(terms, left.shape[-2]).mT
-        right = right.expand(*batch, *right.shape[-2:]).reshape(terms, right.shape[-1])
-    return matmul(left, right, alpha=alpha).sum_to_size(x.shape)
+        left, batch = left.mT, left.shape[:-2]
+        if right.shape[:-2] != batch:
+            batch = broadcast_shapes(batch, right.shape[:-2])
+            left, right = (tensor.expand(*batch, *tensor.shape[-2:]) for tensor in (left, right))
+        terms = math.prod(batch) * left.shape[-2]  # autograd's is_grads_batched knows reshape, and not flatten
+        left, right = left.reshape(terms, left.shape[-1]).mT, right.reshape(terms, right.shape[-1])
+    found = matmul(left, right, alpha=alpha)
+    return found if found.shape == x.shape else found.sum_to_size(x.shape)
 
 
 _matmul = autograd("matmul", _backward, _save)
