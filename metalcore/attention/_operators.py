@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from .._core.derivatives import derive
-from .._core.operators import autograd, cpu_kernel, fake_kernel
+from .._core.operators import autograd, cpu_kernel, fake_kernel, without_derivative
 from ._composite import Options, attend, gradients
 
-__all__ = ["attention"]
+__all__ = ["attention", "plain_attention"]
 
 # Of an operator's arguments: tensors, and then Options.
 _FORWARD, _BACKWARD = 8, 13
@@ -55,6 +55,17 @@ def _(q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, *options):
 @fake_kernel("attention")
 def _(q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, *options):
     return like_heads(q, v.shape[-1]), q.new_empty(q.shape[:-1], dtype=_lse_dtype(q)), *_new_rests(q, v, options[-1])
+
+
+@cpu_kernel("plain_attention")
+def _(q, k, v, causal, scale):
+    options = Options(0, 0, -1, 0 if causal else -1, False, scale, 0.0, 0.0)
+    return _as_heads(attend(q, k, v, None, None, None, None, None, options)[0], q)
+
+
+@fake_kernel("plain_attention")
+def _(q, k, v, causal, scale):
+    return like_heads(q, v.shape[-1])
 
 
 @cpu_kernel("attention_backward")
@@ -113,6 +124,7 @@ def _double_backward(ctx, *cotangents):
 
 _attention = autograd("attention", _backward, _save, results=2)
 _gradient = autograd("attention_backward", _double_backward, _save_backward)
+plain_attention = without_derivative("plain_attention")
 
 
 def attention(q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, *options) -> tuple[Tensor, Tensor]:

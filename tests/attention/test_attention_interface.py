@@ -1,6 +1,8 @@
 """scaled_dot_product_attention as PyTorch sees it: its samples, derivatives of derivatives, tracing, autocast, the
 override, explain, and errors."""
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -41,9 +43,18 @@ def test_operators(device):
     options = Options(30, 30, -1, 0, False, 0.1, 0.0, 0.0)
     q, k, v = (x.detach() for x in (q, k, v))
     check_operator(ops.attention, q[:1], k[:1], v[:1], None, None, cu_seq, cu_seq, None, *options, False)
+    check_operator(ops.plain_attention, q, k, v, True, 0.1)
     q, k, v = (x.bfloat16() for x in (q, k, v))
     out, _, sums, rests = ops.attention(q, k, v, None, None, None, None, None, *options, True)
     check_operator(ops.attention_backward, out, None, q, k, v, out, sums, rests, None, None, None, None, None, *options)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_calls_without_options_give_the_same_bits(device, causal):
+    q, k, v = (x.detach() for x in leaves(device))
+    call = functools.partial(metalcore.scaled_dot_product_attention, q, k, v, is_causal=causal, enable_gqa=True)
+    assert torch.equal(call(), call(return_lse=True)[0])
+    assert not ops.plain_attention(q[:0], k[:0], v[:0], causal, 0.1).numel()
 
 
 def test_second_derivatives(device):

@@ -1,5 +1,6 @@
 // attention(q, k, v, …) returns softmax(scale q kᵀ + mask) v, and the logarithms of the softmax's sums; if it is to be
 // differentiable also these sums with more bits, and for 16-bit results what rounding took from them.
+// plain_attention(q, k, v, causal, scale) returns the first of these alone.
 #include "../../gpu/backend.h"
 #include "call.h"
 #include "decode.h"
@@ -52,6 +53,31 @@ std::string why(const Call& call, int64_t rows) {
          (cuda ? "; the override leaves PyTorch's function as it is, since PyTorch's kernels are faster on cuda" : "");
 }
 
+// Fills the results. There are sums if the call is to be differentiable.
+void compute(const Call& call, const Tensor& out, const Tensor& lse, const MaybeTensor& sums, const MaybeTensor& rests,
+             double scale, double softcap) {
+  if (out.numel() == 0 || call.batches == 0) return;
+  if (!sums && decodes(call)) return attention::decode("attention", decode_call(call, out, lse, scale, softcap));
+  attention::check_size("attention", call);
+  const int64_t rows = ATTENTION_ROWS(call.size), blocks = ceil_div(call.longest_q, rows);
+  gpu::note_plan("attention", "flash", [&] { return why(call, rows); });
+  AttentionParams params = call.params;
+  params.out = attention::strides_of(out, params.variable);
+  if (rests) params.rests = attention::strides_of(*rests, params.variable);
+  params.has_rests = sums.has_value();
+  params.blocks = grid_side(blocks);
+  const double flops = 2.0 * rows * call.longest_k * (params.head_size + params.value_size);
+  gpu::record(out, [&](gpu::Recording& recording) {
+    attention::record_blocks(
+        recording, params, blocks * call.heads * call.batches, flops, 12, 32 * ATTENTION_SIMDS, [&] {
+          recording.kernel("attention_forward_", std::to_string(call.size), "_", suffix(out.scalar_type()));
+          recording.buffer(0, call.q).buffer(1, call.k).buffer(2, call.v).buffer(3, call.mask).buffer(4, call.sinks);
+          recording.buffer(5, call.cu_seq_q).buffer(6, call.cu_seq_k).buffer(7, call.seed).buffer(8, out);
+          recording.buffer(9, lse).buffer(10, sums).buffer(11, rests);
+        });
+  });
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor> attention_forward(
     const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& mask, const MaybeTensor& sinks,
     const MaybeTensor& cu_seq_q, const MaybeTensor& cu_seq_k, const MaybeTensor& seed, int64_t max_q, int64_t max_k,
@@ -70,31 +96,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_forward(
     torch::stable::fill_(lse, -INFINITY);
     if (has_rests) torch::stable::zero_(rests);
   }
-  if (out.numel() == 0 || call.batches == 0) return {out, lse, sums, rests};
-
-  if (!differentiable && decodes(call)) {
-    attention::decode("attention", decode_call(call, out, lse, scale, softcap));
-    return {out, lse, sums, rests};
-  }
-  attention::check_size("attention", call);
-  const int64_t rows = ATTENTION_ROWS(call.size), blocks = ceil_div(call.longest_q, rows);
-  gpu::note_plan("attention", "flash", [&] { return why(call, rows); });
-  AttentionParams params = call.params;
-  params.out = attention::strides_of(out, params.variable);
-  if (has_rests) params.rests = attention::strides_of(rests, params.variable);
-  params.has_rests = differentiable;
-  params.blocks = grid_side(blocks);
-  const double flops = 2.0 * rows * call.longest_k * (params.head_size + params.value_size);
-  gpu::record(out, [&](gpu::Recording& recording) {
-    attention::record_blocks(
-        recording, params, blocks * call.heads * call.batches, flops, 12, 32 * ATTENTION_SIMDS, [&] {
-          recording.kernel("attention_forward_", std::to_string(call.size), "_", suffix(q.scalar_type()));
-          recording.buffer(0, call.q).buffer(1, call.k).buffer(2, call.v).buffer(3, call.mask).buffer(4, call.sinks);
-          recording.buffer(5, call.cu_seq_q).buffer(6, call.cu_seq_k).buffer(7, call.seed).buffer(8, out);
-          recording.buffer(9, lse).buffer(10, given_if(differentiable, sums)).buffer(11, given_if(has_rests, rests));
-        });
-  });
+  compute(call, out, lse, given_if(differentiable, sums), given_if(has_rests, rests), scale, softcap);
   return {out, lse, sums, rests};
+}
+
+// For calls without options that nobody differentiates: each argument and each result costs a small call time.
+Tensor plain_attention(const Tensor& q, const Tensor& k, const Tensor& v, bool causal, double scale) {
+  const MaybeTensor none;
+  const Call call = attention::call_of(
+      "plain_attention", {q, k, v, none, none, none, none, none, 0, 0, -1, causal ? 0 : -1, false, scale, 0.0, 0.0});
+  const Tensor out = attention::new_like_heads(q, v.size(3));
+  compute(call, out, new_tensor({{q.size(0), q.size(1), q.size(2)}}, ScalarType::Float, q), none, none, scale, 0.0);
+  return out;
 }
 
 }  // namespace
@@ -105,6 +118,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
       "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? sinks, Tensor? cu_seq_q, Tensor? cu_seq_k, "
       "Tensor? seed, int max_q, int max_k, int left, int right, bool lower_right, float scale, float softcap, "
       "float dropout, bool differentiable) -> (Tensor, Tensor, Tensor, Tensor)");
+  m.def("plain_attention(Tensor q, Tensor k, Tensor v, bool causal, float scale) -> Tensor");
 }
 
-METALCORE_KERNELS(m) { m.impl<&metalcore::attention_forward>("attention"); }
+METALCORE_KERNELS(m) {
+  m.impl<&metalcore::attention_forward>("attention");
+  m.impl<&metalcore::plain_attention>("plain_attention");
+}

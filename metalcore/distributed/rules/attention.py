@@ -32,6 +32,12 @@ def attention(call):
         yield (Shard(dim), Shard(dim), sums, Shard(dim) if rests else Replicate()), _inputs(call, dim, "q", "k", "v")
 
 
+@rule("plain_attention")
+def plain_attention(call):
+    for dim in (_BATCH, _HEADS):
+        yield Shard(dim), dict.fromkeys("qkv", Shard(dim))
+
+
 @rule("attention_backward")
 def attention_backward(call):
     rests = call.q.tensor_meta.dtype.itemsize == 2
