@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 import metalcore
@@ -13,6 +14,8 @@ from metalcore.programs.files import container
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "c_api"))
 from saved_programs import PATTERNS, Mlp, Pooled, compiled
+
+pytestmark = pytest.mark.only_on("simulator")  # whose recordings become cuda's here
 
 RUN = """
 import json

@@ -112,6 +112,8 @@ def pages(device, dtype):
             cache = random(device, dtype, 5, 4, 1, size), random(device, dtype, 5, 4, 1, value_size)
             q = random(device, dtype, 2, heads, size)
             yield f"pages {size} {heads}", metalcore.paged.batch_decode(q, cache, *numbers)
+            # No product of matrices has a cap.
+            yield f"pages {size} {heads}, cap", metalcore.paged.batch_decode(q, cache, *numbers, softcap=3.0)
 
 
 def layer_norm(device, dtype):
