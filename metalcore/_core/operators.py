@@ -18,7 +18,16 @@ from .. import _C
 from . import generated, refused
 from .routing import DEVICES
 
-__all__ = ["autograd", "composed_kernel", "cpu_kernel", "fake_kernel", "needs_gradient", "ops", "without_derivative"]
+__all__ = [
+    "autograd",
+    "composed_kernel",
+    "cpu_kernel",
+    "differentiable_as",
+    "fake_kernel",
+    "needs_gradient",
+    "ops",
+    "without_derivative",
+]
 
 ops = torch.ops.metalcore
 
@@ -127,6 +136,19 @@ def without_derivative(name):
             _exclude(_AUTOGRAD, False)
 
     return call
+
+
+def differentiable_as(name, function):
+    """Registers a function of other operators, which has the same results, as what the operator calls where a gradient
+    is asked for."""
+    redispatch = _below_autograd(getattr(ops, name).default.redispatch)
+
+    def kernel(keyset, *inputs):
+        if _is_grad_enabled() and _any_requires_grad(*inputs):
+            return function(*inputs)
+        return redispatch(keyset & _after_autograd, *inputs)
+
+    _library.impl(name, kernel, "Autograd", with_keyset=True)
 
 
 def autograd(name, backward, setup_context, results=None):

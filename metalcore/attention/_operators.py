@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._core.derivatives import derive
-from .._core.operators import autograd, cpu_kernel, fake_kernel, without_derivative
+from .._core.operators import autograd, cpu_kernel, differentiable_as, fake_kernel, without_derivative
 from ._composite import Options, attend, gradients
 
 __all__ = ["attention", "plain_attention"]
@@ -57,10 +57,13 @@ def _(q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, *options):
     return like_heads(q, v.shape[-1]), q.new_empty(q.shape[:-1], dtype=_lse_dtype(q)), *_new_rests(q, v, options[-1])
 
 
+def _plain(causal, scale):
+    return Options(0, 0, -1, 0 if causal else -1, False, scale, 0.0, 0.0)
+
+
 @cpu_kernel("plain_attention")
 def _(q, k, v, causal, scale):
-    options = Options(0, 0, -1, 0 if causal else -1, False, scale, 0.0, 0.0)
-    return _as_heads(attend(q, k, v, None, None, None, None, None, options)[0], q)
+    return _as_heads(attend(q, k, v, None, None, None, None, None, _plain(causal, scale))[0], q)
 
 
 @fake_kernel("plain_attention")
@@ -124,7 +127,6 @@ def _double_backward(ctx, *cotangents):
 
 _attention = autograd("attention", _backward, _save, results=2)
 _gradient = autograd("attention_backward", _double_backward, _save_backward)
-plain_attention = without_derivative("plain_attention")
 
 
 def attention(q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, *options) -> tuple[Tensor, Tensor]:
@@ -132,3 +134,13 @@ def attention(q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, *options) -> tuple
     tensors = q, k, v, mask, sinks
     differentiable = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     return _attention(*tensors, cu_seq_q, cu_seq_k, seed, *options, differentiable)
+
+
+plain_attention = without_derivative("plain_attention")
+
+
+def _differentiable(q, k, v, causal, scale):
+    return attention(q, k, v, None, None, None, None, None, *_plain(causal, scale))[0]
+
+
+differentiable_as("plain_attention", _differentiable)

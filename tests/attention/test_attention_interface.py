@@ -55,6 +55,9 @@ def test_calls_without_options_give_the_same_bits(device, causal):
     call = functools.partial(metalcore.scaled_dot_product_attention, q, k, v, is_causal=causal, enable_gqa=True)
     assert torch.equal(call(), call(return_lse=True)[0])
     assert not ops.plain_attention(q[:0], k[:0], v[:0], causal, 0.1).numel()
+    leaf = q.requires_grad_()
+    found = torch.autograd.grad(ops.plain_attention(leaf, k, v, causal, q.shape[-1] ** -0.5).sum(), leaf)
+    assert torch.equal(found[0], torch.autograd.grad(call().sum(), leaf)[0])
 
 
 def test_second_derivatives(device):

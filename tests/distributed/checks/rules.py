@@ -59,10 +59,15 @@ def _loss_of_each_row():
     torch.autograd.grad(loss, (hidden, weight), torch.randn_like(loss))
 
 
+def _attention_without_gradients():
+    metalcore.scaled_dot_product_attention(*torch.randn(3, 2, 4, 6, 8, device="mps"), is_causal=True)
+
+
 # Calls of operators that samples do not reach, by their op.
 MORE = {
     "fused_linear_cross_entropy": _loss_of_each_row,
     "lstsq": _scaled_factors,
+    "scaled_dot_product_attention": _attention_without_gradients,
     "qr": _scaled_factors,
     "softmax": lambda: metalcore.softmax(torch.randn(3, 5, device="mps"), -1, temperature=2.0),
     "rope": _rope_in_place,
