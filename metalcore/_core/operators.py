@@ -124,16 +124,12 @@ def without_derivative(name):
     """The operator as a function of inputs from which no gradient is asked. Where nothing is traced it calls neither
     Python's layers over PyTorch's C++ nor what looks for derivatives."""
     op = getattr(ops, name).default
-    direct = op._op
+    run = _below_autograd(op._op)
 
     def call(*inputs):
         if is_dynamo_compiling() or _compiler._is_compiling_flag or _transforms_active() or _is_excluded(_AUTOGRAD):
             return op(*inputs)
-        try:
-            _exclude(_AUTOGRAD, True)
-            return direct(*inputs)
-        finally:
-            _exclude(_AUTOGRAD, False)
+        return run(*inputs)
 
     return call
 

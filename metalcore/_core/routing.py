@@ -87,13 +87,16 @@ def accelerated(first, *others, dtypes=FLOAT_DTYPES) -> bool:
     # These attributes cost a sixth of device.type.
     if not (_CUDA and first.is_cuda or _MPS and first.is_mps or first.is_meta and explained.device):
         return False
-    if others:
-        device = first.device
-        for x in others:
-            if x is not None and not (
-                isinstance(x, Tensor) and x.dtype in dtypes and x.layout is _strided and x.device == device
-            ):
-                return False
+    return _beside(first, others, dtypes) if others else True
+
+
+def _beside(first, others, dtypes):
+    device = first.device
+    for x in others:
+        if x is not None and not (
+            isinstance(x, Tensor) and x.dtype in dtypes and x.layout is _strided and x.device == device
+        ):
+            return False
     return True
 
 
@@ -101,14 +104,7 @@ def alike(first, *others) -> bool:
     """Whether the arguments are accelerated() and have one dtype. None is as for accelerated()."""
     if not accelerated(first):
         return False
-    if others:
-        dtype, device = first.dtype, first.device
-        for x in others:
-            if x is not None and not (
-                isinstance(x, Tensor) and x.dtype is dtype and x.layout is _strided and x.device == device
-            ):
-                return False
-    return True
+    return _beside(first, others, (first.dtype,)) if others else True
 
 
 def require_tensors(op, optional=False, **arguments) -> None:

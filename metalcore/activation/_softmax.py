@@ -68,10 +68,9 @@ def _call(op, torch_op, x, dim, dtype):
         and too_many(x, x.shape[dim])
     ):
         return torch_op(x, dim, dtype=dtype)
-    given = x.dtype
-    if dtype is None and given is not torch.float32 and autocast_to_float32(torch_op.__name__, x):
+    if dtype is None and autocast_to_float32(torch_op.__name__, x):
         dtype = torch.float32
-    if dtype is None or dtype is given:
+    if dtype is None or dtype == x.dtype:
         return op(x, dim, False)
     if dtype == torch.float32:
         return op(x, dim, True)

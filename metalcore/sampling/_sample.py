@@ -44,8 +44,7 @@ def sample(
         ValueError: an option is out of its range.
         RuntimeError: there are no classes.
     """
-    if not isinstance(logits, Tensor):
-        require_tensors("sample", logits=logits)
+    require_tensors("sample", logits=logits)
     if not (_number(temperature) and 0 <= temperature < math.inf):
         raise _wrong("temperature", temperature, "a number from 0 on")
     if not (top_k is None or type(top_k) is int and top_k > 0):

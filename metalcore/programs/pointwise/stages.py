@@ -78,28 +78,27 @@ def staged(
     pairs = {name: _pair(registers[of.before][1], of.type, roundings) for name, of in roundings.items()}
     stored_pairs = {store.part: _pair(registers[store.register][1], store.type, roundings) for store in whole}
 
-    def uses(name):
-        if name not in roundings:
-            return _NAME.findall(registers[name][1])
-        pair = pairs[name]
-        return pair.registers if pair else [roundings[name].before]
+    def operands(pair, register):
+        return pair.registers if pair else (register,)
 
-    wanted = [name for text in single for name in _NAME.findall(text)]
-    for store in whole:
-        pair = stored_pairs[store.part]
-        wanted += pair.registers if pair else [store.register]
-    needed = _needed(registers, uses, wanted)
+    def uses(name):
+        if name in roundings:
+            return operands(pairs[name], roundings[name].before)
+        return _NAME.findall(registers[name][1])
+
+    in_single = [name for text in single for name in _NAME.findall(text)]
+    in_whole = [name for store in whole for name in operands(stored_pairs[store.part], store.register)]
+    needed = _needed(registers, uses, [*in_single, *in_whole])
     stages = _stages(roundings, pairs, uses, needed)
     last = max(stages.values(), default=0)
 
     kept = {store.register for store in whole if not stored_pairs[store.part]}
-    kept |= {name for text in single for name in _NAME.findall(text) if stages[name] < last}
+    kept |= {name for name in in_single if stages[name] < last or name in roundings}
     for name in needed:
         if name not in roundings:
             kept |= {used for used in uses(name) if stages[used] < stages[name] or used in roundings}
         elif not pairs[name]:
             kept.add(roundings[name].before)
-    kept |= {name for text in single for name in _NAME.findall(text) if name in roundings}
     # Roundings that pairs take as they are.
     chosen = [pairs[name] for name in needed if name in roundings] + list(stored_pairs.values())
     narrow = {name for pair in chosen if pair for name in pair.registers}
@@ -118,9 +117,9 @@ def staged(
         return loop("r", rows, lines) if row and lines else lines
 
     def rounded(pair, register, type_):
-        return (
-            pair.text.format(*map(held_narrow, pair.registers)) if pair else f"vec<{type_}, {WIDTH}>({held(register)})"
-        )
+        if pair:
+            return pair.text.format(*map(held_narrow, pair.registers))
+        return f"vec<{type_}, {WIDTH}>({held(register)})"
 
     size = f"[{rows}]" if row else ""
     lines = [f"vec<{registers[name][0]}, {WIDTH}> {name}s{size};" for name in needed if name in kept]
