@@ -32,8 +32,9 @@ struct EmbeddingGradientParams {
   int64_t padding;
   uint32_t depth;
   uint32_t aligned;
-  uint32_t count;
-  uint32_t block;  // positions of the sorted indices that a thread walks
+  uint32_t count;    // indices
+  uint32_t results;  // rows of the gradient that is given
+  uint32_t block;    // positions of the sorted indices that a thread walks
   uint32_t mode;
   uint32_t in_bags;  // indices belong to bags, whose gradients are given
   uint32_t weighted;

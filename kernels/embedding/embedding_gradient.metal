@@ -4,8 +4,7 @@
 // A thread has four columns and `block` positions. The sum of a run that lies in the block goes to the table. One that
 // began before leaves its sum as the block's head, and one that begins here and goes on leaves its tail. A second
 // dispatch adds a tail and the heads that follow.
-#include "common/rows.h"
-#include "embedding/embedding.h"
+#include "embedding/gradient_terms.h"
 
 // Gradients that are on their way at once.
 constexpr constant uint kAtOnce = 4;
@@ -53,17 +52,9 @@ inline void sum_runs(device const T* grad, device const long* sorted, device con
       const uint position = min(start + k, last - 1);
       const long place = order[position];
       index[k] = sorted[position];
-      const long from = params.in_bags ? bags[place] : place;
-      v[k] = load4<aligned>(grad + from * depth, column, depth, 0.0f);
-      if (params.weighted) v[k] *= static_cast<float>(factors[place]);
-      if (params.mode == EMBEDDING_MEAN) v[k] /= float(max(sizes[from], 1l));
-      if (params.mode == EMBEDDING_MAX) {
-        // An index that a bag has twice gets its gradient once.
-        const bool again = position > 0 && sorted[position - 1] == index[k] && bags[order[position - 1]] == from;
-        for (uint c = 0; c < 4; ++c) {
-          if (column + c < depth && (again || maxima[from * depth + column + c] != index[k])) v[k][c] = 0.0f;
-        }
-      }
+      const bool again = params.mode == EMBEDDING_MAX && position > 0 && sorted[position - 1] == index[k] &&
+                         bags[order[position - 1]] == bags[place];
+      v[k] = term<aligned>(grad, bags, sizes, factors, maxima, params, place, index[k], again, column);
     }
 #pragma unroll
     for (uint k = 0; k < kAtOnce; ++k) {

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._core.operators import autograd, composed_kernel, cpu_kernel, fake_kernel, ops
+from .._core.operators import autograd, cpu_kernel, fake_kernel
 from .._core.registry import Op, Override, Sample, register
-from .._core.routing import accelerated, is_plain
+from .._core.routing import accelerated
 from .._core.sharded import is_dtensor
 
 __all__ = ["embedding"]
@@ -97,11 +97,12 @@ def _(weight, indices, padding_idx, scale_grad_by_freq, sparse):
     return weight.new_empty((*indices.shape, weight.shape[1]))
 
 
-@cpu_kernel("embedding_gradient")
-def _(grad, sorted, order, bags, sizes, factors, maxima, rows, padding_idx, by_count, mode):
+def gradient_by_torch(grad, indices, bags, sizes, factors, maxima, rows, padding_idx, by_count, mode):
+    """The gradient of a table, in PyTorch's ops; bags, sizes and maxima are None where there are no bags."""
     wide = torch.float64 if grad.dtype == torch.float64 else torch.float32
+    sorted, order = torch.sort(indices.reshape(-1), stable=True)
     source = order if bags is None else bags[order]
-    terms = grad[source].to(wide)
+    terms = grad.reshape(-1, grad.shape[-1])[source].to(wide)
     if factors is not None:
         terms = terms * factors[order, None].to(wide)
     if mode == 1:
@@ -111,30 +112,17 @@ def _(grad, sorted, order, bags, sizes, factors, maxima, rows, padding_idx, by_c
         again[1:] = (sorted[1:] == sorted[:-1]) & (source[1:] == source[:-1])
         terms = terms.where((maxima[source] == sorted[:, None]) & ~again[:, None], 0.0)
     used = known(sorted, rows) & (sorted != padding_idx)
-    index = sorted.where(used, 0)
+    index = sorted.where(used, 0).long()
     if by_count:
         counts = torch.zeros(rows, dtype=wide, device=grad.device).index_add(0, index, used.to(wide))
         terms = terms / counts[index, None].clamp(min=1)
     terms = terms.where(used[:, None], 0.0)
-    return torch.zeros(rows, grad.shape[1], dtype=wide, device=grad.device).index_add(0, index, terms).to(grad.dtype)
+    return torch.zeros(rows, grad.shape[-1], dtype=wide, device=grad.device).index_add(0, index, terms).to(grad.dtype)
 
 
-@fake_kernel("embedding_gradient")
-def _(grad, sorted, order, bags, sizes, factors, maxima, rows, padding_idx, by_count, mode):
-    return grad.new_empty((rows, grad.shape[1]))
-
-
-_of_sorted = ops.embedding_gradient.default
-
-
-@composed_kernel("embedding_backward")
+@cpu_kernel("embedding_backward")
 def _(grad, indices, rows, padding_idx, scale_grad_by_freq):
-    if indices.dtype is not torch.int64:
-        indices = indices.long()
-    sorted, order = torch.sort(indices if indices.dim() == 1 else indices.reshape(-1), stable=True)
-    if grad.dim() != 2:
-        grad = grad.reshape(sorted.shape[0], grad.shape[-1])
-    return _of_sorted(grad, sorted, order, None, None, None, None, rows, padding_idx, scale_grad_by_freq, 0)
+    return gradient_by_torch(grad, indices, None, None, None, None, rows, padding_idx, scale_grad_by_freq, 0)
 
 
 @fake_kernel("embedding_backward")
@@ -183,19 +171,6 @@ _embedding = autograd("embedding", _backward, _save)
 _gradient = autograd("embedding_backward", _double_backward, _save_backward)
 
 
-# The override of PyTorch's gradient. That of the rows is in csrc/ops/embedding.
-
-
-def _override_backward(previous, count, decline):
-    def kernel(keyset, grad, indices, num_weights, padding_idx, scale_grad_by_freq):
-        taken = is_plain(grad) and is_plain(indices) and accelerated(grad) and indices.dtype in INTEGERS
-        if not taken or grad.dim() == 0 or indices.numel() >= 2**31:
-            return decline(keyset, grad, indices, num_weights, padding_idx, scale_grad_by_freq)
-        return count.run(_gradient, grad, indices, num_weights, padding_idx, scale_grad_by_freq)
-
-    return kernel
-
-
 def indices_of(x: Tensor, count: int, rows: int) -> Tensor:
     """Indices of a sample: some occur often, most once."""
     place = torch.arange(count, device=x.device)
@@ -217,14 +192,15 @@ register(
         "embedding",
         embedding,
         namesake="torch.nn.functional.embedding",
-        operators=("embedding", "embedding_backward", "embedding_gradient"),
+        operators=("embedding", "embedding_backward"),
         integers={"input": torch.int64},
-        override=(Override("embedding"), Override("embedding_dense_backward", _override_backward)),
+        override=(Override("embedding"), Override("embedding_dense_backward")),
         samples=lambda: (
             _sample("rows", 50, 64, 200),
             _sample("odd rows", 50, 33, 200, padding_idx=7),
             _sample("by count", 50, 6, 100, scale_grad_by_freq=True),
             _sample("one row", 1, 8, 30),
+            _sample("many", 50, 8, 1100),
         ),
     )
 )

@@ -6,11 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._core.operators import autograd, composed_kernel, cpu_kernel, fake_kernel, ops
+from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Override, Sample, register
-from .._core.routing import is_plain
 from .._core.sharded import beside
-from ._embedding import in_range, indices_of, known, takes
+from ._embedding import gradient_by_torch, in_range, indices_of, known, takes
 
 __all__ = ["embedding_bag"]
 
@@ -179,12 +178,9 @@ def _(grad, weight, indices, bags, padding_idx):
     return weight.new_empty(indices.shape)
 
 
-@composed_kernel("embedding_bag_backward")
+@cpu_kernel("embedding_bag_backward")
 def _(grad, indices, bags, sizes, maxima, factors, rows, padding_idx, scale_grad_by_freq, mode):
-    sorted, order = torch.sort(indices, stable=True)
-    return ops.embedding_gradient(
-        grad, sorted, order, bags, sizes, factors, maxima, rows, padding_idx, scale_grad_by_freq, mode
-    )
+    return gradient_by_torch(grad, indices, bags, sizes, factors, maxima, rows, padding_idx, scale_grad_by_freq, mode)
 
 
 @fake_kernel("embedding_bag_backward")
@@ -271,31 +267,6 @@ _bag_gradient = autograd("embedding_bag_backward", _double_backward, _save_backw
 _factors_gradient = autograd("embedding_bag_factors", _factors_backward, _save_factors)
 
 
-# The override of PyTorch's gradient. Those of the sums are in csrc/ops/embedding.
-
-
-def _override_backward(previous, count, decline):
-    def kernel(keyset, grad, indices, offsets, bags, sizes, maxima, *rest):
-        rows, scale_grad_by_freq, mode, sparse, factors, padding_idx = (*rest, -1)[:6]
-        integers = indices, bags, sizes, maxima
-        taken = (
-            all(map(is_plain, (grad, factors, *integers)))
-            and takes(grad, indices)
-            and not sparse
-            and len(bags) == len(indices)
-            and (mode != 1 or len(sizes) == len(grad))
-            and (mode != 2 or maxima.shape == grad.shape and not scale_grad_by_freq)
-            and (factors is None or factors.dtype == grad.dtype)  # pyright: ignore[reportAttributeAccessIssue]
-        )
-        if not taken:
-            return decline(keyset, grad, indices, offsets, bags, sizes, maxima, *rest)
-        wide = [tensor.long() for tensor in integers]
-        options = rows, padding_idx, scale_grad_by_freq, mode
-        return count.run(ops.embedding_bag_backward, grad, *wide, factors, *options)
-
-    return kernel
-
-
 def _sample(name, rows, depth, bags, n, **options):
     def arguments(table, *factors):
         indices, starts = indices_of(table, bags * n, rows), torch.arange(bags, device=table.device) * n
@@ -313,18 +284,12 @@ register(
         "embedding_bag",
         embedding_bag,
         namesake="torch.nn.functional.embedding_bag",
-        operators=(
-            "embedding_bag",
-            "embedding_bag_backward",
-            "embedding_bag_samples",
-            "embedding_bag_factors",
-            "embedding_gradient",
-        ),
+        operators=("embedding_bag", "embedding_bag_backward", "embedding_bag_samples", "embedding_bag_factors"),
         integers={"input": torch.int64, "offsets": torch.int64},
         override=(
             Override("_embedding_bag"),
             Override("_embedding_bag_forward_only"),
-            Override("_embedding_bag_backward", _override_backward),
+            Override("_embedding_bag_backward"),
         ),
         samples=lambda: (
             _sample("means", 50, 64, 40, 5),

@@ -38,11 +38,16 @@ def test_options(device, dtype, options):
     check(device, tensor(6, 12, dtype=dtype, device=device), torch.randint(6, (40,)), **options)
 
 
+FEW = 1024  # more indices are sorted for the gradient
+
+
 @each_dtype
 @pytest.mark.parametrize("depth", [4, 6])
-def test_runs_of_equal_indices(device, dtype, depth):
+@pytest.mark.parametrize("more", [0, FEW])
+def test_runs_of_equal_indices(device, dtype, depth, more):
     """Runs end before, at and behind the ends of the blocks that threads walk, and run through whole blocks."""
     for runs in ([8, 8], [7, 9, 1], [1, 30, 2], [100], [3, 5, 8, 16, 24, 1], [31, 1, 32, 33], [1] * 17):
+        runs = runs if not more else [*runs, more]
         indices = torch.arange(len(runs)).repeat_interleave(torch.tensor(runs))
         indices = indices[torch.randperm(len(indices))]
         check(device, tensor(len(runs) + 1, depth, dtype=dtype, device=device), indices)
@@ -52,11 +57,20 @@ def test_runs_of_equal_indices(device, dtype, depth):
 def test_long_blocks(device):
     """Where there is much work each thread has more of it."""
     plans = set()
-    for count in (1000, 8192):
+    for count in (2000, 8192):
         recording = metalcore.explain("embedding", (count,), (50, 4096), backward=True).recording
         plans |= {plan.why for plan in recording.plans if plan.variant == "runs"}
     assert len(plans) == 2
     check(device, tensor(5, 4096, device=device), torch.randint(5, (8192,)))
+
+
+@each_dtype
+@pytest.mark.parametrize("depth", [3, 124, 132])
+def test_few_and_many_indices(device, dtype, depth):
+    for count, variant in ((1, "few"), (31, "few"), (33, "few"), (FEW, "few"), (FEW + 1, "runs")):
+        recording = metalcore.explain("embedding", (count,), (50, depth), backward=True).recording
+        assert [plan.variant for plan in recording.plans if plan.op == "embedding_backward"] == [variant]
+        check(device, tensor(50, depth, dtype=dtype, device=device), torch.randint(50, (count,)), padding_idx=3)
 
 
 @each_dtype
@@ -88,10 +102,11 @@ def test_indices_beyond_the_table(device, dtype):
 
 
 def test_the_same_bits(device):
-    table, indices = tensor(3, 64, device=device), torch.randint(3, (500,), device=device)
-    grad = torch.randn(500, 64)
-    first = both(metalcore.embedding, table, indices, grad)[1]
-    assert all(torch.equal(both(metalcore.embedding, table, indices, grad)[1], first) for _ in range(3))
+    for count in (500, 1500):
+        table, indices = tensor(3, 64, device=device), torch.randint(3, (count,), device=device)
+        grad = torch.randn(count, 64)
+        first = both(metalcore.embedding, table, indices, grad)[1]
+        assert all(torch.equal(both(metalcore.embedding, table, indices, grad)[1], first) for _ in range(3))
 
 
 @pytest.mark.parametrize("place", ["cpu", pytest.param("device", marks=pytest.mark.only_on("cuda"))])
@@ -157,20 +172,19 @@ def test_opcheck(device, place):
     check_operator(operators.embedding, table, indices, 3, False, False)
     grad = tensor(2, 2, 4, device=place).requires_grad_()
     check_operator(operators.embedding_backward, grad, indices, 5, 3, True)
-    sorted, order = indices.flatten().sort(stable=True)
-    grad = grad.detach().view(4, 4)
-    check_operator(operators.embedding_gradient, grad, sorted, order, None, None, None, None, 5, 3, False, 0)
 
 
 def test_override(device):
-    table, indices = tensor(5, 4, device=device).requires_grad_(), torch.tensor([1, 1, 3], device=device)
-    with metalcore.enable_pytorch_overrides("embedding"):
-        out = F.embedding(indices, table, padding_idx=3)
-        out.sum().backward()
-    ran = {row.what: row.ran for row in metalcore.report().rows}
-    assert ran[f"aten::embedding on {device}"] == ran[f"aten::embedding_dense_backward on {device}"] == 1
-    assert torch.equal(out.detach(), table.detach()[indices])
-    assert table.grad.sum(1).tolist() == [0, 8, 0, 0, 0]
+    for integer, more in ((torch.int64, 0), (torch.int32, 0), (torch.int32, FEW)):
+        table = tensor(5, 4, device=device).requires_grad_()
+        indices = torch.tensor([1, 1, 3] + more * [4], device=device, dtype=integer)
+        with metalcore.enable_pytorch_overrides("embedding"):
+            out = F.embedding(indices, table, padding_idx=3)
+            out.sum().backward()
+        ran = {row.what: row.ran for row in metalcore.report().rows}
+        assert ran[f"aten::embedding on {device}"] == ran[f"aten::embedding_dense_backward on {device}"] == 1
+        assert torch.equal(out.detach(), table.detach()[indices])
+        assert table.grad.sum(1).tolist() == [0, 8, 0, 0, 4 * more]
 
 
 def test_bad_input(device):
@@ -179,3 +193,5 @@ def test_bad_input(device):
         torch.ops.metalcore.embedding(table, indices.float(), -1, False, False)
     with pytest.raises(RuntimeError, match="metalcore::embedding: weight must have 2 dimensions, not 1"):
         torch.ops.metalcore.embedding(table[0], indices, -1, False, False)
+    with pytest.raises(RuntimeError, match=r"embedding_backward: grad must have the shape of indices, \[1\], and a dim"):
+        torch.ops.metalcore.embedding_backward(table, indices, 5, -1, False)

@@ -20,7 +20,7 @@ def both(function, table, indices, offsets, grad, factors=None, **options):
     return out.detach(), *torch.autograd.grad(out, leaves, grad.to(out)[: len(out)])
 
 
-def check(device, table, indices, offsets=None, factors=None, **options):
+def check(device, table, indices, offsets=None, factors=None, terms=64, **options):
     grad = torch.randn(100, table.shape[1]).to(table.dtype)
     placed = [value if value is None else value.to(device) for value in (indices, offsets, factors)]
     found = both(metalcore.embedding_bag, table, *placed[:2], grad, placed[2], **options)
@@ -29,7 +29,7 @@ def check(device, table, indices, offsets=None, factors=None, **options):
     )
     for value, wanted in zip(found, expected, strict=True):
         assert value.dtype == table.dtype
-        assert_near(value, wanted, terms=64)
+        assert_near(value, wanted, terms=terms)
 
 
 @each_dtype
@@ -65,8 +65,14 @@ def test_by_count(device, mode):
 
 
 @each_mode
-def test_long_bags(device, mode):
-    check(device, tensor(9, 8, device=device), torch.randint(9, (500,)), torch.tensor([0, 3, 400]), mode=mode)
+@pytest.mark.parametrize("count", [500, 1024, 1025])  # more than 1024 indices are sorted for the gradient
+def test_long_bags(device, mode, count):
+    for depth in (8, 33):
+        table, indices, offsets = tensor(9, depth, device=device), torch.randint(9, (count,)), torch.tensor([0, 3, 400])
+        check(device, table, indices, offsets, mode=mode, terms=count)
+        check(device, table, indices, offsets, mode=mode, terms=count, padding_idx=2)
+        if mode == "sum":
+            check(device, table, indices, offsets, torch.randn(count), mode=mode, terms=count)
 
 
 @each_mode

@@ -13,7 +13,6 @@ ops = torch.ops.metalcore
 # Operators without a derivative, besides those in place. PyTorch warns where backward comes through their results.
 WITHOUT_DERIVATIVE = {
     "embedding_bag_samples",  # results are integers
-    "embedding_gradient",  # called by operators with a derivative
     "grad_norm",  # called under no_grad
     "info_any",
     "merge_states",  # inference

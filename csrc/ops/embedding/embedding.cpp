@@ -1,4 +1,4 @@
-// Rows of a table by index, alone or in bags, and the gradient of the table.
+// Rows of a table by index, alone or in bags, and the gradient of bags' factors.
 #include "embedding.h"
 
 #include "../../../kernels/embedding/embedding.h"
@@ -19,19 +19,6 @@ void check_table(const char* op, const Tensor& table) {
   check(table.dim() == 2, "metalcore::", op, ": weight must have 2 dimensions, not ", table.dim());
 }
 
-void check_long(const char* op, const char* argument, const Tensor& tensor, const Tensor& reference, int64_t count) {
-  check_same_device(op, argument, tensor, reference);
-  check(tensor.scalar_type() == ScalarType::Long, "metalcore::", op, ": ", argument, " must be int64");
-  check(tensor.numel() == count, "metalcore::", op, ": ", argument, " must have ", count, " elements, not ",
-        tensor.numel());
-}
-
-// Threads that lie next to each other have neighbouring elements of a row.
-void dispatch(gpu::Recording& recording, int64_t across, int64_t down) {
-  const auto width = static_cast<uint32_t>(std::min<int64_t>(across, 256));
-  recording.dispatch_threads({grid_side(across), grid_side(down)}, {width, 256 / width});
-}
-
 // sizes of `lead` and one dimension more
 std::vector<int64_t> with_depth(Sizes lead, int64_t depth) {
   std::vector<int64_t> sizes(lead.begin(), lead.end());
@@ -41,12 +28,28 @@ std::vector<int64_t> with_depth(Sizes lead, int64_t depth) {
 
 }  // namespace
 
+void check_long(const char* op, const char* argument, const Tensor& tensor, const Tensor& reference, int64_t count) {
+  check_same_device(op, argument, tensor, reference);
+  check(tensor.scalar_type() == ScalarType::Long, "metalcore::", op, ": ", argument, " must be int64");
+  check(tensor.numel() == count, "metalcore::", op, ": ", argument, " must have ", count, " elements, not ",
+        tensor.numel());
+}
+
+void check_integers(const char* op, const Tensor& indices) {
+  check(indices.scalar_type() == ScalarType::Long || indices.scalar_type() == ScalarType::Int, "metalcore::", op,
+        ": indices must be int32 or int64");
+}
+
+void dispatch_across(gpu::Recording& recording, int64_t across, int64_t down) {
+  const auto width = static_cast<uint32_t>(std::min<int64_t>(across, 256));
+  recording.dispatch_threads({grid_side(across), grid_side(down)}, {width, 256 / width});
+}
+
 Tensor embedding(const Tensor& weight, const Tensor& indices_, int64_t, bool, bool) {
   const char* op = "embedding";
   check_table(op, weight);
   check_same_device(op, "indices", indices_, weight);
-  check(indices_.scalar_type() == ScalarType::Long || indices_.scalar_type() == ScalarType::Int, "metalcore::", op,
-        ": indices must be int32 or int64");
+  check_integers(op, indices_);
   const int64_t depth = weight.sizes()[1];
   const std::vector<int64_t> sizes = with_depth(indices_.sizes(), depth);
   const Tensor out = new_tensor(Sizes(sizes.data(), sizes.size()), weight.scalar_type(), weight);
@@ -71,7 +74,7 @@ void embedding_into(const Tensor& out, const Tensor& table, const Tensor& indice
                                        .depth = grid_side(depth * item / word),
                                        .wide = indices.scalar_type() == ScalarType::Long});
     recording.work(0, bytes);
-    dispatch(recording, depth * item / word, indices.numel());
+    dispatch_across(recording, depth * item / word, indices.numel());
   });
 }
 
@@ -122,7 +125,7 @@ std::tuple<Tensor, Tensor, Tensor> embedding_bag(const Tensor& weight, const Ten
     const auto item = static_cast<double>(weight.element_size() * depth);
     recording.work(0, item * static_cast<double>(indices.numel() + bags));
     const int64_t each = params.aligned ? 16 / static_cast<int64_t>(weight.element_size()) : 4;  // elements of a thread
-    dispatch(recording, ceil_div(depth, each), bags);
+    dispatch_across(recording, ceil_div(depth, each), bags);
   });
   return {out, sizes, maxima};
 }
@@ -177,70 +180,6 @@ Tensor embedding_bag_factors(const Tensor& grad_, const Tensor& weight, const Te
   return gradient;
 }
 
-// Positions that a thread walks: many of them make fewer parts of sums, few of them more threads.
-constexpr int64_t kLongBlock = 32, kShortBlock = 8, kThreads = 1 << 18;
-
-// The gradient of a table with `rows` rows. `sorted` has the indices in order, and `order` their places before. The
-// gradients are those of the places, or where `bags` has a bag for each place, those of bags.
-Tensor embedding_gradient(const Tensor& grad_, const Tensor& sorted_, const Tensor& order_, const MaybeTensor& bags_,
-                          const MaybeTensor& sizes_, const MaybeTensor& factors_, const MaybeTensor& maxima_,
-                          int64_t rows, int64_t padding, bool by_count, int64_t mode) {
-  const char* op = "embedding_gradient";
-  check_float(op, "grad", grad_);
-  check(grad_.dim() == 2, "metalcore::", op, ": grad must have 2 dimensions, not ", grad_.dim());
-  const int64_t count = sorted_.numel(), depth = grad_.sizes()[1], outer = grad_.sizes()[0];
-  check_long(op, "sorted", sorted_, grad_, count);
-  check_long(op, "order", order_, grad_, count);
-  check(bags_ || outer == count, "metalcore::", op, ": grad must have ", count, " rows, not ", outer);
-  if (bags_) check_long(op, "bags", *bags_, grad_, count);
-  check(mode != EMBEDDING_MEAN || (bags_ && sizes_), "metalcore::", op, ": a mean needs the sizes of bags");
-  check(mode != EMBEDDING_MAX || (bags_ && maxima_), "metalcore::", op, ": maxima need their indices");
-  if (mode == EMBEDDING_MEAN) check_long(op, "sizes", *sizes_, grad_, outer);
-  if (mode == EMBEDDING_MAX) check_long(op, "maxima", *maxima_, grad_, outer * depth);
-  if (factors_) {
-    check_same_device(op, "factors", *factors_, grad_);
-    check_same_dtype(op, "factors", *factors_, grad_);
-    check(factors_->numel() == count, "metalcore::", op, ": factors must have ", count, " elements");
-  }
-  Tensor table = new_tensor({rows, depth}, grad_.scalar_type(), grad_);
-  torch::stable::zero_(table);
-  if (count == 0 || table.numel() == 0) return table;
-  const Tensor grad = as_contiguous(grad_), sorted = as_contiguous(sorted_), order = as_contiguous(order_);
-  const MaybeTensor bags = as_contiguous(bags_), sizes = as_contiguous(sizes_);
-  const MaybeTensor maxima = as_contiguous(maxima_), factors = as_contiguous(factors_);
-  const int64_t across = ceil_div<int64_t>(depth, 4);
-  const int64_t block = count * across >= kThreads * kLongBlock ? kLongBlock : kShortBlock;
-  const int64_t blocks = ceil_div(count, block);
-  const Tensor parts = new_tensor({2 * blocks, depth}, ScalarType::Float, grad);
-  const EmbeddingGradientParams params{
-      .rows = rows,
-      .padding = padding,
-      .depth = grid_side(depth),
-      .aligned = aligned16(grad, depth, depth) && aligned16(table, depth, depth),
-      .count = grid_side(count),
-      .block = grid_side(block),
-      .mode = static_cast<uint32_t>(mode),
-      .in_bags = bags_.has_value(),
-      .weighted = factors_.has_value(),
-      .by_count = by_count,
-  };
-  gpu::note_plan(op, "runs", [&] {
-    return "a thread has four columns of " + std::to_string(block) +
-           " sorted indices; a second dispatch has the runs " + "of equal indices that are longer";
-  });
-  gpu::record(table, [&](gpu::Recording& recording) {
-    const double bytes = static_cast<double>(grad.element_size()) * static_cast<double>(2 * count * depth);
-    recording.kernel("embedding_gradient_", suffix(grad.scalar_type())).buffer(0, grad).buffer(1, sorted);
-    recording.buffer(2, order).buffer(3, bags).buffer(4, sizes).buffer(5, factors).buffer(6, maxima);
-    recording.buffer(7, table).buffer(8, parts).bytes(9, params).work(0, bytes);
-    dispatch(recording, across, blocks);
-    recording.kernel("embedding_gradient_long_", suffix(grad.scalar_type())).buffer(0, parts).buffer(1, sorted);
-    recording.buffer(2, table).bytes(3, params).work(0, bytes);
-    dispatch(recording, across, blocks);
-  });
-  return table;
-}
-
 }  // namespace
 }  // namespace metalcore
 
@@ -251,15 +190,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
       "bool include_last_offset, int padding_idx, bool scale_grad_by_freq, bool sparse) -> (Tensor, Tensor, Tensor)");
   m.def("embedding_bag_samples(Tensor offsets, int count, bool include_last_offset) -> Tensor");
   m.def("embedding_bag_factors(Tensor grad, Tensor weight, Tensor indices, Tensor bags, int padding_idx) -> Tensor");
-  m.def(
-      "embedding_gradient(Tensor grad, Tensor sorted, Tensor order, Tensor? bags, Tensor? sizes, Tensor? factors, "
-      "Tensor? maxima, int rows, int padding_idx, bool by_count, int mode) -> Tensor");
-  // Made of a sort and of the operators here, in Python (metalcore/embeddings).
-  m.def(
-      "embedding_backward(Tensor grad, Tensor indices, int rows, int padding_idx, bool scale_grad_by_freq) -> Tensor");
-  m.def(
-      "embedding_bag_backward(Tensor grad, Tensor indices, Tensor bags, Tensor sizes, Tensor maxima, "
-      "Tensor? per_sample_weights, int rows, int padding_idx, bool scale_grad_by_freq, int mode) -> Tensor");
 }
 
 METALCORE_KERNELS(m) {
@@ -267,5 +197,4 @@ METALCORE_KERNELS(m) {
   m.impl<&metalcore::embedding_bag>("embedding_bag");
   m.impl<&metalcore::embedding_bag_samples>("embedding_bag_samples");
   m.impl<&metalcore::embedding_bag_factors>("embedding_bag_factors");
-  m.impl<&metalcore::embedding_gradient>("embedding_gradient");
 }

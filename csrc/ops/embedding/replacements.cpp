@@ -24,6 +24,16 @@ bool takes_embedding(const Tensor& weight, const Tensor& indices, int64_t, bool,
 
 Replacement<&takes_embedding, &embedding> embedding_replacement("embedding", "embedding");
 
+bool takes_gradient(const Tensor& grad, const Tensor& indices, int64_t, int64_t, bool) {
+  const ScalarType type = indices.scalar_type();
+  return is_float(grad) && grad.dim() == indices.dim() + 1 && grad.sizes().back() <= INT32_MAX &&
+         (type == ScalarType::Long || type == ScalarType::Int) && indices.numel() <= INT32_MAX &&
+         same_device(indices, grad);
+}
+
+Replacement<&takes_gradient, &embedding_backward> gradient_replacement("embedding_dense_backward",
+                                                                       "embedding_backward");
+
 // aten::_embedding_bag, and the same without a derivative
 
 using Bags = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // results, bags of indices, sizes of bags, maxima
@@ -35,12 +45,11 @@ bool takes_bags(const Tensor& weight, const Tensor& indices, const Tensor& offse
          (!given(factors) || (mode == 0 && factors->scalar_type() == weight.scalar_type()));
 }
 
+Tensor as(const Tensor& x, ScalarType wanted) { return x.scalar_type() == wanted ? x : torch::stable::to(x, wanted); }
+
 Bags bags(const Tensor& weight, const Tensor& indices, const Tensor& offsets, bool by_count, int64_t mode, bool sparse,
           const MaybeTensor& factors, bool last, int64_t padding) {
   const ScalarType type = indices.scalar_type();
-  const auto as = [](const Tensor& x, ScalarType wanted) {
-    return x.scalar_type() == wanted ? x : torch::stable::to(x, wanted);
-  };
   const Tensor places = as(indices, ScalarType::Long), starts = as(offsets, ScalarType::Long);
   const auto [out, sizes, maxima] =
       embedding_bag(weight, places, starts, mode, given(factors), last, padding, by_count, sparse);
@@ -57,6 +66,28 @@ Bags bags_forward_only(const Tensor& weight, const Tensor& indices, const Tensor
 Replacement<&takes_bags, &bags> bag_replacement("_embedding_bag", "embedding_bag");
 Replacement<&takes_bags, &bags_forward_only> bag_forward_only_replacement("_embedding_bag_forward_only",
                                                                           "embedding_bag");
+
+// aten::_embedding_bag_backward
+
+bool takes_bag_gradient(const Tensor& grad, const Tensor& indices, const Tensor&, const Tensor& bags,
+                        const Tensor& sizes, const Tensor& maxima, int64_t rows, bool by_count, int64_t mode,
+                        bool sparse, const MaybeTensor& factors, int64_t) {
+  return !sparse && rows > 0 && takes_rows(grad, indices) && bags.numel() == indices.numel() &&
+         (mode == 0 || (mode == 1 && sizes.numel() == grad.size(0)) ||
+          (mode == 2 && same_sizes(maxima, grad) && !by_count)) &&
+         (!given(factors) || factors->scalar_type() == grad.scalar_type());
+}
+
+Tensor bag_gradient(const Tensor& grad, const Tensor& indices, const Tensor&, const Tensor& bags, const Tensor& sizes,
+                    const Tensor& maxima, int64_t rows, bool by_count, int64_t mode, bool, const MaybeTensor& factors,
+                    int64_t padding) {
+  constexpr ScalarType kLong = ScalarType::Long;
+  return embedding_bag_backward(grad, as(indices, kLong), as(bags, kLong), as(sizes, kLong), as(maxima, kLong),
+                                given(factors), rows, padding, by_count, mode);
+}
+
+Replacement<&takes_bag_gradient, &bag_gradient> bag_gradient_replacement("_embedding_bag_backward",
+                                                                         "embedding_bag_backward");
 
 }  // namespace
 }  // namespace metalcore

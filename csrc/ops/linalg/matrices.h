@@ -1,6 +1,7 @@
 // Batches of matrices: how a kernel gets a tensor of any strides, and how an op calls PyTorch's own op.
 #pragma once
 
+#include "../call_torch.h"
 #include "../common.h"
 
 #include <array>
@@ -46,19 +47,5 @@ inline std::string times(int64_t a, int64_t b) { return std::to_string(a) + "x" 
 uint32_t power_from_8(int64_t n);
 
 inline Tensor transposed(const Tensor& tensor) { return torch::stable::transpose(tensor, -2, -1); }
-
-// Calls PyTorch's own op of this name. An op that returns two tensors is called like this:
-// call_torch<2>("aten::linalg_qr", "", a, std::string("reduced")). The arguments must have the types of the schema:
-// bool, int64_t, double, std::string, Tensor.
-template <size_t RESULTS, typename... Arguments>
-std::array<Tensor, RESULTS> call_torch(const char* name, const char* overload, const Arguments&... arguments) {
-  std::array<StableIValue, (sizeof...(Arguments) > RESULTS ? sizeof...(Arguments) : RESULTS)> stack{
-      torch::stable::detail::from(arguments)...};
-  check(torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION) == AOTI_TORCH_SUCCESS,
-        "metalcore: ", name, " failed");
-  return [&]<size_t... I>(std::index_sequence<I...>) {
-    return std::array<Tensor, RESULTS>{torch::stable::detail::to<Tensor>(stack[I])...};
-  }(std::make_index_sequence<RESULTS>());
-}
 
 }  // namespace metalcore

@@ -23,13 +23,6 @@ def embedding_backward(call):
     yield Partial(), {"grad": Partial()}
 
 
-@rule("embedding_gradient")
-def embedding_gradient(call):
-    if call.maxima is None:
-        yield Shard(1), {"grad": Shard(1)}
-        yield Partial(), {"grad": Partial()}
-
-
 # Bags begin at any place of the indices: both stay whole.
 @rule("embedding_bag")
 def embedding_bag(call):

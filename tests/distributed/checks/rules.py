@@ -42,12 +42,6 @@ def _rope_in_place():
     torch.ops.metalcore.rope_(q, k, cos, sin, None, 1, 8, False, 0, 0, False)
 
 
-def _gradient_of_rows():
-    sorted, order = torch.sort(torch.randint(0, 5, (6,), device="mps"), stable=True)
-    grad = torch.randn(6, 4, device="mps")
-    torch.ops.metalcore.embedding_gradient(grad, sorted, order, None, None, None, None, 5, -1, False, 0)
-
-
 def _scaled_factors():
     torch.ops.metalcore.qr_scaled(torch.randn(3, 5, 4, device="mps"))
 
@@ -71,8 +65,6 @@ MORE = {
     "qr": _scaled_factors,
     "softmax": lambda: metalcore.softmax(torch.randn(3, 5, device="mps"), -1, temperature=2.0),
     "rope": _rope_in_place,
-    "embedding": _gradient_of_rows,
-    "embedding_bag": _gradient_of_rows,
 }
 
 

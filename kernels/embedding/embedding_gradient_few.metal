@@ -1,0 +1,65 @@
+// The gradient of a table's rows from few indices, which are not sorted. A simdgroup has a position of the indices and
+// 128 columns, and looks for its index among all of them, 32 at once. Only the first use of an index goes on: it adds
+// the gradients of all uses in order, so that the result has the same bits every time. The table has zeros before.
+#include "embedding/gradient_terms.h"
+
+// Gradients that are on their way at once.
+constexpr constant uint kAtOnce = 8;
+
+template <bool aligned, typename T>
+inline void sum_uses(device const T* grad, device const long* indices, device const long* bags,
+                     device const long* sizes, device const T* factors, device const long* maxima, device T* table,
+                     constant EmbeddingGradientParams& params, uint own, uint column, uint lane) {
+  const uint count = params.count;
+  const long index = indices[own];
+  if (index < 0 || index >= params.rows || index == params.padding) return;
+  float4 sum = float4(0.0f);
+  uint uses = 0;
+  long last_bag = -1;
+  for (uint start = 0; start < count; start += 32) {
+    const uint position = start + lane;
+    const bool same = position < count && indices[min(position, count - 1)] == index;
+    const uint found = static_cast<uint>(static_cast<simd_vote::vote_t>(simd_ballot(same)));
+    if (found == 0) continue;
+    if (uses == 0 && start + ctz(found) < own) return;  // another simdgroup has this index
+    uses += popcount(found);
+    for (uint first = 0; first < 32; first += kAtOnce) {
+      if ((found >> first & ((1u << kAtOnce) - 1)) == 0) continue;
+      float4 v[kAtOnce];
+#pragma unroll
+      for (uint k = 0; k < kAtOnce; ++k) {
+        v[k] = float4(0.0f);
+        if ((found >> (first + k) & 1) == 0) continue;
+        const long place = start + first + k;
+        const long bag = params.mode == EMBEDDING_MAX ? bags[place] : -1;
+        v[k] = term<aligned>(grad, bags, sizes, factors, maxima, params, place, index, bag >= 0 && bag == last_bag,
+                             column);
+        last_bag = bag;
+      }
+#pragma unroll
+      for (uint k = 0; k < kAtOnce; ++k) sum += v[k];
+    }
+  }
+  if (params.by_count) sum /= float(uses);
+  store4<aligned>(table + index * params.depth, column, params.depth, sum);
+}
+
+template <typename T>
+kernel void embedding_gradient_few(device const T* grad [[buffer(0)]], device const long* indices [[buffer(1)]],
+                                   device const long* bags [[buffer(2)]], device const long* sizes [[buffer(3)]],
+                                   device const T* factors [[buffer(4)]], device const long* maxima [[buffer(5)]],
+                                   device T* table [[buffer(6)]],
+                                   constant EmbeddingGradientParams& params [[buffer(7)]],
+                                   uint2 at [[thread_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
+  if (at.y >= params.count) return;
+  if (params.aligned)
+    sum_uses<true>(grad, indices, bags, sizes, factors, maxima, table, params, at.y, at.x * 4, lane);
+  else
+    sum_uses<false>(grad, indices, bags, sizes, factors, maxima, table, params, at.y, at.x * 4, lane);
+}
+
+#define INSTANTIATE(name, ...) template [[host_name(name)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
+
+INSTANTIATE("embedding_gradient_few_float", embedding_gradient_few<float>)
+INSTANTIATE("embedding_gradient_few_half", embedding_gradient_few<half>)
+INSTANTIATE("embedding_gradient_few_bfloat", embedding_gradient_few<bfloat>)
