@@ -11,6 +11,7 @@ struct LayerNormParams {
   uint32_t has_weight;
   uint32_t has_bias;
   uint32_t has_residual;  // forward: add `residual` to x first; backward: add `residual`'s gradient at the end
+  uint32_t statistics;    // forward: write means and scales
   uint32_t streams;       // backward, simd and block: how many simdgroups or threadgroups share the rows
   uint32_t partial;       // … and whether they sum up their rows' parts of the parameters' gradients
   uint32_t chunk_rows;    // backward, other variants: the rows of a part of these gradients

@@ -1,6 +1,6 @@
 // layer_norm over rows: y = (x - mean) / sqrt(variance + eps) * weight + bias, optionally of x + residual. Mean and
-// 1 / sqrt(variance + eps) of each row are kept for the derivative. Longer rows than registers hold are walked twice:
-// for mean and variance (moments.h), and for the results.
+// 1 / sqrt(variance + eps) of each row are written where a derivative will need them. Longer rows than registers hold
+// are walked twice: for mean and variance (moments.h), and for the results.
 #include "common/norm_rows.h"
 #include "norm/layer_norm.h"
 #include "norm/moments.h"
@@ -52,8 +52,10 @@ kernel void layer_norm_thread(device const T* x [[buffer(0)]], device const T* r
     squares += part;
   }
   const float scale = scale_of(squares, params);
-  means[row] = mean;
-  scales[row] = scale;
+  if (params.statistics) {
+    means[row] = mean;
+    scales[row] = scale;
+  }
   for (uint i = 0; i < length; ++i) {
     const float normal = (static_cast<float>(x[i]) - mean) * scale;
     const float weighted = has_weight ? normal * static_cast<float>(weight[i]) : normal;
@@ -95,7 +97,7 @@ kernel void layer_norm_simd(device const T* x [[buffer(0)]], device const T* res
   const Moments found =
       normalize_row<aligned, N>(x + row_at(params.x, row), residual + row_at(params.residual, row), weight, bias,
                                 y + row * params.length, sum + row * params.length, params, Simdgroup(lane));
-  if (lane > 0) return;
+  if (lane > 0 || !params.statistics) return;
   means[row] = found.mean;
   scales[row] = found.scale;
 }
@@ -112,7 +114,7 @@ template <bool aligned, typename T, uint N>
   const Moments found =
       normalize_row<aligned, N>(x + row_at(params.x, row), residual + row_at(params.residual, row), weight, bias,
                                 y + ulong(row) * params.length, sum + ulong(row) * params.length, params, team);
-  if (thread_index > 0) return;
+  if (thread_index > 0 || !params.statistics) return;
   means[row] = found.mean;
   scales[row] = found.scale;
 }
@@ -144,7 +146,7 @@ template <bool aligned, typename T>
   seen = merged(merged(seen, simd_sum(seen.count)), length, team);
   const float mean = seen.mean;
   const float scale = scale_of(seen.squares, params);
-  if (thread_index == 0) {
+  if (thread_index == 0 && params.statistics) {
     means[row] = mean;
     scales[row] = scale;
   }

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._functorch import unwrap_if_dead as _unwrap_if_dead  # a tensor that outlived its transform
-from torch.compiler import is_dynamo_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from .. import _C
 from . import generated, refused
 from .routing import DEVICES
 
 __all__ = [
+    "are_values",
     "autograd",
     "composed_kernel",
     "cpu_kernel",
@@ -43,6 +44,7 @@ _exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _transforms_active = torch._C._are_functorch_transforms_active
 _compiler = torch.compiler
+_PLAIN = torch.Tensor, torch.nn.Parameter
 
 if "cuda" in DEVICES:
 
@@ -104,6 +106,18 @@ def _check_one_device(name, inputs):
 def needs_gradient(A) -> bool:
     """Whether autograd will ask for A's derivative, so that a function has to compute what that needs."""
     return torch.is_grad_enabled() and A.requires_grad
+
+
+def are_values(*tensors) -> bool:
+    """Whether these are tensors that nothing traces, and of which nobody asks a gradient. None stands for one that was
+    left out."""
+    if is_compiling():
+        return False
+    differentiable = _is_grad_enabled()
+    for x in tensors:
+        if x is not None and (type(x) not in _PLAIN or differentiable and x.requires_grad):
+            return False
+    return True
 
 
 def _below_autograd(function):

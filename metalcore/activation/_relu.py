@@ -88,7 +88,15 @@ register(
         relu,
         namesake="torch.nn.functional.relu",
         operators=("relu", "relu_backward"),
-        override=(Override("relu"), Override("threshold_backward", _override_backward)),
+        override=(
+            Override("relu"),
+            Override(
+                "threshold_backward",
+                _override_backward,
+                devices=frozenset({"mps"}),
+                elsewhere="PyTorch's kernel is as fast there, and costs the host less",
+            ),
+        ),
         samples=elementwise,
         production=hidden_states(),
     )

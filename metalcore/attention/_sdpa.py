@@ -7,8 +7,8 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.compiler import is_compiling
 
+from .._core.operators import are_values
 from .._core.registry import Op, Override, Sample, register
 from .._core.routing import accelerated, alike, autocast_dtype, converted, is_plain, on_cuda, require_tensors
 from .._core.shapes import broadcast_shapes
@@ -89,7 +89,7 @@ def scaled_dot_product_attention(
     plain = attn_mask is None and not dropout_p and sinks is None and window == (-1, -1) and not lower_right
     if plain and type(softcap) is float and softcap == 0 and _are_usual(query, key, value, enable_gqa):
         options = _options(query, 0.0, -1, 0 if is_causal else -1, False, scale, 0.0)
-        if not return_lse and _are_values(query, key, value):
+        if not return_lse and are_values(query, key, value):
             return plain_attention(query, key, value, is_causal, options.scale)
         out, lse = attention(query, key, value, None, None, None, None, None, *options)
         return (out, lse) if return_lse else out
@@ -150,13 +150,6 @@ def _are_usual(query, key, value, enable_gqa):
         and q[2] <= _MOST_LENGTH
         and k[2] <= _MOST_LENGTH
     )
-
-
-def _are_values(query, key, value):
-    """Whether these are tensors that nothing traces, and of which nobody asks a gradient."""
-    if not type(query) is type(key) is type(value) is Tensor or is_compiling():
-        return False
-    return not torch.is_grad_enabled() or not (query.requires_grad or key.requires_grad or value.requires_grad)
 
 
 def _options(q, dropout_p, left, right, lower_right, scale, softcap):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from .._core.derivatives import derive
-from .._core.operators import autograd, cpu_kernel, fake_kernel
+from .._core.operators import are_values, autograd, cpu_kernel, differentiable_as, fake_kernel, without_derivative
 from .._core.registry import Op, Override, Sample, register
 from .._core.routing import COUNTED, alike, autocast_to_float32, too_many
 from .._core.samples import rows
@@ -46,7 +46,8 @@ def layer_norm(
         weight, bias = (None if t is None else t.float() for t in (weight, bias))
     if not _takes(x, normalized_shape, weight, bias, eps):
         return F.layer_norm(x, normalized_shape, weight, bias, eps)
-    return _layer_norm(x, len(normalized_shape), weight, bias, float(eps))
+    op = _plain_layer_norm if are_values(x, weight, bias) else _layer_norm
+    return op(x, len(normalized_shape), weight, bias, float(eps))
 
 
 def add_layer_norm(
@@ -75,7 +76,8 @@ def add_layer_norm(
     ):
         total = x + residual
         return layer_norm(total, total.shape[-1:], weight, bias, eps), total
-    return _add_layer_norm(x, residual, 1, weight, bias, float(eps))
+    op = _plain_add_layer_norm if are_values(x, residual, weight, bias) else _add_layer_norm
+    return op(x, residual, 1, weight, bias, float(eps))
 
 
 def _takes(x, normalized_shape, weight, bias, eps):
@@ -152,6 +154,31 @@ def _(x, residual, dims, weight, bias, eps):
 def _(x, residual, dims, weight, bias, eps):
     _check("add_layer_norm", x, dims, weight=weight, bias=bias)
     return _empty(x), _empty(x), _of_rows(x, dims), _of_rows(x, dims)
+
+
+@cpu_kernel("plain_layer_norm")
+def _(x, dims, weight, bias, eps):
+    _check("plain_layer_norm", x, dims, weight=weight, bias=bias)
+    return _composite(x, dims, weight, bias, eps)[0].contiguous()
+
+
+@fake_kernel("plain_layer_norm")
+def _(x, dims, weight, bias, eps):
+    _check("plain_layer_norm", x, dims, weight=weight, bias=bias)
+    return _empty(x)
+
+
+@cpu_kernel("plain_add_layer_norm")
+def _(x, residual, dims, weight, bias, eps):
+    _check("plain_add_layer_norm", x, dims, weight=weight, bias=bias)
+    total = torch.add(x, residual, out=_empty(x))
+    return _composite(total, dims, weight, bias, eps)[0].contiguous(), total
+
+
+@fake_kernel("plain_add_layer_norm")
+def _(x, residual, dims, weight, bias, eps):
+    _check("plain_add_layer_norm", x, dims, weight=weight, bias=bias)
+    return _empty(x), _empty(x)
 
 
 def _gradients(grad, x, mean, scale, sum_grad, dims, weight):
@@ -256,6 +283,11 @@ def _double_backward(ctx, *cotangents):
 _layer_norm = autograd("layer_norm", _backward, _save, results=1)
 _add_layer_norm = autograd("add_layer_norm", _sum_backward, _save_sum, results=2)
 _gradient_of_rows = autograd("layer_norm_backward", _double_backward, _save_backward)
+# For input of which no gradient is asked: without means and scales.
+_plain_layer_norm = without_derivative("plain_layer_norm")
+_plain_add_layer_norm = without_derivative("plain_add_layer_norm")
+differentiable_as("plain_layer_norm", _layer_norm)
+differentiable_as("plain_add_layer_norm", _add_layer_norm)
 
 
 def _sample(name, count, length):
@@ -281,7 +313,7 @@ register(
         "layer_norm",
         layer_norm,
         namesake="torch.nn.functional.layer_norm",
-        operators=("layer_norm", "layer_norm_backward"),
+        operators=("layer_norm", "layer_norm_backward", "plain_layer_norm"),
         override=(
             Override("native_layer_norm"),
             Override("native_layer_norm_backward"),
@@ -297,7 +329,7 @@ register(
         "add_layer_norm",
         add_layer_norm,
         reference=_reference_of_sum,
-        operators=("add_layer_norm", "layer_norm_backward"),
+        operators=("add_layer_norm", "layer_norm_backward", "plain_add_layer_norm"),
         samples=lambda: rows(_sample_of_sum)[:2],
     )
 )

@@ -193,5 +193,7 @@ def test_bad_input(device):
         torch.ops.metalcore.embedding(table, indices.float(), -1, False, False)
     with pytest.raises(RuntimeError, match="metalcore::embedding: weight must have 2 dimensions, not 1"):
         torch.ops.metalcore.embedding(table[0], indices, -1, False, False)
-    with pytest.raises(RuntimeError, match=r"embedding_backward: grad must have the shape of indices, \[1\], and a dim"):
+    with pytest.raises(
+        RuntimeError, match=r"embedding_backward: grad must have the shape of indices, \[1\], and a dim"
+    ):
         torch.ops.metalcore.embedding_backward(table, indices, 5, -1, False)

@@ -28,6 +28,7 @@ def check(x, weight, bias, dims=1):
     )
     assert y.dtype == x.dtype and y.shape == x.shape
     assert_near(y, expected.detach(), terms=8)
+    assert torch.equal(metalcore.layer_norm(x, shape, weight, bias), y)  # no gradient is asked of x
     grad = tensor(*x.shape, dtype=x.dtype, device=x.device)
     found = torch.autograd.grad(y, [t for t in leaves if t is not None], grad)
     wanted = torch.autograd.grad(expected, [t for t in wide_leaves if t is not None], wide(grad))
@@ -147,6 +148,8 @@ def test_add_layer_norm(device, dtype, family):
             again = leaf(total)
             expected = metalcore.layer_norm(again, (length,), weight, bias)
             assert torch.equal(y, expected)
+            with torch.no_grad():
+                assert all(map(torch.equal, metalcore.add_layer_norm(x, residual, weight, bias), (y, total)))
             gy, gt = (tensor(3, length, dtype=dtype, device=device) for _ in "yt")
             found = torch.autograd.grad((y, total), (x, residual, weight, bias), (gy, gt))
             g_again, gw, gb = torch.autograd.grad(expected, (again, weight, bias), gy)
@@ -161,7 +164,7 @@ def test_add_layer_norm(device, dtype, family):
 def test_empty(device, shape):
     x, weight, bias = (leaf(tensor(*size, device=device)) for size in (shape, shape[-1:], shape[-1:]))
     y = metalcore.layer_norm(x, shape[-1:], weight, bias)
-    assert y.shape == shape
+    assert y.shape == shape == metalcore.layer_norm(x.detach(), shape[-1:]).shape
     gx, gw, gb = torch.autograd.grad(y.sum(), (x, weight, bias))
     assert gx.shape == shape and not gw.any() and not gb.any()
 
@@ -218,6 +221,8 @@ def test_in_pytorchs_place(device, dtype):
 def test_opcheck(device, place):
     device = "cpu" if place == "cpu" else device
     x, weight, bias = (leaf(tensor(*shape, device=device)) for shape in ((3, 5), (5,), (5,)))
+    check_operator(torch.ops.metalcore.plain_layer_norm, x, 1, weight, bias, 1e-5)
+    check_operator(torch.ops.metalcore.plain_add_layer_norm, x, x.detach(), 1, weight, bias, 1e-5)
     other, means, scales = tensor(3, 5, device=device), *tensor(2, 3, 1, device=device)
     ops = torch.ops.metalcore
     check_operator(ops.layer_norm, x, 1, weight, bias, 1e-3)

@@ -1,4 +1,5 @@
-// layer_norm and add_layer_norm, over the last dimensions.
+// layer_norm and add_layer_norm, over the last dimensions. The operators plain_… return no means and scales, which only
+// derivatives need.
 #include "../../../kernels/norm/layer_norm.h"
 #include "column_sums.h"
 #include "norms.h"
@@ -24,20 +25,23 @@ gpu::Recording& kernel(gpu::Recording& recording, const char* op, const RowPlan&
   return recording.kernel(op, "_", plan.variant, aligned && !plan.threads ? "_aligned_" : "_", suffix(dtype));
 }
 
-// y, x + residual (y if there is no residual), means and scales.
-std::tuple<Tensor, Tensor, Tensor, Tensor> normalize(const char* op, const Tensor& input, const MaybeTensor& residual,
-                                                     int64_t dims, const MaybeTensor& weight_, const MaybeTensor& bias_,
-                                                     double eps) {
+struct Normalized {
+  Tensor y, sum;              // sum: x + residual, or y if there is no residual
+  MaybeTensor means, scales;  // of the rows, where a derivative will need them
+};
+
+Normalized normalize(const char* op, const Tensor& input, const MaybeTensor& residual, int64_t dims,
+                     const MaybeTensor& weight_, const MaybeTensor& bias_, double eps, bool statistics) {
   check_float(op, "x", input);
   if (residual) check_like(op, "residual", *residual, input);
   const NormShape shape = norm_shape(op, input.sizes(), dims);
   const MaybeTensor weight = checked_parameter(op, "weight", weight_, input, shape.length);
   const MaybeTensor bias = checked_parameter(op, "bias", bias_, input, shape.length);
   const Tensor y = new_like(input), sum = residual ? new_like(input) : y;
-  Tensor means = new_statistics(input, dims), scales = new_statistics(input, dims);
+  MaybeTensor means, scales;
+  if (statistics) means = new_statistics(input, dims), scales = new_statistics(input, dims);
   if (shape.rows == 0 || shape.length == 0) {
-    torch::stable::zero_(means);
-    torch::stable::zero_(scales);
+    if (statistics) torch::stable::zero_(*means), torch::stable::zero_(*scales);
     return {y, sum, means, scales};
   }
   RowKernels kernels = one_array(shape.length);
@@ -54,6 +58,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> normalize(const char* op, const Tenso
       .has_weight = weight.has_value(),
       .has_bias = bias.has_value(),
       .has_residual = residual.has_value(),
+      .statistics = statistics,
       .x = x.strides,
       .residual = added.strides,
   };
@@ -71,16 +76,27 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> normalize(const char* op, const Tenso
 
 std::tuple<Tensor, Tensor, Tensor> layer_norm(const Tensor& x, int64_t dims, const MaybeTensor& weight,
                                               const MaybeTensor& bias, double eps) {
-  const auto [y, sum, means, scales] = normalize("layer_norm", x, std::nullopt, dims, weight, bias, eps);
-  return {y, means, scales};
+  const Normalized found = normalize("layer_norm", x, std::nullopt, dims, weight, bias, eps, true);
+  return {found.y, *found.means, *found.scales};
 }
 
 namespace {
 
+Tensor plain_layer_norm(const Tensor& x, int64_t dims, const MaybeTensor& weight, const MaybeTensor& bias, double eps) {
+  return normalize("plain_layer_norm", x, std::nullopt, dims, weight, bias, eps, false).y;
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor> add_layer_norm(const Tensor& x, const Tensor& residual, int64_t dims,
                                                           const MaybeTensor& weight, const MaybeTensor& bias,
                                                           double eps) {
-  return normalize("add_layer_norm", x, residual, dims, weight, bias, eps);
+  const Normalized found = normalize("add_layer_norm", x, residual, dims, weight, bias, eps, true);
+  return {found.y, found.sum, *found.means, *found.scales};
+}
+
+std::tuple<Tensor, Tensor> plain_add_layer_norm(const Tensor& x, const Tensor& residual, int64_t dims,
+                                                const MaybeTensor& weight, const MaybeTensor& bias, double eps) {
+  const Normalized found = normalize("plain_add_layer_norm", x, residual, dims, weight, bias, eps, false);
+  return {found.y, found.sum};
 }
 
 }  // namespace
@@ -153,9 +169,13 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& grad, const
 
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
   m.def("layer_norm(Tensor x, int dims, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)");
+  m.def("plain_layer_norm(Tensor x, int dims, Tensor? weight, Tensor? bias, float eps) -> Tensor");
   m.def(
       "add_layer_norm(Tensor x, Tensor residual, int dims, Tensor? weight, Tensor? bias, float eps) -> "
       "(Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "plain_add_layer_norm(Tensor x, Tensor residual, int dims, Tensor? weight, Tensor? bias, float eps) -> "
+      "(Tensor, Tensor)");
   m.def(
       "layer_norm_backward(Tensor grad, Tensor x, Tensor means, Tensor scales, Tensor? sum_grad, int dims, "
       "Tensor? weight, bool parameters_wanted) -> (Tensor, Tensor, Tensor)");
@@ -163,6 +183,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
 
 METALCORE_KERNELS(m) {
   m.impl<&metalcore::layer_norm>("layer_norm");
+  m.impl<&metalcore::plain_layer_norm>("plain_layer_norm");
   m.impl<&metalcore::add_layer_norm>("add_layer_norm");
+  m.impl<&metalcore::plain_add_layer_norm>("plain_add_layer_norm");
   m.impl<&metalcore::layer_norm_backward>("layer_norm_backward");
 }

@@ -9,13 +9,13 @@ def _inputs(call, *names, dim):
     return {name: Shard(dim) for name in names if getattr(call, name) is not None}
 
 
-@rule("rms_norm", "layer_norm")
+@rule("rms_norm", "layer_norm", "plain_layer_norm")
 def norm(call):
     for dim in batches(call.x, call.dims):
         yield Shard(dim), {"x": Shard(dim)}
 
 
-@rule("add_rms_norm", "add_layer_norm")
+@rule("add_rms_norm", "add_layer_norm", "plain_add_layer_norm")
 def add_norm(call):
     for dim in batches(call.x, call.dims):
         yield Shard(dim), {"x": Shard(dim), "residual": Shard(dim)}

@@ -57,9 +57,17 @@ def _attention_without_gradients():
     metalcore.scaled_dot_product_attention(*torch.randn(3, 2, 4, 6, 8, device="mps"), is_causal=True)
 
 
+def _layer_norm_without_gradients():
+    x, weight = torch.randn(3, 5, 4, device="mps"), torch.randn(4, device="mps")
+    metalcore.layer_norm(x, (4,), weight)
+    metalcore.add_layer_norm(x, x, weight)
+
+
 # Calls of operators that samples do not reach, by their op.
 MORE = {
     "fused_linear_cross_entropy": _loss_of_each_row,
+    "layer_norm": _layer_norm_without_gradients,
+    "add_layer_norm": _layer_norm_without_gradients,
     "lstsq": _scaled_factors,
     "scaled_dot_product_attention": _attention_without_gradients,
     "qr": _scaled_factors,
