@@ -1,9 +1,10 @@
 """What the host pays for a call of every op, on its smallest sample, against PyTorch's op.
 
 Three modes: under no_grad; forward with grad, whose graph is made; forward and backward. "overridden" is PyTorch's own
-function while enable_pytorch_overrides() is on for it, against the same function without. Two cases show what Python
-costs at least, against PyTorch's silu: "operator" calls silu's operator without a function around it, and
-"autograd.Function" is a derivative that computes nothing, or only calls silu's two operators.
+function while enable_pytorch_overrides() is on for it, against the same function without. Three cases show what Python
+costs at least: "operator" calls silu's operator without a function around it, against PyTorch's silu, and
+"autograd.Function" is a derivative in Python that computes nothing, against PyTorch's silu, or that calls PyTorch's own
+two kernels of softmax, against PyTorch's softmax.
 """
 
 import contextlib
@@ -28,9 +29,8 @@ TARGETS = {"no_grad": {"excess": 2e-6}, "forward": {}, "forward+backward": {"spe
 def cases(scale):
     found = [case for op in OPS.values() for case in cases_of(op, scale)]
     found.append(Sampled(name="operator no_grad", sample=functools.partial(operator_alone, scale)))
-    for name, function in FUNCTIONS.items():
-        sample = functools.partial(derivative_in_python, function, scale)
-        found.append(Sampled(name=f"autograd.Function{name}", sample=sample))
+    for name, functions in DERIVATIVES.items():
+        found.append(Sampled(name=name, sample=functools.partial(derivative_in_python, functions, scale)))
     return [*found, Sampled(name="bare launch", sample=lambda run: launch(run, scale))] if scale == "gpu" else found
 
 
@@ -91,32 +91,43 @@ class Nothing(torch.autograd.Function):
         return grad
 
 
-class Operators(torch.autograd.Function):
-    """What metalcore.silu does, without what makes it right in every place: the least that calls the kernels."""
+class Softmax(torch.autograd.Function):
+    """PyTorch's own kernels: what a derivative in Python costs, whatever its kernels are."""
 
     @staticmethod
     def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return torch.ops.metalcore.silu.default._op(x)
+        y = torch._softmax(x, 0, False)
+        ctx.save_for_backward(y)
+        return y
 
     @staticmethod
     def backward(ctx, grad):
-        return torch.ops.metalcore.silu_backward.default._op(grad, *ctx.saved_tensors)
+        (y,) = ctx.saved_tensors
+        return torch._softmax_backward_data(grad, y, 0, y.dtype)
 
 
-FUNCTIONS = {"": Nothing, " of silu's operators": Operators}
+def own_softmax(x):
+    return torch._softmax(x, 0, False)
 
 
-def derivative_in_python(function, scale, run):
+# Functions with a derivative in Python, and with PyTorch's own in C++.
+DERIVATIVES = {
+    "autograd.Function": (Nothing.apply, torch.nn.functional.silu),
+    "autograd.Function of PyTorch's softmax": (Softmax.apply, own_softmax),
+}
+
+
+def derivative_in_python(functions, scale, run):
     def side(function, device):
         x = torch.ones(16, device=device, requires_grad=True)
         grad = torch.ones_like(x)
         return contextlib.nullcontext, lambda: torch.autograd.grad(function(x), x, grad)
 
     device = run.device
+    ours, theirs = functions
+    # PyTorch's kernels on both sides: a simulated device has none, and calls them on the CPU.
     with device.session():
-        sides = [side(function.apply, device.ours), side(torch.nn.functional.silu, device.theirs)]
-        return compared(run, sides, scale)
+        return compared(run, [side(ours, device.theirs), side(theirs, device.theirs)], scale)
 
 
 def operator_alone(scale, run):

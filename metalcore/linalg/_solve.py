@@ -209,12 +209,15 @@ def _solve_save(ctx, inputs, output):
     A, _, ctx.left, ctx.factors = inputs
     X, LU, pivots, info = output
     ctx.mark_non_differentiable(LU, pivots, info)
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(A, X, LU, pivots)
 
 
 def _solve_backward(ctx, grad, *_):
     """For A X = B, grad_B = A⁻ᵀ grad and grad_A = -grad_B Xᵀ. For X A = B, grad_B = grad A⁻ᵀ and grad_A = -Xᵀ
     grad_B."""
+    if grad is None:
+        return (None,) * 4
     A, X, LU, pivots = ctx.saved_tensors
     left = ctx.left
     needs_A, needs_B, *_ = ctx.needs_input_grad
@@ -245,10 +248,13 @@ def _(A):
 def _inv_save(ctx, inputs, output):
     inverse, info = output
     ctx.mark_non_differentiable(info)
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(inverse)
 
 
 def _inv_backward(ctx, grad, _):
+    if grad is None:
+        return None
     transposed = ctx.saved_tensors[0].mT
     return -(transposed @ (grad @ transposed))
 

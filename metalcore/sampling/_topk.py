@@ -65,11 +65,14 @@ def _(x, k, largest):
 def _save(ctx, inputs, output):
     _, indices = output
     ctx.mark_non_differentiable(indices)
+    ctx.set_materialize_grads(False)
     ctx.shape = inputs[0].shape
     ctx.save_for_backward(indices)
 
 
 def _backward(ctx, grad, _):
+    if grad is None:
+        return None, None, None
     (indices,) = ctx.saved_tensors
     return grad.new_zeros(ctx.shape).scatter(-1, indices, grad), None, None
 
