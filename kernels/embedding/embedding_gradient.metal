@@ -46,27 +46,27 @@ inline void sum_runs(device const T* grad, device const long* sorted, device con
   float4 sum = float4(0.0f);
   for (uint start = first; start < last; start += kAtOnce) {
     float4 v[kAtOnce];
-    long index[kAtOnce];
+    Term terms[kAtOnce];
 #pragma unroll
     for (uint k = 0; k < kAtOnce; ++k) {
       const uint position = min(start + k, last - 1);
-      const long place = order[position];
-      index[k] = sorted[position];
-      const bool again = params.mode == EMBEDDING_MAX && position > 0 && sorted[position - 1] == index[k] &&
+      const long place = order[position], index = sorted[position];
+      const bool again = params.mode == EMBEDDING_MAX && position > 0 && sorted[position - 1] == index &&
                          bags[order[position - 1]] == bags[place];
-      v[k] = term<aligned>(grad, bags, sizes, factors, maxima, params, place, index[k], again, column);
+      terms[k] = term_at(static_cast<uint>(place), index, again, bags, params);
     }
+    load_terms<aligned, kAtOnce>(v, terms, grad, sizes, factors, maxima, params, column);
 #pragma unroll
     for (uint k = 0; k < kAtOnce; ++k) {
       const uint position = start + k;
       if (position >= last) continue;
       sum += v[k];
-      const bool goes_on = position + 1 < count && sorted[position + 1] == index[k];
+      const bool goes_on = position + 1 < count && sorted[position + 1] == terms[k].index;
       if (goes_on && position + 1 < last) continue;
       if (before || goes_on)
         store4<false>(head + (before ? 0 : depth), column, depth, sum);
       else
-        write_row<aligned>(table, sum, index[k], sorted, params, column);
+        write_row<aligned>(table, sum, terms[k].index, sorted, params, column);
       before = false;
       sum = float4(0.0f);
     }

@@ -4,7 +4,7 @@
 #include "embedding/gradient_terms.h"
 
 // Gradients that are on their way at once.
-constexpr constant uint kAtOnce = 8;
+constexpr constant uint kAtOnce = 16;
 
 template <bool aligned, typename T>
 inline void sum_uses(device const T* grad, device const long* indices, device const long* bags,
@@ -24,18 +24,25 @@ inline void sum_uses(device const T* grad, device const long* indices, device co
     if (uses == 0 && start + ctz(found) < own) return;  // another simdgroup has this index
     uses += popcount(found);
     for (uint first = 0; first < 32; first += kAtOnce) {
-      if ((found >> first & ((1u << kAtOnce) - 1)) == 0) continue;
-      float4 v[kAtOnce];
+      const uint here = found >> first & ((1u << kAtOnce) - 1);
+      if (here == 0) continue;
+      Term terms[kAtOnce];
 #pragma unroll
       for (uint k = 0; k < kAtOnce; ++k) {
-        v[k] = float4(0.0f);
-        if ((found >> (first + k) & 1) == 0) continue;
-        const long place = start + first + k;
-        const long bag = params.mode == EMBEDDING_MAX ? bags[place] : -1;
-        v[k] = term<aligned>(grad, bags, sizes, factors, maxima, params, place, index, bag >= 0 && bag == last_bag,
-                             column);
-        last_bag = bag;
+        const bool used = here >> k & 1;
+        terms[k] = term_at(start + first + (used ? k : ctz(here)), index, false, bags, params);
+        terms[k].exists = terms[k].exists && used;
       }
+      if (params.mode == EMBEDDING_MAX) {
+#pragma unroll
+        for (uint k = 0; k < kAtOnce; ++k) {
+          if ((here >> k & 1) == 0) continue;
+          terms[k].again = terms[k].result == last_bag;
+          last_bag = terms[k].result;
+        }
+      }
+      float4 v[kAtOnce];
+      load_terms<aligned, kAtOnce>(v, terms, grad, sizes, factors, maxima, params, column);
 #pragma unroll
       for (uint k = 0; k < kAtOnce; ++k) sum += v[k];
     }

@@ -200,7 +200,7 @@ register(
             _sample("odd rows", 50, 33, 200, padding_idx=7),
             _sample("by count", 50, 6, 100, scale_grad_by_freq=True),
             _sample("one row", 1, 8, 30),
-            _sample("many", 50, 8, 1100),
+            _sample("many", 50, 8, 2100),
         ),
     )
 )

@@ -45,7 +45,9 @@ def test_function_and_gradient(device, name, dtype):
     with metalcore.enable_pytorch_overrides():
         found = both()
         ran = operators(both)
-    assert {operator, f"{operator}_backward"} <= ran
+    assert operator in ran
+    by_torch = device == "cuda" and operator == "relu"  # whose derivative stays PyTorch's there
+    assert (f"{operator}_backward" in ran) is not by_torch
     # Both round every result, and also the output from which softmax's derivative starts.
     eps = torch.finfo(dtype).eps
     for a, b in zip(found, expected):

@@ -46,7 +46,7 @@ EmbeddingGradientParams params_of(const Terms& terms, const Tensor& table) {
 }
 
 // Every index is compared with all.
-constexpr int64_t kFewIndices = 1024;
+constexpr int64_t kFewIndices = 2048;
 
 void from_few(const char* op, const Terms& terms, const Tensor& table) {
   gpu::note_plan(op, "few", [&] {
