@@ -153,6 +153,16 @@ def test_all_ignored(device):
     assert metalcore.cross_entropy(tensor(3, 20, device=device), target, reduction="sum") == 0
 
 
+def test_all_ignored_in_a_second_derivative(device):
+    """The loss is NaN. Its gradient is zero, and so are the derivatives of the gradient."""
+    x = tensor(3, 20, device=device).requires_grad_()
+    grad = torch.ones((), device=device, requires_grad=True)
+    loss = metalcore.cross_entropy(x, torch.full((3,), -100, device=device))
+    (first,) = torch.autograd.grad(loss, x, grad, create_graph=True)
+    for second in torch.autograd.grad(first.square().sum() + first.sum(), (x, grad)):
+        assert not second.any()
+
+
 @each_dtype
 def test_in_place(device, dtype):
     """The gradient takes the place of the logits, and is the same."""
