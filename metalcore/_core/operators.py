@@ -236,14 +236,12 @@ def autograd(name, backward, setup_context, results=None):
             output = op(*inputs)
         elif _is_excluded(_AUTOGRAD):
             output = direct(*inputs)
-        elif not (_is_grad_enabled() and _any_requires_grad(*inputs)):
-            try:  # run(), without another call
-                _exclude(_AUTOGRAD, True)
+        elif not (differentiated := _is_grad_enabled() and _any_requires_grad(*inputs)) or _is_tracing():
+            try:  # run(), without another call. torch.jit.trace compares two traces, one with gradients, by line.
+                _exclude(_AUTOGRAD, not differentiated)
                 output = direct(*inputs)
             finally:
                 _exclude(_AUTOGRAD, False)
-        elif _is_tracing():
-            output = op(*inputs)
         else:
             for i in tensors:
                 if inputs[i] is not None and _unwrap_if_dead(inputs[i]) is not inputs[i]:

@@ -46,6 +46,15 @@ def test_as_torch(device, name):
         torch.testing.assert_close(actual.grad.cpu(), expected.grad, **bound)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("name", [name for name in MODULES if "inplace" not in name])
+def test_traced(device, name):
+    """torch.jit.trace compares the trace with another one, without gradients, line by line."""
+    module = getattr(metalcore.nn, name.split("(")[0])(**MODULES[name]).to(device)
+    x = torch.randn(4, 6, 8, device=device)
+    torch.testing.assert_close(torch.jit.trace(module, x)(x + 1), module(x + 1))
+
+
 CLASSES = {
     "CrossEntropyLoss": ({}, (5, 7), (5,)),
     "CrossEntropyLoss(options)": (
