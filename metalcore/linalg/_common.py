@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -159,7 +160,8 @@ def _(info):
 
 
 def write_out(name: str, out: Any, results: Callable, *inputs: torch.Tensor) -> Any:
-    """Writes results into the tensors of `out`, as PyTorch does: it resizes them where shapes differ, without autograd.
+    """Writes results into the tensors of `out`, as PyTorch does: it resizes them where shapes differ, with PyTorch's warning,
+    and without autograd.
 
     Args:
         name: PyTorch's name of the operator, for errors ("linalg_qr").
@@ -192,6 +194,14 @@ def write_out(name: str, out: Any, results: Callable, *inputs: torch.Tensor) -> 
             raise RuntimeError(f"Expected out tensor to be on {value.device}, but got {target.device} instead")
     for target, value in zip(targets, values):
         if target.shape != value.shape:
+            if target.numel():
+                warnings.warn(
+                    f"An output with one or more elements was resized since it had shape {list(target.shape)}, which "
+                    f"does not match the required output shape {list(value.shape)}. This behavior is deprecated, and "
+                    "in a future PyTorch release outputs will not be resized unless they have zero elements. You can "
+                    "explicitly reuse an out tensor t by resizing it, inplace, to zero elements with t.resize_(0).",
+                    stacklevel=3,
+                )
             target.resize_(value.shape)
         target.copy_(value)
     return out

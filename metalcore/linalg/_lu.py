@@ -17,6 +17,8 @@ from ._triangular import solve_triangular
 
 __all__ = ["lu", "lu_factor", "lu_factor_ex", "lu_solve"]
 
+_transforms_active = torch._C._are_functorch_transforms_active
+
 
 def lu_factor(A: torch.Tensor, *, pivot: bool = True, out: Tensors | None = None) -> linalg_lu_factor:
     """A compact LU factorization with partial pivoting, as torch.linalg.lu_factor.
@@ -132,6 +134,9 @@ def lu_solve(
         or not type(left) is type(adjoint) is bool
         or not _solvable(LU, pivots, B, left)
     ):
+        if _transforms_active() and _shapes_fit(LU, pivots, B, left):
+            LU, B = one_batch(LU, B)  # PyTorch's rule for vmap takes pivots of other matrices where batches broadcast
+            pivots = pivots.expand(LU.shape[:-1])
         return by_torch(torch.linalg.lu_solve, LU, pivots, B, left=left, adjoint=adjoint, out=out)
 
     def solve(LU, B):
@@ -151,9 +156,15 @@ def _solvable(LU, pivots, B, left):
         B is not None
         and accelerated(LU, B)
         and LU.dtype == B.dtype
-        and isinstance(pivots, torch.Tensor)
+        and _shapes_fit(LU, pivots, B, left)
         and pivots.device == LU.device
         and pivots.dtype is torch.int32
+    )
+
+
+def _shapes_fit(LU, pivots, B, left):
+    return (
+        all(isinstance(tensor, torch.Tensor) for tensor in (LU, pivots, B))
         and square(LU)
         and B.ndim >= 2
         and pivots.shape == LU.shape[:-1]

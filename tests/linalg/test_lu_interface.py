@@ -118,6 +118,30 @@ def test_out(device, name):
         function(inputs[0].detach().requires_grad_(), *inputs[1:], out=out[0] if single else tuple(out))
 
 
+def test_out_of_another_shape(device):
+    """PyTorch warns where it resizes a tensor that has elements."""
+    A, B = torch.randn(3, 3) + 4 * torch.eye(3), torch.randn(3, 2)
+    messages = []
+    for solve, place in ((metalcore.solve, device), (torch.linalg.solve, "cpu")):
+        out = torch.empty(4, 5, device=place)
+        with pytest.warns(UserWarning) as warned:
+            solve(A.to(place), B.to(place), out=out)
+        assert out.shape == (3, 2)
+        messages.append(str(warned[0].message).split(" (Triggered")[0])
+    assert messages[0] == messages[1]
+
+
+@pytest.mark.parametrize("of_factors, of_columns", [((), (3,)), ((1,), (2, 3)), ((3,), (1,))], ids=str)
+def test_lu_solve_in_vmap(device, of_factors, of_columns):
+    """PyTorch's rule for vmap takes wrong pivots where the batches broadcast."""
+    A, B = torch.randn(2, *of_factors, 4, 4, device=device), torch.randn(2, *of_columns, 4, 3, device=device)
+    LU, pivots = metalcore.lu_factor(A)
+    found = torch.func.vmap(metalcore.lu_solve)(LU, pivots, B)
+    expected = torch.stack([metalcore.lu_solve(LU[i], pivots[i], B[i]) for i in range(2)])
+    scale = expected.abs().max().item()
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3 * scale)
+
+
 CALLS = {
     "solve": [
         lambda f, t: f(t(3, 3), t(4)),
