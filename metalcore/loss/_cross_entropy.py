@@ -150,7 +150,7 @@ def _by_torch(input, target, weight, ignore_index, reduction, label_smoothing, s
         squares = squares.where(counted, 0.0)
         weights = 1.0 if weight is None else weight[target.where(counted, 0)]
         divisor = (counted * weights).sum()
-    return loss + {"none": squares, "sum": squares.sum(), "mean": squares.sum() / divisor}[reduction]
+    return loss + {"none": squares, "sum": squares.sum(), "mean": (squares.sum() / divisor).to(x.dtype)}[reduction]
 
 
 # In place of the logits

@@ -80,11 +80,9 @@ def cross_entropy_gradient(grad, x, target, weight, total, reduction, ignore_ind
     coefficients, counted, _ = _coefficients(y, target, weight, ignore_index, label_smoothing)
     lse = y.logsumexp(-1, keepdim=True)
     factor = coefficients.sum(-1, keepdim=True) + 2 * z_loss * lse
-    scale = grad.to(_wide(x))
-    if reduction != 0:
-        # A total of zero targets is zero. Rows that are not counted would have NaN as derivatives of their zeros.
-        scale = scale / total.to(scale.dtype)[0].where(counted.any(), 1.0)
-    scale = scale.expand(x.shape[:1] + x.shape[2:] if x.dim() > 1 else ())
+    scale = grad.to(_wide(x)) if reduction == 0 else grad.to(_wide(x)) / total.to(_wide(x))[0]
+    # The scale of a row that is not counted may be infinite. The derivatives of the row's zeros would be NaN.
+    scale = scale.expand(x.shape[:1] + x.shape[2:] if x.dim() > 1 else ()).where(counted, 0.0)
     gx = (factor * (y - lse).exp() - coefficients) * scale[..., None]
     if softcap:
         gx = gx * (1 - (y / softcap).square()).where(y != -torch.inf, 0.0)

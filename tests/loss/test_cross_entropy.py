@@ -153,14 +153,17 @@ def test_all_ignored(device):
     assert metalcore.cross_entropy(tensor(3, 20, device=device), target, reduction="sum") == 0
 
 
-def test_all_ignored_in_a_second_derivative(device):
-    """The loss is NaN. Its gradient is zero, and so are the derivatives of the gradient."""
-    x = tensor(3, 20, device=device).requires_grad_()
-    grad = torch.ones((), device=device, requires_grad=True)
-    loss = metalcore.cross_entropy(x, torch.full((3,), -100, device=device))
-    (first,) = torch.autograd.grad(loss, x, grad, create_graph=True)
-    for second in torch.autograd.grad(first.square().sum() + first.sum(), (x, grad)):
-        assert not second.any()
+@pytest.mark.parametrize("fused", [False, True])
+def test_all_ignored_in_a_second_derivative(device, fused):
+    """The loss is NaN. Its gradient is zero, and so are the derivatives of the gradient, as in PyTorch."""
+    x, target = tensor(3, 20, device=device).requires_grad_(), torch.full((3,), -100, device=device)
+    if fused:
+        loss = metalcore.fused_linear_cross_entropy(x, torch.eye(20, device=device), target)
+    else:
+        loss = metalcore.cross_entropy(x, target)
+    (first,) = torch.autograd.grad(loss, x, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum() + first.sum(), x)
+    assert not first.any() and not second.any()
 
 
 @each_dtype
@@ -316,4 +319,5 @@ def test_what_is_left_to_pytorch_has_softcap_and_z_loss():
     for reduction in ("mean", "sum", "none"):
         options = {"softcap": 2.0, "z_loss": 0.1, "reduction": reduction, "weight": torch.rand(9).double()}
         torch.testing.assert_close(metalcore.cross_entropy(x, target, **options), reference(x, target, **options))
+    assert metalcore.cross_entropy(x.half(), target, z_loss=0.1).dtype == torch.float16
     assert all(number == torch.nn._reduction.get_enum(name) for name, number in _cross_entropy.REDUCTIONS.items())
