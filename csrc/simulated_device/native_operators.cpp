@@ -54,6 +54,24 @@ Tensor& set_(Tensor& self) {
   return at::native::set_storage_cpu_(self, std::move(storage), 0, {0}, {});
 }
 
+// Refuses what PyTorch's own implementation refuses, in its words.
+void check_attention(const Tensor& query, const Tensor& key, const Tensor& value, const optional<Tensor>& mask) {
+  TORCH_CHECK(query.dtype() == key.dtype() && query.dtype() == value.dtype(),
+              "Expected query, key, and value to have the same dtype, but got query.dtype: ", query.dtype(),
+              " key.dtype: ", key.dtype(), " and value.dtype: ", value.dtype(), " instead.");
+  TORCH_CHECK(query.device() == key.device() && query.device() == value.device(),
+              "Expected query, key, and value to have the same device type, but got query.device: ", query.device(),
+              " key.device: ", key.device(), " and value.device: ", value.device(), " instead.");
+  TORCH_CHECK(query.dim() >= 2 && key.dim() >= 2 && value.dim() >= 2,
+              "Expected query, key, and value to all be  at least 2 dimensional, but got query.dim: ", query.dim(),
+              " key.dim: ", key.dim(), " and value.dim: ", value.dim(), " instead.");
+  if (!mask || !mask->defined()) return;
+  const auto dtype = mask->dtype();
+  TORCH_CHECK(dtype == at::kBool || dtype == at::kFloat || dtype == query.dtype(),
+              "Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: ", dtype,
+              " and  query.dtype: ", query.dtype(), " instead.");
+}
+
 // PyTorch's own implementation asks a table of kernels by device, and a build without MPS has no row for it. It would
 // choose this composite operator, and a Mac uses it too.
 Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& key, const Tensor& value,
@@ -62,6 +80,7 @@ Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& key, cons
   if (!query.device().is_mps()) {  // torch.vmap's wrappers have a device, and no key of one
     return at::native::scaled_dot_product_attention(query, key, value, mask, dropout, causal, scale, enable_gqa);
   }
+  check_attention(query, key, value, mask);
   optional<Tensor> bias = mask;
   if (bias && bias->defined() && bias->scalar_type() == at::kBool) {
     const auto options = query.options().device(bias->device());

@@ -105,6 +105,25 @@ def test_attention_equals_the_cpus_composite(arguments):
         assert torch.equal(actual.cpu(), expected)
 
 
+ROWS = torch.ones(1, 3, 4)
+REFUSED = {
+    "a query of another dtype": (ROWS, ROWS.half(), ROWS.half()),
+    "values of another dtype": (ROWS, ROWS, ROWS.half()),
+    "a mask of integers": (ROWS, ROWS, ROWS, torch.ones(3, 3).long()),
+    "a mask of float16": (ROWS, ROWS, ROWS, torch.ones(3, 3).half()),
+    "a query without rows": (ROWS[0, 0], ROWS, ROWS),
+}
+
+
+@pytest.mark.parametrize("inputs", REFUSED.values(), ids=REFUSED)
+def test_attention_refuses_what_a_mac_refuses(inputs):
+    with pytest.raises(RuntimeError) as expected:
+        nn.functional.scaled_dot_product_attention(*inputs)
+    with pytest.raises(RuntimeError) as found:
+        nn.functional.scaled_dot_product_attention(*(x.to("mps") for x in inputs))
+    assert str(found.value) == str(expected.value)
+
+
 def test_autocast_and_grad_scaler():
     model = nn.Linear(8, 8).to("mps")
     x = torch.randn(2, 8, device="mps")
