@@ -38,11 +38,13 @@ def group_norm(
 
     Raises:
         RuntimeError: the number of channels is not a multiple of num_groups, or not the size of weight or bias.
+        ValueError: there is one batch, and its groups have one element.
     """
     if autocast_to_float32("group_norm", x):
         x = x.float()
         weight, bias = (t.float() if isinstance(t, torch.Tensor) else t for t in (weight, bias))
-    if not _takes(x, num_groups, weight, bias) or not _is_number(eps) or eps is None:
+    taken = _takes(x, num_groups, weight, bias) and _is_number(eps) and eps is not None
+    if not taken or x.numel() == num_groups:  # PyTorch refuses groups of one element
         return F.group_norm(x, num_groups, weight, bias, eps)
     return _group_norm(x, num_groups, weight, bias, float(eps))
 

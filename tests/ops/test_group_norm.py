@@ -171,7 +171,10 @@ def test_bad_input(device):
     for arguments in [(3,), (2, tensor(3, device=device))]:
         on_cpu = [a.cpu() if isinstance(a, torch.Tensor) else a for a in arguments]
         assert_same_error(lambda: metalcore.group_norm(x, *arguments), lambda: F.group_norm(x.cpu(), *on_cpu))
-    op = torch.ops.metalcore.group_norm
+    for shape in [(1, 4), (1, 4, 1, 1)]:
+        x = tensor(*shape, device=device)
+        assert_same_error(lambda: metalcore.group_norm(x, 4), lambda: F.group_norm(x.cpu(), 4))
+    x, op = tensor(2, 4, 3, device=device), torch.ops.metalcore.group_norm
     with pytest.raises(RuntimeError, match=r"the channels of x, \[2, 4, 3\], must be a multiple of groups, 3"):
         op(x, 3, None, None, 1e-5)
     with pytest.raises(RuntimeError, match="bias must have 4 elements, not 3"):
