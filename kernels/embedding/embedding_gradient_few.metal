@@ -4,7 +4,7 @@
 #include "embedding/gradient_terms.h"
 
 // Gradients that are on their way at once.
-constexpr constant uint kAtOnce = 16;
+constexpr constant uint kAtOnce = 8;
 
 template <bool aligned, typename T>
 inline void sum_uses(device const T* grad, device const long* indices, device const long* bags,

@@ -111,7 +111,7 @@ def needs_gradient(A) -> bool:
 def are_values(*tensors) -> bool:
     """Whether these are tensors that nothing traces, and of which nobody asks a gradient. None stands for one that was
     left out."""
-    if is_compiling():
+    if is_compiling() or _is_tracing():
         return False
     differentiable = _is_grad_enabled()
     for x in tensors:
