@@ -1,7 +1,11 @@
-"""How tests compare a program with its module."""
+"""How tests compare a program with its module, and write files of programs."""
+
+import json
 
 import torch
 from torch.utils._pytree import tree_leaves
+
+from metalcore.programs.files import container
 
 
 def agree(expected, found, tolerance=2e-5):
@@ -29,3 +33,31 @@ def operators(program):
 def of_ours(device, attentions):
     """How many of so many attentions become metalcore's by default: on cuda they stay PyTorch's, which are faster."""
     return 0 if device == "cuda" else attentions
+
+
+def contents(path):
+    """The tensors and the manifest of a file."""
+    with container.Container(path) as file:
+        return {name: file.read(name) for name in file.entries}, json.loads(file.metadata["program"])
+
+
+def write(path, tensors, manifest, **metadata):
+    metadata = {"format": "metalcore program", "version": "2", **metadata}
+    text = manifest if isinstance(manifest, str) else json.dumps(manifest)
+    container.write(path, tensors, {**metadata, "program": text})
+    return path
+
+
+def change(path):
+    """A function that sets an entry of the manifest, and writes the file with a digest that fits."""
+    tensors, manifest = contents(path)
+
+    def set_entry(places, new):
+        changed = json.loads(json.dumps(manifest))
+        there = changed
+        for place in places[:-1]:
+            there = there[place]
+        there[places[-1]] = new
+        return write(path, tensors, changed)
+
+    return set_entry, manifest

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checks import agree
+from checks import agree, change, contents, write
 from torch import nn
 
 import metalcore
@@ -52,19 +52,6 @@ def saved(device, tmp_path_factory):
     program.save(folder / "inside.mcore")
     program.save(folder / "apart.mcore", weights="apart")
     return module, program, folder
-
-
-def contents(path):
-    """The tensors and the manifest of a file."""
-    with container.Container(path) as file:
-        return {name: file.read(name) for name in file.entries}, json.loads(file.metadata["program"])
-
-
-def write(path, tensors, manifest, **metadata):
-    metadata = {"format": "metalcore program", "version": "2", **metadata}
-    text = manifest if isinstance(manifest, str) else json.dumps(manifest)
-    container.write(path, tensors, {**metadata, "program": text})
-    return path
 
 
 @pytest.mark.parametrize("name", ("inside", "apart"))
@@ -249,21 +236,6 @@ def test_a_changed_byte_is_noticed(tmp_path):
         path.write_bytes(changed)
         with pytest.raises(ProgramFileError):
             metalcore.load(path)
-
-
-def change(path):
-    """A function that sets an entry of the manifest, and writes the file with a digest that fits."""
-    tensors, manifest = contents(path)
-
-    def set_entry(places, new):
-        changed = json.loads(json.dumps(manifest))
-        there = changed
-        for place in places[:-1]:
-            there = there[place]
-        there[places[-1]] = new
-        return write(path, tensors, changed)
-
-    return set_entry, manifest
 
 
 HOSTILE = {

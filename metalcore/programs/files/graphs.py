@@ -15,6 +15,7 @@ from torch.fx.node import map_arg
 
 from ..ir import tensors_of, value
 from . import operators
+from .checks import CHECKS
 from .encoding import decode, device_named, dtype_named, fits, form, is_dense
 from .errors import ProgramFileError
 
@@ -98,6 +99,8 @@ class GraphReader:
         fake_args, fake_options = map_arg((args, options), value)
         try:
             with self.mode, torch.no_grad():
+                if check := CHECKS.get(entry["operator"]):
+                    check(*fake_args, **fake_options)
                 node.meta["val"] = target(*fake_args, **fake_options)
         except Exception as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -19,10 +19,15 @@ __all__ = ["GETITEM", "allowed_name", "find"]
 
 GETITEM = "getitem"
 
-# By the names of their packets, in all of their overloads. Beside them are all that generated kernels take.
+# By the names of their packets, in all of their overloads, or by the one overload that is allowed. Beside them are all
+# that generated kernels take. Some have a check of their own (checks.py).
 _ATEN = frozenset(
     """
     linear addmm addmv addbmm baddbmm bmm mm mv dot matmul einsum outer bilinear chain_matmul inner
+    lstm.input gru.input rnn_tanh.input rnn_relu.input lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell _weight_norm
+    fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_hfft2 fft_ihfft2
+    fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_hfftn fft_ihfftn fft_fftshift fft_ifftshift fft_fftfreq fft_rfftfreq
+    stft hann_window hamming_window blackman_window bartlett_window kaiser_window
     conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d
     avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d max_pool2d_with_indices
     adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d
@@ -50,14 +55,14 @@ _ATEN = frozenset(
     new_zeros new_ones new_full new_empty eye tril_indices triu_indices one_hot meshgrid cartesian_prod
     to _to_copy type_as
     sum mean prod amax amin argmax argmin any all var std var_mean std_mean max min median logsumexp
-    cumsum cumprod cummax cummin logcumsumexp sort argsort topk count_nonzero
+    cumsum cumprod cummax cummin logcumsumexp sort argsort topk count_nonzero histc
     addcmul addcdiv lerp maximum minimum clip clamp square rsub subtract add sub mul div multiply divide true_divide
     floor_divide fmod remainder pow exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan sinh cosh tanh asin acos
     atan asinh acosh atanh atan2 arctan2 erf erfc erfinv sigmoid abs absolute neg negative sign sgn ceil floor round
     trunc frac reciprocal isnan isinf isfinite eq ne lt le gt ge greater greater_equal less less_equal not_equal
     logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor nan_to_num threshold
     __and__ __or__ __xor__ bucketize searchsorted isin complex polar
-    copy fill zero
+    copy fill zero broadcast_to
     """.split()
 )
 _METALCORE = frozenset(
@@ -91,7 +96,8 @@ def find(name: str) -> Callable | None:
     if namespace == "aten":
         # x.relu_() is as harmless as relu(x), and so are index_put_ and the like.
         base = packet[:-1] if packet.endswith("_") and not packet.endswith("__") else packet
-        found = getattr(torch.ops.aten, packet, None) if base in _ATEN or base in _GENERATED else None
+        allowed = base in _ATEN or base in _GENERATED or rest in _ATEN
+        found = getattr(torch.ops.aten, packet, None) if allowed else None
     elif namespace == "metalcore" and packet in _METALCORE:
         found = getattr(torch.ops.metalcore, packet, None)
     else:

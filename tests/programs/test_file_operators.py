@@ -1,0 +1,89 @@
+"""Operators that program files may have, and what the files may not give them."""
+
+import pytest
+import torch
+from checks import agree, change
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+
+import metalcore
+from metalcore.programs import ProgramFileError
+
+
+class Of(nn.Module):
+    """A module that calls a function."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+def spectrogram(x):
+    return torch.stft(x, 8, window=torch.hann_window(8, device=x.device), return_complex=True).abs()
+
+
+MODULES = {
+    "broadcast_to": (lambda: Of(lambda x: torch.broadcast_to(x[:, :1], x.shape) + x), (2, 8)),  # Falcon's keys
+    "histc": (lambda: Of(lambda x: torch.histc(x, bins=4, min=-1, max=1)), (2, 8)),  # rows of each expert
+    "weight_norm": (lambda: weight_norm(nn.Linear(8, 5)), (2, 8)),
+    "weight_norm of the input": (lambda: weight_norm(nn.Conv1d(8, 5, 3), dim=2), (2, 8, 6)),
+    "lstm": (lambda: nn.LSTM(8, 4, num_layers=2, bidirectional=True, batch_first=True), (2, 3, 8)),
+    "projected lstm": (lambda: nn.LSTM(8, 4, proj_size=3, bias=False), (2, 3, 8)),
+    "gru": (lambda: nn.GRU(8, 4, num_layers=2), (2, 3, 8)),
+    "rnn": (lambda: nn.RNN(8, 4, nonlinearity="relu"), (2, 3, 8)),
+    "lstm_cell": (lambda: nn.LSTMCell(8, 4), (2, 8)),
+    "gru_cell": (lambda: nn.GRUCell(8, 4), (2, 8)),
+    "rfft": (lambda: Of(lambda x: torch.fft.irfft(torch.fft.rfft(x) * 2, n=9)), (2, 9)),
+    "fft2": (lambda: Of(lambda x: torch.fft.fftshift(torch.fft.fft2(x)).real), (2, 8)),  # as FNet mixes tokens
+    "stft": (lambda: Of(spectrogram), (2, 32)),
+}
+
+
+@pytest.mark.lenient  # a Mac has kernels for not all of them, and programs run the others on the CPU
+@pytest.mark.parametrize("weights", ("inside", "apart"))
+@pytest.mark.parametrize("name", MODULES)
+def test_a_loaded_program_computes_what_the_module_does(name, weights, device, tmp_path):
+    torch.manual_seed(0)
+    make, shape = MODULES[name]
+    device = "cpu" if name == "projected lstm" else device  # PyTorch has no such layers on Macs' GPUs
+    module, x = make().to(device).eval(), torch.randn(shape).to(device)
+    metalcore.compile(module, (x,)).save(tmp_path / "module.mcore", weights=weights)
+    with torch.no_grad():
+        agree(module(x), metalcore.load(tmp_path / "module.mcore")(x))
+
+
+@pytest.mark.parametrize(
+    "kind, place, new",
+    [
+        (nn.LSTM, 2, [{"value": "x"}] * 4),  # other shapes
+        (nn.LSTM, 2, []),
+        (nn.LSTM, 4, 0),
+        (nn.LSTM, 4, 1 << 60),
+        (nn.LSTM, 7, True),
+        (nn.GRU, 2, [{"value": "x"}] * 4),
+        (nn.GRU, 3, False),
+        (nn.GRU, 4, 3),
+        (nn.RNN, 2, []),
+    ],
+)
+def test_other_weights_of_recurrent_layers_are_refused(kind, place, new, tmp_path):
+    """PyTorch reads beyond the weights' memory, or ends the process."""
+    metalcore.compile(kind(8, 4), (torch.ones(3, 2, 8),)).save(tmp_path / "layer.mcore")
+    set_entry, manifest = change(tmp_path / "layer.mcore")
+    at = next(i for i, entry in enumerate(manifest["operations"]) if entry["operator"].endswith(".input"))
+    name = manifest["inputs"][0]["name"]
+    new = [{"value": name}] * 4 if new == [{"value": "x"}] * 4 else new
+    with pytest.raises(ProgramFileError, match="does not take its arguments"):
+        metalcore.load(set_entry(["operations", at, "arguments", place], new))
+
+
+def test_another_norm_of_weights_is_refused(tmp_path):
+    program = metalcore.compile(Of(lambda v, g: torch._weight_norm(v, g, 0)), (torch.ones(4, 8), torch.ones(4, 1)))
+    program.save(tmp_path / "norm.mcore")
+    set_entry, manifest = change(tmp_path / "norm.mcore")
+    changed = {**manifest["inputs"][1], "shape": [1, 1]}
+    with pytest.raises(ProgramFileError, match="1 elements of torch.float32, not 4"):
+        metalcore.load(set_entry(["inputs", 1], changed))
