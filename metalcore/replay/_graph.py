@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from .._core.recording import Recording, operator_name
+from .._core.recording import Recording
 from ._cuda_graph import captured
 from ._replay import Replay
-from ._tape import Tape, key_of, reads_on_host, refuse_host_work, tensors_in
+from ._tape import Tape, key_of, refuse_host_work, tensors_in
 
 __all__ = ["Graph"]
 
@@ -22,8 +22,7 @@ class _Watch(Tape):
     """Notes what cannot be captured, and keeps no memory."""
 
     def by_torch(self, func, args, kwargs):
-        if reads_on_host(func, args, kwargs):
-            self.host_reads.append(operator_name(func))
+        self.note_host(func, args, kwargs)
         return func(*args, **kwargs)
 
     def _note(self, tensor, kind):

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from .. import _C
 from .._core.recording import Observer, did_work, observed, operator_name, storage_keys
 
-__all__ = ["CaptureError", "Step", "Tape", "key_of", "reads_on_host", "refuse_host_work", "tensors_in"]
+__all__ = ["CaptureError", "Step", "Tape", "key_of", "refuse_host_work", "tensors_in"]
 
 
 _MASKS = torch.bool, torch.uint8
@@ -50,6 +50,8 @@ class Tape(Observer):
         names: the names of these.
         host_steps: what ops did on the host that no dispatch repeats.
         host_reads: the names of operators whose result the host reads, or whose shape depends on data.
+        host_copies: the names of operators that copy values to the CPU.
+        host_operators: the names of operators that ran on the CPU after that.
         made: the keys of storages that came into being meanwhile.
     """
 
@@ -61,6 +63,8 @@ class Tape(Observer):
         super().__init__()
         self.steps: list[Step] = []
         self.host_reads: list[str] = []
+        self.host_copies: list[str] = []
+        self.host_operators: list[str] = []
         self.found: set[int] = set()  # storages that were there before
         self.made: set[int] = set()
         self._alive: dict[int, Any] = {}  # so that no storage takes the place, and the key, of another one
@@ -107,14 +111,26 @@ class Tape(Observer):
 
     def by_torch(self, func, args, kwargs):
         given = storage_keys(args, kwargs)
-        if reads_on_host(func, args, kwargs):
-            self.host_reads.append(operator_name(func))
+        self.note_host(func, args, kwargs)
         own_args, own_kwargs = _as_they_are(args, kwargs)
         result = func(*args, **kwargs)
         if did_work(func, given, result):
             _C.note_torch_step(operator_name(func))
             self.steps.append(Step(func, own_args, own_kwargs, _as_they_are(result)[0]))
         return result
+
+    def note_host(self, func: Any, args: tuple, kwargs: dict) -> None:
+        """Notes after which operators the host may depend on values on the device."""
+        devices = [tensor.device.type for tensor in tensors_in(args, kwargs)]
+        wanted = kwargs.get("device")
+        to_cpu = wanted is not None and torch.device(wanted).type == "cpu"
+        if _depends_on_data(func, args):
+            self.host_reads.append(operator_name(func))
+        elif any(kind != "cpu" for kind in devices):
+            if devices[0] == "cpu" if func._schema.is_mutable else to_cpu:
+                self.host_copies.append(operator_name(func))
+        elif devices and self.host_copies and not func.is_view and (wanted is None or to_cpu):
+            self.host_operators.append(operator_name(func))
 
     def _note(self, tensor, kind):
         if tensor.layout is not torch.strided:
@@ -132,29 +148,36 @@ def _as_they_are(*values):
     return tree_map_only(Tensor, Tensor.detach, values)
 
 
-def reads_on_host(func, args, kwargs) -> bool:
-    """Whether what comes after the operator may depend on values on the device."""
+def _depends_on_data(func, args):
+    """Whether an operator gives the host a number, or results whose shapes depend on numbers."""
     if torch.Tag.data_dependent_output in func.tags:
         return True
-    if torch.Tag.dynamic_output_shape in func.tags:  # of index, which selects by bool tensors or by numbers
-        numbers = func is torch.ops.aten.index.Tensor and not any(t.dtype in _MASKS for t in tensors_in(args[1]))
-        return not numbers
-    devices = [tensor.device.type for tensor in tensors_in(args, kwargs)]
-    if all(device == "cpu" for device in devices):
+    if torch.Tag.dynamic_output_shape not in func.tags:
         return False
-    if func._schema.is_mutable:
-        return devices[0] == "cpu"
-    device = kwargs.get("device")
-    return device is not None and torch.device(device).type == "cpu"
+    # index selects by bool tensors or by numbers
+    return func is not torch.ops.aten.index.Tensor or any(t.dtype in _MASKS for t in tensors_in(args[1]))
 
 
 def refuse_host_work(what: str, tape: Tape) -> None:
     """Raises CaptureError where the host did what no replay repeats."""
-    reads = ", ".join(dict.fromkeys(tape.host_reads))
-    if reads:
+    waits = f"{what}: the host waits for values on the device, which are others at every replay"
+    if tape.host_reads:
         raise CaptureError(
-            f"{what}: the host waits for values on the device, which are others at every replay ({reads}: .item(), "
-            ".tolist(), .cpu(), bool(tensor), or shapes that depend on data)"
+            f"{waits} ({_listed(tape.host_reads)}: .item(), .tolist(), bool(tensor), or shapes that depend on data)"
+        )
+    if tape.host_operators:
+        raise CaptureError(
+            f"{waits}: {_listed(tape.host_copies)} copies them to the CPU, where {_listed(tape.host_operators)} runs. "
+            "The function calls .cpu() or .to('cpu'), or it is compiled, and PyTorch has no kernel of such an operator "
+            f"for {tape.device}"
+        )
+    if tape.host_copies:
+        raise CaptureError(
+            f"{waits}: {_listed(tape.host_copies)} copies them to the CPU (.cpu(), .to('cpu'), .tolist())"
         )
     if tape.host_steps:
         raise CaptureError(f"{what}: a replay would not repeat what happens on the host: {'; '.join(tape.host_steps)}")
+
+
+def _listed(names):
+    return ", ".join(dict.fromkeys(names))

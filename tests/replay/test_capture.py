@@ -183,18 +183,20 @@ def test_pytorchs_operators_are_refused_with_their_names(device):
 
 
 @pytest.mark.parametrize(
-    "read",
+    "read, named",
     [
-        lambda y: y.sum().item(),
-        lambda y: y.cpu(),
-        lambda y: bool((y > 0).any()),
-        lambda y: y.nonzero(),
-        lambda y: y.tolist(),
+        (lambda y: y.sum().item(), r"aten::_local_scalar_dense: \.item\(\)"),
+        (lambda y: y.cpu(), r"aten::_to_copy copies them to the CPU \(\.cpu\(\)"),
+        (lambda y: y.cpu() * 2, "aten::_to_copy copies them to the CPU, where aten::mul runs"),
+        (lambda y: torch.empty(4, 3).copy_(y), "aten::copy_ copies them to the CPU"),
+        (lambda y: bool((y > 0).any()), r"bool\(tensor\)"),
+        (lambda y: y.nonzero(), "aten::nonzero: .*shapes that depend on data"),
+        (lambda y: y.tolist(), "tolist"),
     ],
-    ids=["item", "cpu", "bool", "nonzero", "tolist"],
+    ids=["item", "cpu", "cpu mul", "copy", "bool", "nonzero", "tolist"],
 )
-def test_values_that_the_host_reads_are_refused(device, read):
-    with pytest.raises(CaptureError, match="the host waits for values on the device"):
+def test_values_that_the_host_reads_are_refused(device, read, named):
+    with pytest.raises(CaptureError, match=f"the host waits for values on the device.*{named}"):
         metalcore.capture(lambda x: read(metalcore.silu(x)), torch.randn(4, 3, device=device), segments=True)
 
 

@@ -63,3 +63,16 @@ def test_indices_in_tensors_are_recorded_and_masks_are_refused(device):
     torch.testing.assert_close(captured(-x), -x[at], rtol=0, atol=0)
     with pytest.raises(CaptureError, match="aten::index"):
         metalcore.capture(lambda x: x[x > 0], x, segments=True)
+
+
+def test_what_a_program_runs_on_the_cpu_is_refused_by_its_name(device):
+    """The caller reads nothing of the device, and the message must not say so."""
+    model = torch.nn.Linear(4, 4).to(device)
+    compiled = torch.compile(lambda x: torch.linalg.svdvals(model(x)), backend="metalcore")
+    optimizer = metalcore.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(3, 4, device=device)
+    step = metalcore.compile_train_step(compiled, torch.sum, optimizer, x, warmup=1)
+    step(x)
+    with pytest.raises(CaptureError, match="aten::_linalg_svd runs.* no kernel of such an operator for mps") as refused:
+        step(x)
+    assert ".item()" not in str(refused.value)
