@@ -124,6 +124,18 @@ def test_it_is_loaded_on_another_device(saved):
         assert any("compiled for" in note for note in loaded.report().notes)
 
 
+@pytest.mark.parametrize("given", ("meta", torch.device("meta"), "xpu", "gpu", 3.5))
+def test_a_device_without_programs_is_refused(given, saved):
+    with pytest.raises(ValueError, match=f'device must be "mps", "cuda" or "cpu", and is {re.escape(repr(given))}'):
+        metalcore.load(saved[-1] / "inside.mcore", device=given)
+
+
+def test_a_device_that_is_not_here_is_refused(saved, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="device is 'cuda:1', and this machine has none of the kind cuda"):
+        metalcore.load(saved[-1] / "inside.mcore", device="cuda:1")
+
+
 def test_a_loaded_program_is_saved_again(saved, device, tmp_path):
     _, program, folder = saved
     args, kwargs = arguments(device)

@@ -44,13 +44,13 @@ def load(
         weights: for a program with its weights apart: a file of safetensors, or tensors by name as a state_dict has
             them. By default it is the file that was written with the program, beside it. Floating-point tensors of
             other dtypes are converted. Where the file has the digest that `Program.save` writes, it is checked.
-        device: where it runs. By default a device like that for which it was compiled, or else the GPU of this machine,
-            or else the CPU.
+        device: where it runs: "mps", "cuda" or "cpu", with or without a number. By default a device like that for which
+            it was compiled, or else the GPU of this machine, or else the CPU.
 
     Raises:
         ProgramFileError: the file is damaged, of another version, or has what no such file may have; or weights are
             missing, or of another shape.
-        ValueError: weights are given for a program that has its own inside.
+        ValueError: weights are given for a program that has its own inside, or this machine has no such device.
         TypeError: weights are neither a path nor tensors by name.
         OSError: a file cannot be read.
     """
@@ -173,6 +173,14 @@ def _device(device, recorded):
     """The device as its tensors name it, with its number."""
     if device is None:
         device = next((kind for kind in (recorded, "mps", "cuda") if _is_here(kind)), "cpu")
+    try:
+        kind = torch.device(device).type
+    except (RuntimeError, TypeError):
+        kind = None
+    if kind not in ("mps", "cuda", "cpu"):
+        raise ValueError(f'load: device must be "mps", "cuda" or "cpu", and is {device!r}')
+    if not _is_here(kind):
+        raise ValueError(f"load: device is {device!r}, and this machine has none of the kind {kind}")
     return torch.empty(0, device=device).device
 
 
