@@ -272,7 +272,7 @@ def _packed_module(module, type, dtype):
         rows, length = module.weight.shape
         scale = float(getattr(module, "scalar_embed_scale", 1.0))
         return QuantizedEmbedding(rows, length, type, device="meta", dtype=dtype, scale=scale)
-    made = QuantizedLinear(module.in_features, module.out_features, type, bias=False, device="meta")
+    made = QuantizedLinear(module.in_features, module.out_features, type, bias=False, device="meta", dtype=dtype)
     made.bias = module.bias
     return made
 

@@ -17,7 +17,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from ..nn._packing import packed_weight
 from ..quant import type_of
 from ..quant._mixtures import MIXTURES
-from ..quant._model import Plan, patterns, plan, replace_modules
+from ..quant._model import Plan, embedding_of, patterns, plan, replace_modules
 
 __all__ = ["MetalcoreConfig", "MetalcoreQuantizer", "note"]
 
@@ -87,7 +87,7 @@ class MetalcoreQuantizer(HfQuantizer):
                 f"model with this device_map: {device_map}"
             )
         self._plan = plan(model, config.mixture, config.skip, config.types)
-        self._dtype = getattr(getattr(model.get_input_embeddings(), "weight", None), "dtype", None)
+        self._dtype = getattr(getattr(embedding_of(model, "input"), "weight", None), "dtype", model.dtype)
         return model
 
     def types_of(self, parameter: str) -> Any:

@@ -38,7 +38,7 @@ def packed_module(
         types: of its weight, or of gate, up and down.
         pack: whether to pack the weights; or else new ones have no numbers yet.
         shared: an embedding that has packed the same weight already.
-        dtype: of an embedding's result, by default that of its weight.
+        dtype: of the numbers, and of an embedding's result, by default that of the module's weight.
     """
     if hasattr(module, "gate_up_proj"):
         return _experts(module, types, pack)
@@ -48,11 +48,12 @@ def packed_module(
     rows, length = weight.shape
     if not _is_numbers(weight):
         length = length // types[0].nbytes * types[0].block
+    dtype = dtype or weight.dtype
     if isinstance(module, torch.nn.Embedding):
         scale = float(getattr(module, "scalar_embed_scale", 1.0))
-        made = QuantizedEmbedding(rows, length, types[0], device="meta", dtype=dtype or weight.dtype, scale=scale)
+        made = QuantizedEmbedding(rows, length, types[0], device="meta", dtype=dtype, scale=scale)
     else:
-        made = QuantizedLinear(length, rows, types[0], bias=False, device="meta")
+        made = QuantizedLinear(length, rows, types[0], bias=False, device="meta", dtype=dtype)
         made.bias = module.bias
     made.packed = _packed(weight, types[0]) if pack else torch.empty_like(made.packed, device=weight.device)
     return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,20 +17,56 @@ if TYPE_CHECKING:
 __all__ = ["QuantizedEmbedding", "QuantizedLinear"]
 
 
+@dataclasses.dataclass(frozen=True)
+class PackedWeight:
+    """What code of models asks a weight that is packed: no tensor, and no numbers.
+
+    Attributes:
+        dtype: of the numbers that were packed, and not of the bytes.
+        device: where the bytes are.
+        shape: of the numbers, (rows, weights of a row).
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    shape: torch.Size
+    _is_hf_initialized = True  # transformers draws no random numbers for it while it loads packed weights
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"a packed weight has a dtype, a device and a shape, and no {name}; metalcore.dequantize(module.packed, "
+            "module.type) gives its numbers"
+        )
+
+
 class _Packed(torch.nn.Module):
     """Rows of packed weights: the buffer `packed`, uint8. The state_dict also has GGML's number of the type, as a
     tensor, so that safetensors can hold all of it, and other packed weights are not taken for these."""
 
     packed: Tensor
+    dtype: torch.dtype
     type: Any  # pyright: ignore[reportIncompatibleMethodOverride, reportIncompatibleVariableOverride]
 
-    def __init__(self, rows: int, length: int, type: Any, device: torch.device | str | None):
+    def __init__(self, rows: int, length: int, type: Any, device: torch.device | str | None, dtype: torch.dtype | None):
         super().__init__()
         self.type = type_of(type)
+        self.dtype = dtype or torch.get_default_dtype()
         if length % self.type.block:
             raise ValueError(f"{self.type.name}'s blocks of {self.type.block} do not divide rows of {length}")
         shape = (rows, length // self.type.block * self.type.nbytes)
         self.register_buffer("packed", torch.zeros(shape, dtype=torch.uint8, device=device))
+
+    @property
+    def weight(self) -> PackedWeight:
+        """What is known of the weight. Models read its dtype and its device."""
+        rows, nbytes = self.packed.shape
+        shape = torch.Size((rows, nbytes // self.type.nbytes * self.type.block))
+        return PackedWeight(self.dtype, self.packed.device, shape)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        # model.half() and model.to(dtype) convert weights that are numbers, and no tensor here has their dtype.
+        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.packed.device)).dtype
+        return super()._apply(fn, recurse)
 
     def get_extra_state(self) -> Tensor:
         return torch.tensor(self.type.number)
@@ -47,7 +84,7 @@ class QuantizedLinear(_Packed):
         in_features, out_features: lengths of x's and of the result's rows. The type's blocks divide in_features.
         type: GGML's type, by name ("Q4_K") or number.
         bias: whether there is one, a parameter.
-        device, dtype: of the bias. The weight is on the same device.
+        device, dtype: of the bias, and of the weight, where models ask for its dtype: the result has x's.
 
     Raises:
         ValueError: the type is unknown, or its blocks do not divide in_features.
@@ -64,7 +101,7 @@ class QuantizedLinear(_Packed):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
-        super().__init__(out_features, in_features, type, device)
+        super().__init__(out_features, in_features, type, device, dtype)
         self.in_features, self.out_features = in_features, out_features
         self.bias = torch.nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
 
@@ -72,8 +109,9 @@ class QuantizedLinear(_Packed):
     def from_linear(cls, linear: torch.nn.Linear, type: Any) -> QuantizedLinear:
         """Packs the weight of a torch.nn.Linear, and shares its bias."""
         out_features, in_features = linear.weight.shape
-        made = cls(in_features, out_features, type, bias=False, device=linear.weight.device)
-        made.packed = quantize(linear.weight, type)
+        weight = linear.weight
+        made = cls(in_features, out_features, type, bias=False, device=weight.device, dtype=weight.dtype)
+        made.packed = quantize(weight, type)
         made.bias = linear.bias
         return made
 
@@ -109,6 +147,13 @@ class TiedLinear(QuantizedLinear):
     def packed(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._embedding[0].packed
 
+    @property
+    def dtype(self) -> torch.dtype:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._embedding[0].dtype
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        return torch.nn.Module._apply(self, fn, recurse)  # the embedding converts its own dtype
+
 
 class QuantizedEmbedding(_Packed):
     """As torch.nn.Embedding, with a weight that is packed in one of GGML's types and is not trained.
@@ -133,9 +178,8 @@ class QuantizedEmbedding(_Packed):
         dtype: torch.dtype | None = None,
         scale: float = 1.0,
     ):
-        super().__init__(num_embeddings, embedding_dim, type, device)
+        super().__init__(num_embeddings, embedding_dim, type, device, dtype)
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
-        self.dtype = dtype or torch.get_default_dtype()
         self.scale = torch.tensor(scale, dtype=self.dtype, device="cpu").item()
 
     @classmethod
@@ -150,10 +194,9 @@ class QuantizedEmbedding(_Packed):
         return made
 
     def _apply(self, fn: Any, recurse: bool = True) -> QuantizedEmbedding:
-        # model.half() and model.to(dtype) convert what nn.Embedding returns, and no tensor here has that dtype.
-        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.packed.device)).dtype
+        super()._apply(fn, recurse)
         self.scale = torch.tensor(self.scale, dtype=self.dtype, device="cpu").item()
-        return super()._apply(fn, recurse)
+        return self
 
     def forward(self, indices: Tensor) -> Tensor:
         rows = quantized_embedding(indices, self.packed, self.type, self.dtype)

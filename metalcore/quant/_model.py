@@ -149,9 +149,7 @@ def plan(model: torch.nn.Module, mixture: str, skip: Iterable[str], types: Mappi
     if not isinstance(mixture, str) or mixture.lower() not in MIXTURES:
         raise ValueError(f"quantize_model: there is no mixture {mixture!r}; there are {', '.join(MIXTURES)}")
     skipped, given = patterns("quantize_model", skip, types)
-    output, embedding = (
-        getattr(model, f"get_{kind}_embeddings", lambda: None)() for kind in ("output", "input")
-    )  # the modules
+    output, embedding = embedding_of(model, "output"), embedding_of(model, "input")
     modules = dict(model.named_modules())
     places, ties = _places(model), _ties(model)
     tied = output is not None and embedding is not None and _one_weight(output, embedding, places, ties)
@@ -194,6 +192,14 @@ def plan(model: torch.nn.Module, mixture: str, skip: Iterable[str], types: Mappi
     return result
 
 
+def embedding_of(model: torch.nn.Module, kind: str) -> torch.nn.Module | None:
+    """The "input" or "output" embedding of a model of transformers, or None. A model of audio raises for the first."""
+    try:
+        return getattr(model, f"get_{kind}_embeddings", lambda: None)()
+    except NotImplementedError:
+        return None
+
+
 def _places(model):
     """All names of each module: one may stand at several places."""
     places: dict[torch.nn.Module, list[str]] = {}
@@ -234,8 +240,8 @@ def _ties(model) -> dict[str, str]:
 
 
 def replace_modules(model: torch.nn.Module, plan: Plan, *, pack: bool, dtype: torch.dtype | None = None) -> Report:
-    """Carries a plan out. Without `pack` the new modules have their memory's sizes, and not the weights. An embedding
-    whose weight is packed already gives rows of `dtype`."""
+    """Carries a plan out. Without `pack` the new modules have their memory's sizes, and not the weights. Weights
+    that are packed already were numbers of `dtype`."""
     from ..nn._packing import packed_module
 
     rows, embeddings, places = [], [], _places(model)

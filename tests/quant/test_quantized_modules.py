@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from metalcore import dequantize, nn
+from metalcore.nn._quantized import TiedLinear
 from metalcore.quant import quantize
 
 pytest.importorskip("gguf")
@@ -135,6 +136,28 @@ def test_lora(device):
             losses.setdefault(name, []).append(loss.item())
     assert losses["packed"][-1] < losses["packed"][0]
     assert losses["packed"] == pytest.approx(losses["plain"], rel=1e-4)
+
+
+def test_models_ask_weights_for_their_dtype_and_device(device):
+    """seamless and longt5 read `layer.weight.dtype`, mamba that of its output layer."""
+    embedding = nn.QuantizedEmbedding.from_embedding(torch.nn.Embedding(9, 64), "Q8_0")
+    model = torch.nn.Sequential(
+        embedding, nn.QuantizedLinear.from_linear(torch.nn.Linear(64, 5), "Q8_0"), TiedLinear(embedding)
+    ).to(device, torch.bfloat16)
+    names = [name for name, _ in model.named_parameters()], list(model.state_dict())
+    for module, shape in zip(model, ((9, 64), (5, 64), (9, 64))):
+        weight = module.weight
+        assert (weight.dtype, weight.device, weight.shape) == (torch.bfloat16, module.packed.device, shape)
+        assert not isinstance(weight, torch.Tensor)
+        with pytest.raises(AttributeError, match=r"no T; metalcore\.dequantize\(module\.packed, module\.type\) gives"):
+            _ = weight.T
+        with pytest.raises(TypeError, match="must be Tensor, not PackedWeight"):
+            torch.nn.functional.linear(torch.ones(64), weight)
+    assert names == (["1.bias"], [f"{i}.{name}" for i, name in _STATE])
+    assert {module.weight.dtype for module in model.half()} == {torch.float16}
+
+
+_STATE = [(0, "packed"), (0, "_extra_state"), (1, "bias"), (1, "packed"), (1, "_extra_state"), (2, "_extra_state")]
 
 
 def test_errors():
