@@ -201,6 +201,21 @@ def test_what_no_file_holds_is_refused(device, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_outputs_of_transformers_become_dicts(device, tmp_path):
+    from transformers.modeling_outputs import BaseModelOutput
+
+    class Encoder(nn.Module):
+        def forward(self, x):
+            return BaseModelOutput(last_hidden_state=x * 2, hidden_states=(x + 1, x))
+
+    x = torch.randn(2, 3).to(device)
+    for name, args, kwargs in (("positional", (x,), {}), ("keyword", (), {"x": x})):
+        metalcore.compile(Encoder(), args, kwargs).save(tmp_path / name)
+        found = metalcore.load(tmp_path / name)(*args, **kwargs)
+        assert type(found) is dict and list(found) == ["last_hidden_state", "hidden_states"]
+        agree(dict(Encoder()(x)), found)
+
+
 def test_describe(saved):
     _, _, folder = saved
     text = describe(folder / "apart.mcore")

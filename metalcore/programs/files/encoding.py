@@ -41,6 +41,7 @@ _FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 _ON_DEVICE = "program"  # the device that the program is for
 _ON_CPU = "cpu"
 _MOST_LEAVES = 100_000
+_LEAF = object()  # transformers' outputs drop None
 
 
 def name_of_dtype(dtype: torch.dtype) -> str:
@@ -165,11 +166,11 @@ def encode_tree(spec: TreeSpec, is_input: bool) -> Any:
 
     Results of other classes that are mappings, as the outputs of transformers' models, become dicts.
     """
-    return _encode_tree(tree_unflatten([None] * spec.num_leaves, spec), is_input)
+    return _encode_tree(tree_unflatten([_LEAF] * spec.num_leaves, spec), is_input)
 
 
 def _encode_tree(thing, is_input):
-    if thing is None:
+    if thing is _LEAF:
         return "leaf"
     if type(thing) in (tuple, list):
         return {type(thing).__name__: [_encode_tree(item, is_input) for item in thing]}
