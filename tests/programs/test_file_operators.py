@@ -28,6 +28,7 @@ def spectrogram(x):
 MODULES = {
     "broadcast_to": (lambda: Of(lambda x: torch.broadcast_to(x[:, :1], x.shape) + x), (2, 8)),  # Falcon's keys
     "histc": (lambda: Of(lambda x: torch.histc(x, bins=4, min=-1, max=1)), (2, 8)),  # rows of each expert
+    "diff": (lambda: Of(lambda x: x.diff(prepend=x[:, :1]).cumsum(-1)), (2, 8)),  # masks of packed sequences
     "weight_norm": (lambda: weight_norm(nn.Linear(8, 5)), (2, 8)),
     "weight_norm of the input": (lambda: weight_norm(nn.Conv1d(8, 5, 3), dim=2), (2, 8, 6)),
     "lstm": (lambda: nn.LSTM(8, 4, num_layers=2, bidirectional=True, batch_first=True), (2, 3, 8)),
@@ -53,6 +54,15 @@ def test_a_loaded_program_computes_what_the_module_does(name, weights, device, t
     metalcore.compile(module, (x,)).save(tmp_path / "module.mcore", weights=weights)
     with torch.no_grad():
         agree(module(x), metalcore.load(tmp_path / "module.mcore")(x))
+
+
+def test_operators_of_other_libraries_are_refused_with_the_reason(tmp_path):
+    with torch.library._scoped_library("program_files_test", "FRAGMENT") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+        program = metalcore.compile(Of(lambda x: torch.ops.program_files_test.twice(x)), (torch.ones(3),))
+        with pytest.raises(ValueError, match=r"twice\.default, which is neither PyTorch's nor metalcore's"):
+            program.save(tmp_path / "twice.mcore")
 
 
 @pytest.mark.parametrize(

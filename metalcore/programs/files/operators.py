@@ -62,7 +62,7 @@ _ATEN = frozenset(
     trunc frac reciprocal isnan isinf isfinite eq ne lt le gt ge greater greater_equal less less_equal not_equal
     logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor nan_to_num threshold
     __and__ __or__ __xor__ bucketize searchsorted isin complex polar
-    copy fill zero broadcast_to
+    copy fill zero broadcast_to diff
     """.split()
 )
 _METALCORE = frozenset(

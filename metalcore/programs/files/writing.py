@@ -174,7 +174,9 @@ def _input(node, encode):
 def _operation(node, encode):
     name = allowed_name(node.target)
     if name is None:
-        raise ValueError(f"{node.name}: no file may have the operator {node.target}")
+        foreign = getattr(node.target, "namespace", "aten") not in ("aten", "metalcore")
+        reason = ", which is neither PyTorch's nor metalcore's" if foreign else ""
+        raise ValueError(f"{node.name}: no file may have the operator {node.target}{reason}")
     return {
         "name": node.name,
         "operator": name,
