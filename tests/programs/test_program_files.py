@@ -216,6 +216,18 @@ def test_outputs_of_transformers_become_dicts(device, tmp_path):
         agree(dict(Encoder()(x)), found)
 
 
+def test_named_tuples_become_tuples(device, tmp_path):
+    class Best(nn.Module):
+        def forward(self, x):
+            return x.topk(2)
+
+    x = torch.randn(3, 5).to(device)
+    metalcore.compile(Best(), (x,)).save(tmp_path / "best.mcore")
+    found = metalcore.load(tmp_path / "best.mcore")(x)
+    assert type(found) is tuple
+    agree(tuple(x.topk(2)), found)
+
+
 def test_describe(saved):
     _, _, folder = saved
     text = describe(folder / "apart.mcore")

@@ -164,7 +164,8 @@ def fits(kind: Any, thing: Any) -> bool:
 def encode_tree(spec: TreeSpec, is_input: bool) -> Any:
     """The structure of arguments or results: "leaf", or {"tuple": […]}, {"list": […]}, {"dict": [[name, …], …]}.
 
-    Results of other classes that are mappings, as the outputs of transformers' models, become dicts.
+    Results of other classes that are mappings, as the outputs of transformers' models, become dicts, and named tuples,
+    as those of torch.topk, become tuples.
     """
     return _encode_tree(tree_unflatten([_LEAF] * spec.num_leaves, spec), is_input)
 
@@ -172,8 +173,9 @@ def encode_tree(spec: TreeSpec, is_input: bool) -> Any:
 def _encode_tree(thing, is_input):
     if thing is _LEAF:
         return "leaf"
-    if type(thing) in (tuple, list):
-        return {type(thing).__name__: [_encode_tree(item, is_input) for item in thing]}
+    kind = tuple if isinstance(thing, tuple) and not is_input else type(thing)
+    if kind in (tuple, list):
+        return {kind.__name__: [_encode_tree(item, is_input) for item in thing]}
     if type(thing) is dict or isinstance(thing, Mapping) and not is_input:
         if not all(isinstance(name, str) for name in thing):
             raise ValueError("a dict among its arguments or results has names that are no texts")
