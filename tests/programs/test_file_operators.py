@@ -39,6 +39,14 @@ MODULES = {
     "gru_cell": (lambda: nn.GRUCell(8, 4), (2, 8)),
     "rfft": (lambda: Of(lambda x: torch.fft.irfft(torch.fft.rfft(x) * 2, n=9)), (2, 9)),
     "fft2": (lambda: Of(lambda x: torch.fft.fftshift(torch.fft.fft2(x)).real), (2, 8)),  # as FNet mixes tokens
+    "conj": (lambda: Of(lambda x: (torch.fft.rfft(x) * torch.fft.rfft(x.flip(-1)).conj()).angle().sinc()), (2, 8)),
+    "distances": (
+        lambda: Of(lambda x: torch.cdist(x, x[:2], p=1) + torch.pairwise_distance(x, x[:1])[:, None]),
+        (3, 8),
+    ),
+    "products": (lambda: Of(lambda x: torch.tensordot(x, torch.kron(x, x), ([1], [1])).trace()), (1, 1)),
+    "norms": (lambda: Of(lambda x: torch.linalg.norm(torch.linalg.cross(x, x.flip(0)), dim=-1).logit(0.1)), (4, 3)),
+    "without nan": (lambda: Of(lambda x: x.log().nansum(-1) + x.log().nanmean(-1)), (4, 3)),
     "stft": (lambda: Of(spectrogram), (2, 32)),
 }
 

@@ -62,7 +62,8 @@ _ATEN = frozenset(
     trunc frac reciprocal isnan isinf isfinite eq ne lt le gt ge greater greater_equal less less_equal not_equal
     logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor nan_to_num threshold
     __and__ __or__ __xor__ bucketize searchsorted isin complex polar
-    copy fill zero broadcast_to diff
+    copy fill zero broadcast_to diff _conj conj_physical resolve_conj resolve_neg angle
+    broadcast_tensors tensordot kron trace cdist pairwise_distance linalg_norm linalg_cross nansum nanmean logit sinc
     """.split()
 )
 _METALCORE = frozenset(
