@@ -40,6 +40,7 @@ MODULES = {
     "rfft": (lambda: Of(lambda x: torch.fft.irfft(torch.fft.rfft(x) * 2, n=9)), (2, 9)),
     "fft2": (lambda: Of(lambda x: torch.fft.fftshift(torch.fft.fft2(x)).real), (2, 8)),  # as FNet mixes tokens
     "conj": (lambda: Of(lambda x: (torch.fft.rfft(x) * torch.fft.rfft(x.flip(-1)).conj()).angle().sinc()), (2, 8)),
+    "complex numbers": (lambda: Of(lambda x: (x * (1 - 2j) + 0.5j).abs()), (2, 8)),
     "distances": (
         lambda: Of(lambda x: torch.cdist(x, x[:2], p=1) + torch.pairwise_distance(x, x[:1])[:, None]),
         (3, 8),

@@ -298,6 +298,8 @@ HOSTILE = {
     "an unknown kind": (["operations", 0, "arguments", 0], {"object": "os"}),
     "two kinds": (["operations", 0, "arguments", 0], {"value": "x", "dtype": "float32"}),
     "another number": (["operations", 0, "arguments", 1], {"float": "infinity"}),
+    "no complex number": (["operations", 0, "arguments", 1], {"complex": "__import__('os')"}),
+    "an infinite complex number": (["operations", 0, "arguments", 1], {"complex": "infj"}),
     "too many arguments": (["operations", 0, "arguments"], [1] * 9),
     "another shape": (["operations", 0, "gives"], ["float32[3]"]),
     "an operation twice": (["operations", 1, "name"], "mul"),

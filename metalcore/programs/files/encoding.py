@@ -1,11 +1,12 @@
 """Arguments of operators, and the structure of arguments and results, as JSON and back.
 
 Numbers, texts, None and lists are themselves; everything else is an object with one entry, which says what it is:
-{"value": "add_1"}, {"dtype": "float16"}, {"device": "program"}, {"float": "-inf"}.
+{"value": "add_1"}, {"dtype": "float16"}, {"device": "program"}, {"float": "-inf"}, {"complex": "1+2j"}.
 """
 
 from __future__ import annotations
 
+import cmath
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -89,6 +90,8 @@ class Encoder:
             return thing
         if isinstance(thing, float):
             return thing if math.isfinite(thing) else {"float": str(float(thing))}
+        if isinstance(thing, complex) and cmath.isfinite(thing):
+            return {"complex": str(complex(thing))}
         if isinstance(thing, Node):
             return {"value": self.names[thing]}
         if isinstance(thing, (list, tuple)):
@@ -121,10 +124,22 @@ def decode(thing: Any, values: Callable[[str], Any], device: torch.device) -> An
         return dtype_named(name)
     if kind == "device":
         return device_named(name, device)
+    if kind == "complex":
+        return _complex(name)
     table = {"float": _FLOATS, "layout": _LAYOUTS, "memory_format": _FORMATS}.get(kind, {})
     if name not in table:
         raise ProgramFileError(f"{_short(thing)} is no argument")
     return table[name]  # pyright: ignore[reportArgumentType]
+
+
+def _complex(text):
+    try:
+        number = complex(text)
+    except ValueError:
+        number = None
+    if number is None or not cmath.isfinite(number):  # the code of a graph could not have an infinite one
+        raise ProgramFileError(f"{_short(text)} is no finite complex number")
+    return number
 
 
 def device_named(name: Any, device: torch.device) -> torch.device:
@@ -134,11 +149,12 @@ def device_named(name: Any, device: torch.device) -> torch.device:
 
 
 _PLAIN = {
-    "TensorType": lambda v: isinstance(v, Node) or type(v) in (bool, int, float),  # PyTorch makes tensors of numbers
+    # PyTorch makes tensors of numbers.
+    "TensorType": lambda v: isinstance(v, Node) or type(v) in (bool, int, float, complex),
     "IntType": lambda v: type(v) is int and -(1 << 63) <= v < 1 << 63,
     "SymIntType": lambda v: type(v) is int and -(1 << 63) <= v < 1 << 63,
     "FloatType": lambda v: type(v) in (int, float),
-    "NumberType": lambda v: type(v) is bool or type(v) is float or type(v) is int and -(1 << 63) <= v < 1 << 63,
+    "NumberType": lambda v: type(v) in (bool, float, complex) or type(v) is int and -(1 << 63) <= v < 1 << 63,
     "BoolType": lambda v: type(v) is bool,
     "StringType": lambda v: isinstance(v, str),
     "DeviceObjType": lambda v: isinstance(v, torch.device),
