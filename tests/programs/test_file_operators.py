@@ -4,7 +4,7 @@ import pytest
 import torch
 from checks import agree, change
 from torch import nn
-from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import metalcore
 from metalcore.programs import ProgramFileError
@@ -37,6 +37,9 @@ MODULES = {
     "rnn": (lambda: nn.RNN(8, 4, nonlinearity="relu"), (2, 3, 8)),
     "lstm_cell": (lambda: nn.LSTMCell(8, 4), (2, 8)),
     "gru_cell": (lambda: nn.GRUCell(8, 4), (2, 8)),
+    "spectral_norm": (lambda: spectral_norm(nn.Linear(8, 5)), (2, 8)),
+    "adaptive_max_pool1d": (lambda: nn.AdaptiveMaxPool1d(3), (2, 4, 8)),
+    "adaptive_max_pool3d": (lambda: nn.AdaptiveMaxPool3d(2), (1, 2, 4, 5, 6)),
     "rfft": (lambda: Of(lambda x: torch.fft.irfft(torch.fft.rfft(x) * 2, n=9)), (2, 9)),
     "fft2": (lambda: Of(lambda x: torch.fft.fftshift(torch.fft.fft2(x)).real), (2, 8)),  # as FNet mixes tokens
     "conj": (lambda: Of(lambda x: (torch.fft.rfft(x) * torch.fft.rfft(x.flip(-1)).conj()).angle().sinc()), (2, 8)),

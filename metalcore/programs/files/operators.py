@@ -64,6 +64,7 @@ _ATEN = frozenset(
     __and__ __or__ __xor__ bucketize searchsorted isin complex polar
     copy fill zero broadcast_to diff _conj conj_physical resolve_conj resolve_neg angle
     broadcast_tensors tensordot kron trace cdist pairwise_distance linalg_norm linalg_cross nansum nanmean logit sinc
+    vdot adaptive_max_pool1d adaptive_max_pool3d
     """.split()
 )
 _METALCORE = frozenset(
