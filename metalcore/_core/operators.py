@@ -12,21 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._functorch import unwrap_if_dead as _unwrap_if_dead  # a tensor that outlived its transform
-from torch.compiler import is_compiling, is_dynamo_compiling
+from torch.compiler import is_dynamo_compiling
 
 from .. import _C
 from . import generated, refused
 from .routing import DEVICES
 
 __all__ = [
-    "are_values",
     "autograd",
     "composed_kernel",
     "cpu_kernel",
-    "differentiable_as",
     "fake_kernel",
     "needs_gradient",
     "ops",
+    "plain_operator",
     "without_derivative",
 ]
 
@@ -44,7 +43,6 @@ _exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _transforms_active = torch._C._are_functorch_transforms_active
 _compiler = torch.compiler
-_PLAIN = torch.Tensor, torch.nn.Parameter
 
 if "cuda" in DEVICES:
 
@@ -108,18 +106,6 @@ def needs_gradient(A) -> bool:
     return torch.is_grad_enabled() and A.requires_grad
 
 
-def are_values(*tensors) -> bool:
-    """Whether these are tensors that nothing traces, and of which nobody asks a gradient. None stands for one that was
-    left out."""
-    if is_compiling() or _is_tracing():
-        return False
-    differentiable = _is_grad_enabled()
-    for x in tensors:
-        if x is not None and (type(x) not in _PLAIN or differentiable and x.requires_grad):
-            return False
-    return True
-
-
 def _below_autograd(function):
     """The function, called where operators' derivatives are not looked for: what torch._C._AutoDispatchBelowAutograd is
     for, at half of its cost. It is for callers that are not there themselves."""
@@ -148,10 +134,16 @@ def without_derivative(name):
     return call
 
 
-def differentiable_as(name, function):
-    """Registers a function of other operators, which has the same results, as what the operator calls where a gradient
-    is asked for."""
-    redispatch = _below_autograd(getattr(ops, name).default.redispatch)
+def plain_operator(name, function):
+    """For an operator that makes nothing for a derivative: `function`, of other operators, has the same results, and is
+    what calls of the operator with a gradient come to.
+
+    Returns:
+        a function that calls the operator on accelerated() inputs where nobody asks a gradient and nothing is traced,
+        and `function` elsewhere.
+    """
+    op = getattr(ops, name).default
+    direct, redispatch = op._op, _below_autograd(op.redispatch)
 
     def kernel(keyset, *inputs):
         if _is_grad_enabled() and _any_requires_grad(*inputs):
@@ -159,6 +151,25 @@ def differentiable_as(name, function):
         return redispatch(keyset & _after_autograd, *inputs)
 
     _library.impl(name, kernel, "Autograd", with_keyset=True)
+
+    def call(*inputs):
+        if (
+            is_dynamo_compiling()
+            or _compiler._is_compiling_flag
+            or _transforms_active()
+            or _is_excluded(_AUTOGRAD)
+            or _is_tracing()
+            or _is_grad_enabled()
+            and _any_requires_grad(*inputs)
+        ):
+            return function(*inputs)
+        try:  # _below_autograd, without another call
+            _exclude(_AUTOGRAD, True)
+            return direct(*inputs)
+        finally:
+            _exclude(_AUTOGRAD, False)
+
+    return call
 
 
 def autograd(name, backward, setup_context, results=None):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._core.derivatives import derive
-from .._core.operators import autograd, cpu_kernel, differentiable_as, fake_kernel, without_derivative
+from .._core.operators import autograd, cpu_kernel, fake_kernel, plain_operator
 from ._composite import Options, attend, gradients
 
 __all__ = ["attention", "plain_attention"]
@@ -136,11 +136,8 @@ def attention(q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, *options) -> tuple
     return _attention(*tensors, cu_seq_q, cu_seq_k, seed, *options, differentiable)
 
 
-plain_attention = without_derivative("plain_attention")
-
-
 def _differentiable(q, k, v, causal, scale):
     return attention(q, k, v, None, None, None, None, None, *_plain(causal, scale))[0]
 
 
-differentiable_as("plain_attention", _differentiable)
+plain_attention = plain_operator("plain_attention", _differentiable)

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._core.operators import are_values
 from .._core.registry import Op, Override, Sample, register
 from .._core.routing import accelerated, alike, autocast_dtype, converted, is_plain, on_cuda, require_tensors
 from .._core.shapes import broadcast_shapes
@@ -88,11 +87,11 @@ def scaled_dot_product_attention(
         return _by_torch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     plain = attn_mask is None and not dropout_p and sinks is None and window == (-1, -1) and not lower_right
     if plain and type(softcap) is float and softcap == 0 and _are_usual(query, key, value, enable_gqa):
+        if not return_lse:
+            return plain_attention(query, key, value, is_causal, _scale(query, scale))
         options = _options(query, 0.0, -1, 0 if is_causal else -1, False, scale, 0.0)
-        if not return_lse and are_values(query, key, value):
-            return plain_attention(query, key, value, is_causal, options.scale)
         out, lse = attention(query, key, value, None, None, None, None, None, *options)
-        return (out, lse) if return_lse else out
+        return out, lse
     left, right = _window(_NAME, window)
     bias, causal = attn_mask, is_causal
     if attn_mask is not None and type(attn_mask) is not Tensor:
@@ -153,8 +152,11 @@ def _are_usual(query, key, value, enable_gqa):
 
 
 def _options(q, dropout_p, left, right, lower_right, scale, softcap):
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    return Options(0, 0, left, right, lower_right, scale, float(softcap), float(dropout_p))
+    return Options(0, 0, left, right, lower_right, _scale(q, scale), float(softcap), float(dropout_p))
+
+
+def _scale(q, scale):
+    return q.shape[-1] ** -0.5 if scale is None else float(scale)
 
 
 def _as_dimensions(x, query, key, value):

@@ -68,9 +68,10 @@ def cross_entropy(
         return losses.cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing, softcap, z_loss)
     if not _takes(input, target, weight, reduction, label_smoothing, ignore_index):
         return _by_torch(input, target, weight, ignore_index, reduction, label_smoothing, softcap, z_loss)
-    if autocast_to_float32("log_softmax", input):
+    probabilities = target.is_floating_point()  # whose loss ends in no nll_loss
+    if autocast_to_float32("cross_entropy" if probabilities else "log_softmax", input):
         input = input.float()
-        target = target.float() if target.is_floating_point() else target
+        target = target.float() if probabilities else target
     options = ignore_index, float(label_smoothing), float(softcap or 0.0), float(z_loss)
     if inplace and _replaceable(input, target, reduction):
         return _Replaced.apply(input, target, weight, reduction == "mean", options)
@@ -88,7 +89,8 @@ def selective_log_softmax(logits: Tensor, index: Tensor) -> Tensor:
     Returns:
         A tensor of the index's shape and the logits' dtype, with gradients of any order.
     """
-    require_tensors("selective_log_softmax", logits=logits, index=index)
+    if not (isinstance(logits, Tensor) and isinstance(index, Tensor)):
+        require_tensors("selective_log_softmax", logits=logits, index=index)
     *batch, count = logits.shape or (0,)
     if logits.dim() == 0 or index.shape != (*batch,):
         raise RuntimeError(

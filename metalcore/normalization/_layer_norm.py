@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from .._core.derivatives import derive
-from .._core.operators import are_values, autograd, cpu_kernel, differentiable_as, fake_kernel, without_derivative
+from .._core.operators import autograd, cpu_kernel, fake_kernel, plain_operator
 from .._core.registry import Op, Override, Sample, register
 from .._core.routing import COUNTED, alike, autocast_to_float32, too_many
 from .._core.samples import rows
@@ -46,8 +46,7 @@ def layer_norm(
         weight, bias = (None if t is None else t.float() for t in (weight, bias))
     if not _takes(x, normalized_shape, weight, bias, eps):
         return F.layer_norm(x, normalized_shape, weight, bias, eps)
-    op = _plain_layer_norm if are_values(x, weight, bias) else _layer_norm
-    return op(x, len(normalized_shape), weight, bias, float(eps))
+    return _plain_layer_norm(x, len(normalized_shape), weight, bias, float(eps))
 
 
 def add_layer_norm(
@@ -76,8 +75,7 @@ def add_layer_norm(
     ):
         total = x + residual
         return layer_norm(total, total.shape[-1:], weight, bias, eps), total
-    op = _plain_add_layer_norm if are_values(x, residual, weight, bias) else _add_layer_norm
-    return op(x, residual, 1, weight, bias, float(eps))
+    return _plain_add_layer_norm(x, residual, 1, weight, bias, float(eps))
 
 
 def _takes(x, normalized_shape, weight, bias, eps):
@@ -283,11 +281,9 @@ def _double_backward(ctx, *cotangents):
 _layer_norm = autograd("layer_norm", _backward, _save, results=1)
 _add_layer_norm = autograd("add_layer_norm", _sum_backward, _save_sum, results=2)
 _gradient_of_rows = autograd("layer_norm_backward", _double_backward, _save_backward)
-# For input of which no gradient is asked: without means and scales.
-_plain_layer_norm = without_derivative("plain_layer_norm")
-_plain_add_layer_norm = without_derivative("plain_add_layer_norm")
-differentiable_as("plain_layer_norm", _layer_norm)
-differentiable_as("plain_add_layer_norm", _add_layer_norm)
+# Without means and scales, which only derivatives need.
+_plain_layer_norm = plain_operator("plain_layer_norm", _layer_norm)
+_plain_add_layer_norm = plain_operator("plain_add_layer_norm", _add_layer_norm)
 
 
 def _sample(name, count, length):

@@ -46,7 +46,8 @@ def rms_norm(
         ValueError: there is an offset and no weight.
         TypeError: offset is no number.
     """
-    _check_offset("rms_norm", offset, weight)
+    if offset or type(offset) is not float:
+        _check_offset("rms_norm", offset, weight)
     if (
         not accelerated(x, weight)
         or not _fits(x, normalized_shape, weight)
@@ -85,7 +86,8 @@ def add_rms_norm(
         ValueError: there is an offset and no weight.
         TypeError: offset is no number.
     """
-    _check_offset("add_rms_norm", offset, weight)
+    if offset or type(offset) is not float:
+        _check_offset("add_rms_norm", offset, weight)
     if residual is None or not accelerated(x, residual, weight) or not _addable(x, residual, weight, eps):
         total = x + residual
         return rms_norm(total, total.shape[-1:], weight, eps, offset), total
@@ -93,7 +95,7 @@ def add_rms_norm(
 
 
 def _check_offset(op, offset, weight):
-    if type(offset) is not float and not hasattr(offset, "__float__"):
+    if not hasattr(offset, "__float__"):
         raise TypeError(f"{op}: offset must be a number, not {type(offset).__name__}")
     if offset and weight is None:
         raise ValueError("offset is added to a weight, and there is none")
