@@ -149,7 +149,6 @@ def converted(dtype: torch.dtype, tensors: Sequence[Any]) -> tuple[Any, ...]:
 # The ops that torch.autocast computes in float32, if this version of PyTorch has such a rule.
 _AUTOCAST_RULES = {
     "kl_div": "kl_div",
-    "cross_entropy": "cross_entropy_loss",
     "softmax": "softmax.int",
     "log_softmax": "log_softmax.int",
     "rms_norm": "rms_norm",

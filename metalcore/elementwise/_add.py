@@ -11,9 +11,6 @@ from .._core.routing import alike
 
 __all__ = ["add"]
 
-# What torch.broadcast_tensors calls, at half of its cost.
-_broadcast = torch._C._VariableFunctions.broadcast_tensors  # pyright: ignore[reportAttributeAccessIssue]
-
 
 def add(input: Tensor, other: Tensor, *, alpha: float = 1) -> Tensor:
     """input + alpha * other, as torch.add.
@@ -35,7 +32,7 @@ def add(input: Tensor, other: Tensor, *, alpha: float = 1) -> Tensor:
     if type(alpha) not in (int, float) or other is None or not alike(input, other):
         return torch.add(input, other, alpha=alpha)
     if input.shape != other.shape:
-        input, other = _broadcast([input, other])
+        input, other = torch.broadcast_tensors(input, other)
     return _add(input, other, float(alpha))
 
 

@@ -9,7 +9,7 @@ from torch.autograd.graph import increment_version
 
 from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Override, Sample, register
-from .._core.routing import alike, autocast_to_float32, is_plain, require_tensors
+from .._core.routing import alike, autocast_to_float32, is_plain, on_cuda, require_tensors
 from .._core.samples import rows
 from .._core.sharded import is_dtensor
 from ._cross_entropy_operators import cap, cross_entropy_rows
@@ -68,8 +68,8 @@ def cross_entropy(
         return losses.cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing, softcap, z_loss)
     if not _takes(input, target, weight, reduction, label_smoothing, ignore_index):
         return _by_torch(input, target, weight, ignore_index, reduction, label_smoothing, softcap, z_loss)
-    probabilities = target.is_floating_point()  # whose loss ends in no nll_loss
-    if autocast_to_float32("cross_entropy" if probabilities else "log_softmax", input):
+    probabilities = target.is_floating_point()  # whose loss ends in a sum, which autocast leaves in 16 bits on mps
+    if autocast_to_float32("log_softmax", input) and (not probabilities or on_cuda(input)):
         input = input.float()
         target = target.float() if probabilities else target
     options = ignore_index, float(label_smoothing), float(softcap or 0.0), float(z_loss)

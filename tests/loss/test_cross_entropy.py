@@ -291,6 +291,10 @@ def test_autocast(device):
     x, target = tensor(5, 20, dtype=torch.bfloat16, device=device), torch.arange(5, device=device)
     with torch.autocast(device, dtype=torch.bfloat16):
         assert metalcore.cross_entropy(x, target).dtype == F.cross_entropy(x, target).dtype == torch.float32
+        probabilities = x.softmax(-1).bfloat16()
+        for smoothing in (0.0, 0.1):
+            found = metalcore.cross_entropy(x, probabilities, label_smoothing=smoothing)
+            assert found.dtype == F.cross_entropy(x, probabilities, label_smoothing=smoothing).dtype
 
 
 def test_reduction_by_older_names(device):

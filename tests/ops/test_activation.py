@@ -106,7 +106,8 @@ def test_relu_takes_pytorchs_place(device, dtype):
         assert F.relu(torch.arange(-1, 2, device=device)).tolist() == [0, 0, 1]
         rows = {row.what: (row.ran, sum(row.left.values())) for row in metalcore.report().rows}
     assert all(torch.equal(a, b) for a, b in zip(found, expected))
-    assert rows == {f"aten::relu on {device}": (2, 1), f"aten::threshold_backward on {device}": (1, 1)}
+    backward = (0, 0) if device == "cuda" else (1, 1)  # PyTorch's there
+    assert rows == {f"aten::relu on {device}": (2, 1), f"aten::threshold_backward on {device}": backward}
 
 
 def test_gelu_keeps_relative_accuracy_in_its_tail(device):

@@ -5,6 +5,7 @@ import torch
 from checks import agree, change
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from torch.torch_version import TorchVersion
 
 import metalcore
 from metalcore.programs import ProgramFileError
@@ -55,9 +56,15 @@ MODULES = {
 }
 
 
+def _with_its_version(name):
+    """PyTorch 2.11's traces of some LSTMs have hidden states with a dimension too many. Such a file is refused."""
+    wrong = "lstm" in name and "cell" not in name and TorchVersion(torch.__version__) < (2, 13)
+    return pytest.param(name, marks=pytest.mark.skipif(wrong, reason="this PyTorch traces LSTMs with wrong shapes"))
+
+
 @pytest.mark.lenient  # a Mac has kernels for not all of them, and programs run the others on the CPU
 @pytest.mark.parametrize("weights", ("inside", "apart"))
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", map(_with_its_version, MODULES))
 def test_a_loaded_program_computes_what_the_module_does(name, weights, device, tmp_path):
     torch.manual_seed(0)
     make, shape = MODULES[name]

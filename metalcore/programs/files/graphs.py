@@ -107,7 +107,8 @@ class GraphReader:
             raise ProgramFileError(f"{name}: {entry['operator']} does not take its arguments: {reason}") from None
         found = [form(tensor) for tensor in tensors_of(node)]
         if found != entry["gives"]:
-            raise ProgramFileError(f"{name} gives {', '.join(found)}, and the file says something else")
+            stated = ", ".join(map(str, entry["gives"]))[:200]
+            raise ProgramFileError(f"{name} gives {', '.join(found)}, and the file says {stated!r}")
         if any(tensor.numel() * tensor.element_size() > _MOST_BYTES for tensor in tensors_of(node)):
             raise ProgramFileError(f"{name} is too large")
         return node
