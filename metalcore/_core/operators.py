@@ -43,6 +43,7 @@ _exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _transforms_active = torch._C._are_functorch_transforms_active
 _compiler = torch.compiler
+_VALUES = torch.Tensor, torch.nn.Parameter
 
 if "cuda" in DEVICES:
 
@@ -154,7 +155,8 @@ def plain_operator(name, function):
 
     def call(*inputs):
         if (
-            is_dynamo_compiling()
+            type(inputs[0]) not in _VALUES  # a tensor that stands for another in a trace
+            or is_dynamo_compiling()
             or _compiler._is_compiling_flag
             or _transforms_active()
             or _is_excluded(_AUTOGRAD)

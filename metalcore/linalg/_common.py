@@ -160,8 +160,8 @@ def _(info):
 
 
 def write_out(name: str, out: Any, results: Callable, *inputs: torch.Tensor) -> Any:
-    """Writes results into the tensors of `out`, as PyTorch does: it resizes them where shapes differ, with PyTorch's warning,
-    and without autograd.
+    """Writes results into the tensors of `out`, as PyTorch does: it resizes them where shapes differ, with PyTorch's
+    warning, and without autograd.
 
     Args:
         name: PyTorch's name of the operator, for errors ("linalg_qr").

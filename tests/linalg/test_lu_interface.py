@@ -124,7 +124,7 @@ def test_out_of_another_shape(device):
     messages = []
     for solve, place in ((metalcore.solve, device), (torch.linalg.solve, "cpu")):
         out = torch.empty(4, 5, device=place)
-        with pytest.warns(UserWarning) as warned:
+        with pytest.warns(UserWarning, match="was resized") as warned:
             solve(A.to(place), B.to(place), out=out)
         assert out.shape == (3, 2)
         messages.append(str(warned[0].message).split(" (Triggered")[0])
