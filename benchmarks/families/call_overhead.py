@@ -91,12 +91,16 @@ class Nothing(torch.autograd.Function):
         return grad
 
 
+def own_softmax(x):
+    return torch._softmax(x, 0, False)
+
+
 class Softmax(torch.autograd.Function):
     """PyTorch's own kernels: what a derivative in Python costs, whatever its kernels are."""
 
     @staticmethod
     def forward(ctx, x):
-        y = torch._softmax(x, 0, False)
+        y = own_softmax(x)
         ctx.save_for_backward(y)
         return y
 
@@ -104,10 +108,6 @@ class Softmax(torch.autograd.Function):
     def backward(ctx, grad):
         (y,) = ctx.saved_tensors
         return torch._softmax_backward_data(grad, y, 0, y.dtype)
-
-
-def own_softmax(x):
-    return torch._softmax(x, 0, False)
 
 
 # Functions with a derivative in Python, and with PyTorch's own in C++.

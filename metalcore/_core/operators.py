@@ -144,7 +144,7 @@ def plain_operator(name, function):
         and `function` elsewhere.
     """
     op = getattr(ops, name).default
-    direct, redispatch = op._op, _below_autograd(op.redispatch)
+    run, redispatch = _below_autograd(op._op), _below_autograd(op.redispatch)
 
     def kernel(keyset, *inputs):
         if _is_grad_enabled() and _any_requires_grad(*inputs):
@@ -165,11 +165,7 @@ def plain_operator(name, function):
             and _any_requires_grad(*inputs)
         ):
             return function(*inputs)
-        try:  # _below_autograd, without another call
-            _exclude(_AUTOGRAD, True)
-            return direct(*inputs)
-        finally:
-            _exclude(_AUTOGRAD, False)
+        return run(*inputs)
 
     return call
 

@@ -90,8 +90,7 @@ def scaled_dot_product_attention(
         if not return_lse:
             return plain_attention(query, key, value, is_causal, _scale(query, scale))
         options = _options(query, 0.0, -1, 0 if is_causal else -1, False, scale, 0.0)
-        out, lse = attention(query, key, value, None, None, None, None, None, *options)
-        return out, lse
+        return attention(query, key, value, None, None, None, None, None, *options)
     left, right = _window(_NAME, window)
     bias, causal = attn_mask, is_causal
     if attn_mask is not None and type(attn_mask) is not Tensor:

@@ -126,8 +126,7 @@ def call_of(x, weight, scale, bias, residual, stride, padding, dilation, groups)
     height, width = _out_sizes(size, window, stride, padding, dilation)
     shape = (images, channels, height, width)
     fits = min(height, width) > 0 and images * channels * height * width <= COUNTED
-    fits = fits and _is_counted(x) and _is_counted(weight) and (residual is None or _is_counted(residual))
-    return (stride, padding, dilation, shape) if fits else None
+    return (stride, padding, dilation, shape) if fits and all(map(_is_counted, (x, weight, residual))) else None
 
 
 def _out_sizes(x, weight, stride, padding, dilation):
@@ -139,7 +138,7 @@ def _out_sizes(x, weight, stride, padding, dilation):
 
 def _is_counted(x):
     """Whether kernels can count how far the elements of an image are apart."""
-    if x.is_contiguous() and 0 < x.numel() <= COUNTED:
+    if x is None or x.is_contiguous() and 0 < x.numel() <= COUNTED:
         return True
     return sum(stride * max(size - 1, 0) for size, stride in zip(x.shape[-3:], x.stride()[-3:])) <= COUNTED
 

@@ -97,8 +97,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation:
         TypeError: x or weight is no tensor.
         RuntimeError: shapes do not match.
     """
-    if not (isinstance(x, Tensor) and isinstance(weight, Tensor)):
-        require_tensors("linear", x=x, weight=weight)
+    require_tensors("linear", x=x, weight=weight)
     dims = weight.dim()
     if dims > 2:
         raise RuntimeError(f"linear: weight must have 1 or 2 dimensions, not the shape {list(weight.shape)}")

@@ -89,8 +89,7 @@ def selective_log_softmax(logits: Tensor, index: Tensor) -> Tensor:
     Returns:
         A tensor of the index's shape and the logits' dtype, with gradients of any order.
     """
-    if not (isinstance(logits, Tensor) and isinstance(index, Tensor)):
-        require_tensors("selective_log_softmax", logits=logits, index=index)
+    require_tensors("selective_log_softmax", logits=logits, index=index)
     *batch, count = logits.shape or (0,)
     if logits.dim() == 0 or index.shape != (*batch,):
         raise RuntimeError(

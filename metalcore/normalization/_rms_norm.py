@@ -46,8 +46,7 @@ def rms_norm(
         ValueError: there is an offset and no weight.
         TypeError: offset is no number.
     """
-    if offset or type(offset) is not float:
-        _check_offset("rms_norm", offset, weight)
+    _check_offset("rms_norm", offset, weight)
     if (
         not accelerated(x, weight)
         or not _fits(x, normalized_shape, weight)
@@ -86,8 +85,7 @@ def add_rms_norm(
         ValueError: there is an offset and no weight.
         TypeError: offset is no number.
     """
-    if offset or type(offset) is not float:
-        _check_offset("add_rms_norm", offset, weight)
+    _check_offset("add_rms_norm", offset, weight)
     if residual is None or not accelerated(x, residual, weight) or not _addable(x, residual, weight, eps):
         total = x + residual
         return rms_norm(total, total.shape[-1:], weight, eps, offset), total
@@ -95,7 +93,7 @@ def add_rms_norm(
 
 
 def _check_offset(op, offset, weight):
-    if not hasattr(offset, "__float__"):
+    if type(offset) is not float and not hasattr(offset, "__float__"):
         raise TypeError(f"{op}: offset must be a number, not {type(offset).__name__}")
     if offset and weight is None:
         raise ValueError("offset is added to a weight, and there is none")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from checks import agree, change
+from checks import Calls, agree, change
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.torch_version import TorchVersion
@@ -11,25 +11,14 @@ import metalcore
 from metalcore.programs import ProgramFileError
 
 
-class Of(nn.Module):
-    """A module that calls a function."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
-
-
 def spectrogram(x):
     return torch.stft(x, 8, window=torch.hann_window(8, device=x.device), return_complex=True).abs()
 
 
 MODULES = {
-    "broadcast_to": (lambda: Of(lambda x: torch.broadcast_to(x[:, :1], x.shape) + x), (2, 8)),  # Falcon's keys
-    "histc": (lambda: Of(lambda x: torch.histc(x, bins=4, min=-1, max=1)), (2, 8)),  # rows of each expert
-    "diff": (lambda: Of(lambda x: x.diff(prepend=x[:, :1]).cumsum(-1)), (2, 8)),  # masks of packed sequences
+    "broadcast_to": (lambda: Calls(lambda x: torch.broadcast_to(x[:, :1], x.shape) + x), (2, 8)),  # Falcon's keys
+    "histc": (lambda: Calls(lambda x: torch.histc(x, bins=4, min=-1, max=1)), (2, 8)),  # rows of each expert
+    "diff": (lambda: Calls(lambda x: x.diff(prepend=x[:, :1]).cumsum(-1)), (2, 8)),  # masks of packed sequences
     "weight_norm": (lambda: weight_norm(nn.Linear(8, 5)), (2, 8)),
     "weight_norm of the input": (lambda: weight_norm(nn.Conv1d(8, 5, 3), dim=2), (2, 8, 6)),
     "lstm": (lambda: nn.LSTM(8, 4, num_layers=2, bidirectional=True, batch_first=True), (2, 3, 8)),
@@ -41,18 +30,18 @@ MODULES = {
     "spectral_norm": (lambda: spectral_norm(nn.Linear(8, 5)), (2, 8)),
     "adaptive_max_pool1d": (lambda: nn.AdaptiveMaxPool1d(3), (2, 4, 8)),
     "adaptive_max_pool3d": (lambda: nn.AdaptiveMaxPool3d(2), (1, 2, 4, 5, 6)),
-    "rfft": (lambda: Of(lambda x: torch.fft.irfft(torch.fft.rfft(x) * 2, n=9)), (2, 9)),
-    "fft2": (lambda: Of(lambda x: torch.fft.fftshift(torch.fft.fft2(x)).real), (2, 8)),  # as FNet mixes tokens
-    "conj": (lambda: Of(lambda x: (torch.fft.rfft(x) * torch.fft.rfft(x.flip(-1)).conj()).angle().sinc()), (2, 8)),
-    "complex numbers": (lambda: Of(lambda x: (x * (1 - 2j) + 0.5j).abs()), (2, 8)),
+    "rfft": (lambda: Calls(lambda x: torch.fft.irfft(torch.fft.rfft(x) * 2, n=9)), (2, 9)),
+    "fft2": (lambda: Calls(lambda x: torch.fft.fftshift(torch.fft.fft2(x)).real), (2, 8)),  # as FNet mixes tokens
+    "conj": (lambda: Calls(lambda x: (torch.fft.rfft(x) * torch.fft.rfft(x.flip(-1)).conj()).angle().sinc()), (2, 8)),
+    "complex numbers": (lambda: Calls(lambda x: (x * (1 - 2j) + 0.5j).abs()), (2, 8)),
     "distances": (
-        lambda: Of(lambda x: torch.cdist(x, x[:2], p=1) + torch.pairwise_distance(x, x[:1])[:, None]),
+        lambda: Calls(lambda x: torch.cdist(x, x[:2], p=1) + torch.pairwise_distance(x, x[:1])[:, None]),
         (3, 8),
     ),
-    "products": (lambda: Of(lambda x: torch.tensordot(x, torch.kron(x, x), ([1], [1])).trace()), (1, 1)),
-    "norms": (lambda: Of(lambda x: torch.linalg.norm(torch.linalg.cross(x, x.flip(0)), dim=-1).logit(0.1)), (4, 3)),
-    "without nan": (lambda: Of(lambda x: x.log().nansum(-1) + x.log().nanmean(-1)), (4, 3)),
-    "stft": (lambda: Of(spectrogram), (2, 32)),
+    "products": (lambda: Calls(lambda x: torch.tensordot(x, torch.kron(x, x), ([1], [1])).trace()), (1, 1)),
+    "norms": (lambda: Calls(lambda x: torch.linalg.norm(torch.linalg.cross(x, x.flip(0)), dim=-1).logit(0.1)), (4, 3)),
+    "without nan": (lambda: Calls(lambda x: x.log().nansum(-1) + x.log().nanmean(-1)), (4, 3)),
+    "stft": (lambda: Calls(spectrogram), (2, 32)),
 }
 
 
@@ -79,7 +68,7 @@ def test_operators_of_other_libraries_are_refused_with_the_reason(tmp_path):
     with torch.library._scoped_library("program_files_test", "FRAGMENT") as library:
         library.define("twice(Tensor x) -> Tensor")
         library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
-        program = metalcore.compile(Of(lambda x: torch.ops.program_files_test.twice(x)), (torch.ones(3),))
+        program = metalcore.compile(Calls(lambda x: torch.ops.program_files_test.twice(x)), (torch.ones(3),))
         with pytest.raises(ValueError, match=r"twice\.default, which is neither PyTorch's nor metalcore's"):
             program.save(tmp_path / "twice.mcore")
 
@@ -110,7 +99,7 @@ def test_other_weights_of_recurrent_layers_are_refused(kind, place, new, tmp_pat
 
 
 def test_another_norm_of_weights_is_refused(tmp_path):
-    program = metalcore.compile(Of(lambda v, g: torch._weight_norm(v, g, 0)), (torch.ones(4, 8), torch.ones(4, 1)))
+    program = metalcore.compile(Calls(lambda v, g: torch._weight_norm(v, g, 0)), (torch.ones(4, 8), torch.ones(4, 1)))
     program.save(tmp_path / "norm.mcore")
     set_entry, manifest = change(tmp_path / "norm.mcore")
     changed = {**manifest["inputs"][1], "shape": [1, 1]}

@@ -2,19 +2,10 @@
 
 import torch
 import torch.nn.functional as F
-from checks import agree, operators
+from checks import Calls, agree, operators
 from torch import nn
 
 import metalcore
-
-
-class Calls(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *tensors):
-        return self.function(*tensors)
 
 
 def operators_of(function, *tensors):

@@ -35,9 +35,20 @@ void check_long(const char* op, const char* argument, const Tensor& tensor, cons
         tensor.numel());
 }
 
+bool are_integers(const Tensor& indices) {
+  return indices.scalar_type() == ScalarType::Long || indices.scalar_type() == ScalarType::Int;
+}
+
 void check_integers(const char* op, const Tensor& indices) {
-  check(indices.scalar_type() == ScalarType::Long || indices.scalar_type() == ScalarType::Int, "metalcore::", op,
-        ": indices must be int32 or int64");
+  check(are_integers(indices), "metalcore::", op, ": indices must be int32 or int64");
+}
+
+void check_factors(const char* op, const MaybeTensor& factors, const Tensor& reference, int64_t count) {
+  if (!factors) return;
+  check_same_device(op, "per_sample_weights", *factors, reference);
+  check_same_dtype(op, "per_sample_weights", *factors, reference);
+  check(factors->numel() == count, "metalcore::", op, ": per_sample_weights must have ", count, " elements, not ",
+        factors->numel());
 }
 
 void dispatch_across(gpu::Recording& recording, int64_t across, int64_t down) {
@@ -87,12 +98,7 @@ std::tuple<Tensor, Tensor, Tensor> embedding_bag(const Tensor& weight, const Ten
   check_long(op, "indices", indices_, weight, indices_.numel());
   check_long(op, "offsets", offsets_, weight, offsets_.numel());
   check(!include_last_offset || offsets_.numel() > 0, "metalcore::", op, ": offsets must have the last one");
-  if (factors_) {
-    check_same_device(op, "per_sample_weights", *factors_, weight);
-    check_same_dtype(op, "per_sample_weights", *factors_, weight);
-    check(factors_->numel() == indices_.numel(), "metalcore::", op, ": per_sample_weights must have ", indices_.numel(),
-          " elements, not ", factors_->numel());
-  }
+  check_factors(op, factors_, weight, indices_.numel());
   const int64_t depth = weight.sizes()[1], bags = offsets_.numel() - include_last_offset;
   const bool max_wanted = mode == EMBEDDING_MAX;
   Tensor out = new_tensor({bags, depth}, weight.scalar_type(), weight);

@@ -29,7 +29,12 @@ void embedding_into(const Tensor& out, const Tensor& table, const Tensor& indice
 
 // What an argument is checked for: a tensor of `count` int64 numbers.
 void check_long(const char* op, const char* argument, const Tensor& tensor, const Tensor& reference, int64_t count);
-void check_integers(const char* op, const Tensor& indices);  // int32 or int64
+bool are_integers(const Tensor& indices);                    // int32 or int64
+void check_integers(const char* op, const Tensor& indices);  // the same
+void check_factors(const char* op, const MaybeTensor& factors, const Tensor& reference, int64_t count);
+
+// The tensor itself if it has the dtype, or a converted copy.
+Tensor as_dtype(const Tensor& tensor, ScalarType dtype);
 
 // Threads that lie next to each other have neighbouring elements of a row.
 void dispatch_across(gpu::Recording& recording, int64_t across, int64_t down);

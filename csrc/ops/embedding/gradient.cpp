@@ -101,6 +101,10 @@ Tensor gradient(const char* op, const Terms& terms) {
 
 }  // namespace
 
+Tensor as_dtype(const Tensor& tensor, ScalarType dtype) {
+  return tensor.scalar_type() == dtype ? tensor : torch::stable::to(tensor, dtype);
+}
+
 Tensor embedding_backward(const Tensor& grad, const Tensor& indices, int64_t rows, int64_t padding, bool by_count) {
   const char* op = "embedding_backward";
   check_float(op, "grad", grad);
@@ -110,10 +114,8 @@ Tensor embedding_backward(const Tensor& grad, const Tensor& indices, int64_t row
   check(of_grad.size() == places.size() + 1 && std::equal(places.begin(), places.end(), of_grad.begin()),
         "metalcore::", op, ": grad must have the shape of indices, ", shape_text(places),
         ", and a dimension more, not ", shape_text(of_grad));
-  const Tensor wide =
-      indices.scalar_type() == ScalarType::Long ? indices : torch::stable::to(indices, ScalarType::Long);
   return gradient(op, {.grad = as_contiguous(grad),
-                       .indices = as_contiguous(wide),
+                       .indices = as_contiguous(as_dtype(indices, ScalarType::Long)),
                        .rows = rows,
                        .padding = padding,
                        .by_count = by_count});
@@ -131,12 +133,7 @@ Tensor embedding_bag_backward(const Tensor& grad, const Tensor& indices, const T
   check_long(op, "bags", bags, grad, count);
   if (mode == EMBEDDING_MEAN) check_long(op, "sizes", sizes, grad, outer);
   if (mode == EMBEDDING_MAX) check_long(op, "maxima", maxima, grad, grad.numel());
-  if (factors) {
-    check_same_device(op, "per_sample_weights", *factors, grad);
-    check_same_dtype(op, "per_sample_weights", *factors, grad);
-    check(factors->numel() == count, "metalcore::", op, ": per_sample_weights must have ", count, " elements, not ",
-          factors->numel());
-  }
+  check_factors(op, factors, grad, count);
   return gradient(op, {.grad = as_contiguous(grad),
                        .indices = as_contiguous(indices),
                        .bags = as_contiguous(bags),

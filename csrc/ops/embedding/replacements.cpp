@@ -10,12 +10,14 @@
 namespace metalcore {
 namespace {
 
-// Whether there are kernels for the table and the indices. Other indices are PyTorch's.
+// Whether there are kernels for the indices, beside a table or its gradient. Others are PyTorch's.
+bool takes_indices(const Tensor& indices, const Tensor& beside) {
+  return are_integers(indices) && indices.numel() <= INT32_MAX && same_device(indices, beside);
+}
+
 bool takes_rows(const Tensor& weight, const Tensor& indices) {
-  if (!is_float(weight) || weight.dim() != 2 || weight.size(0) == 0 || weight.size(1) > INT32_MAX) return false;
-  const ScalarType type = indices.scalar_type();
-  return (type == ScalarType::Long || type == ScalarType::Int) && indices.numel() <= INT32_MAX &&
-         same_device(indices, weight);
+  return is_float(weight) && weight.dim() == 2 && weight.size(0) > 0 && weight.size(1) <= INT32_MAX &&
+         takes_indices(indices, weight);
 }
 
 bool takes_embedding(const Tensor& weight, const Tensor& indices, int64_t, bool, bool) {
@@ -25,10 +27,8 @@ bool takes_embedding(const Tensor& weight, const Tensor& indices, int64_t, bool,
 Replacement<&takes_embedding, &embedding> embedding_replacement("embedding", "embedding");
 
 bool takes_gradient(const Tensor& grad, const Tensor& indices, int64_t, int64_t, bool) {
-  const ScalarType type = indices.scalar_type();
   return is_float(grad) && grad.dim() == indices.dim() + 1 && grad.sizes().back() <= INT32_MAX &&
-         (type == ScalarType::Long || type == ScalarType::Int) && indices.numel() <= INT32_MAX &&
-         same_device(indices, grad);
+         takes_indices(indices, grad);
 }
 
 Replacement<&takes_gradient, &embedding_backward> gradient_replacement("embedding_dense_backward",
@@ -45,16 +45,14 @@ bool takes_bags(const Tensor& weight, const Tensor& indices, const Tensor& offse
          (!given(factors) || (mode == 0 && factors->scalar_type() == weight.scalar_type()));
 }
 
-Tensor as(const Tensor& x, ScalarType wanted) { return x.scalar_type() == wanted ? x : torch::stable::to(x, wanted); }
-
 Bags bags(const Tensor& weight, const Tensor& indices, const Tensor& offsets, bool by_count, int64_t mode, bool sparse,
           const MaybeTensor& factors, bool last, int64_t padding) {
   const ScalarType type = indices.scalar_type();
-  const Tensor places = as(indices, ScalarType::Long), starts = as(offsets, ScalarType::Long);
+  const Tensor places = as_dtype(indices, ScalarType::Long), starts = as_dtype(offsets, ScalarType::Long);
   const auto [out, sizes, maxima] =
       embedding_bag(weight, places, starts, mode, given(factors), last, padding, by_count, sparse);
   const Tensor of_indices = embedding_bag_samples(starts, places.numel(), last);
-  return {out, as(of_indices, type), as(sizes, type), as(maxima, type)};
+  return {out, as_dtype(of_indices, type), as_dtype(sizes, type), as_dtype(maxima, type)};
 }
 
 // One for each operator: a replacement is known by its functions.
@@ -82,8 +80,8 @@ Tensor bag_gradient(const Tensor& grad, const Tensor& indices, const Tensor&, co
                     const Tensor& maxima, int64_t rows, bool by_count, int64_t mode, bool, const MaybeTensor& factors,
                     int64_t padding) {
   constexpr ScalarType kLong = ScalarType::Long;
-  return embedding_bag_backward(grad, as(indices, kLong), as(bags, kLong), as(sizes, kLong), as(maxima, kLong),
-                                given(factors), rows, padding, by_count, mode);
+  return embedding_bag_backward(grad, as_dtype(indices, kLong), as_dtype(bags, kLong), as_dtype(sizes, kLong),
+                                as_dtype(maxima, kLong), given(factors), rows, padding, by_count, mode);
 }
 
 Replacement<&takes_bag_gradient, &bag_gradient> bag_gradient_replacement("_embedding_bag_backward",
