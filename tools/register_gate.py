@@ -1,0 +1,182 @@
+"""Whether the built-in kernels fit the registers and the threadgroup memory of Apple's GPUs, without one:
+
+    python -m tools.register_gate                    # a table of all kernels; exit status 1 where one does not fit
+    python -m tools.register_gate linalg gemm/gemm   # the files whose path below kernels/ begins so
+    python -m tools.register_gate gemm --free        # the registers that kernels take where nothing bounds them
+
+A thread of an Apple GPU has at most 128 registers of 32 bits, and fewer where a threadgroup has many threads: a
+pipeline for 1024 threads leaves each of them 52. What these cannot hold spills to memory, which is slow, and Metal
+gives a kernel without a promise fewer threads. Apple's compiler does not run here, so NVRTC stands for it: it compiles
+each kernel for compute capability 9.0 with the registers that Apple's GPUs have for the threads that the kernel
+promises (`[[max_total_threads_per_threadgroup]]`). A kernel fits if nothing of it lies in local memory then. A compiler
+that is not short of registers uses them freely, so that their number alone says little, and only this bound is fair.
+
+It is a proxy, and no proof: both GPUs have registers of 32 bits and the same values that are alive at once, but
+another scheduler, and another layout of matrices. What register_exceptions.py lists need not fit.
+"""
+
+import argparse
+import re
+import struct
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from .register_exceptions import NVIDIA, OVER
+
+KERNELS = Path(__file__).resolve().parents[1] / "kernels"
+CAPABILITY = 90
+# (half-registers of 16 bits, threads): a kernel of at most so many half-registers may have so many threads a
+# threadgroup. From Mesa's driver for Apple's GPUs, src/asahi/compiler/agx_performance.c.
+OCCUPANCY = (
+    (104, 1024), (112, 896), (128, 832), (136, 768), (144, 704), (160, 640), (184, 576), (208, 512), (232, 448),
+    (256, 384),
+)  # fmt: skip
+LEAST_THREADS = OCCUPANCY[-1][1]  # what Metal grants a kernel that promises nothing
+THREADGROUP_MEMORY = 32 * 1024
+RESERVED = 1024  # bytes of each threadgroup's memory on GPUs of compute capability 9.0, which belong to CUDA
+_ENTRY = re.compile(r'(extern "C" __global__ void )(?:__launch_bounds__\(\d+\) )?(metalcore_(\d+)\()')
+
+
+def budget(threads):
+    """The registers of 32 bits that a thread has on Apple GPUs where a threadgroup has so many threads."""
+    return max(halves for halves, most in OCCUPANCY if most >= threads) // 2
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a kernel uses with the registers of Apple's GPUs."""
+
+    kernel: str
+    threads: int  # promised, or 0
+    budget: int  # registers
+    registers: int
+    local_bytes: int  # of a thread: what was spilled, and arrays that are indexed at run time
+    threadgroup_bytes: int
+
+    @property
+    def fits(self):
+        return self.local_bytes == 0 and self.threadgroup_bytes <= THREADGROUP_MEMORY
+
+    @property
+    def fault(self):
+        """What is wrong, or ""."""
+        reason = reason_of(self.kernel, OVER)
+        if self.fits:
+            return f"it fits, and register_exceptions.py lists it: {reason}" if reason else ""
+        if reason or reason_of(self.kernel, NVIDIA):
+            return ""
+        return (
+            f"{self.local_bytes} bytes of a thread lie in local memory with {self.budget} registers, and a threadgroup "
+            f"has {self.threadgroup_bytes} bytes"
+        )
+
+    def __str__(self):
+        note = reason_of(self.kernel, NVIDIA) or reason_of(self.kernel, OVER)
+        mark = "" if self.fits else f"  {'over' if self.fault else f'listed: {note}'}"
+        return (
+            f"{self.kernel:56} {self.threads or '-':>7} {self.budget:>6} {self.registers:>9} {self.local_bytes:>11} "
+            f"{self.threadgroup_bytes:>17}{mark}"
+        )
+
+
+def reason_of(kernel, entries):
+    """The reason of the first entry whose pattern is the kernel's whole name, or ""."""
+    return next((reason for pattern, reason in entries.items() if re.fullmatch(pattern, kernel)), "")
+
+
+HEADING = f"{'kernel':56} threads budget registers local bytes threadgroup bytes"
+
+
+def families(prefixes=("",)):
+    """The files of kernels, as paths below kernels/ without the suffix."""
+    names = (path.relative_to(KERNELS).with_suffix("").as_posix() for path in KERNELS.rglob("*.metal"))
+    return sorted(name for name in names if name.startswith(tuple(prefixes)))
+
+
+def uses(family, free=False):
+    """Compiles a family with the registers of Apple's GPUs, or with as many as each kernel takes. Returns a Use of each
+    kernel."""
+    from metalcore.msl import cuda, nvrtc, signatures
+    from metalcore.msl.cuda_source import cuda_source
+    from metalcore.msl.translate import translate
+
+    path = KERNELS / f"{family}.metal"
+    translation = translate(path.read_text(encoding="utf-8"), include_dirs=[path.parent, KERNELS], filename=str(path))
+    described = translation.cuda_kernels()
+    requests = [
+        (kernel.name, signatures.probable([vars(a) for a in kernel.arguments if a.kind in ("buffer", "threadgroup")]))
+        for kernel in translation.kernels
+    ]
+    budgets = [128 if free else budget(described[name]["max_total_threads"] or LEAST_THREADS) for name, _ in requests]
+    text, entries = cuda_source(translation.program, described, requests)
+    text, bounded = _ENTRY.subn(
+        lambda entry: f"{entry[1]}__maxnreg__({255 if free else budgets[int(entry[3])]}) {entry[2]}", text
+    )
+    assert bounded == len(requests)
+    cubin = nvrtc.find().compile(text, CAPABILITY, flags=(*nvrtc.FLAGS, *cuda._BUILTIN_FLAGS), msl="")
+    read = Cubin(cubin)
+    return [
+        Use(name, described[name]["max_total_threads"], most, *read.resources(entry))
+        for (name, _), entry, most in zip(requests, entries, budgets)
+    ]
+
+
+class Cubin:
+    """The sections of a cubin, which is an ELF file."""
+
+    # Attributes of .nv.info. Each value is the number of a symbol, and a number of it.
+    _FRAME_SIZE, _REGISTERS = 0x11, 0x2F
+
+    def __init__(self, data):
+        (table,) = struct.unpack_from("<Q", data, 0x28)
+        size, count, names = struct.unpack_from("<3H", data, 0x3A)
+        headers = [struct.unpack_from("<IIQQQQIIQQ", data, table + i * size) for i in range(count)]
+
+        def string(section, offset):
+            start = headers[section][4] + offset
+            return data[start : data.index(b"\0", start)].decode()
+
+        self._sections = {string(names, header[0]): header for header in headers}
+        symbols = self._sections[".symtab"]
+        self._values = {}
+        for attribute, number, value in self._attributes(data, self._sections[".nv.info"]):
+            (name,) = struct.unpack_from("<I", data, symbols[4] + 24 * number)
+            self._values[attribute, string(symbols[6], name)] = value
+
+    @staticmethod
+    def _attributes(data, section):
+        """(attribute, number of a symbol, value). A record has a format, an attribute, and 16 bits: a value or the size
+        of what follows."""
+        at, end = section[4], section[4] + section[5]
+        while at < end:
+            form, attribute, size = struct.unpack_from("<BBH", data, at)
+            at += 4
+            if form == 4:  # `size` bytes follow
+                if size == 8:
+                    yield attribute, *struct.unpack_from("<II", data, at)
+                at += size
+
+    def resources(self, entry):
+        """(registers, bytes of local memory of a thread, bytes of static threadgroup memory) of a kernel."""
+        shared = self._sections.get(f".nv.shared.{entry}")
+        return self._values[self._REGISTERS, entry], self._values[self._FRAME_SIZE, entry], shared[5] - RESERVED if shared else 0
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("prefixes", nargs="*", default=[""])
+    parser.add_argument("--free", action="store_true", help="bound the registers by nothing, and judge nothing")
+    options = parser.parse_args(arguments)
+    faults = []
+    print(HEADING)
+    for family in families(options.prefixes):
+        for use in uses(family, options.free):
+            print(use, flush=True)
+            faults += [f"{use.kernel}: {use.fault}"] * bool(use.fault and not options.free)
+    print(*faults, f"{len(faults)} kernels fail", sep="\n")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
