@@ -35,12 +35,13 @@ OCCUPANCY = (
 LEAST_THREADS = OCCUPANCY[-1][1]  # what Metal grants a kernel that promises nothing
 THREADGROUP_MEMORY = 32 * 1024
 RESERVED = 1024  # bytes of each threadgroup's memory on GPUs of compute capability 9.0, which belong to CUDA
+_UNBOUNDED = 255  # what NVIDIA's GPUs have at most
 _ENTRY = re.compile(r'(extern "C" __global__ void )(?:__launch_bounds__\(\d+\) )?(metalcore_(\d+)\()')
 
 
-def budget(threads):
-    """The registers of 32 bits that a thread has on Apple GPUs where a threadgroup has so many threads."""
-    return max(halves for halves, most in OCCUPANCY if most >= threads) // 2
+def budget(promised):
+    """The registers of 32 bits that a thread of an Apple GPU has, in a kernel that promises so many threads or none."""
+    return max(halves for halves, threads in OCCUPANCY if threads >= (promised or LEAST_THREADS)) // 2
 
 
 @dataclass(frozen=True)
@@ -95,30 +96,34 @@ def families(prefixes=("",)):
 
 
 def uses(family, free=False):
-    """Compiles a family with the registers of Apple's GPUs, or with as many as each kernel takes. Returns a Use of each
-    kernel."""
+    """What the kernels of a file use, each with its budget of registers, or with as many as it takes."""
+    path = KERNELS / f"{family}.metal"
+    return uses_of(path.read_text(encoding="utf-8"), [path.parent, KERNELS], free, str(path))
+
+
+def uses_of(source, include_dirs=(), free=False, filename="program_source"):
     from metalcore.msl import cuda, nvrtc, signatures
     from metalcore.msl.cuda_source import cuda_source
     from metalcore.msl.translate import translate
 
-    path = KERNELS / f"{family}.metal"
-    translation = translate(path.read_text(encoding="utf-8"), include_dirs=[path.parent, KERNELS], filename=str(path))
+    # As the package has it: without guards for pointers that are not aligned.
+    translation = translate(source, include_dirs=include_dirs, filename=filename)
     described = translation.cuda_kernels()
     requests = [
         (kernel.name, signatures.probable([vars(a) for a in kernel.arguments if a.kind in ("buffer", "threadgroup")]))
         for kernel in translation.kernels
     ]
-    budgets = [128 if free else budget(described[name]["max_total_threads"] or LEAST_THREADS) for name, _ in requests]
+    threads = [described[name]["max_total_threads"] for name, _ in requests]
     text, entries = cuda_source(translation.program, described, requests)
     text, bounded = _ENTRY.subn(
-        lambda entry: f"{entry[1]}__maxnreg__({255 if free else budgets[int(entry[3])]}) {entry[2]}", text
+        lambda entry: f"{entry[1]}__maxnreg__({_UNBOUNDED if free else budget(threads[int(entry[3])])}) {entry[2]}",
+        text,
     )
     assert bounded == len(requests)
-    cubin = nvrtc.find().compile(text, CAPABILITY, flags=(*nvrtc.FLAGS, *cuda._BUILTIN_FLAGS), msl="")
-    read = Cubin(cubin)
+    cubin = Cubin(nvrtc.find().compile(text, CAPABILITY, flags=(*nvrtc.FLAGS, *cuda._BUILTIN_FLAGS), msl=source))
     return [
-        Use(name, described[name]["max_total_threads"], most, *read.resources(entry))
-        for (name, _), entry, most in zip(requests, entries, budgets)
+        Use(name, promised, budget(promised), *cubin.resources(entry))
+        for (name, _), promised, entry in zip(requests, threads, entries)
     ]
 
 

@@ -130,7 +130,7 @@ struct TopSolve<LU_PANEL> {
     device uint* const order = permutation + ulong(matrix) * p.rows + p.first;
     const uint i = thread_index % LU_PANEL;
     const bool above = thread_index < LU_PANEL;
-    const uint to = above ? (i < width ? i : kNone) : below[i];
+    const uint to = above ? (i < width ? uint(i) : kNone) : below[i];  // no address of i, which would put it in memory
     const uint from = above ? top_source[i] : below_source[i];
     const uint row = to != kNone ? order[from] : 0;
     threadgroup_barrier(mem_flags::mem_device);
@@ -191,7 +191,7 @@ constant constexpr uint kUpdateThreads = kTile * kTile / 16;
   float4 sum[4];
 #pragma unroll
   for (uint i = 0; i < 4; ++i) sum[i] = float4(0.0f);
-#pragma unroll
+#pragma unroll(8)
   for (uint k = 0; k < LU_PANEL; ++k) {
     const float4 l = left[k * (kTile / 4) + y], u = right[k * (kTile / 4) + x];
 #pragma unroll

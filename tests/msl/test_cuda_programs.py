@@ -1,4 +1,4 @@
-"""Programs for CUDA devices, tested without one: every built-in kernel compiles, the cache keeps the results, and
+"""Programs for CUDA devices, tested without one: built-in kernels compile, the cache keeps the results, and
 compile_shader calls the backend as it should."""
 
 import itertools
@@ -57,13 +57,7 @@ def compiled(program, kernels, capability):
     return cubin
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_kernel_compiles(name):
-    program = family(name)
-    assert compiled(program, program.names, 90)[:4] == b"\x7fELF"
-
-
-# The headers have other code for GPUs before 8.0; what comes after them differs in the assembler alone.
+# test_register_gate.py compiles all of them for 9.0. The headers have other code for GPUs before 8.0; what comes after them differs in the assembler alone.
 @pytest.mark.parametrize(
     ("name", "capability"),
     [

@@ -1,0 +1,132 @@
+"""Every built-in kernel compiles for CUDA devices, and with the registers and the threadgroup memory of Apple's GPUs;
+plans for these GPUs use no kernels that need not fit."""
+
+import re
+
+import pytest
+import torch
+from rows import tuned
+
+from metalcore import _C
+from metalcore._core.recording import on_meta
+from metalcore._core.registry import OPS
+from metalcore.msl import cuda
+from metalcore.tuning import workloads
+from tools import register_gate
+from tools.register_exceptions import NVIDIA, OVER
+
+pytestmark = pytest.mark.only_on("simulator", "cuda")  # Linux, where NVRTC is
+APPLE = [family for family in _C.tuning_families() if family.startswith("apple")]
+
+
+@pytest.mark.parametrize("family", register_gate.families())
+def test_every_kernel_fits(family):
+    """It is the one place that compiles all kernels. `python -m tools.register_gate` prints what it finds."""
+    found = register_gate.uses(family)
+    assert [use.kernel for use in found] == list(cuda.builtin_programs()[family][1])
+    assert not [f"{use.kernel}: {use.fault}" for use in found if use.fault]
+
+
+def test_budgets():
+    assert [register_gate.budget(threads) for threads in (1024, 1000, 896, 512, 500, 385, 384, 128, 0)] == [
+        52, 52, 56, 104, 104, 116, 128, 128, 128,
+    ]  # fmt: skip
+
+
+# `alive` numbers are in registers at once, and `room` floats in threadgroup memory.
+SEED = """#include <metal_stdlib>
+using namespace metal;
+[[kernel]] [[max_total_threads_per_threadgroup({threads})]] void seed(
+    device const float* x [[buffer(0)]], device float* y [[buffer(1)]], uint i [[thread_position_in_grid]],
+    uint at [[thread_index_in_threadgroup]]) {{
+  threadgroup float room[{room}];
+  float held[{alive}];
+#pragma unroll
+  for (uint k = 0; k < {alive}; ++k) held[k] = x[i + 1024 * k];
+  room[at] = held[0];
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  float sum = room[at ^ 1];
+#pragma unroll
+  for (uint k = 0; k < {alive}; ++k) sum = sum * sum + held[{alive} - 1 - k];
+  float total = 0.0f;
+#pragma unroll
+  for (uint k = 0; k < {alive}; ++k) total = total * sum + held[k];
+  y[i] = total;
+}}"""
+
+
+@pytest.mark.parametrize(
+    ("threads", "alive", "room", "fits"),
+    [
+        (1024, 30, 1024, True),
+        (1024, 64, 1024, False),
+        (512, 64, 1024, True),
+        (512, 112, 1024, False),
+        (256, 100, 1024, True),
+        (256, 140, 1024, False),
+        (256, 8, 8192, True),
+        (256, 8, 8193, False),
+    ],
+)
+def test_seeded_kernels(threads, alive, room, fits):
+    (use,) = register_gate.uses_of(SEED.format(threads=threads, alive=alive, room=room))
+    assert use.fits == fits and bool(use.fault) != fits
+    assert use.threads == threads and use.registers <= use.budget and use.threadgroup_bytes == 4 * room
+
+
+def test_a_listed_kernel_must_not_fit(monkeypatch):
+    (use,) = register_gate.uses_of(SEED.format(threads=256, alive=8, room=256))
+    monkeypatch.setitem(register_gate.OVER, "see.", "a test")
+    assert "it fits" in use.fault
+
+
+def kernels():
+    return {kernel for _, kernels in cuda.builtin_programs().values() for kernel in kernels}
+
+
+@pytest.mark.parametrize("pattern", [*NVIDIA, *OVER])
+def test_every_exception_is_a_kernel(pattern):
+    assert any(re.fullmatch(pattern, kernel) for kernel in kernels())
+
+
+def calls():
+    """Calls of every op, and those that tuning tables are measured with: around each boundary of a plan."""
+    for op in OPS.values():
+        # The derivatives of other ops are made of ops.
+        own = any(operator.endswith("_backward") for operator in op.operators)
+        for sample in op.samples():
+            for backward in [False, True] if own and sample.backward else [False]:
+                yield workloads.Workload(op.name, sample, 0, 0, backward)
+    for table in {entry["table"] for entry in _C.tunables("mps")}:
+        yield from workloads.workloads(table, workloads.QUICK)
+
+
+def dispatches(call, dtype):
+    """What a call runs on a GPU."""
+    op, sample = OPS[call.op], call.sample
+    with on_meta("mps") as recorder:
+        tensors = [torch.empty(shape, device="meta", dtype=dtype) for shape in sample.shapes]
+        tensors = [tensor.requires_grad_(call.backward) for tensor in tensors]
+        outputs = op.compute(sample, tensors)
+        if wanted := [output for output in outputs if call.backward and output.requires_grad]:
+            torch.autograd.backward(wanted, [torch.empty_like(output) for output in wanted])
+    return recorder.recording.dispatches
+
+
+def test_plans_for_apple_gpus_stay_within_what_kernels_promise():
+    promised = {
+        kernel: described["max_total_threads"] or register_gate.LEAST_THREADS
+        for _, kernels in cuda.builtin_programs().values()
+        for kernel, described in kernels.items()
+    }
+    planned = {}
+    for family in APPLE:
+        with tuned(family):
+            for call in calls():
+                for dtype in OPS[call.op].dtypes:
+                    for dispatch in dispatches(call, dtype):
+                        x, y, z = dispatch.threadgroup
+                        planned[dispatch.kernel] = max(planned.get(dispatch.kernel, 0), x * y * z)
+    assert len(planned) > 200
+    assert not {kernel: threads for kernel, threads in planned.items() if threads > promised[kernel]}
+    assert not [kernel for kernel in planned if register_gate.reason_of(kernel, NVIDIA)]
