@@ -59,7 +59,7 @@ template <typename T, uint D, uint DV, uint R>
     uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   using S = DecodeShape<T, D, DV, R>;
   constexpr uint kQuads = S::kVector / 4;  // float4s of a vector
-  threadgroup alignas(16) float shared[S::kShared];
+  alignas(16) threadgroup float shared[S::kShared];
   threadgroup float maxima[kMaxSimdgroups * R];
   threadgroup float sums[kMaxSimdgroups * R];
   threadgroup float weights[kMaxSimdgroups * R];

@@ -19,8 +19,8 @@ template <typename T, uint D, uint R>
     uint thread_index [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   constexpr uint kDown = R / 8, kPitch = kTilePitch<D>, kTile = kTileKeys * kPitch;
-  threadgroup alignas(16) T queries[R * kPitch];
-  threadgroup alignas(16) T tiles[kMaxSimdgroups * kTile];
+  alignas(16) threadgroup T queries[R * kPitch];
+  alignas(16) threadgroup T tiles[kMaxSimdgroups * kTile];
   threadgroup float maxima[kMaxSimdgroups * R];
   threadgroup float sums[kMaxSimdgroups * R];
   threadgroup float weights[kMaxSimdgroups * R];

@@ -16,7 +16,7 @@ template <typename T, uint kSize>
   constexpr uint kQueries = ATTENTION_DKV_QUERIES(kSize, sizeof(T)), kPitch = kSize + 16 / sizeof(T),
                  kAcross = kQueries / 8;
   constexpr uint kKeys = 8 * kDown * kSimds;
-  threadgroup alignas(16) T tile[2 * kQueries * kPitch];
+  alignas(16) threadgroup T tile[2 * kQueries * kPitch];
   threadgroup T* const queries = tile;
   threadgroup T* const gradients = tile + kQueries * kPitch;
   threadgroup float largest[kQueries], rest[kQueries], subtracted[kQueries];

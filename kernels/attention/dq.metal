@@ -29,7 +29,7 @@ template <typename T, uint kSize>
   constexpr uint kDown = ATTENTION_DQ_DOWN(kSize, sizeof(T)), kSimds = ATTENTION_SIMDS;
   constexpr uint kKeys = ATTENTION_KEYS(kSize, sizeof(T)), kPitch = kSize + 16 / sizeof(T), kAcross = kKeys / 8;
   constexpr uint kQueries = 8 * kDown * kSimds;
-  threadgroup alignas(16) T tile[2 * kKeys * kPitch];
+  alignas(16) threadgroup T tile[2 * kKeys * kPitch];
   threadgroup T* const keys = tile;
   threadgroup T* const values = tile + kKeys * kPitch;
 

@@ -16,7 +16,7 @@ template <typename T, uint kSize>
   constexpr uint kDown = ATTENTION_DOWN(kSize), kSimds = ATTENTION_SIMDS, kKeys = ATTENTION_KEYS(kSize, sizeof(T));
   constexpr uint kPitch = kSize + 16 / sizeof(T), kAcross = kKeys / 8, kQueries = 8 * kDown * kSimds;
   constexpr bool kEarly = sizeof(T) == 2;  // there are registers to load the next tiles into while these are used
-  threadgroup alignas(16) T tile[2 * kKeys * kPitch];
+  alignas(16) threadgroup T tile[2 * kKeys * kPitch];
   threadgroup T* const keys = tile;
   threadgroup T* const values = tile + kKeys * kPitch;
 

@@ -18,7 +18,7 @@ template <typename T, bool kPacks>
   using Left = typename Patches<T, kPacks>::Tile;
   using Right = Tiles<T, kStep, GEMM_COLUMNS, false>;
   constexpr uint kTiles = 2 * (Left::kSize + Right::kSize);
-  threadgroup alignas(16) float all_sums[kTiles * sizeof(T) / sizeof(float)];  // once tiles are not needed
+  alignas(16) threadgroup float all_sums[kTiles * sizeof(T) / sizeof(float)];  // once tiles are not needed
   threadgroup T* const left_tiles = reinterpret_cast<threadgroup T*>(all_sums);
   threadgroup T* const right_tiles = left_tiles + 2 * Left::kSize;
   static_assert(GEMM_ROWS * kPitch * sizeof(float) <= kTiles * sizeof(T), "the sums fit");

@@ -52,7 +52,7 @@ template <typename T, uint kTile, uint kDown, uint kBuffers, uint kThreads>
   using Left = Tiles<T, kTile, kStep, true, kThreads, kOnlyPacks>;
   using Right = Tiles<T, kStep, kTile, false, kThreads, kOnlyPacks>;
   constexpr uint kTiles = kBuffers * (Left::kSize + Right::kSize);
-  threadgroup alignas(16) float all_sums[kTiles * sizeof(T) / sizeof(float)];  // once tiles are not needed
+  alignas(16) threadgroup float all_sums[kTiles * sizeof(T) / sizeof(float)];  // once tiles are not needed
   threadgroup T* const left_tiles = reinterpret_cast<threadgroup T*>(all_sums);
   threadgroup T* const right_tiles = left_tiles + kBuffers * Left::kSize;
 

@@ -63,8 +63,8 @@ template <typename T>
     device const int* order [[buffer(3)]], device const int* begins [[buffer(4)]],
     constant QuantMmParams& p [[buffer(5)]], uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
-  threadgroup alignas(16) T tile_w[QUANT_MM_DEPTH * kPitchW];  // [term][column]
-  threadgroup alignas(16) T tile_x[QUANT_MM_ROWS * kPitchX];   // [row][term]
+  alignas(16) threadgroup T tile_w[QUANT_MM_DEPTH * kPitchW];  // [term][column]
+  alignas(16) threadgroup T tile_x[QUANT_MM_ROWS * kPitchX];   // [row][term]
   threadgroup float tile_y[QUANT_MM_ROWS * QUANT_MM_COLUMNS];
 
   const uint expert = group.z;

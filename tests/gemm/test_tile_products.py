@@ -15,7 +15,7 @@ constant constexpr uint kLeft = 8 * kDepth + 8, kRight = 8 * (%(transposed)d ? k
 constant constexpr uint kRightRows = 8 * (%(transposed)d ? kAcross : kTerms);
 kernel void product(device const %(T)s* a [[buffer(0)]], device const %(T)s* b [[buffer(1)]],
                     device float* c [[buffer(2)]], uint lane [[thread_index_in_simdgroup]]) {
-  threadgroup alignas(16) %(T)s left[8 * kDown * kLeft], right[kRightRows * kRight];
+  alignas(16) threadgroup %(T)s left[8 * kDown * kLeft], right[kRightRows * kRight];
   for (uint i = lane; i < 8 * kDown * kLeft; i += 32) left[i] = a[i];
   for (uint i = lane; i < kRightRows * kRight; i += 32) right[i] = b[i];
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
