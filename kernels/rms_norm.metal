@@ -123,10 +123,10 @@ template <bool aligned, typename T, typename W>
 inline void normalize_long_row(device const T* x, device const T* residual, device const W* weight, device T* y,
                                device T* sum, device float* row_scale, constant RmsNormParams& params,
                                Threadgroup team) {
-  const float squares = walk_squares<aligned, kLongStep<T>>(x, residual, sum, params, team);
+  const float squares = walk_squares<aligned, kWalkStep<aligned, T>>(x, residual, sum, params, team);
   // A thread that is past the end reads the row's last elements of `sum`, which another thread has written.
   threadgroup_barrier(mem_flags::mem_device);
-  walk_results<aligned, kLongStep<T>>(x, weight, y, sum, row_scale, params, squares, team);
+  walk_results<aligned, kWalkStep<aligned, T>>(x, weight, y, sum, row_scale, params, squares, team);
 }
 
 template <bool aligned, typename T, typename W>

@@ -2,8 +2,9 @@
 //   gx = s (g - x s^2 mean(g x)),
 // plus `residual`, the gradient that reaches x + residual by itself. The weight's gradient is the sum over rows of the
 // output's gradient times s x. The simd and block kernels make `partial` sums of the rows that pass through their
-// registers, and so does the split kernel where it has not all rows; the thread kernel leaves s in `scales`, of
-// which rms_norm_weight_partial makes partial sums. norm/column_sums.metal adds them up.
+// registers, and so does the split kernel where it has not all rows; the thread and looped kernels leave s in `scales`,
+// of which rms_norm_weight_partial makes partial sums. norm/column_sums.metal adds them up. A thread of block2_512 has
+// twice the registers that one of block2 has on Apple GPUs, in half as many threads.
 #include "common/norm_rows.h"
 
 // gx is scale g + factor x, with these two made of the sums of squares and of g x. scale^3 may be out of float32's
@@ -164,8 +165,8 @@ kernel void rms_norm_backward_simd(device const T* grad [[buffer(0)]], device co
     differentiate_rows<aligned, true, false, N, 1>(grad, x, weight, residual, gx, partial, given, params, team, stream);
 }
 
-template <bool aligned, typename T, typename W, uint N, uint R>
-[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void rms_norm_backward_block(
+template <bool aligned, typename T, typename W, uint N, uint R, uint MOST>
+[[kernel]] [[max_total_threads_per_threadgroup(MOST)]] void rms_norm_backward_block(
     device const T* grad [[buffer(0)]], device const T* x [[buffer(1)]], device const W* weight [[buffer(2)]],
     device const T* residual [[buffer(3)]], device T* gx [[buffer(4)]], device float* partial [[buffer(5)]],
     constant RmsNormParams& params [[buffer(6)]], device const float* given [[buffer(7)]],
@@ -178,6 +179,54 @@ template <bool aligned, typename T, typename W, uint N, uint R>
   else
     differentiate_rows<aligned, false, false, N, R>(grad, x, weight, residual, gx, partial, given, params, team,
                                                     stream);
+}
+
+// A longer row in two walks: the sums, and the results. Its scale is left in `scales`.
+template <bool aligned, typename T, typename W>
+[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void rms_norm_backward_looped(
+    device const T* grad [[buffer(0)]], device const T* x [[buffer(1)]], device const W* weight [[buffer(2)]],
+    device const T* residual [[buffer(3)]], device T* gx [[buffer(4)]], device float* scales [[buffer(5)]],
+    constant RmsNormParams& params [[buffer(6)]], device const float* given [[buffer(7)]],
+    uint row [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
+    uint threads [[threads_per_threadgroup]]) {
+  constexpr uint N = kColumnStep;
+  typedef Slice<aligned, T, N> RowSlice;
+  threadgroup float scratch[32 * 2];
+  const Threadgroup team(thread_index, threads, scratch);
+  const uint length = params.length;
+  grad += row_at(params.grad, row);
+  x += row_at(params.x, row);
+  residual += row_at(params.residual, row);
+  gx += ulong(row) * length;
+  typename RowSlice::template Of<T> v;
+  typename RowSlice::template Of<T> g;
+  typename RowSlice::template Of<W> w;
+  float sums[2] = {0.0f, 0.0f};
+  for (uint start = 0; start < length; start += threads * 4 * N) {
+    const RowSlice slice(thread_index, start);
+    slice.fetch(v, x, length);
+    slice.fetch(g, grad, length);
+    fetch_weight(slice, w, weight, params, length);
+    const float2 sum = sums_of<N>(slice, v, g, w, params.offset, length);
+    sums[0] += sum.x;
+    sums[1] += sum.y;
+  }
+  team.sum(sums, 0);
+  const float2 factors = factors_of(sums[0], sums[1], 1.0f / static_cast<float>(length), given + row, params);
+  if (thread_index == 0) scales[row] = factors.x;
+  for (uint start = 0; start < length; start += threads * 4 * N) {
+    const RowSlice slice(thread_index, start);
+    typename RowSlice::template Of<T> added;
+    slice.fetch(v, x, length);
+    slice.fetch(g, grad, length);
+    fetch_weight(slice, w, weight, params, length);
+    if (params.has_residual) slice.fetch(added, residual, length);
+    for (uint n = 0; n < N; ++n) {
+      const float4 value = fma(v[n], float4(factors.y), g[n] * (w[n] + params.offset) * factors.x);
+      v.round(n, params.has_residual ? value + added[n] : value);
+    }
+    slice.store(v, gx, length);
+  }
 }
 
 // Long rows, as in norm_rows.h. A threadgroup has some rows at work at once.
@@ -328,12 +377,14 @@ kernel void rms_norm_weight_partial(device const T* grad [[buffer(0)]], device c
 
 #define INSTANTIATE(name, types, ...) template[[host_name(name types)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
 
-#define INSTANTIATE_ROWS(layout, aligned, types, T, W)                                                   \
-  INSTANTIATE("rms_norm_backward_simd1" layout, types, rms_norm_backward_simd<aligned, T, W, 1>)         \
-  INSTANTIATE("rms_norm_backward_block1" layout, types,                                                  \
-              rms_norm_backward_block<aligned, T, W, 1, RMS_NORM_BLOCK1_ROWS(sizeof(T))>)                \
-  INSTANTIATE("rms_norm_backward_block2" layout, types, rms_norm_backward_block<aligned, T, W, 2, 1>)    \
-  INSTANTIATE("rms_norm_backward_split_sums" layout, types, rms_norm_backward_split_sums<aligned, T, W>) \
+#define INSTANTIATE_ROWS(layout, aligned, types, T, W)                                                         \
+  INSTANTIATE("rms_norm_backward_simd1" layout, types, rms_norm_backward_simd<aligned, T, W, 1>)               \
+  INSTANTIATE("rms_norm_backward_block1" layout, types,                                                        \
+              rms_norm_backward_block<aligned, T, W, 1, RMS_NORM_BLOCK1_ROWS(sizeof(T)), 1024>)                \
+  INSTANTIATE("rms_norm_backward_block2" layout, types, rms_norm_backward_block<aligned, T, W, 2, 1, 1024>)    \
+  INSTANTIATE("rms_norm_backward_block2_512" layout, types, rms_norm_backward_block<aligned, T, W, 2, 1, 512>) \
+  INSTANTIATE("rms_norm_backward_looped" layout, types, rms_norm_backward_looped<aligned, T, W>)               \
+  INSTANTIATE("rms_norm_backward_split_sums" layout, types, rms_norm_backward_split_sums<aligned, T, W>)       \
   INSTANTIATE("rms_norm_backward_split" layout, types, rms_norm_backward_split<aligned, T, W>)
 
 #define INSTANTIATE_TYPES(types, T, W)                                           \

@@ -16,10 +16,10 @@ another scheduler, and another layout of matrices. What register_exceptions.py l
 """
 
 import argparse
+import dataclasses
 import re
 import struct
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from .register_exceptions import NVIDIA, OVER
@@ -35,8 +35,8 @@ OCCUPANCY = (
 LEAST_THREADS = OCCUPANCY[-1][1]  # what Metal grants a kernel that promises nothing
 THREADGROUP_MEMORY = 32 * 1024
 RESERVED = 1024  # bytes of each threadgroup's memory on GPUs of compute capability 9.0, which belong to CUDA
-_UNBOUNDED = 255  # what NVIDIA's GPUs have at most
-_ENTRY = re.compile(r'(extern "C" __global__ void )(?:__launch_bounds__\(\d+\) )?(metalcore_(\d+)\()')
+_MOST = 255  # registers of a thread of NVIDIA's GPUs
+_ENTRY = re.compile(r'(extern "C" __global__ void )(?:__launch_bounds__\(\d+\) )?(metalcore_\d+)\(')
 
 
 def budget(promised):
@@ -44,7 +44,7 @@ def budget(promised):
     return max(halves for halves, threads in OCCUPANCY if threads >= (promised or LEAST_THREADS)) // 2
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Use:
     """What a kernel uses with the registers of Apple's GPUs."""
 
@@ -102,29 +102,44 @@ def uses(family, free=False):
 
 
 def uses_of(source, include_dirs=(), free=False, filename="program_source"):
-    from metalcore.msl import cuda, nvrtc, signatures
-    from metalcore.msl.cuda_source import cuda_source
     from metalcore.msl.translate import translate
 
     # As the package has it: without guards for pointers that are not aligned.
     translation = translate(source, include_dirs=include_dirs, filename=filename)
     described = translation.cuda_kernels()
+    promised = {name: kernel["max_total_threads"] for name, kernel in described.items()}
+    found = _compiled(translation, described, {name: _MOST if free else budget(promised[name]) for name in described})
+    uses = {name: Use(name, promised[name], budget(promised[name]), *found[name]) for name in described}
+    if over := [name for name, use in uses.items() if not use.fits and not free]:
+        # A compiler that is told of a bound may choose worse than without.
+        for name, (registers, *others) in _compiled(translation, described, dict.fromkeys(over)).items():
+            use = dataclasses.replace(uses[name], registers=registers, local_bytes=others[0])
+            uses[name] = use if use.fits and registers <= use.budget else uses[name]
+    return list(uses.values())
+
+
+def _compiled(translation, described, bounds):
+    """What Cubin.resources() has of these kernels, {name: (registers, bytes of local memory, bytes of threadgroup
+    memory)}. `bounds` says how many registers each may have, or None for what its promise leaves it on NVIDIA's GPUs."""
+    from metalcore.msl import cuda, nvrtc, signatures
+    from metalcore.msl.cuda_source import cuda_source
+
     requests = [
         (kernel.name, signatures.probable([vars(a) for a in kernel.arguments if a.kind in ("buffer", "threadgroup")]))
         for kernel in translation.kernels
+        if kernel.name in bounds
     ]
-    threads = [described[name]["max_total_threads"] for name, _ in requests]
     text, entries = cuda_source(translation.program, described, requests)
-    text, bounded = _ENTRY.subn(
-        lambda entry: f"{entry[1]}__maxnreg__({_UNBOUNDED if free else budget(threads[int(entry[3])])}) {entry[2]}",
-        text,
-    )
-    assert bounded == len(requests)
-    cubin = Cubin(nvrtc.find().compile(text, CAPABILITY, flags=(*nvrtc.FLAGS, *cuda._BUILTIN_FLAGS), msl=source))
-    return [
-        Use(name, promised, budget(promised), *cubin.resources(entry))
-        for (name, _), promised, entry in zip(requests, threads, entries)
-    ]
+    names = dict(zip(entries, (name for name, _ in requests)))
+
+    def bounded(entry):
+        most = bounds[names[entry[2]]]
+        return f"{entry[1]}__maxnreg__({most}) {entry[2]}(" if most else entry[0]
+
+    text, count = _ENTRY.subn(bounded, text)
+    assert count == len(requests)
+    cubin = Cubin(nvrtc.find().compile(text, CAPABILITY, flags=(*nvrtc.FLAGS, *cuda._BUILTIN_FLAGS)))
+    return {name: cubin.resources(entry) for entry, name in names.items()}
 
 
 class Cubin:

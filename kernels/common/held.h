@@ -4,6 +4,11 @@
 
 #include "common/rows.h"
 
+// What a thread of a norm's looped kernel takes at a time: kLongStep, except where elements have addresses of their own,
+// which take the registers.
+template <bool aligned, typename T>
+constexpr constant uint kWalkStep = aligned ? kLongStep<T> : 2;
+
 // What a load brings. Like a Pack, it is a structure, so that pointers to it promise its alignment.
 template <uint COUNT>
 struct alignas(4 * COUNT) Words {

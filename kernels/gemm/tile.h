@@ -147,10 +147,11 @@ struct Sums {
   // Adds the products of a tile's terms.
   template <typename Left, typename Right, typename T>
   void add(threadgroup const T* left, threadgroup const T* right) thread {
+    constexpr uint kDepth = Left::kStep < 16 ? 1 : 2;
 #pragma unroll
-    for (uint k = 0; k < Left::kStep; k += 16) {
-      Fragments<T, kDown, 2> l;
-      RightFragments<T, 2, kAcross> r;
+    for (uint k = 0; k < Left::kStep; k += 8 * kDepth) {
+      Fragments<T, kDown, kDepth> l;
+      RightFragments<T, kDepth, kAcross> r;
       load<Left::kPitch>(l, left + row * Left::kPitch + k);
       load<Right::kPitch>(r, right + k * Right::kPitch + column);
       multiply(sums, l, 0, r);

@@ -101,8 +101,8 @@ template <uint ROWS, uint LANES, bool VECTORS>
 }
 
 // A threadgroup takes a matrix of up to 32 COLUMNS columns and rows.
-template <uint COLUMNS, uint SIMDGROUPS, bool VECTORS>
-[[kernel]] [[max_total_threads_per_threadgroup(512)]] void svd_block(
+template <uint COLUMNS, uint SIMDGROUPS, bool VECTORS, uint MOST>
+[[kernel]] [[max_total_threads_per_threadgroup(MOST)]] void svd_block(
     device const float* a [[buffer(0)]], device float* left [[buffer(1)]], device float* values [[buffer(2)]],
     device float* right [[buffer(3)]], device uint* present [[buffer(4)]], constant SvdParams& p [[buffer(5)]],
     device const float* scales [[buffer(6)]], uint matrix [[threadgroup_position_in_grid]],
@@ -120,9 +120,10 @@ template <uint COLUMNS, uint SIMDGROUPS, bool VECTORS>
 #define SIMD(rows, lanes)                                                                                      \
   template [[host_name("svd_simd_" #rows "x" #lanes)]] [[kernel]] void svd_simd<rows, lanes, true>(ARGUMENTS); \
   template [[host_name("svd_simd_values_" #rows "x" #lanes)]] [[kernel]] void svd_simd<rows, lanes, false>(ARGUMENTS);
-#define BLOCK(size, columns, simdgroups)                                                                      \
-  template [[host_name("svd_block_" #size)]] [[kernel]] void svd_block<columns, simdgroups, true>(ARGUMENTS); \
-  template [[host_name("svd_block_values_" #size)]] [[kernel]] void svd_block<columns, simdgroups, false>(ARGUMENTS);
+#define BLOCK_OF(name, ...) template [[host_name(name)]] [[kernel]] void svd_block<__VA_ARGS__>(ARGUMENTS);
+#define BLOCK(size, columns, simdgroups)                         \
+  BLOCK_OF("svd_block_" #size, columns, simdgroups, true, 512) \
+  BLOCK_OF("svd_block_values_" #size, columns, simdgroups, false, 512)
 
 SIMD(8, 8)
 SIMD(16, 8)
@@ -132,3 +133,6 @@ SIMD(32, 16)
 SIMD(32, 32)
 BLOCK(64, 2, 4)
 BLOCK(128, 4, 16)
+// For GPUs whose threads have few registers: more simdgroups share the rows.
+BLOCK_OF("svd_lean_32", 1, 2, true, 64)
+BLOCK_OF("svd_lean_64", 2, 8, true, 256)

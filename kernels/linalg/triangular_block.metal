@@ -8,8 +8,8 @@ using namespace metal;
 constant constexpr uint kTile = TRIANGULAR_TILE;
 typedef Tile<kTile, kTile> SquareTile;
 
-// While one tile is used, the next one is loaded into registers.
-template <uint SIMDGROUPS>
+// With AHEAD the next tile is loaded into registers while one is used.
+template <uint SIMDGROUPS, bool AHEAD>
 [[kernel]] [[max_total_threads_per_threadgroup(32 * SIMDGROUPS)]] void trsm_block(
     device const float* a [[buffer(0)]], device const float* b [[buffer(1)]], device float* x [[buffer(2)]],
     constant TriangularParams& p [[buffer(3)]], uint group [[threadgroup_position_in_grid]],
@@ -25,10 +25,12 @@ template <uint SIMDGROUPS>
   b = matrix_at(b, p.b, matrix) + column * p.b.column;
   x = matrix_at(x, p.x, matrix) + column * p.x.column;
 
-  float4 next[kEach];
+  float4 next[AHEAD ? kEach : 1];
+  if constexpr (AHEAD) {
 #pragma unroll
-  for (uint i = 0; i < kEach; ++i)
-    next[i] = SquareTile::fetch(a, p.a, p.order, p.order, i * kThreads + thread_index, true);
+    for (uint i = 0; i < kEach; ++i)
+      next[i] = SquareTile::fetch(a, p.a, p.order, p.order, i * kThreads + thread_index, true);
+  }
 
   for (uint first = 0; first < p.order; first += kTile) {
     const uint rows = min(kTile, p.order - first);
@@ -39,18 +41,26 @@ template <uint SIMDGROUPS>
       float4 solved[kTile / 4];
       load_rows(solved, x + before * p.x.row, p.x.row, live && !diagonal ? kTile : 0);
       threadgroup_barrier(mem_flags::mem_threadgroup);
+      if constexpr (AHEAD) {
 #pragma unroll
-      for (uint i = 0; i < kEach; ++i) SquareTile::store(tile, next[i], p.a, i * kThreads + thread_index);
+        for (uint i = 0; i < kEach; ++i) SquareTile::store(tile, next[i], p.a, i * kThreads + thread_index);
+      } else {
+        device const float* const corner = a + first * p.a.row + before * p.a.column;
+        for (uint at = thread_index; at < SquareTile::kFours; at += kThreads)
+          SquareTile::store(tile, SquareTile::fetch(corner, p.a, rows, kTile, at, diagonal), p.a, at);
+      }
       threadgroup_barrier(mem_flags::mem_threadgroup);
       if (diagonal && thread_index < kTile) SquareTile::make_divisor(tile, thread_index, p.unit);
       threadgroup_barrier(mem_flags::mem_threadgroup);
 
-      const uint row = diagonal ? first + kTile : first, column = diagonal ? 0 : before + kTile;
-      const uint next_rows = p.order - min(row, p.order);
+      if constexpr (AHEAD) {
+        const uint row = diagonal ? first + kTile : first, column = diagonal ? 0 : before + kTile;
+        const uint next_rows = p.order - min(row, p.order);
 #pragma unroll
-      for (uint i = 0; i < kEach; ++i)
-        next[i] = SquareTile::fetch(a + row * p.a.row + column * p.a.column, p.a, next_rows, kTile,
-                                    i * kThreads + thread_index, row == column);
+        for (uint i = 0; i < kEach; ++i)
+          next[i] = SquareTile::fetch(a + row * p.a.row + column * p.a.column, p.a, next_rows, kTile,
+                                      i * kThreads + thread_index, row == column);
+      }
       if (diagonal)
         substitute(values, tile);
       else
@@ -60,10 +70,14 @@ template <uint SIMDGROUPS>
   }
 }
 
-#define INSTANTIATE(columns, simdgroups)                                                 \
-  template [[host_name("trsm_block_" #columns)]] [[kernel]] void trsm_block<simdgroups>( \
+#define INSTANTIATE(name, simdgroups, ahead)                                       \
+  template [[host_name(name)]] [[kernel]] void trsm_block<simdgroups, ahead>( \
       device const float*, device const float*, device float*, constant TriangularParams&, uint, uint);
 
-INSTANTIATE(32, 1)
-INSTANTIATE(64, 2)
-INSTANTIATE(128, 4)
+INSTANTIATE("trsm_block_32", 1, true)
+INSTANTIATE("trsm_block_64", 2, true)
+INSTANTIATE("trsm_block_128", 4, true)
+// For GPUs whose threads have few registers.
+INSTANTIATE("trsm_lean_32", 1, false)
+INSTANTIATE("trsm_lean_64", 2, false)
+INSTANTIATE("trsm_lean_128", 4, false)

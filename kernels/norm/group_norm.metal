@@ -61,7 +61,7 @@ template <bool aligned, typename T>
     device T* y [[buffer(3)]], device float* means [[buffer(4)]], device float* scales [[buffer(5)]],
     constant GroupNormParams& params [[buffer(6)]], uint row [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
-  constexpr uint N = kLongStep<T>;
+  constexpr uint N = kWalkStep<aligned, T>;
   typedef Slice<aligned, T, N> RowSlice;
   threadgroup float scratch[3 * 32];
   const Threadgroup team(thread_index, threads, scratch);

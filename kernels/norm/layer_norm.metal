@@ -127,7 +127,7 @@ template <bool aligned, typename T>
     device float* means [[buffer(6)]], device float* scales [[buffer(7)]],
     constant LayerNormParams& params [[buffer(8)]], uint row [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
-  constexpr uint N = kLongStep<T>;
+  constexpr uint N = kWalkStep<aligned, T>;
   typedef Slice<aligned, T, N> RowSlice;
   threadgroup float scratch[3 * 32];
   const Threadgroup team(thread_index, threads, scratch);

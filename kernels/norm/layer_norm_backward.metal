@@ -187,8 +187,8 @@ kernel void layer_norm_backward_simd(device const T* grad [[buffer(0)]], device 
                                                    stream);
 }
 
-template <bool aligned, typename T, uint N, uint R>
-[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void layer_norm_backward_block(
+template <bool aligned, typename T, uint N, uint R, uint MOST>
+[[kernel]] [[max_total_threads_per_threadgroup(MOST)]] void layer_norm_backward_block(
     device const T* grad [[buffer(0)]], device const T* x [[buffer(1)]], device const float* means [[buffer(2)]],
     device const float* scales [[buffer(3)]], device const T* weight [[buffer(4)]],
     device const T* residual [[buffer(5)]], device T* gx [[buffer(6)]], device float* partial [[buffer(7)]],
@@ -293,11 +293,12 @@ kernel void layer_norm_partial(device const T* grad [[buffer(0)]], device const 
 #define INSTANTIATE(name, types, ...) template[[host_name(name types)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
 
 // As many rows at once as rms_norm's, whose registers hold as much.
-#define INSTANTIATE_ROWS(layout, aligned, types, T)                                                    \
-  INSTANTIATE("layer_norm_backward_simd1" layout, types, layer_norm_backward_simd<aligned, T, 1>)      \
-  INSTANTIATE("layer_norm_backward_block1" layout, types,                                              \
-              layer_norm_backward_block<aligned, T, 1, RMS_NORM_BLOCK1_ROWS(sizeof(T))>)               \
-  INSTANTIATE("layer_norm_backward_block2" layout, types, layer_norm_backward_block<aligned, T, 2, 1>) \
+#define INSTANTIATE_ROWS(layout, aligned, types, T)                                                             \
+  INSTANTIATE("layer_norm_backward_simd1" layout, types, layer_norm_backward_simd<aligned, T, 1>)               \
+  INSTANTIATE("layer_norm_backward_block1" layout, types,                                                       \
+              layer_norm_backward_block<aligned, T, 1, RMS_NORM_BLOCK1_ROWS(sizeof(T)), 1024>)                  \
+  INSTANTIATE("layer_norm_backward_block2" layout, types, layer_norm_backward_block<aligned, T, 2, 1, 1024>)    \
+  INSTANTIATE("layer_norm_backward_block2_512" layout, types, layer_norm_backward_block<aligned, T, 2, 1, 512>) \
   INSTANTIATE("layer_norm_backward_looped" layout, types, layer_norm_backward_looped<aligned, T>)
 
 #define INSTANTIATE_TYPES(types, T)                                               \

@@ -143,7 +143,7 @@ inline bool overflowed(constant OptimScalarPointers& pointers) {
   return pointers.found_inf != nullptr && *pointers.found_inf != 0.0f;
 }
 inline float rate_of(constant OptimScalarPointers& pointers, float lr) {
-  return pointers.lr != nullptr ? *pointers.lr : lr;
+  return pointers.lr != nullptr ? *pointers.lr : float(lr);  // no address of lr, which would put it in memory
 }
 inline float inverse_scale_of(constant OptimScalarPointers& pointers) {
   return pointers.grad_scale != nullptr ? 1.0f / *pointers.grad_scale : 1.0f;

@@ -1,5 +1,5 @@
-// Products of packed weights and many rows of x, or of a gradient: a threadgroup makes a tile of the result. Two of its
-// simdgroups unpack weights into threadgroup memory, in x's dtype, and two load x; all multiply.
+// Products of packed weights and many rows of x, or of a gradient: a threadgroup makes a tile of the result. All of its
+// threads unpack weights into threadgroup memory, in x's dtype, load x, and multiply.
 //
 // Terms come in the order of slices: sums take them in any order, as long as weights and x have the same.
 #include <metal_stdlib>
@@ -24,37 +24,37 @@ inline Runs runs_of(uint type, uint i) {
   return {0, 0};
 }
 
-// Calls put(i, weights 4 i to 4 i + 3 of slice `slice`).
+// Unpacks a run of a slice. Two threads decode the same slice, of which each needs one half.
 template <typename F, typename T>
-inline void unpack_slice(Bytes row, uint slice, threadgroup T* to, uint step) {
+inline void unpack_run(Bytes row, uint slice, uint run, threadgroup T* to, uint step) {
   const SliceOf<F> of(slice);
   const Slice numbers = of.decode(of.load(row));
 #pragma unroll
-  for (uint i = 0; i < 8; ++i) {
-    const float4 w = weights<F>(numbers, i);
+  for (uint i = 0; i < 4; ++i) {
+    const float4 w = run == 0 ? weights<F>(numbers, i) : weights<F>(numbers, i + 4);
 #pragma unroll
     for (uint k = 0; k < 4; ++k) to[(4 * i + k) * step] = static_cast<T>(w[k]);
   }
 }
 template <typename T>
-inline void unpack_slice(uint type, Bytes row, uint slice, threadgroup T* to, uint step) {
+inline void unpack_run(uint type, Bytes row, uint slice, uint run, threadgroup T* to, uint step) {
 #define QUANT_UNPACK(F) \
-  if (type == F::number) return unpack_slice<F>(row, slice, to, step);
+  if (type == F::number) return unpack_run<F>(row, slice, run, to, step);
   FOR_QUANT_TYPES(QUANT_UNPACK)
 #undef QUANT_UNPACK
 }
 
-// 16 numbers of x; zeros behind `end`.
+// 8 numbers of x; zeros behind `end`.
 template <typename T>
-inline void copy_run(device const T* x, uint from, uint end, bool aligned, threadgroup T* to) {
-  if (aligned && from + 16 <= end) {
+inline void copy_half_run(device const T* x, uint from, uint end, bool aligned, threadgroup T* to) {
+  if (aligned && from + 8 <= end) {
 #pragma unroll
-    for (uint i = 0; i < 4; ++i)
+    for (uint i = 0; i < 2; ++i)
       *reinterpret_cast<threadgroup vec<T, 4>*>(to + 4 * i) =
           *reinterpret_cast<device const vec<T, 4>*>(x + from + 4 * i);
     return;
   }
-  for (uint i = 0; i < 16; ++i) to[i] = from + i < end ? x[from + i] : T(0);
+  for (uint i = 0; i < 8; ++i) to[i] = from + i < end ? x[from + i] : T(0);
 }
 
 template <typename T>
@@ -84,24 +84,27 @@ template <typename T>
   const uint steps = p.transposed ? (p.weights + QUANT_MM_DEPTH - 1) / QUANT_MM_DEPTH : p.slices;
   const bool exists = !p.experts || expert < p.experts;  // what an expert that does not exist makes is NaN
   for (uint step = 0; step < (exists ? steps : 0); ++step) {
-    if (thread_index < 64) {
-      // Forward, a thread has a row of weights, and the step's slice of it; transposed, one of 32 rows of weights and
-      // one of the columns' two slices. What does not exist is zero.
-      const uint row = p.transposed ? step * 32 + thread_index % 32 : first_column + thread_index;
-      const uint slice = p.transposed ? first_column / 32 + thread_index / 32 : step;
-      const uint at = p.transposed ? thread_index % 32 * kPitchW + thread_index / 32 * 32 : thread_index;
+    {
+      // Forward, two threads have a row of weights, and a run each of the step's slice of it; transposed, one of 32 rows
+      // of weights and one of the columns' two slices. What does not exist is zero.
+      const uint run = thread_index / 64, pair = thread_index % 64;
+      const uint row = p.transposed ? step * 32 + pair % 32 : first_column + pair;
+      const uint slice = p.transposed ? first_column / 32 + pair / 32 : step;
       const uint step_w = p.transposed ? 1 : kPitchW;
+      const uint at = (p.transposed ? pair % 32 * kPitchW + pair / 32 * 32 : pair) + 16 * run * step_w;
       if (row < p.weights && slice < p.slices) {
-        unpack_slice(p.type, matrix.plus(row * p.row_bytes), slice, tile_w + at, step_w);
+        unpack_run(p.type, matrix.plus(row * p.row_bytes), slice, run, tile_w + at, step_w);
       } else {
-        for (uint i = 0; i < 32; ++i) tile_w[at + i * step_w] = T(0);
+        for (uint i = 0; i < 16; ++i) tile_w[at + i * step_w] = T(0);
       }
-    } else {
-      const uint row = (thread_index - 64) / 2, run = thread_index % 2;
+    }
+    {
+      // Four threads have a row of x, and 8 terms each.
+      const uint row = thread_index / 4, run = thread_index / 2 % 2, half_run = thread_index % 2 * 8;
       const uint result = min(first_row + row, end - 1);
       const ulong from = ulong(p.experts ? uint(order[result]) / p.shared : result) * x_length;
-      const uint term = p.transposed ? step * 32 + run * 16 : runs_of(p.type, step).of(run);
-      copy_run(x + from, term, x_length, p.aligned, tile_x + row * kPitchX + run * 16);
+      const uint term = (p.transposed ? step * 32 + run * 16 : runs_of(p.type, step).of(run)) + half_run;
+      copy_half_run(x + from, term, x_length, p.aligned, tile_x + row * kPitchX + run * 16 + half_run);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll

@@ -114,11 +114,13 @@ inline void multiply(device const typename F::Word* packed, device const uint4* 
                               threads / 32);                                                                           \
   }
 QUANT_MV_KERNEL(1, QUANT_MV1_SIMDGROUPS, QUANT_MV1_STEP)
+// Q3_K's weights and scales come in so many words that two rows of them are more than Apple's registers.
+QUANT_MV_KERNEL(2, QUANT_MV2_SIMDGROUPS, (F::number == Q3_K::number ? 1 : QUANT_MV2_STEP))
 QUANT_MV_KERNEL(4, QUANT_MV4_SIMDGROUPS, QUANT_MV4_STEP)
 
 #define QUANT_MV_OF(F, M)                                                                                    \
   template [[host_name("quant_mv" #M "_" #F)]] [[kernel]] void quant_mv##M<F>(                               \
       device const typename F::Word*, device const uint4*, device float*, device ushort*, device const int*, \
       constant QuantMvParams&, uint, uint, uint);
-#define QUANT_MV(F) QUANT_MV_OF(F, 1) QUANT_MV_OF(F, 4)
+#define QUANT_MV(F) QUANT_MV_OF(F, 1) QUANT_MV_OF(F, 2) QUANT_MV_OF(F, 4)
 FOR_QUANT_TYPES(QUANT_MV)

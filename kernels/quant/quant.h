@@ -9,10 +9,12 @@
 #define QUANT_SLICE 32
 #define QUANT_CHUNK (QUANT_SLICE * 32)  // weights of a simdgroup
 
-// Products with 1 row of x, or with 4: at most so many simdgroups share a row, and load so many rows of weights at
-// once.
+// Products with 1 row of x, or with 2 or 4: at most so many simdgroups share a row, and load so many rows of weights at
+// once. A lane holds 32 elements of each row of x: four rows take more registers than a thread of an Apple GPU has.
 #define QUANT_MV1_SIMDGROUPS 16
 #define QUANT_MV1_STEP 4
+#define QUANT_MV2_SIMDGROUPS 8
+#define QUANT_MV2_STEP 2
 #define QUANT_MV4_SIMDGROUPS 8
 #define QUANT_MV4_STEP 2
 #define QUANT_MV_RESULTS 64  // of a threadgroup, at most

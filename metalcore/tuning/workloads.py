@@ -237,6 +237,7 @@ _TABLES: dict[str, Callable[[Scale], Iterator[Workload]]] = {
     "cholesky": _cholesky,
     "jacobi": _jacobi,
     "lu": _lu,
+    "norm": _row_lengths,
     "optim": _optim,
     "qr": _qr,
     "quant": _quant,

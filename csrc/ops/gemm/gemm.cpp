@@ -18,8 +18,13 @@ namespace {
 
 const gpu::Table<GemmTuning> gemm_tuning("gemm",
                                          {{"few_rows", &GemmTuning::few_rows, {1, 32}},
-                                          {"large_tiles", &GemmTuning::large_tiles, {1, 1 << 20}}},
-                                         {{.family = "baseline"}});
+                                          {"large_tiles", &GemmTuning::large_tiles, {1, 1 << 20}},
+                                          {"short_steps", &GemmTuning::short_steps}},
+                                         {{.family = "baseline"},
+                                          {.family = "apple7", .short_steps = true},
+                                          {.family = "apple8", .short_steps = true},
+                                          {.family = "apple9", .short_steps = true},
+                                          {.family = "apple10", .short_steps = true}});
 
 GemmMatrix matrix_of(const Tensor& tensor) {
   const int64_t dims = tensor.dim();

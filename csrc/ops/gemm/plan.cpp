@@ -121,7 +121,7 @@ std::string how(bool packs, bool across, const char* along, const char* otherwis
   return packs ? std::string("16 bytes at a time along its ") + (across ? along : otherwise) : "one element at a time";
 }
 
-GemmPlan tiled_plan(const GemmProblem& p, GemmParams params, int64_t element_size, uint32_t large_tiles) {
+GemmPlan tiled_plan(const GemmProblem& p, GemmParams params, int64_t element_size, const GemmTuning& tuning) {
   const int64_t pack = 16 / element_size;
   // Groups begin anywhere in the dimension that they share.
   const bool rows_free = p.grouped != GEMM_GROUPED_ROWS, terms_free = p.grouped != GEMM_GROUPED_TERMS;
@@ -132,12 +132,12 @@ GemmPlan tiled_plan(const GemmProblem& p, GemmParams params, int64_t element_siz
   // The kernel for large tiles takes less: it has no registers left. Nor may its tiles be much emptier.
   const bool large = element_size == 2 && p.grouped == 0 && params.a_packs && params.b_packs &&
                      8 * area(GEMM_LARGE) <= 9 * area(GEMM_ROWS) &&
-                     members(p) * area(GEMM_LARGE) >= int64_t{GEMM_LARGE} * GEMM_LARGE * large_tiles;
+                     members(p) * area(GEMM_LARGE) >= int64_t{GEMM_LARGE} * GEMM_LARGE * tuning.large_tiles;
   const int64_t tile_rows = large ? GEMM_LARGE : GEMM_ROWS;
   params.row_tiles = static_cast<uint32_t>(row_tiles(tile_rows));
   // Each group may end with a tile that is not full, and so may the rows behind the last one.
   const int64_t tiles = rows_free ? members(p) * params.row_tiles : params.row_tiles + int64_t{p.groups};
-  return {.variant = large ? "gemm_large" : "gemm",
+  return {.variant = large ? "gemm_large" : tuning.short_steps ? "gemm_short" : "gemm",
           .params = params,
           .across = static_cast<uint32_t>(up(p.columns, large ? GEMM_LARGE : GEMM_COLUMNS)),
           .tiles = static_cast<uint32_t>(tiles),
@@ -149,7 +149,8 @@ GemmPlan tiled_plan(const GemmProblem& p, GemmParams params, int64_t element_siz
 std::string why_tiled(const GemmPlan& plan) {
   const GemmParams& params = plan.params;
   const std::string columns = std::to_string(plan.tile_rows == GEMM_LARGE ? GEMM_LARGE : GEMM_COLUMNS);
-  return "tiles of " + std::to_string(plan.tile_rows) + "x" + columns + "; a is read " +
+  const std::string steps = std::string_view(plan.variant) == "gemm_short" ? ", in short steps" : "";
+  return "tiles of " + std::to_string(plan.tile_rows) + "x" + columns + steps + "; a is read " +
          how(params.a_packs, params.a.column == 1, "terms", "rows") + ", b " +
          how(params.b_packs, params.b.column == 1, "columns", "terms");
 }
@@ -181,7 +182,7 @@ GemmPlan plan_gemm(GemmProblem p, int64_t element_size, const GemmTuning& tuning
   params.groups = p.groups, params.grouped = p.grouped;
   params.has_bias = p.has_bias, params.has_residual = p.has_residual;
   GemmPlan plan =
-      few ? few_rows_plan(p, params, element_size) : tiled_plan(p, params, element_size, tuning.large_tiles);
+      few ? few_rows_plan(p, params, element_size) : tiled_plan(p, params, element_size, tuning);
   plan.transposed = transposed;
   return plan;
 }

@@ -36,6 +36,8 @@ struct GemmTuning {
   const char* family;
   uint32_t few_rows = 8;      // up to which the kernels for few rows are faster than tiles
   uint32_t large_tiles = 64;  // from which, in the whole batch, large tiles are faster than small ones
+  // Whether small tiles take short steps: a third of the threadgroup memory, and fewer registers.
+  bool short_steps = false;
 };
 
 struct GemmPlan {

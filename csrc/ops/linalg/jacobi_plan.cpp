@@ -23,16 +23,17 @@ constexpr TorchRegions kSlowOnApple = {{.above = 512, .max_batch = 1}, {.above =
 const gpu::Table<JacobiTuning> jacobi_tuning(
     "jacobi",
     {
+        {"few_registers", &JacobiTuning::few_registers},
         {"eigh_torch", &JacobiTuning::eigh_torch, {.only_on = "cuda"}},
         {"svd_cpu", &JacobiTuning::svd_cpu, {.only_on = "mps"}},
         {"eigh_cpu", &JacobiTuning::eigh_cpu, {.only_on = "mps"}},
     },
     {
         {.family = "baseline"},
-        {.family = "apple7", .svd_cpu = kSlowOnApple, .eigh_cpu = kSlowOnApple},
-        {.family = "apple8", .svd_cpu = kSlowOnApple, .eigh_cpu = kSlowOnApple},
-        {.family = "apple9", .svd_cpu = kSlowOnApple, .eigh_cpu = kSlowOnApple},
-        {.family = "apple10", .svd_cpu = kSlowOnApple, .eigh_cpu = kSlowOnApple},
+        {.family = "apple7", .few_registers = true, .svd_cpu = kSlowOnApple, .eigh_cpu = kSlowOnApple},
+        {.family = "apple8", .few_registers = true, .svd_cpu = kSlowOnApple, .eigh_cpu = kSlowOnApple},
+        {.family = "apple9", .few_registers = true, .svd_cpu = kSlowOnApple, .eigh_cpu = kSlowOnApple},
+        {.family = "apple10", .few_registers = true, .svd_cpu = kSlowOnApple, .eigh_cpu = kSlowOnApple},
         {.family = "hopper", .eigh_torch = {{.above = 512, .max_batch = 4}, {.above = 1024}}},
     });
 
@@ -71,6 +72,24 @@ JacobiPlan kernel_plan(const std::string& op, const std::string& values, int64_t
           kernel.simdgroups * gpu::kSimdWidth};
 }
 
+struct LeanKernel {
+  const char *instead_of, *name;
+  uint32_t simdgroups;
+};
+constexpr LeanKernel kLeanKernels[] = {{"svd_simd_32x32", "svd_lean_32", 2}, {"svd_block_64", "svd_lean_64", 8}};
+
+JacobiPlan fitted(JacobiPlan plan, const JacobiTuning& tuning) {
+  for (const LeanKernel& lean : kLeanKernels) {
+    if (!tuning.few_registers || plan.kernel != lean.instead_of) continue;
+    plan.variant = JacobiVariant::block;
+    plan.why += ", with few registers for each";
+    plan.kernel = lean.name;
+    plan.matrices_per_threadgroup = 1;
+    plan.threads = lean.simdgroups * gpu::kSimdWidth;
+  }
+  return plan;
+}
+
 JacobiPlan cpu_plan(const std::string& size, int64_t batch, const JacobiTuning& tuning) {
   return {
       JacobiVariant::cpu, false, std::to_string(batch) + " of " + size + ": " + faster_on_cpu(tuning.family), "", 0, 0};
@@ -104,11 +123,11 @@ JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, boo
   // The columns of Rᵀ are nearer to orthogonal than A's, and much nearer where A's rows are graded. With many columns,
   // that saves more sweeps than the QR and the product with Q cost.
   if (rows > most_rows || (full_matrices && compute_uv && rows > columns)) {
-    JacobiPlan plan = kernel_plan("svd_", values, columns, columns, times(m, n) + ", its QR's R");
+    JacobiPlan plan = fitted(kernel_plan("svd_", values, columns, columns, times(m, n) + ", its QR's R"), tuning);
     plan.after_qr = true;
     return plan;
   }
-  return kernel_plan("svd_", values, rows, columns, times(m, n));
+  return fitted(kernel_plan("svd_", values, rows, columns, times(m, n)), tuning);
 }
 
 JacobiPlan plan_eigh(int64_t n, int64_t batch, bool compute_v, const JacobiTuning& tuning) {

@@ -30,6 +30,11 @@ const gpu::Table<QrTuning> qr_tuning(
     },
     {
         {.family = "baseline"},
+        // Two rows a lane and several matrices a simdgroup are more than the registers of a thread.
+        {.family = "apple7", .simd_rows = 32},
+        {.family = "apple8", .simd_rows = 32},
+        {.family = "apple9", .simd_rows = 32},
+        {.family = "apple10", .simd_rows = 32},
         {.family = "hopper",
          .torch = {{.above = 3071, .max_batch = 1}},
          .torch_rows = 32768,

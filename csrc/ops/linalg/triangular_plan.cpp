@@ -14,6 +14,7 @@ const gpu::Table<TriangularTuning> triangular_tuning(
         {"panel_threadgroups", &TriangularTuning::panel_threadgroups, kCount},
         {"threadgroups", &TriangularTuning::threadgroups, kCount},
         {"vector_batch", &TriangularTuning::vector_batch, kCount},
+        {"few_registers", &TriangularTuning::few_registers},
         {"torch", &TriangularTuning::torch},
         {"vector_torch", &TriangularTuning::vector_torch},
         {"cpu", &TriangularTuning::cpu, {.only_on = "mps"}},
@@ -21,6 +22,10 @@ const gpu::Table<TriangularTuning> triangular_tuning(
     },
     {
         {.family = "baseline"},
+        {.family = "apple7", .few_registers = true},
+        {.family = "apple8", .few_registers = true},
+        {.family = "apple9", .few_registers = true},
+        {.family = "apple10", .few_registers = true},
         {.family = "hopper",
          .torch = {{.above = 63, .max_batch = 1}},
          .vector_torch = {{.above = 511, .max_batch = 1}}},
@@ -80,7 +85,7 @@ TriangularPlan many_plan(int64_t order, int64_t columns, int64_t batch, const Tr
   uint32_t width = 128;
   while (width > 32 && (2 * columns <= width || threadgroups(width) < tuning.threadgroups)) width /= 2;
   return {.why = "a right-hand side a thread, " + std::to_string(width) + " a threadgroup",
-          .kernel = "trsm_block_" + std::to_string(width),
+          .kernel = (tuning.few_registers ? "trsm_lean_" : "trsm_block_") + std::to_string(width),
           .threads = width,
           .slots = 1,
           .columns = width};

@@ -23,6 +23,7 @@ struct TriangularTuning {
   uint32_t panel_threadgroups = 1024;
   uint32_t threadgroups = 256;
   uint32_t vector_batch = 264;
+  bool few_registers = false;  // whether threads hold nothing of the tile that they use next
   // Systems with more than four right-hand sides, and systems with one. PyTorch takes none with two to four.
   TorchRegions torch = {}, vector_torch = {};
   // Systems with two right-hand sides and more, and systems with one.

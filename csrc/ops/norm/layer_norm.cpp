@@ -44,7 +44,9 @@ Normalized normalize(const char* op, const Tensor& input, const MaybeTensor& res
     if (statistics) torch::stable::zero_(*means), torch::stable::zero_(*scales);
     return {y, sum, means, scales};
   }
-  RowKernels kernels = one_array(shape.length);
+  // Beside 32 float32 numbers of a row, as many of the weight and of the bias are more than 104 registers.
+  const bool half_as_many = norm_tuning(input).few_registers && input.element_size() == 4;
+  RowKernels kernels = half_as_many ? RowKernels{true, "block4", 16, 512, false} : one_array(shape.length);
   kernels.split = false;
   const RowPlan plan = plan_rows(shape.rows, shape.length, 1, input, kernels);
   gpu::note_plan(op, plan.variant, [&] { return why_rows(plan, shape.length, 1, input, kernels); });

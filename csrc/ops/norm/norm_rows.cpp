@@ -9,6 +9,13 @@
 
 namespace metalcore {
 
+const gpu::Table<NormTuning> norm_tuning("norm", {{"few_registers", &NormTuning::few_registers}},
+                                         {{.family = "baseline"},
+                                          {.family = "apple7", .few_registers = true},
+                                          {.family = "apple8", .few_registers = true},
+                                          {.family = "apple9", .few_registers = true},
+                                          {.family = "apple10", .few_registers = true}});
+
 NormShape norm_shape(const char* op, Sizes sizes, int64_t dims) {
   check(0 < dims && dims <= static_cast<int64_t>(sizes.size()), "metalcore::", op, ": cannot normalize the last ", dims,
         " of ", sizes.size(), " dimensions");
@@ -90,10 +97,11 @@ constexpr int64_t kShortRow = 256, kLongRow = 2048;
 
 NormBackwardPlan plan_norm_backward(const NormShape& shape, const Tensor& on, bool added) {
   constexpr RowKernels block1 = {false, "block1", 4, 1024, false}, block2 = {false, "block2", 8, 1024, false};
+  constexpr RowKernels block2_512 = {false, "block2_512", 8, 512, false};
   const int64_t size = on.element_size();
   const bool many = size == 2 && shape.length > kShortRow && (added || shape.length <= kLongRow);
   const bool few = !many && shape.length <= block1.block_elements * block1.block_threads;
-  const RowKernels& kernels = few ? block1 : block2;
+  const RowKernels& kernels = norm_tuning(on).few_registers ? block2_512 : few ? block1 : block2;
   RowPlan plan = plan_rows(shape.rows, shape.length, 1, on, kernels);
   if (plan.threads || std::strcmp(plan.variant, "looped") == 0) {
     const int64_t chunk_rows = std::max<int64_t>(32, ceil_div<int64_t>(shape.rows, 256));

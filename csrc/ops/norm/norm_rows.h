@@ -37,6 +37,14 @@ NestedRows flat_rows_of(const Tensor& tensor, int64_t length);
 bool all_aligned16(std::initializer_list<const NestedRows*> rows, std::initializer_list<const MaybeTensor*> parameters,
                    int64_t length);
 
+struct NormTuning {
+  const char* family;
+  // Whether rows are kept in the registers of few threads, and longer ones walked twice: threads of the other kernels,
+  // of which there are up to 1024, hold more than the 52 registers that an Apple GPU has for each of so many.
+  bool few_registers = false;
+};
+extern const gpu::Table<NormTuning> norm_tuning;
+
 // The derivative of a norm. There are as many partial sums of the parameters' gradients as teams of threads that keep
 // one in registers. Where there are no such teams, a separate kernel makes one for each chunk of rows.
 struct NormBackwardPlan {

@@ -77,7 +77,7 @@ std::string why_split(const RowPlan& plan, int64_t length) {
 
 SplitPlan plan_forward(const NormShape& shape, const Tensor& on, const RowKernels& kernels) {
   const RowPlan plan = plan_rows(shape.rows, shape.length, 1, on, kernels);
-  const bool looped = std::strcmp(plan.variant, "looped") == 0;
+  const bool looped = std::strcmp(plan.variant, "looped") == 0 && !norm_tuning(on).few_registers;
   return looped && better_split(shape, on) ? plan_split(shape, on, 1) : SplitPlan{plan, 0};
 }
 
@@ -159,7 +159,8 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
   return normalize("rms_norm", x, residual, dims, weight, eps, offset);
 }
 
-// The plan of the derivative, with rows that several threadgroups share instead of rows that one walks twice.
+// The plan of the derivative, with rows that several threadgroups share instead of rows that one walks twice, where
+// registers suffice.
 struct BackwardPlan {
   NormBackwardPlan parts;
   SplitPlan rows;
@@ -169,7 +170,7 @@ constexpr int64_t kLeastChunk = 8;
 
 BackwardPlan plan_backward(const NormShape& shape, const Tensor& on, bool added) {
   NormBackwardPlan plan = plan_norm_backward(shape, on, added);
-  if (std::strcmp(plan.rows.variant, "looped") != 0) return {plan, {plan.rows, 0}};
+  if (std::strcmp(plan.rows.variant, "looped") != 0 || norm_tuning(on).few_registers) return {plan, {plan.rows, 0}};
   const SplitPlan split = plan_split(shape, on, kLeastChunk);
   plan.chunks = split.rows.grid.y;
   return {plan, split};
@@ -217,7 +218,8 @@ std::tuple<Tensor, Tensor> differentiate(const Tensor& grad, const Tensor& input
   const auto floats = [&](bool wanted, Sizes sizes) {
     return wanted ? MaybeTensor(new_tensor(sizes, ScalarType::Float, input)) : std::nullopt;
   };
-  const MaybeTensor scales = floats(rows.threads, {shape.rows});
+  const bool separate = !shared && plan.parts.separate();  // the weight's gradient is another kernel's
+  const MaybeTensor scales = floats(separate, {shape.rows});
   const MaybeTensor partial = floats(partial_wanted, {plan.parts.chunks, shape.length});
   const MaybeTensor parts = floats(shared, {2 * rows.splits * shape.rows});
   const RmsNormParams params{
@@ -248,11 +250,11 @@ std::tuple<Tensor, Tensor> differentiate(const Tensor& grad, const Tensor& input
     kernel(recording, op, rows, "", aligned, dtype, weight_dtype);
     recording.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, weight);
     recording.buffer(3, given_if(sum_grad.has_value(), added.tensor)).buffer(4, gx);
-    recording.buffer(5, rows.threads ? scales : partial).bytes(6, params).buffer(7, given_scales);
+    recording.buffer(5, separate ? scales : partial).bytes(6, params).buffer(7, given_scales);
     if (shared) recording.buffer(8, parts).buffer(9, given_if(whole, gw));
     dispatch(recording, rows);
     if (!partial_wanted) return;
-    if (rows.threads) {
+    if (separate) {
       recording.kernel("rms_norm_weight_partial_", suffix(dtype));
       recording.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, scales).buffer(3, partial).bytes(4, params);
       recording.dispatch_threads({grid_side(ceil_div<int64_t>(shape.length, 4)), params.streams}, {256});

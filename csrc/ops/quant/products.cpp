@@ -7,6 +7,7 @@
 #include "../../gpu/tuning.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,6 +21,8 @@ struct QuantTuning {
   uint32_t mv_group_rows = 16;     // of weights, of a threadgroup, at most
   uint32_t mv_simdgroups = 4;      // that share a row of weights, at most
   uint32_t mv_rows = 8;            // of x, up to which the weights of a product are read as they are
+  // Rows of x that share what is read of the weights: 2 or 4, of which Apple's GPUs have no registers for 4.
+  uint32_t mv_x_rows = 4;
   // Whether, for more rows, PyTorch's matmul of weights that became numbers is faster than mul_mm.
   bool torch = false;
 };
@@ -28,25 +31,38 @@ const gpu::Table<QuantTuning> quant_tuning("quant",
                                             {"mv_group_rows", &QuantTuning::mv_group_rows, {4, 64, 4}},
                                             {"mv_simdgroups", &QuantTuning::mv_simdgroups, {1, 16}},
                                             {"mv_rows", &QuantTuning::mv_rows, {1, 32}},
+                                            {"mv_x_rows", &QuantTuning::mv_x_rows, {2, 4, 2}},
                                             {"torch", &QuantTuning::torch}},
                                            {{.family = "baseline"},
+                                            {.family = "apple7", .mv_x_rows = 2},
+                                            {.family = "apple8", .mv_x_rows = 2},
+                                            {.family = "apple9", .mv_x_rows = 2},
+                                            {.family = "apple10", .mv_x_rows = 2},
                                             {.family = "hopper", .mv_group_rows = 32, .torch = true}});
 
 struct MvPlan {
-  uint32_t x_rows;  // of a threadgroup: 1 or 4, as in the kernels' names
+  uint32_t x_rows;  // of a threadgroup: 1, 2 or 4, as in the kernels' names
   uint32_t simdgroups, group_rows;
 };
 
+struct MvKernel {
+  int64_t x_rows, simdgroups, step;
+};
+constexpr MvKernel kMvKernels[] = {{1, QUANT_MV1_SIMDGROUPS, QUANT_MV1_STEP},
+                                   {2, QUANT_MV2_SIMDGROUPS, QUANT_MV2_STEP},
+                                   {4, QUANT_MV4_SIMDGROUPS, QUANT_MV4_STEP}};
+
 MvPlan plan_mv(int64_t rows, int64_t length, int64_t x_rows, bool experts, const Tensor& on) {
   const QuantTuning& tuning = quant_tuning(on);
-  const bool one = x_rows == 1 || experts;
+  const int64_t wide = x_rows == 1 || experts ? 1 : tuning.mv_x_rows;
+  const MvKernel& kernel = *std::find_if(std::begin(kMvKernels), std::end(kMvKernels),
+                                         [=](const MvKernel& one) { return one.x_rows == wide; });
   const int64_t chunks = ceil_div<int64_t>(length, QUANT_CHUNK);
-  const int64_t most = std::min<int64_t>(one ? QUANT_MV1_SIMDGROUPS : QUANT_MV4_SIMDGROUPS, tuning.mv_simdgroups);
+  const int64_t most = std::min<int64_t>(kernel.simdgroups, tuning.mv_simdgroups);
   const int64_t each = ceil_div(chunks, most);
-  const int64_t step = one ? QUANT_MV1_STEP : QUANT_MV4_STEP, wide = one ? 1 : 4;
   const int64_t wanted = ceil_div<int64_t>(rows * ceil_div(x_rows, wide), tuning.mv_threadgroups);
   const int64_t most_rows = std::min<int64_t>(QUANT_MV_RESULTS / wide, tuning.mv_group_rows);
-  const int64_t group_rows = std::clamp<int64_t>(round_up(wanted, step), step, most_rows);
+  const int64_t group_rows = std::clamp<int64_t>(round_up<int64_t>(wanted, kernel.step), kernel.step, most_rows);
   return {static_cast<uint32_t>(wide), static_cast<uint32_t>(ceil_div(chunks, each)),
           static_cast<uint32_t>(group_rows)};
 }
@@ -75,7 +91,7 @@ void mul_mv(const char* op, const Tensor& x, const PackedRows& weights, const Qu
   };
   const int64_t groups = ceil_div<int64_t>(weights.rows, plan.group_rows) * ceil_div<int64_t>(x_rows, plan.x_rows);
   gpu::record(result, [&](gpu::Recording& recording) {
-    recording.kernel("quant_mv", plan.x_rows == 1 ? "1_" : "4_", format.name).buffer(0, weights.tensor);
+    recording.kernel("quant_mv", std::to_string(plan.x_rows), "_", format.name).buffer(0, weights.tensor);
     recording.buffer(1, input).buffer(2, result).buffer(3, result).buffer(4,
                                                                           chosen ? MaybeTensor(*chosen) : std::nullopt);
     recording.bytes(5, params).work(2.0 * static_cast<double>(result.numel() * weights.length),
