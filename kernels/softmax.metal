@@ -11,14 +11,14 @@ kernel void softmax_thread(device const T* x [[buffer(0)]], device U* y [[buffer
   const float scale = params.scale;
   float maximum = -INFINITY;
   for (uint i = 0; i < length; ++i) maximum = max(maximum, scale * static_cast<float>(x[i]));
-  float sum = 0.0f;
+  LongSum<float> sum;
   for (uint start = 0; start < length; start += kSumBlock) {
     const uint end = min(start + kSumBlock, length);
     float part = 0.0f;
     for (uint i = start; i < end; ++i) part += exponential<U>(scale * static_cast<float>(x[i]) - maximum);
-    sum += part;
+    sum.add(part);
   }
-  const float norm = Op::norm(sum);
+  const float norm = Op::norm(sum.total());
   for (uint i = 0; i < length; ++i) {
     const float t = scale * static_cast<float>(x[i]) - maximum;
     y[i] = static_cast<U>(Op::finish(Op::keep(t, exponential<U>(t)), norm));
@@ -35,7 +35,7 @@ inline void columns(device const T* x, device U* y, constant SoftmaxParams& para
   Running<U, float4> running;
   for (uint i = 0; i < params.length; ++i)
     running.add(params.scale * load4<aligned>(x + ulong(i) * inner, column, inner, 0.0f));
-  const float4 norm = Op::norm(running.sum);
+  const float4 norm = Op::norm(running.sum.total());
   for (uint i = 0; i < params.length; ++i) {
     const float4 t = params.scale * load4<aligned>(x + ulong(i) * inner, column, inner, 0.0f) - running.maximum;
     store4<aligned>(y + ulong(i) * inner, column, inner, Op::finish(Op::keep(t, exponential<U>(t)), norm));
@@ -127,11 +127,11 @@ template <typename Op, typename T, typename U, uint N>
     row_in_registers<false, Op, N>(row, team);
 }
 
-// A row of any length in two walks: the sum of the exponentials, and the results. Both go through the part of the body
+// A row of any length in two walks: the maximum and the sum of the exponentials, and the results. Both go through the part of the body
 // that a threadgroup has, and the edges where it has them.
 
 template <bool aligned, uint N, typename T, typename U>
-inline Running<U, float> walk_sum(Row<T, U> row, Edges<aligned, T> edges, Part part, bool first, Threadgroup team) {
+inline float2 walk_sum(Row<T, U> row, Edges<aligned, T> edges, Part part, bool first, Threadgroup team) {
   Running<U, float> running;
   const float edge = first ? row.scale * edges.load(row.x, -INFINITY) : -INFINITY;
   if (!aligned) running.add(edge);
@@ -143,8 +143,7 @@ inline Running<U, float> walk_sum(Row<T, U> row, Edges<aligned, T> edges, Part p
   }
   const float maximum = team.maximum(running.maximum, 0);
   running.raise(maximum);
-  running.sum = team.sum(running.sum, 1);
-  return running;
+  return float2(maximum, team.sum(running.sum.total(), 1));
 }
 
 template <bool aligned, typename Op, uint N, typename T, typename U>
@@ -170,8 +169,8 @@ template <bool aligned, typename Op, typename T, typename U>
 inline void long_row(Row<T, U> row, Threadgroup team) {
   const Edges<aligned, T> edges(row.past, row.length, team.thread_index);
   const Part part(edges.body);
-  const Running<U, float> all = walk_sum<aligned, kLongStep<T>>(row, edges, part, true, team);
-  walk_results<aligned, Op, kLongStep<T>>(row, edges, part, true, all.maximum, all.sum, team);
+  const float2 all = walk_sum<aligned, kLongStep<T>>(row, edges, part, true, team);
+  walk_results<aligned, Op, kLongStep<T>>(row, edges, part, true, all.x, all.y, team);
 }
 
 template <typename Op, typename T, typename U>
@@ -196,8 +195,8 @@ inline void split_sum(Row<T, U> row, device float2* parts, constant SoftmaxParam
                       Threadgroup team) {
   const Edges<aligned, T> edges(row.past, row.length, team.thread_index);
   const Part part(edges.body, group.x, params.share);
-  const Running<U, float> found = walk_sum<aligned, kSplitStep>(row, edges, part, group.x == 0, team);
-  if (team.thread_index == 0) parts[group.y * params.splits + group.x] = float2(found.maximum, found.sum);
+  const float2 found = walk_sum<aligned, kSplitStep>(row, edges, part, group.x == 0, team);
+  if (team.thread_index == 0) parts[group.y * params.splits + group.x] = found;
 }
 
 template <typename T, typename R>

@@ -1,6 +1,7 @@
 // The derivatives of softmax and log_softmax over rows, from the output y and its gradient g. U is the type of both,
 // T that of the input's gradient. All three are contiguous and begin at a multiple of 16 bytes, unless params.aligned
 // is false in the columns variant, where that does not matter.
+#include "common/sums.h"
 #include "softmax_rows.h"
 
 template <typename Op, typename T, typename U>
@@ -11,13 +12,14 @@ kernel void softmax_backward_thread(device const U* g [[buffer(0)]], device cons
   g += ulong(row) * length;
   y += ulong(row) * length;
   gx += ulong(row) * length;
-  float total = 0.0f;
+  LongSum<float> sum;
   for (uint start = 0; start < length; start += kSumBlock) {
     const uint end = min(start + kSumBlock, length);
     float part = 0.0f;
     for (uint i = start; i < end; ++i) part += Op::term(static_cast<float>(g[i]), static_cast<float>(y[i]));
-    total += part;
+    sum.add(part);
   }
+  const float total = sum.total();
   for (uint i = 0; i < length; ++i) {
     gx[i] = static_cast<T>(Op::template gradient<T>(static_cast<float>(g[i]), static_cast<float>(y[i]), total));
   }
@@ -31,11 +33,12 @@ inline void columns(device const U* g, device const U* y, device T* gx, constant
   g += start;
   y += start;
   gx += start;
-  float4 total = float4(0.0f);
+  LongSum<float4> sum;
   for (uint i = 0; i < params.length; ++i) {
     const ulong row = ulong(i) * inner;
-    total += Op::term(load4<aligned>(g + row, column, inner, 0.0f), load4<aligned>(y + row, column, inner, 0.0f));
+    sum.add(Op::term(load4<aligned>(g + row, column, inner, 0.0f), load4<aligned>(y + row, column, inner, 0.0f)));
   }
+  const float4 total = sum.total();
   for (uint i = 0; i < params.length; ++i) {
     const ulong row = ulong(i) * inner;
     const float4 gi = load4<aligned>(g + row, column, inner, 0.0f);
@@ -122,7 +125,8 @@ template <typename Op, typename T, typename U, uint N>
 
 template <bool aligned, typename Op, uint N, typename T, typename U>
 inline float walk_total(Row<T, U> row, Edges<aligned, U> edges, Part part, bool first, Threadgroup team) {
-  float total = aligned || !first ? 0.0f : Op::term(edges.load(row.g, 0.0f), edges.load(row.y, 0.0f));
+  LongSum<float> total;
+  if (!aligned && first) total.add(Op::term(edges.load(row.g, 0.0f), edges.load(row.y, 0.0f)));
   float4 g[N];
   float4 y[N];
   for (uint start = part.begin; start < part.end; start += team.threads * 4 * N) {
@@ -131,9 +135,9 @@ inline float walk_total(Row<T, U> row, Edges<aligned, U> edges, Part part, bool 
     share.template load<true>(y, row.y + edges.head, part.end, 0.0f);
     float4 sum = float4(0.0f);
     for (uint n = 0; n < N; ++n) sum += Op::term(g[n], y[n]);
-    total += sum4(sum);
+    total.add(sum4(sum));
   }
-  return team.sum(total, 0);
+  return team.sum(total.total(), 0);
 }
 
 template <bool aligned, typename Op, uint N, typename T, typename U>

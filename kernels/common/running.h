@@ -3,24 +3,25 @@
 
 #include "common/exponential.h"
 #include "common/rows.h"
+#include "common/sums.h"
 
 // The running maximum of some elements and the sum of exp(x - maximum), of each component of V by itself, for results
 // of type R.
 template <typename R, typename V>
 struct Running {
   V maximum = V(-INFINITY);
-  V sum = V(0.0f);
+  LongSum<V> sum;
 
   // What to subtract from elements up to `maximum`: -inf - -inf would be NaN, where exp(-inf - 0) is the 0 we want.
   static V base(V maximum) { return select(maximum, V(0.0f), maximum == V(-INFINITY)); }
 
   void raise(V to) {
-    sum *= exponential<R>(maximum - base(to));
+    sum.scale(exponential<R>(maximum - base(to)));
     maximum = to;
   }
   void add(V x) {
     raise(max(maximum, x));
-    sum += exponential<R>(x - base(maximum));
+    sum.add(exponential<R>(x - base(maximum)));
   }
 };
 
@@ -35,7 +36,7 @@ inline void add_all(thread Running<R, float>& running, thread float4 (&v)[N]) {
   float4 sum = float4(0.0f);
 #pragma unroll
   for (uint n = 0; n < N; ++n) sum += exponential<R>(v[n] - base);
-  running.sum += sum4(sum);
+  running.sum.add(sum4(sum));
 }
 
 // Stores a share of the body of a row, which the input's vectors are; the output's may lie elsewhere.

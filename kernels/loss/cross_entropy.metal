@@ -3,12 +3,13 @@
 // With the coefficients c of a row's classes, which come from the target, from weights and from label smoothing:
 //   loss = sum(c_j (lse - x_j)) + z_loss lse^2
 //   gradient_j = (sum(c) + 2 z_loss lse) exp(x_j - lse) - c_j
-// One walk along the row finds lse = log(sum(exp(x))) and the loss, another one the gradient.
+// One walk along the row finds the largest logit m, s = sum(exp(x - m)) and the loss, another one the gradient, where
+// exp(x_j - lse) is exp(x_j - m) / s: lse = m + log(s) in one float32 has lost digits of log(s) where m is large.
 //
 //   thread   one thread has a row, whose elements may lie apart
 //   group    one threadgroup has a row
 //
-// Both exist for the loss, for the gradient from a saved lse, and for both at once, where the gradient takes the place
+// Both exist for the loss, for the gradient from a saved m and s, and for both at once, where the gradient takes the place
 // of the logits. Rows without weights, label smoothing or class probabilities have c_j = 0 but for the target: they are
 // read in whole vectors.
 #include "common/running.h"
@@ -70,7 +71,11 @@ struct LogitRow {
 
 // What the first walk finds.
 struct RowLoss {
-  float loss, lse, mass;  // mass is the sum of the coefficients
+  float loss, maximum, sum, mass;  // sum is that of the exponentials, and mass that of the coefficients
+
+  float lse() const { return maximum + log(sum); }
+  // What exponentials of differences from the maximum are multiplied by in the gradient.
+  float factor(float z_loss) const { return (mass + 2.0f * z_loss * lse()) / sum; }
 };
 
 // Four elements of a row at a time, at `threads` elements' distance.
@@ -83,7 +88,7 @@ inline RowLoss general_loss(LogitRow<T> row, Team team) {
   const float target = row.logit(row.target);  // now, since the gradient may take its place
   const float reference = isfinite(target) ? target : 0.0f;
   Running<float, float> running;
-  float mass = 0.0f, linear = 0.0f;
+  LongSum<float> masses, linears;
   for (uint start = team.thread_index; start < length; start += kStep * team.threads) {
     float4 x = float4(-INFINITY), c = float4(0.0f), products = float4(0.0f);
     for (uint k = 0; k < kStep; ++k) {
@@ -96,28 +101,26 @@ inline RowLoss general_loss(LogitRow<T> row, Team team) {
     }
     const float top = max(running.maximum, max4(x));
     running.raise(top);
-    running.sum += sum4(exp(x - Running<float, float>::base(top)));
-    mass += sum4(c);
-    linear += sum4(products);
+    running.sum.add(sum4(exp(x - Running<float, float>::base(top))));
+    masses.add(sum4(c));
+    linears.add(sum4(products));
   }
   const float maximum = team.maximum(running.maximum, 0);
   running.raise(maximum);
-  const float sum = team.sum(running.sum, 1);
-  mass = team.sum(mass, 2);
-  linear = team.sum(linear, 3);
-  const float own = row.own(), log_sum = log(sum), lse = maximum + log_sum;
+  const float sum = team.sum(running.sum.total(), 1), log_sum = log(sum), own = row.own();
+  const float mass = team.sum(masses.total(), 2), linear = team.sum(linears.total(), 3);
   float loss = own * ((maximum - target) + log_sum);
   if (row.params->general) loss += mass * ((maximum - reference) + log_sum) - linear;
-  return {row.params->probabilities ? loss - own : loss, lse, mass + own};
+  return {row.params->probabilities ? loss - own : loss, maximum, sum, mass + own};
 }
 
 template <typename T>
 inline void general_gradient(LogitRow<T> row, device T* gradient, RowLoss found, float scale, uint first,
                              uint threads) {
-  const float own = row.own(), factor = found.mass + 2.0f * row.params->z_loss * found.lse;
+  const float own = row.own(), factor = found.factor(row.params->z_loss);
   for (uint i = first; i < row.params->length; i += threads) {
     const float x = row.logit(i);
-    float value = factor * exp(x - found.lse);
+    float value = factor * exp(x - found.maximum);
     if (row.params->general) value -= row.coefficient(i);
     if (i == row.target) value -= own;
     gradient[ulong(i) * row.params->inner] = static_cast<T>(scale * value * slope(x, row.params->softcap));
@@ -146,14 +149,14 @@ inline RowLoss plain_loss(LogitRow<T> row, Threadgroup team) {
   }
   const float maximum = team.maximum(running.maximum, 0);
   running.raise(maximum);
-  const float log_sum = log(team.sum(running.sum, 1));
-  return {(maximum - target) + log_sum, maximum + log_sum, 1.0f};
+  const float sum = team.sum(running.sum.total(), 1);
+  return {(maximum - target) + log(sum), maximum, sum, 1.0f};
 }
 
 template <bool aligned, typename T>
 inline void plain_gradient(LogitRow<T> row, device T* gradient, RowLoss found, float scale, Threadgroup team) {
   constexpr uint N = kLongStep<T>;
-  const float softcap = row.params->softcap, factor = scale * (1.0f + 2.0f * row.params->z_loss * found.lse);
+  const float softcap = row.params->softcap, factor = scale * found.factor(row.params->z_loss);
   const Edges<aligned, T> edges(row.past, row.params->length, team.thread_index);
   const uint target = row.target - edges.head;  // in the body, or far beyond it
   // From the row's end on, which the walk before has left in the cache.
@@ -173,7 +176,7 @@ inline void plain_gradient(LogitRow<T> row, device T* gradient, RowLoss found, f
 #pragma unroll
     for (uint n = 0; n < N; ++n) {
       const float4 x = capped(v[n], softcap);
-      v[n] = factor * exponential<T>(x - found.lse);
+      v[n] = factor * exponential<T>(x - found.maximum);
       const uint k = target - share.at(n);
       if (k < 4) v[n] -= select(float4(0.0f), float4(scale), uint4(k) == uint4(0, 1, 2, 3));
       if (softcap > 0.0f) v[n] *= slope(x, softcap);
@@ -182,7 +185,7 @@ inline void plain_gradient(LogitRow<T> row, device T* gradient, RowLoss found, f
   }
   if (aligned) return;
   const float x = capped(edges.load(row.x, -INFINITY), softcap);
-  const float value = factor * exponential<T>(x - found.lse) - (edges.element == row.target ? scale : 0.0f);
+  const float value = factor * exponential<T>(x - found.maximum) - (edges.element == row.target ? scale : 0.0f);
   edges.store(gradient, value * slope(x, softcap));
 }
 
@@ -214,28 +217,33 @@ inline void write_gradient(LogitRow<T> row, device T* gradient, RowLoss found, f
 template <typename T>
 inline float2 result(LogitRow<T> row, RowLoss found) {
   if (row.ignored) return float2(0.0f);
-  return row.wrong ? float2(NAN) : float2(found.loss + row.params->z_loss * found.lse * found.lse, row.row_weight());
+  const float lse = found.lse();
+  return row.wrong ? float2(NAN) : float2(found.loss + row.params->z_loss * lse * lse, row.row_weight());
 }
 
 template <typename T, typename Team>
-inline void forward_row(LogitRow<T> row, device T* losses, device float2* results, device float2* saved, uint index,
+inline void forward_row(LogitRow<T> row, device T* losses, device float2* results, device float* saved, uint index,
                         Team team) {
-  RowLoss found = {0.0f, 0.0f, 0.0f};
+  RowLoss found = {0.0f, 0.0f, 1.0f, 0.0f};
   if (!row.ignored && !row.wrong) found = loss_of(row, team);
   if (team.thread_index > 0) return;
   const float2 value = result(row, found);
   losses[index] = static_cast<T>(value.x);
   results[index] = value;
-  saved[index] = float2(found.lse, found.mass);
+  saved += 3 * ulong(index);
+  saved[0] = found.maximum;
+  saved[1] = found.sum;
+  saved[2] = found.mass;
 }
 
 template <typename T, typename Team>
-inline void backward_row(LogitRow<T> row, device const T* grad, device const float* total, device const float2* saved,
+inline void backward_row(LogitRow<T> row, device const T* grad, device const float* total, device const float* saved,
                          device T* gradient, uint index, Team team) {
   gradient += row.offset;
   const float scale =
       row.params->scale_of_row ? static_cast<float>(grad[index]) : static_cast<float>(grad[0]) / total[0];
-  RowLoss found = {0.0f, saved[index].x, saved[index].y};
+  saved += 3 * ulong(index);
+  const RowLoss found = {0.0f, saved[0], saved[1], saved[2]};
   if (row.ignored || row.wrong) {
     const float value = row.ignored ? 0.0f : NAN;
     for (uint i = team.thread_index; i < row.params->length; i += team.threads)
@@ -254,7 +262,7 @@ template <typename T, typename Team>
 inline void replace_row(LogitRow<T> row, device T* x, device const float* scales, device float* losses, uint index,
                         Team team) {
   x += row.x - x;
-  RowLoss found = {0.0f, 0.0f, 0.0f};
+  RowLoss found = {0.0f, 0.0f, 1.0f, 0.0f};
   if (row.ignored || row.wrong) {
     for (uint i = team.thread_index; i < row.params->length; i += team.threads)
       x[i] = static_cast<T>(row.ignored ? 0.0f : NAN);
@@ -270,7 +278,7 @@ template <typename T>
 kernel void cross_entropy_thread(device const T* x [[buffer(0)]], device const long* targets [[buffer(1)]],
                                  device const T* probabilities [[buffer(2)]], device const float* weight [[buffer(3)]],
                                  device T* losses [[buffer(4)]], device float2* results [[buffer(5)]],
-                                 device float2* saved [[buffer(6)]], constant CrossEntropyParams& params [[buffer(7)]],
+                                 device float* saved [[buffer(6)]], constant CrossEntropyParams& params [[buffer(7)]],
                                  uint index [[thread_position_in_grid]]) {
   forward_row(LogitRow<T>(x, targets, probabilities, weight, params, index), losses, results, saved, index, Alone());
 }
@@ -279,7 +287,7 @@ template <typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(1024)]] void cross_entropy_group(
     device const T* x [[buffer(0)]], device const long* targets [[buffer(1)]],
     device const T* probabilities [[buffer(2)]], device const float* weight [[buffer(3)]],
-    device T* losses [[buffer(4)]], device float2* results [[buffer(5)]], device float2* saved [[buffer(6)]],
+    device T* losses [[buffer(4)]], device float2* results [[buffer(5)]], device float* saved [[buffer(6)]],
     constant CrossEntropyParams& params [[buffer(7)]], uint index [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[4 * 32];
@@ -292,7 +300,7 @@ kernel void cross_entropy_backward_thread(device const T* x [[buffer(0)]], devic
                                           device const T* probabilities [[buffer(2)]],
                                           device const float* weight [[buffer(3)]], device const T* grad [[buffer(4)]],
                                           device const float* total [[buffer(5)]],
-                                          device const float2* saved [[buffer(6)]], device T* gradient [[buffer(7)]],
+                                          device const float* saved [[buffer(6)]], device T* gradient [[buffer(7)]],
                                           constant CrossEntropyParams& params [[buffer(8)]],
                                           uint index [[thread_position_in_grid]]) {
   backward_row(LogitRow<T>(x, targets, probabilities, weight, params, index), grad, total, saved, gradient, index,
@@ -304,7 +312,7 @@ template <typename T>
     device const T* x [[buffer(0)]], device const long* targets [[buffer(1)]],
     device const T* probabilities [[buffer(2)]], device const float* weight [[buffer(3)]],
     device const T* grad [[buffer(4)]], device const float* total [[buffer(5)]],
-    device const float2* saved [[buffer(6)]], device T* gradient [[buffer(7)]],
+    device const float* saved [[buffer(6)]], device T* gradient [[buffer(7)]],
     constant CrossEntropyParams& params [[buffer(8)]], uint index [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
   const Threadgroup team(thread_index, threads, nullptr);
@@ -335,10 +343,11 @@ template <typename T>
 // The sum of losses and that of their weights, in one order whatever the device: first of parts, then of these.
 
 inline float2 sum_of_pairs(device const float2* pairs, uint first, uint last, Threadgroup team) {
-  float2 sum = float2(0.0f);
-  for (uint i = first + team.thread_index; i < last; i += team.threads) sum += pairs[i];
-  const float losses = team.sum(sum.x, 0);
-  return float2(losses, team.sum(sum.y, 1));
+  LongSum<float2> sum;
+  for (uint i = first + team.thread_index; i < last; i += team.threads) sum.add(pairs[i]);
+  const float2 total = sum.total();
+  const float losses = team.sum(total.x, 0);
+  return float2(losses, team.sum(total.y, 1));
 }
 
 [[kernel]] [[max_total_threads_per_threadgroup(1024)]] void cross_entropy_parts(

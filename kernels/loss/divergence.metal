@@ -16,19 +16,20 @@ struct Pair {
   device const T* input;
   device const T* target;
   constant DivergenceParams* params;
-  float input_lse, target_lse;
+  float2 input_lse, target_lse;  // the logarithms of sums of exponentials, each as the sum of two numbers
 
   float4 load(device const T* row, uint i, float otherwise) const {
     return params->aligned ? load4<true>(row, i, params->length, otherwise)
                            : load4<false>(row, i, params->length, otherwise);
   }
   float4 logits(device const T* row, uint i) const { return params->scale * load(row, i, -INFINITY); }
+  float4 log_softmax(device const T* row, uint i, float2 lse) const { return (logits(row, i) - lse.x) - lse.y; }
   float4 log_q(uint i) const {
-    return params->input == DIVERGENCE_LOGITS ? logits(input, i) - input_lse : load(input, i, -INFINITY);
+    return params->input == DIVERGENCE_LOGITS ? log_softmax(input, i, input_lse) : load(input, i, -INFINITY);
   }
   float4 log_p(uint i) const {
     if (params->target == DIVERGENCE_PROBABILITIES) return log(load(target, i, 0.0f));
-    return params->target == DIVERGENCE_LOGITS ? logits(target, i) - target_lse : load(target, i, -INFINITY);
+    return params->target == DIVERGENCE_LOGITS ? log_softmax(target, i, target_lse) : load(target, i, -INFINITY);
   }
 };
 
@@ -61,7 +62,7 @@ inline float4 probability(Pair<T> pair, uint i, float4 log_p) {
 }
 
 template <typename T, typename Team>
-inline float lse_of(Pair<T> pair, device const T* row, Team team, uint reduction) {
+inline float2 lse_of(Pair<T> pair, device const T* row, Team team, uint reduction) {
   Running<float, float> running;
   for (uint i = 4 * team.thread_index; i < pair.params->length; i += 4 * team.threads) {
     float4 v[1] = {pair.logits(row, i)};
@@ -69,25 +70,25 @@ inline float lse_of(Pair<T> pair, device const T* row, Team team, uint reduction
   }
   const float maximum = team.maximum(running.maximum, reduction);
   running.raise(maximum);
-  return maximum + log(team.sum(running.sum, reduction + 1));
+  return float2(maximum, log(team.sum(running.sum.total(), reduction + 1)));
 }
 
 // The divergence, and the sum of its derivatives. It leaves the normalizations in the pair.
 template <typename T, typename Team>
 inline float2 divergence(thread Pair<T>& pair, Team team) {
   constant DivergenceParams& params = *pair.params;
-  pair.input_lse = params.input == DIVERGENCE_LOGITS ? lse_of(pair, pair.input, team, 0) : 0.0f;
-  pair.target_lse = params.target == DIVERGENCE_LOGITS ? lse_of(pair, pair.target, team, 2) : 0.0f;
-  float loss = 0.0f, total = 0.0f;
+  pair.input_lse = params.input == DIVERGENCE_LOGITS ? lse_of(pair, pair.input, team, 0) : float2(0.0f);
+  pair.target_lse = params.target == DIVERGENCE_LOGITS ? lse_of(pair, pair.target, team, 2) : float2(0.0f);
+  LongSum<float> loss, total;
   for (uint i = 4 * team.thread_index; i < params.length; i += 4 * team.threads) {
     const float4 log_p = pair.log_p(i), log_q = pair.log_q(i), p = probability(pair, i, log_p);
     float4 term = terms(p, log_p, log_q, params.beta), h = derivatives(p, log_p, log_q, params.beta);
     // What is beyond the row's end has no probability.
     const bool4 inside = i + uint4(0, 1, 2, 3) < params.length;
-    loss += sum4(select(float4(0.0f), term, inside));
-    total += sum4(select(float4(0.0f), h, inside));
+    loss.add(sum4(select(float4(0.0f), term, inside)));
+    total.add(sum4(select(float4(0.0f), h, inside)));
   }
-  return float2(team.sum(loss, 4), team.sum(total, 5));
+  return float2(team.sum(loss.total(), 4), team.sum(total.total(), 5));
 }
 
 template <typename T, typename Team>
@@ -109,13 +110,16 @@ template <typename T, typename Team>
 inline void forward_row(device const T* input, device const T* target, device float* losses, device float* saved,
                         constant DivergenceParams& params, uint row, Team team) {
   const ulong offset = ulong(row) * params.length;
-  Pair<T> pair = {input + offset, target + offset, &params, 0.0f, 0.0f};
+  Pair<T> pair = {input + offset, target + offset, &params, float2(0.0f), float2(0.0f)};
   const float2 found = divergence(pair, team);
   if (team.thread_index > 0) return;
   losses[row] = found.x;
-  saved[3 * row] = pair.input_lse;
-  saved[3 * row + 1] = pair.target_lse;
-  saved[3 * row + 2] = found.y;
+  saved += 5 * ulong(row);
+  saved[0] = pair.input_lse.x;
+  saved[1] = pair.input_lse.y;
+  saved[2] = pair.target_lse.x;
+  saved[3] = pair.target_lse.y;
+  saved[4] = found.y;
 }
 
 template <typename T, typename Team>
@@ -123,8 +127,10 @@ inline void backward_row(device const float* scales, device const T* input, devi
                          device const float* saved, device T* gradient, constant DivergenceParams& params, uint row,
                          Team team) {
   const ulong offset = ulong(row) * params.length;
-  const Pair<T> pair = {input + offset, target + offset, &params, saved[3 * row], saved[3 * row + 1]};
-  write_gradient(pair, gradient + offset, saved[3 * row + 2], scales[params.scale_of_row ? row : 0], team);
+  saved += 5 * ulong(row);
+  const Pair<T> pair = {input + offset, target + offset, &params, float2(saved[0], saved[1]),
+                        float2(saved[2], saved[3])};
+  write_gradient(pair, gradient + offset, saved[4], scales[params.scale_of_row ? row : 0], team);
 }
 
 // The gradient takes the place of the input.
@@ -132,7 +138,7 @@ template <typename T, typename Team>
 inline void replace_row(device T* input, device const T* target, device const float* scales, device float* losses,
                         constant DivergenceParams& params, uint row, Team team) {
   const ulong offset = ulong(row) * params.length;
-  Pair<T> pair = {input + offset, target + offset, &params, 0.0f, 0.0f};
+  Pair<T> pair = {input + offset, target + offset, &params, float2(0.0f), float2(0.0f)};
   const float2 found = divergence(pair, team);
   if (team.thread_index == 0) losses[row] = found.x;
   write_gradient(pair, input + offset, found.y, scales[params.scale_of_row ? row : 0], team);

@@ -35,7 +35,8 @@ class _Options(NamedTuple):
 class _Rows(NamedTuple):
     """What the gradient of rows needs, besides the logits."""
 
-    lse: Tensor
+    largest: Tensor  # logit of all shards
+    log_sum: Tensor  # of exponentials of differences from that; one float32 for their sum would lose its digits
     target_weight: Tensor
     inside: Tensor  # whether the target is a class of this shard
     place: Tensor  # where it is
@@ -62,21 +63,23 @@ def _losses(y, target, weight, options):
     place = place.where(inside, 0)
     largest = _reduced(y.amax(1), "max", options.groups)
     largest = largest.where(largest.abs() != torch.inf, 0.0)
-    sums = [(y - largest[:, None]).exp().sum(1), y.gather(1, place[:, None])[:, 0].where(inside, 0.0)]
+    y = y - largest[:, None]
+    sums = [y.exp().sum(1), y.gather(1, place[:, None])[:, 0].where(inside, 0.0)]
     smoothing, whole_weight = options.label_smoothing / options.classes, float(options.classes)
     if weight is not None:
         whole_weight = weight.sum()
     if smoothing:
         sums.append((y if weight is None else y * _part(weight, y, options)).sum(1))
     exponentials, picked, *rest = _reduced(torch.stack(sums), "sum", options.groups)
-    lse = largest + exponentials.log()
+    log_sum = exponentials.log()
     chosen = target.where(counted & ~wrong, 0)
-    target_weight = torch.ones_like(lse) if weight is None else weight[chosen]
+    target_weight = torch.ones_like(log_sum) if weight is None else weight[chosen]
     target_weight = (target_weight * counted).where(~wrong, torch.nan)
-    losses = (1 - options.label_smoothing) * target_weight * (lse - picked) + options.z_loss * lse.square()
+    losses = (1 - options.label_smoothing) * target_weight * (log_sum - picked)
+    losses = losses + options.z_loss * (largest + log_sum).square()
     if smoothing:
-        losses = losses + smoothing * (whole_weight * lse - rest[0])
-    return losses.where(counted, 0.0), _Rows(lse, target_weight, inside, place, counted)
+        losses = losses + smoothing * (whole_weight * log_sum - rest[0])
+    return losses.where(counted, 0.0), _Rows(largest, log_sum, target_weight, inside, place, counted)
 
 
 def _part(weight, y, options):
@@ -89,7 +92,8 @@ def _gradient(y, rows, weight, scale, options):
     smoothing = options.label_smoothing / options.classes
     chosen = (1 - options.label_smoothing) * rows.target_weight
     mass = chosen + smoothing * (options.classes if weight is None else weight.sum())
-    gradient = (y - rows.lse[:, None]).exp() * (mass + 2 * options.z_loss * rows.lse)[:, None]
+    factor = mass + 2 * options.z_loss * (rows.largest + rows.log_sum)
+    gradient = (y - rows.largest[:, None] - rows.log_sum[:, None]).exp() * factor[:, None]
     if smoothing:
         gradient -= smoothing * (1.0 if weight is None else _part(weight, y, options))
     gradient.scatter_add_(1, rows.place[:, None], -(chosen * rows.inside)[:, None])

@@ -41,13 +41,15 @@ def _coefficients(x, target, weight, ignore_index, label_smoothing):
 
 
 def _composite(x, target, weight, ignore_index, label_smoothing, softcap, z_loss):
-    """The losses of rows, their weights, lse and the sums of coefficients, in float32 or float64."""
+    """The losses of rows, their weights, the largest logits, the sums of exponentials of differences from these, and
+    the sums of coefficients, in float32 or float64."""
     wide = cap(_with_classes_last(x).to(_wide(x)), softcap)
     coefficients, counted, row_weights = _coefficients(wide, target, weight, ignore_index, label_smoothing)
-    lse = wide.logsumexp(-1)
-    terms = coefficients * (lse[..., None] - wide)
-    losses = terms.where(coefficients != 0, 0.0).sum(-1) + z_loss * lse.square()
-    return losses.where(counted, 0.0), row_weights, lse, coefficients.sum(-1)
+    terms = -coefficients * wide.log_softmax(-1)
+    losses = terms.where(coefficients != 0, 0.0).sum(-1) + z_loss * wide.logsumexp(-1).square()
+    largest = wide.amax(-1)
+    sums = (wide - largest[..., None]).exp().sum(-1)
+    return losses.where(counted, 0.0), row_weights, largest, sums, coefficients.sum(-1)
 
 
 def _wide(x):
@@ -56,8 +58,8 @@ def _wide(x):
 
 @cpu_kernel("cross_entropy")
 def _(x, target, weight, reduction, ignore_index, label_smoothing, softcap, z_loss):
-    losses, weights, lse, mass = _composite(x, target, weight, ignore_index, label_smoothing, softcap, z_loss)
-    saved = torch.stack((lse, mass), -1).view(-1, 2).float()
+    losses, weights, *parts = _composite(x, target, weight, ignore_index, label_smoothing, softcap, z_loss)
+    saved = torch.stack(parts, -1).view(-1, 3).float()
     if reduction == 0:
         return losses.contiguous().to(x.dtype), saved, saved.new_empty(0)
     total = weights.sum().view(1).float() if reduction == 1 else torch.ones(1, device=x.device)
@@ -68,7 +70,7 @@ def _(x, target, weight, reduction, ignore_index, label_smoothing, softcap, z_lo
 def _(x, target, weight, reduction, ignore_index, label_smoothing, softcap, z_loss):
     shape = (x.shape[:1] + x.shape[2:] if x.dim() > 1 else ()) if reduction == 0 else ()
     count = x.numel() // x.shape[1 if x.dim() > 1 else 0]
-    saved, total = (x.new_empty(sizes, dtype=torch.float32) for sizes in ((count, 2), (0 if reduction == 0 else 1,)))
+    saved, total = (x.new_empty(sizes, dtype=torch.float32) for sizes in ((count, 3), (0 if reduction == 0 else 1,)))
     return x.new_empty(shape), saved, total
 
 
@@ -78,12 +80,11 @@ def cross_entropy_gradient(grad, x, target, weight, total, reduction, ignore_ind
     wide = _with_classes_last(x).to(_wide(x))
     y = cap(wide, softcap)
     coefficients, counted, _ = _coefficients(y, target, weight, ignore_index, label_smoothing)
-    lse = y.logsumexp(-1, keepdim=True)
-    factor = coefficients.sum(-1, keepdim=True) + 2 * z_loss * lse
+    factor = coefficients.sum(-1, keepdim=True) + 2 * z_loss * y.logsumexp(-1, keepdim=True)
     scale = grad.to(_wide(x)) if reduction == 0 else grad.to(_wide(x)) / total.to(_wide(x))[0]
     # The scale of a row that is not counted may be infinite. The derivatives of the row's zeros would be NaN.
     scale = scale.expand(x.shape[:1] + x.shape[2:] if x.dim() > 1 else ()).where(counted, 0.0)
-    gx = (factor * (y - lse).exp() - coefficients) * scale[..., None]
+    gx = (factor * y.softmax(-1) - coefficients) * scale[..., None]
     if softcap:
         gx = gx * (1 - (y / softcap).square()).where(y != -torch.inf, 0.0)
     gx = gx.where(counted[..., None], 0.0).to(x.dtype)

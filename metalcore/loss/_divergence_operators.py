@@ -76,13 +76,13 @@ def _gradient(grad, input, target, beta, input_kind, target_kind, scale):
 @cpu_kernel("divergence")
 def _(input, target, *options):
     losses = divergence_by_torch(input, target, *options).float()
-    return losses, losses.new_zeros(len(losses), 3)
+    return losses, losses.new_zeros(len(losses), 5)
 
 
 @fake_kernel("divergence")
 def _(input, target, *options):
     rows = input.shape[0]
-    return input.new_empty(rows, dtype=torch.float32), input.new_empty((rows, 3), dtype=torch.float32)
+    return input.new_empty(rows, dtype=torch.float32), input.new_empty((rows, 5), dtype=torch.float32)
 
 
 @cpu_kernel("divergence_backward")

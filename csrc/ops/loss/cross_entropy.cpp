@@ -124,7 +124,7 @@ CrossEntropyParams params_of(const Shape& shape, const Rows& x, const Tensor& gr
 // Threadgroups sum so many losses each.
 constexpr int64_t kSummed = 8192, kMostParts = 1024;
 
-// Returns the loss or the losses; lse and the sum of coefficients of each row; and by what a reduced loss is divided,
+// Returns the loss or the losses; the largest logit, the sum of exponentials and that of coefficients of each row; and by what a reduced loss is divided,
 // which has no elements for losses that are not reduced.
 std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& input, const Tensor& target_, const MaybeTensor& weight_,
                                                  int64_t reduction, int64_t ignore_index, double label_smoothing,
@@ -152,7 +152,7 @@ std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& input, const Tens
     losses = new_tensor({shape.rows}, dtype, input);
   }
   const Tensor results = new_tensor({shape.rows, 2}, ScalarType::Float, input);
-  const Tensor saved = new_tensor({shape.rows, 2}, ScalarType::Float, input);
+  const Tensor saved = new_tensor({shape.rows, 3}, ScalarType::Float, input);
   const int64_t share = std::max(kSummed, ceil_div(shape.rows, kMostParts)), groups = ceil_div(shape.rows, share);
   const bool reduced = reduction != kNone, in_parts = reduced && groups > 1;
   const MaybeTensor parts = in_parts ? MaybeTensor(new_tensor({groups, 2}, ScalarType::Float, input)) : std::nullopt;
@@ -199,7 +199,7 @@ Tensor cross_entropy_backward(const Tensor& grad, const Tensor& input, const Ten
         ": grad does not have the shape of the loss");
   check_float32(op, "saved", saved);
   check_same_device(op, "saved", saved, input);
-  check(saved.numel() == 2 * shape.rows && saved.is_contiguous(), "metalcore::", op, ": saved does not belong to x");
+  check(saved.numel() == 3 * shape.rows && saved.is_contiguous(), "metalcore::", op, ": saved does not belong to x");
   check_float32(op, "total", total);
   check_same_device(op, "total", total, input);
   check(total.numel() == (reduction == kNone ? 0 : 1), "metalcore::", op,
