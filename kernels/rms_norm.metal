@@ -18,14 +18,14 @@ kernel void rms_norm_thread(device const T* x [[buffer(0)]], device const T* res
       sum[i] = static_cast<T>(static_cast<float>(x[i]) + static_cast<float>(residual[i]));
     x = sum;
   }
-  float squares = 0.0f;
+  LongSum<float> squares;
   for (uint start = 0; start < length; start += kSumBlock) {
     const uint end = min(start + kSumBlock, length);
     float part = 0.0f;
     for (uint i = start; i < end; ++i) part += static_cast<float>(x[i]) * static_cast<float>(x[i]);
-    squares += part;
+    squares.add(part);
   }
-  const float scale = scale_of(squares, params);
+  const float scale = scale_of(squares.total(), params);
   if (params.with_scales) scales[row] = scale;
   for (uint i = 0; i < length; ++i) {
     const float normal = static_cast<float>(x[i]) * scale;
@@ -92,14 +92,14 @@ template <bool aligned, typename T, typename W, uint N>
 template <bool aligned, uint N, typename T>
 inline float walk_squares(device const T* x, device const T* residual, device T* sum, constant RmsNormParams& params,
                           Threadgroup team) {
-  float squares = 0.0f;
+  LongSum<float> squares;
   for (uint start = 0; start < params.length; start += team.threads * 4 * N) {
     const Slice<aligned, T, N> slice(team.thread_index, start);
     typename Slice<aligned, T, N>::template Of<T> v;
     fetch_input(slice, v, x, residual, sum, params, params.length);
-    squares += squares_of<N>(slice, v, params.length);
+    squares.add(squares_of<N>(slice, v, params.length));
   }
-  return team.sum(squares, 0);
+  return team.sum(squares.total(), 0);
 }
 
 template <bool aligned, uint N, typename T, typename W>

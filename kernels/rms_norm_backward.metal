@@ -28,22 +28,20 @@ kernel void rms_norm_backward_thread(device const T* grad [[buffer(0)]], device 
   x += row_at(params.x, row);
   gx += ulong(row) * length;
   residual += row_at(params.residual, row);
-  float squares = 0.0f;
-  float product = 0.0f;
+  LongSum<float2> sums;  // of squares and of products
   for (uint start = 0; start < length; start += kSumBlock) {
     const uint end = min(start + kSumBlock, length);
-    float square_part = 0.0f;
-    float product_part = 0.0f;
+    float2 part = float2(0.0f);
     for (uint i = start; i < end; ++i) {
       const float v = static_cast<float>(x[i]);
       const float g = static_cast<float>(grad[i]);
-      square_part += v * v;
-      product_part += (has_weight ? g * (static_cast<float>(weight[i]) + params.offset) : g) * v;
+      part.x += v * v;
+      part.y += (has_weight ? g * (static_cast<float>(weight[i]) + params.offset) : g) * v;
     }
-    squares += square_part;
-    product += product_part;
+    sums.add(part);
   }
-  const float2 factors = factors_of(squares, product, 1.0f / static_cast<float>(length), given + row, params);
+  const float2 found = sums.total();
+  const float2 factors = factors_of(found.x, found.y, 1.0f / static_cast<float>(length), given + row, params);
   scales[row] = factors.x;
   for (uint i = 0; i < length; ++i) {
     const float g = static_cast<float>(grad[i]);
@@ -356,12 +354,12 @@ inline void sum_chunk(device const T* grad, device const T* x, device const floa
   const uint column = at.x * 4;
   const uint first = at.y * params.chunk_rows;
   const uint last = min(first + params.chunk_rows, params.rows);
-  float4 sum = float4(0.0f);
+  LongSum<float4> sum;
   for (uint row = first; row < last; ++row) {
-    sum += load4<aligned>(grad + row_at(params.grad, row), column, params.length, 0.0f) *
-           load4<aligned>(x + row_at(params.x, row), column, params.length, 0.0f) * scales[row];
+    sum.add(load4<aligned>(grad + row_at(params.grad, row), column, params.length, 0.0f) *
+            load4<aligned>(x + row_at(params.x, row), column, params.length, 0.0f) * scales[row]);
   }
-  store4<false>(partial + ulong(at.y) * params.length, column, params.length, sum);
+  store4<false>(partial + ulong(at.y) * params.length, column, params.length, sum.total());
 }
 
 template <typename T>

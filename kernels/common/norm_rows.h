@@ -3,6 +3,7 @@
 
 #include "common/held.h"
 #include "common/row_strides.h"
+#include "common/sums.h"
 #include "rms_norm.h"
 
 // Where a row begins.

@@ -1,11 +1,8 @@
 // The sums of columns of float32, for gradients of parameters that all rows share. Kernels leave partial sums, one row
 // of them for each chunk of their own rows, and this adds them up. There are no atomics, so that the order of the
 // additions is always the same. The columns from `first` on go to a second result.
-#include <metal_stdlib>
-
+#include "common/sums.h"
 #include "norm/column_sums.h"
-
-using namespace metal;
 
 template <typename W>
 inline void put_sum(device W* first, device W* second, constant ColumnSumsParams& params, uint column, float sum) {
@@ -20,9 +17,9 @@ template <typename W>
 kernel void column_sums_thread(device const float* partial [[buffer(0)]], device W* first [[buffer(1)]],
                                device W* second [[buffer(2)]], constant ColumnSumsParams& params [[buffer(3)]],
                                uint column [[thread_position_in_grid]]) {
-  float sum = 0.0f;
-  for (uint chunk = 0; chunk < params.chunks; ++chunk) sum += partial[ulong(chunk) * params.columns + column];
-  put_sum(first, second, params, column, sum);
+  LongSum<float> sum;
+  for (uint chunk = 0; chunk < params.chunks; ++chunk) sum.add(partial[ulong(chunk) * params.columns + column]);
+  put_sum(first, second, params, column, sum.total());
 }
 
 // Many chunks: a threadgroup for 32 columns. Each of its simdgroups has every 16th chunk, some on their way at once.

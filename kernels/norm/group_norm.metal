@@ -26,15 +26,14 @@ kernel void group_norm_thread(device const T* x [[buffer(0)]], device const T* w
   const uint length = params.channels * params.area;
   x += ulong(row) * length;
   y += ulong(row) * length;
-  float total = 0.0f;
+  LongSum<float> total, squares;
   for (uint start = 0; start < length; start += kSumBlock) {
     const uint end = min(start + kSumBlock, length);
     float part = 0.0f;
     for (uint i = start; i < end; ++i) part += static_cast<float>(x[i]);
-    total += part;
+    total.add(part);
   }
-  const float mean = total / static_cast<float>(length);
-  float squares = 0.0f;
+  const float mean = total.total() / static_cast<float>(length);
   for (uint start = 0; start < length; start += kSumBlock) {
     const uint end = min(start + kSumBlock, length);
     float part = 0.0f;
@@ -42,9 +41,9 @@ kernel void group_norm_thread(device const T* x [[buffer(0)]], device const T* w
       const float d = static_cast<float>(x[i]) - mean;
       part += d * d;
     }
-    squares += part;
+    squares.add(part);
   }
-  const float scale = scale_of(squares, params);
+  const float scale = scale_of(squares.total(), params);
   means[row] = mean;
   scales[row] = scale;
   for (uint channel = 0; channel < params.channels; ++channel) {

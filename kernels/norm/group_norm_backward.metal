@@ -8,6 +8,7 @@
 // gradient, stay in memory, and a small kernel makes the parameters' gradients of them. In `aligned` dispatches
 // segments begin and end at multiples of 16 bytes.
 #include "common/held.h"
+#include "common/sums.h"
 #include "norm/group_norm.h"
 
 template <typename T>
@@ -30,10 +31,9 @@ kernel void group_norm_backward_thread(device const T* grad [[buffer(0)]], devic
   x += ulong(row) * length;
   gx += ulong(row) * length;
   parts += ulong(row) * params.channels;
-  float total = 0.0f;
-  float product = 0.0f;
+  LongSum<float2> group_sums;
   for (uint channel = 0; channel < params.channels; ++channel) {
-    float2 sums = float2(0.0f);
+    LongSum<float2> sums;
     const uint last = (channel + 1) * params.area;
     for (uint start = channel * params.area; start < last; start += kSumBlock) {
       const uint end = min(start + kSumBlock, last);
@@ -43,15 +43,14 @@ kernel void group_norm_backward_thread(device const T* grad [[buffer(0)]], devic
         part.x += g * ((static_cast<float>(x[i]) - mean) * scale);
         part.y += g;
       }
-      sums += part;
+      sums.add(part);
     }
-    parts[channel] = sums;
-    const float w = weight_of(weight, params, first_channel + channel);
-    product += w * sums.x;
-    total += w * sums.y;
+    parts[channel] = sums.total();
+    group_sums.add(weight_of(weight, params, first_channel + channel) * sums.total());
   }
-  product /= static_cast<float>(length);
-  total /= static_cast<float>(length);
+  const float2 means_of_group = group_sums.total() / static_cast<float>(length);
+  const float product = means_of_group.x;
+  const float total = means_of_group.y;
   for (uint channel = 0; channel < params.channels; ++channel) {
     const float w = weight_of(weight, params, first_channel + channel);
     for (uint i = channel * params.area; i < (channel + 1) * params.area; ++i) {
@@ -88,7 +87,7 @@ template <bool aligned, typename T>
     const Part part(params.area, unit % params.segments, params.segment);
     device const T* const some_x = x + channel * params.area;
     device const T* const some_grad = grad + channel * params.area;
-    float2 sums = float2(0.0f);
+    LongSum<float2> some;
     for (uint start = part.begin; start < part.end; start += 128 * N) {
       const Piece piece(team.lane, start);
       typename Piece::template Of<T> v;
@@ -97,10 +96,11 @@ template <bool aligned, typename T>
       piece.fetch(g, some_grad, part.end);
       for (uint n = 0; n < N; ++n) {
         const float2 found = float2(sum4(g[n] * (v[n] - mean)) * scale, sum4(g[n]));
-        sums += piece.holds(n, part.end) ? found : float2(0.0f);
+        some.add(piece.holds(n, part.end) ? found : float2(0.0f));
       }
     }
-    sums = float2(simd_sum(sums.x), simd_sum(sums.y));
+    const float2 lane_sums = some.total();
+    const float2 sums = float2(simd_sum(lane_sums.x), simd_sum(lane_sums.y));
     if (team.lane == 0) {
       parts[unit] = sums;
       const float w = weight_of(weight, params, first_channel + channel);
@@ -139,12 +139,13 @@ kernel void group_norm_weight(device const float2* parts [[buffer(0)]], device T
                               uint simdgroups [[simdgroups_per_threadgroup]]) {
   const uint channel = group * simdgroups + simdgroup;
   if (channel >= params.channels) return;
-  float2 sums = float2(0.0f);
+  LongSum<float2> some;
   for (uint i = lane; i < params.batch * params.segments; i += 32) {
     const uint entry = i / params.segments, segment = i % params.segments;
-    sums += parts[(ulong(entry) * params.channels + channel) * params.segments + segment];
+    some.add(parts[(ulong(entry) * params.channels + channel) * params.segments + segment]);
   }
-  sums = float2(simd_sum(sums.x), simd_sum(sums.y));
+  const float2 lane_sums = some.total();
+  const float2 sums = float2(simd_sum(lane_sums.x), simd_sum(lane_sums.y));
   if (lane > 0) return;
   gw[channel] = static_cast<T>(sums.x);
   gb[channel] = static_cast<T>(sums.y);

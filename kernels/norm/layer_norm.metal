@@ -33,15 +33,14 @@ kernel void layer_norm_thread(device const T* x [[buffer(0)]], device const T* r
       sum[i] = static_cast<T>(static_cast<float>(x[i]) + static_cast<float>(residual[i]));
     x = sum;
   }
-  float total = 0.0f;
+  LongSum<float> total, squares;
   for (uint start = 0; start < length; start += kSumBlock) {
     const uint end = min(start + kSumBlock, length);
     float part = 0.0f;
     for (uint i = start; i < end; ++i) part += static_cast<float>(x[i]);
-    total += part;
+    total.add(part);
   }
-  const float mean = total / static_cast<float>(length);
-  float squares = 0.0f;
+  const float mean = total.total() / static_cast<float>(length);
   for (uint start = 0; start < length; start += kSumBlock) {
     const uint end = min(start + kSumBlock, length);
     float part = 0.0f;
@@ -49,9 +48,9 @@ kernel void layer_norm_thread(device const T* x [[buffer(0)]], device const T* r
       const float d = static_cast<float>(x[i]) - mean;
       part += d * d;
     }
-    squares += part;
+    squares.add(part);
   }
-  const float scale = scale_of(squares, params);
+  const float scale = scale_of(squares.total(), params);
   if (params.statistics) {
     means[row] = mean;
     scales[row] = scale;

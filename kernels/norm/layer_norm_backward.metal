@@ -27,22 +27,20 @@ kernel void layer_norm_backward_thread(device const T* grad [[buffer(0)]], devic
   x += row_at(params.x, row);
   residual += row_at(params.residual, row);
   gx += ulong(row) * length;
-  float total = 0.0f;
-  float product = 0.0f;
+  LongSum<float2> sums;  // of gradients and of products
   for (uint start = 0; start < length; start += kSumBlock) {
     const uint end = min(start + kSumBlock, length);
-    float total_part = 0.0f;
-    float product_part = 0.0f;
+    float2 part = float2(0.0f);
     for (uint i = start; i < end; ++i) {
       const float g = static_cast<float>(grad[i]) * (has_weight ? static_cast<float>(weight[i]) : 1.0f);
-      total_part += g;
-      product_part += g * ((static_cast<float>(x[i]) - mean) * scale);
+      part.x += g;
+      part.y += g * ((static_cast<float>(x[i]) - mean) * scale);
     }
-    total += total_part;
-    product += product_part;
+    sums.add(part);
   }
-  total /= static_cast<float>(length);
-  product /= static_cast<float>(length);
+  const float2 row_means = sums.total() / static_cast<float>(length);
+  const float total = row_means.x;
+  const float product = row_means.y;
   for (uint i = 0; i < length; ++i) {
     const float g = fma(static_cast<float>(grad[i]), has_weight ? static_cast<float>(weight[i]) : 1.0f, -0.0f);
     const float normal = (static_cast<float>(x[i]) - mean) * scale;
@@ -226,7 +224,7 @@ template <bool aligned, typename T>
   typename RowSlice::template Of<T> v;
   typename RowSlice::template Of<T> g;
   typename RowSlice::template Of<T> w;
-  float sums[2] = {0.0f, 0.0f};
+  LongSum<float2> some;
   for (uint start = 0; start < length; start += threads * 4 * N) {
     const RowSlice slice(thread_index, start);
     slice.fetch(v, x, length);
@@ -238,10 +236,10 @@ template <bool aligned, typename T>
       differences[n] = v[n] - mean;
       gradients[n] = g[n];
     }
-    const float2 sum = sums_of<N>(slice, differences, gradients, w, scale, length);
-    sums[0] += sum.x;
-    sums[1] += sum.y;
+    some.add(sums_of<N>(slice, differences, gradients, w, scale, length));
   }
+  const float2 mine = some.total();
+  float sums[2] = {mine.x, mine.y};
   team.sum(sums, 0);
   const float total = sums[0] / static_cast<float>(length), product = sums[1] / static_cast<float>(length);
   for (uint start = 0; start < length; start += threads * 4 * N) {
@@ -267,16 +265,15 @@ inline void sum_chunk(device const T* grad, device const T* x, device const floa
   const uint column = at.x * 4;
   const uint first = at.y * params.chunk_rows;
   const uint last = min(first + params.chunk_rows, params.rows);
-  float4 gw = float4(0.0f);
-  float4 gb = float4(0.0f);
+  LongSum<float4> gw, gb;
   for (uint row = first; row < last; ++row) {
     const float4 g = load4<aligned>(grad + row_at(params.grad, row), column, params.length, 0.0f);
     const float4 v = load4<aligned>(x + row_at(params.x, row), column, params.length, 0.0f);
-    gw += g * ((v - means[row]) * scales[row]);
-    gb += g;
+    gw.add(g * ((v - means[row]) * scales[row]));
+    gb.add(g);
   }
-  store4<false>(partial + 2 * ulong(at.y) * params.length, column, params.length, gw);
-  store4<false>(partial + (2 * ulong(at.y) + 1) * params.length, column, params.length, gb);
+  store4<false>(partial + 2 * ulong(at.y) * params.length, column, params.length, gw.total());
+  store4<false>(partial + (2 * ulong(at.y) + 1) * params.length, column, params.length, gb.total());
 }
 
 template <typename T>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/held.h"
+#include "common/sums.h"
 
 // How many elements of float4 number n are in a row that ends before element `end`, and the sum of the squares of these
 // elements' differences from `mean`.
