@@ -130,12 +130,12 @@ class Override:
 
 @dataclass(frozen=True, eq=False)
 class OptimizerOverride:
-    """A class of optimizers that enable_pytorch_overrides() replaces. Its constructor then chooses our class if the
-    kernel takes one of the parameters.
+    """A class of optimizers whose step enable_pytorch_overrides() replaces. Each step chooses the kernel if it takes one
+    of the parameters: they may have come to the device since the optimizer was made.
 
     Attributes:
         original: PyTorch's class.
-        replacement: returns the class that its instances become, a subclass of both the op's and PyTorch's.
+        replacement: returns the class whose `step_of(optimizer, closure)` steps its instances, which stay what they are.
     """
 
     original: type

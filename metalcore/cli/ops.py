@@ -79,7 +79,7 @@ def _summary(function):
 def _override(op):
     override, replaced = op.override, []
     if isinstance(override, OptimizerOverride):
-        replaced.append(f"the constructor of `{override.original.__module__}.{override.original.__qualname__}`")
+        replaced.append(f"`{override.original.__module__}.{override.original.__qualname__}.step`")
     elif isinstance(override, FunctionOverride):
         replaced += [f"`{place}`" for place in override.functions]
     else:

@@ -40,12 +40,14 @@ class MultiTensor(_Base):
     a parameter's state that may have a dtype of their own.
 
     Attributes:
+        OPTIONS: the names of the attributes of an optimizer that PyTorch's class does not have.
         state_dtype: the dtype of those entries; None is the parameter's dtype.
         COUNTS_ON_HOST: whether the host counts steps, except in groups with `capturable=True`. A CUDA graph cannot
             repeat that, so that a step refuses to be captured.
     """
 
     STATES: tuple[str, ...] = ()
+    OPTIONS: tuple[str, ...] = ("state_dtype",)
     COUNTS_ON_HOST = False
     state_dtype: torch.dtype | None = None
 
@@ -55,7 +57,8 @@ class MultiTensor(_Base):
         self.state_dtype = dtype
 
     def __getstate__(self):
-        return {**super().__getstate__(), "state_dtype": self.state_dtype}
+        own = {name: self.__dict__[name] for name in self.OPTIONS if name in self.__dict__}
+        return {**super().__getstate__(), **own}
 
     def step(self, closure=None):  # pyright: ignore[reportIncompatibleMethodOverride]
         """Updates the parameters that have gradients, and returns the loss. `closure`, if given, computes the loss."""

@@ -1,4 +1,4 @@
-"""The classes that replace those of torch.optim under enable_pytorch_overrides()."""
+"""What steps the optimizers of torch.optim under enable_pytorch_overrides()."""
 
 from __future__ import annotations
 
@@ -18,10 +18,18 @@ LEFT = "parameters on a device, or of a dtype or kind, that its kernel does not 
 _Base = MultiTensor if TYPE_CHECKING else object
 
 
-class Counted(_Base):
-    """Counts, of an optimizer in the place of one of torch.optim, which steps its kernel took."""
+class Override(_Base):
+    """Steps an optimizer of torch.optim, whose class, attributes and checkpoints stay as they are. Its state has
+    torch's dtypes. Counts which steps the kernel took."""
 
     OVERRIDE = ""
+
+    @classmethod
+    def step_of(cls, optimizer, closure=None):
+        """MultiTensor.step() for an optimizer of PyTorch's class."""
+        stepper = object.__new__(cls)
+        stepper.__dict__ = optimizer.__dict__  # the same state, groups and hooks, for as long as the step takes
+        return MultiTensor.step(stepper, closure)
 
     def _step_by_kernel(self, group, params, grads):
         self._count().run(super()._step_by_kernel, group, params, grads)
@@ -34,23 +42,19 @@ class Counted(_Base):
         return count_of(self.OVERRIDE.lower(), f"torch.optim.{self.OVERRIDE}")
 
 
-class OverrideAdamW(Counted, AdamW):
-    """metalcore.optim.AdamW in the place of torch.optim.AdamW. Its state has torch's dtypes, so that it needs no more
-    memory, and torch can load its checkpoints."""
+class OverrideAdamW(Override, AdamW):
+    """metalcore.optim.AdamW in the place of torch.optim.AdamW."""
 
     OVERRIDE = "AdamW"
 
-    def __init__(self, *args, **options):
-        super().__init__(*args, state_dtype=None, **options)  # pyright: ignore[reportArgumentType]
 
-
-class OverrideSGD(Counted, SGD):
+class OverrideSGD(Override, SGD):
     """metalcore.optim.SGD in the place of torch.optim.SGD."""
 
     OVERRIDE = "SGD"
 
 
-class OverrideMuon(Counted, Muon):
+class OverrideMuon(Override, Muon):
     """metalcore.optim.Muon in the place of torch.optim.Muon."""
 
     OVERRIDE = "Muon"

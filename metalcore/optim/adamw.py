@@ -71,6 +71,7 @@ class AdamW(MultiTensor, torch.optim.AdamW):
     """
 
     STATES = MOMENTS
+    OPTIONS = ("state_dtype", "stochastic_rounding")
     COUNTS_ON_HOST = True
     stochastic_rounding: int | None = None
 
@@ -84,9 +85,6 @@ class AdamW(MultiTensor, torch.optim.AdamW):
         super().__init__(params, *args, **options)
         if self.stochastic_rounding is not None and self.defaults["differentiable"]:
             raise ValueError("stochastic_rounding has no derivative: differentiable=True excludes it")
-
-    def __getstate__(self):
-        return {**super().__getstate__(), "stochastic_rounding": self.stochastic_rounding}
 
     def _step_by_torch(self, group):
         lists = [], [], [], [], [], []

@@ -35,10 +35,11 @@ How each one works, and why:
     PyTorch has no such functions, and libraries write them out: in MLPs, in functions that rotate queries and keys, and
     in language models' losses. These are found and replaced as the modules of `rms_norm` are.
 `adamw`, `sgd`, `muon`
-    An optimizer is a class, whose construction is the only place to choose. `torch.optim.AdamW(...)` then makes a
-    `metalcore.optim.AdamW`, which is a `torch.optim.AdamW`, if a parameter is on a supported device; subclasses are
-    left alone. Its moments have the parameter's dtype, as PyTorch's do (`metalcore.optim.AdamW` itself has float32
-    ones). An optimizer that was made stays what it is when the override is switched off.
+    `torch.optim.AdamW.step` is replaced, which each step looks up. It runs `metalcore.optim.AdamW`'s step if a parameter
+    is on a supported device by then: a model may go there after its optimizer was made. The optimizer stays a
+    `torch.optim.AdamW`, also in copies, pickles and checkpoints, and subclasses are left alone. Its moments have the
+    parameter's dtype, as PyTorch's do (`metalcore.optim.AdamW` itself has float32 ones). torch.compile traces PyTorch's
+    step.
 `clip_grad_norm_`, `clip_grad_value_`
     `torch.nn.utils.clip_grad_norm_` is written in Python, of two functions that it looks up in its module when it runs.
     These are replaced there, so that it does not matter when and from where it was imported. clip_grad_value_ is

@@ -1,4 +1,4 @@
-"""The overrides of optimizers' constructors: what metalcore.overrides says under `adamw`."""
+"""The overrides of optimizers' steps: what metalcore.overrides says under `adamw`."""
 
 from __future__ import annotations
 
@@ -13,51 +13,49 @@ from ._report import count_of
 
 __all__ = ["switch"]
 
+_PLAIN: Any = torch.optim.Optimizer
+
 
 def switch(op: Op, override: OptimizerOverride, on: bool) -> None:
-    """Makes the constructor of PyTorch's class choose, or gives it back."""
+    """Makes the step of PyTorch's class choose, or gives it back."""
     original: Any = override.original
-    constructor = original.__init__
-    if on and not hasattr(constructor, "metalcore_original"):
-        original.__init__ = _chooser(op, override, constructor)
+    step = original.step
+    if on and not hasattr(step, "metalcore_original"):
+        original.step = _chooser(op, override, step)
         count_of(op.name, _name(override))
-    elif not on and hasattr(constructor, "metalcore_original"):
-        original.__init__ = constructor.metalcore_original
+    elif not on and hasattr(step, "metalcore_original"):
+        step.metalcore_switch.clear()  # schedulers keep the step that they have found
+        original.step = step.metalcore_original
 
 
 def _name(override):
     return f"torch.optim.{override.original.__name__}"
 
 
-def _chooser(op, override, constructor) -> Any:
-    """The constructor that makes a replacement, which is a subclass, if a parameter is one for its kernel."""
-    original, replacement, counted = override.original, override.replacement(), (op.name, _name(override))
+def _chooser(op, override, step) -> Any:
+    """A step that runs our class's one on PyTorch's optimizer if it has a parameter for the kernel."""
+    original, ours, counted = override.original, override.replacement(), (op.name, _name(override))
+    if not getattr(step, "hooked", False):  # what the first construction does: the step calls an optimizer's hooks
+        step = _hooked(step)
+    previous, on = step.__wrapped__, {"on"}
 
-    def construct(self, params, *args, **kwargs):
-        if type(self) is original:
-            params = list(params)  # it may be a generator, and is looked at twice
-            if _takes_parameters(params):
-                self.__class__ = replacement
-                return self.__init__(params, *args, **kwargs)
-            count_of(*counted).left["made without a parameter that its kernel takes"] += 1
-        elif not isinstance(self, op.function):
-            reason = f"{type(self).__qualname__}, a subclass, which may do something else"
+    def choose(self, closure=None):
+        if on and not torch.compiler.is_compiling():
+            if type(self) is not original:
+                reason = f"{type(self).__qualname__}, a subclass, which may do something else"
+            elif not any(accelerated(p) for group in self.param_groups for p in group["params"]):
+                reason = "no parameter that its kernel takes"
+            else:
+                return ours.step_of(self, closure)
             count_of(*counted).left[reason] += 1
-        return constructor(self, params, *args, **kwargs)
+        return previous(self, closure)
 
-    chooser: Any = functools.update_wrapper(construct, constructor)
-    chooser.metalcore_original = constructor
+    chooser = _hooked(functools.update_wrapper(choose, previous))
+    chooser.metalcore_original, chooser.metalcore_switch = step, on
     return chooser
 
 
-def _takes_parameters(params):
-    """Whether an optimizer's parameters (tensors, pairs with names, or groups) hold one for metalcore's kernel; the
-    replacement leaves the others to PyTorch."""
-    tensors = []
-    for entry in params:
-        entries = [entry]
-        if isinstance(entry, dict) and "params" in entry:
-            group = entry["params"]
-            entries = entry["params"] = [group] if isinstance(group, torch.Tensor) else list(group)  # or a generator
-        tensors += [item[1] if isinstance(item, tuple) else item for item in entries]
-    return any(accelerated(tensor) for tensor in tensors)
+def _hooked(step):
+    hooked = _PLAIN.profile_hook_step(step)
+    hooked.hooked = True
+    return hooked
