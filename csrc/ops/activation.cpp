@@ -60,6 +60,24 @@ bool takes_gelu_backward(const Tensor& grad, const Tensor& x, const std::string&
   return are_alike(grad, x) && is_known(approximate);
 }
 
+// In place. PyTorch's kernels take tensors whose elements share memory or have gaps between them.
+bool is_float_without_gaps(const Tensor& x) { return is_float(x) && is_dense(x); }
+bool takes_gelu_in_place(const Tensor& x, const std::string& approximate) {
+  return is_float_without_gaps(x) && is_known(approximate);
+}
+Tensor in_place(const char* kernel, const Tensor& x) {
+  if (x.numel() > 0) dense_elementwise_into(kernel, x, {x});
+  return x;
+}
+Tensor silu_in_place(const Tensor& x) { return in_place("silu", x); }
+Tensor relu_in_place(const Tensor& x) { return in_place("relu", x); }
+Tensor gelu_in_place(const Tensor& x, const std::string& approximate) {
+  return in_place(is_tanh(approximate) ? "gelu_tanh" : "gelu", x);
+}
+
+Replacement<&is_float_without_gaps, &silu_in_place> silu_in_place_replacement("silu_", "silu");
+Replacement<&is_float_without_gaps, &relu_in_place> relu_in_place_replacement("relu_", "relu");
+Replacement<&takes_gelu_in_place, &gelu_in_place> gelu_in_place_replacement("gelu_", "gelu");
 Replacement<&is_float, &silu> silu_replacement("silu", "silu");
 Replacement<&are_alike, &silu_backward> silu_backward_replacement("silu_backward", "silu_backward");
 Replacement<&is_float, &relu> relu_replacement("relu", "relu");

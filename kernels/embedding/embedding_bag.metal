@@ -8,11 +8,13 @@ constexpr constant uint kAtOnce = 4;
 
 struct Bag {
   uint begin, end;
+  bool wrong;  // its offsets descend, or are not among the places of indices, or leave out the first of these
 
   Bag(device const long* offsets, constant EmbeddingBagParams& params, uint bag) {
-    const long last = params.count;
-    begin = clamp(offsets[bag], 0l, last);
-    end = bag + 1 < params.offsets ? clamp(offsets[bag + 1], long(begin), last) : last;
+    const long last = params.count, first = offsets[bag], next = bag + 1 < params.offsets ? offsets[bag + 1] : last;
+    wrong = first < 0 || next < first || next > last || (bag == 0 && first > 0);
+    begin = wrong ? 0 : first;
+    end = wrong ? 0 : next;
   }
 };
 
@@ -33,7 +35,7 @@ inline void bag_of_rows(device const T* table, device const long* indices, devic
   uint4 chosen[R];  // the places of the maxima's indices
 #pragma unroll
   for (uint r = 0; r < R; ++r) {
-    result[r] = float4(0.0f);
+    result[r] = float4(bag.wrong ? NAN : 0.0f);
     chosen[r] = uint4(0);
   }
   uint size = 0;
@@ -45,7 +47,7 @@ inline void bag_of_rows(device const T* table, device const long* indices, devic
       const uint place = min(start + k, bag.end - 1);
       const long index = indices[place];
       const bool known = index >= 0 && index < params.rows;
-      present[k] = start + k < bag.end && index != params.padding;
+      present[k] = start + k < bag.end && !(known && index == params.padding);  // there may be no padding: it is -1
       share.template load<aligned>(v[k], table + (known ? index : 0) * depth, depth, 0.0f);
       const float factor = known ? params.weighted ? static_cast<float>(factors[place]) : 1.0f : NAN;
 #pragma unroll
@@ -95,7 +97,7 @@ kernel void embedding_bag(device const T* table [[buffer(0)]], device const long
     bag_of_rows<false>(table, indices, offsets, factors, out, sizes, maxima, params, at);
 }
 
-// The bag of each index: the last one that begins at or before it.
+// The bag of each index: the last one that begins at or before it. Where offsets are wrong, an index may have none: -1.
 [[kernel]] void embedding_bag_samples(device const long* offsets [[buffer(0)]], device long* bags [[buffer(1)]],
                                       constant EmbeddingBagParams& params [[buffer(2)]],
                                       uint place [[thread_position_in_grid]]) {
@@ -107,7 +109,8 @@ kernel void embedding_bag(device const T* table [[buffer(0)]], device const long
     else
       high = middle;
   }
-  bags[place] = low;
+  const bool inside = offsets[low] <= long(place) && (low + 1 >= params.offsets || long(place) < offsets[low + 1]);
+  bags[place] = inside ? long(low) : -1l;
 }
 
 // The derivative by an index's factor: the product of its row and of its bag's gradient. A simdgroup has an index.

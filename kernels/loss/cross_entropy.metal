@@ -9,8 +9,8 @@
 //   thread   one thread has a row, whose elements may lie apart
 //   group    one threadgroup has a row
 //
-// Both exist for the loss, for the gradient from a saved m and s, and for both at once, where the gradient takes the place
-// of the logits. Rows without weights, label smoothing or class probabilities have c_j = 0 but for the target: they are
+// Both exist for the loss, for the gradient from a saved m and s, and for both at once, where the gradient takes the
+// place of the logits or is written ahead of its use, which keeps no logits. Rows without weights, label smoothing or class probabilities have c_j = 0 but for the target: they are
 // read in whole vectors.
 #include "common/running.h"
 #include "loss/cross_entropy.h"
@@ -236,6 +236,16 @@ inline void forward_row(LogitRow<T> row, device T* losses, device float2* result
   saved[2] = found.mass;
 }
 
+// Writes the gradient of a row that has no loss, and returns whether it is one.
+template <typename T, typename Team>
+inline bool write_gradient_without_loss(LogitRow<T> row, device T* gradient, Team team) {
+  if (!row.ignored && !row.wrong) return false;
+  const T value = static_cast<T>(row.ignored ? 0.0f : NAN);
+  for (uint i = team.thread_index; i < row.params->length; i += team.threads)
+    gradient[ulong(i) * row.params->inner] = value;
+  return true;
+}
+
 template <typename T, typename Team>
 inline void backward_row(LogitRow<T> row, device const T* grad, device const float* total, device const float* saved,
                          device T* gradient, uint index, Team team) {
@@ -244,13 +254,59 @@ inline void backward_row(LogitRow<T> row, device const T* grad, device const flo
       row.params->scale_of_row ? static_cast<float>(grad[index]) : static_cast<float>(grad[0]) / total[0];
   saved += 3 * ulong(index);
   const RowLoss found = {0.0f, saved[0], saved[1], saved[2]};
-  if (row.ignored || row.wrong) {
-    const float value = row.ignored ? 0.0f : NAN;
-    for (uint i = team.thread_index; i < row.params->length; i += team.threads)
-      gradient[ulong(i) * row.params->inner] = static_cast<T>(value);
+  if (!write_gradient_without_loss(row, gradient, team)) write_gradient(row, gradient, found, scale, team);
+}
+
+// The gradient is written beside the logits, in the same walk as the loss, for an upstream gradient of 1. Where rows
+// are `divided`, it is already divided by the sum of the weights.
+template <typename T, typename Team>
+inline void ahead_row(LogitRow<T> row, device T* losses, device float2* results, device const float* total,
+                      device T* gradient, uint divided, uint index, Team team) {
+  gradient += row.offset;
+  RowLoss found = {0.0f, 0.0f, 1.0f, 0.0f};
+  if (!write_gradient_without_loss(row, gradient, team)) {
+    found = loss_of(row, team);
+    write_gradient(row, gradient, found, divided ? 1.0f / total[0] : 1.0f, team);
+  }
+  if (team.thread_index > 0) return;
+  const float2 value = result(row, found);
+  losses[index] = static_cast<T>(value.x);
+  results[index] = value;
+}
+
+template <typename T>
+inline void scale_elements(device T* row, uint, constant CrossEntropyParams& params, float scale, Alone) {
+  for (uint i = 0; i < params.length; ++i) {
+    device T& element = row[ulong(i) * params.inner];
+    element = static_cast<T>(scale * static_cast<float>(element));
+  }
+}
+// The row's elements are next to each other. It begins `past` elements behind a multiple of 16 bytes.
+template <typename T>
+inline void scale_elements(device T* row, uint past, constant CrossEntropyParams& params, float scale,
+                           Threadgroup team) {
+  if (params.length < 16) {  // vectors' edges need 15 elements
+    if (team.thread_index < params.length)
+      row[team.thread_index] = static_cast<T>(scale * static_cast<float>(row[team.thread_index]));
     return;
   }
-  write_gradient(row, gradient, found, scale, team);
+  const Edges<false, T> edges(past, params.length, team.thread_index);
+  for (uint i = 4 * team.thread_index; i < edges.body; i += 4 * team.threads)
+    store4<true>(row + edges.head, i, edges.body, scale * load4<true>(row + edges.head, i, edges.body, 0.0f));
+  edges.store(row, scale * edges.load(row, 0.0f));
+}
+
+// What is left to do backward. A row that is not counted has zeros, also where the scale is infinite.
+template <typename T, typename Team>
+inline void finish_row(device T* gradient, device const long* targets, device const T* grad, device const float* total,
+                       constant CrossEntropyParams& params, uint divided, uint index, Team team) {
+  if (!params.probabilities && targets[index] == params.ignore_index) return;
+  const float upstream = static_cast<float>(grad[params.scale_of_row ? index : 0]);
+  const float scale = divided ? upstream / total[0] : upstream;
+  if (scale == 1.0f) return;
+  const uint block = index / params.inner;
+  const ulong first = ulong(block) * params.length * params.inner;
+  scale_elements(gradient + first + index % params.inner, uint(first % 16), params, scale, team);
 }
 
 // Ends what the team's threads read of device memory before others write there.
@@ -263,10 +319,7 @@ inline void replace_row(LogitRow<T> row, device T* x, device const float* scales
                         Team team) {
   x += row.x - x;
   RowLoss found = {0.0f, 0.0f, 1.0f, 0.0f};
-  if (row.ignored || row.wrong) {
-    for (uint i = team.thread_index; i < row.params->length; i += team.threads)
-      x[i] = static_cast<T>(row.ignored ? 0.0f : NAN);
-  } else {
+  if (!write_gradient_without_loss(row, x, team)) {
     found = loss_of(row, team);
     finish_reads(team);
     write_gradient(row, x, found, scales[row.params->scale_of_row ? index : 0], team);
@@ -340,6 +393,67 @@ template <typename T>
   replace_row(LogitRow<T>(x, targets, x, weight, params, index), x, scales, losses, index, team);
 }
 
+template <typename T>
+kernel void cross_entropy_ahead_thread(
+    device const T* x [[buffer(0)]], device const long* targets [[buffer(1)]],
+    device const T* probabilities [[buffer(2)]], device const float* weight [[buffer(3)]],
+    device T* losses [[buffer(4)]], device float2* results [[buffer(5)]], device const float* total [[buffer(6)]],
+    device T* gradient [[buffer(7)]], constant CrossEntropyParams& params [[buffer(8)]],
+    constant uint& divided [[buffer(9)]], uint index [[thread_position_in_grid]]) {
+  ahead_row(LogitRow<T>(x, targets, probabilities, weight, params, index), losses, results, total, gradient, divided,
+            index, Alone());
+}
+
+template <typename T>
+[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void cross_entropy_ahead_group(
+    device const T* x [[buffer(0)]], device const long* targets [[buffer(1)]],
+    device const T* probabilities [[buffer(2)]], device const float* weight [[buffer(3)]],
+    device T* losses [[buffer(4)]], device float2* results [[buffer(5)]], device const float* total [[buffer(6)]],
+    device T* gradient [[buffer(7)]], constant CrossEntropyParams& params [[buffer(8)]],
+    constant uint& divided [[buffer(9)]], uint index [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
+  threadgroup float scratch[4 * 32];
+  const Threadgroup team(thread_index, threads, scratch);
+  ahead_row(LogitRow<T>(x, targets, probabilities, weight, params, index), losses, results, total, gradient, divided,
+            index, team);
+}
+
+template <typename T>
+kernel void cross_entropy_finish_thread(device T* gradient [[buffer(0)]], device const long* targets [[buffer(1)]],
+                                        device const T* grad [[buffer(2)]], device const float* total [[buffer(3)]],
+                                        constant CrossEntropyParams& params [[buffer(4)]],
+                                        constant uint& divided [[buffer(5)]],
+                                        uint index [[thread_position_in_grid]]) {
+  finish_row(gradient, targets, grad, total, params, divided, index, Alone());
+}
+
+template <typename T>
+[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void cross_entropy_finish_group(
+    device T* gradient [[buffer(0)]], device const long* targets [[buffer(1)]], device const T* grad [[buffer(2)]],
+    device const float* total [[buffer(3)]], constant CrossEntropyParams& params [[buffer(4)]],
+    constant uint& divided [[buffer(5)]], uint index [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
+  finish_row(gradient, targets, grad, total, params, divided, index, Threadgroup(thread_index, threads, nullptr));
+}
+
+// The sum of the weights of the targets, before the losses are known.
+[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void cross_entropy_weights(
+    device const long* targets [[buffer(0)]], device const float* weight [[buffer(1)]],
+    device float* total [[buffer(2)]], constant CrossEntropyParams& params [[buffer(3)]],
+    uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
+  threadgroup float scratch[32];
+  const Threadgroup team(thread_index, threads, scratch);
+  float sum = 0.0f;
+  for (uint i = thread_index; i < params.rows; i += threads) {
+    const long index = params.probabilities ? 0 : targets[i];
+    if (!params.probabilities && index == params.ignore_index) continue;
+    const bool wrong = index < 0 || index >= params.length;
+    sum += wrong ? NAN : params.probabilities || !params.has_weight ? 1.0f : weight[index];
+  }
+  sum = team.sum(sum, 0);
+  if (thread_index == 0) total[0] = sum;
+}
+
 // The sum of losses and that of their weights, in one order whatever the device: first of parts, then of these.
 
 inline float2 sum_of_pairs(device const float2* pairs, uint first, uint last, Threadgroup team) {
@@ -384,6 +498,10 @@ template <typename U>
   INSTANTIATE("cross_entropy_backward_group_" suffix, cross_entropy_backward_group<T>)   \
   INSTANTIATE("cross_entropy_replace_thread_" suffix, cross_entropy_replace_thread<T>)   \
   INSTANTIATE("cross_entropy_replace_group_" suffix, cross_entropy_replace_group<T>)     \
+  INSTANTIATE("cross_entropy_ahead_thread_" suffix, cross_entropy_ahead_thread<T>)       \
+  INSTANTIATE("cross_entropy_ahead_group_" suffix, cross_entropy_ahead_group<T>)         \
+  INSTANTIATE("cross_entropy_finish_thread_" suffix, cross_entropy_finish_thread<T>)     \
+  INSTANTIATE("cross_entropy_finish_group_" suffix, cross_entropy_finish_group<T>)       \
   INSTANTIATE("cross_entropy_total_" suffix, cross_entropy_total<T>)
 
 INSTANTIATE_TYPE("float", float)

@@ -96,7 +96,7 @@ register(
         gelu,
         namesake="torch.nn.functional.gelu",
         operators=("gelu", "gelu_backward"),
-        override=(Override("gelu"), Override("gelu_backward")),
+        override=(Override("gelu"), Override("gelu_"), Override("gelu_backward")),
         samples=lambda: (*elementwise(), *elementwise("tanh, ", approximate="tanh")),
         production=hidden_states(approximate="tanh"),
     )

@@ -90,6 +90,7 @@ register(
         operators=("relu", "relu_backward"),
         override=(
             Override("relu"),
+            Override("relu_"),
             Override(
                 "threshold_backward",
                 _override_backward,

@@ -40,7 +40,7 @@ register(
         silu,
         namesake="torch.nn.functional.silu",
         operators=("silu", "silu_backward"),
-        override=(Override("silu"), Override("silu_backward")),
+        override=(Override("silu"), Override("silu_"), Override("silu_backward")),
         samples=elementwise,
         production=hidden_states(),
     )

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._core.operators import needs_gradient
 from .._core.registry import Op, Override, Sample, register
 from .._core.routing import accelerated, alike, autocast_dtype, converted, is_plain, on_cuda, require_tensors
 from .._core.shapes import broadcast_shapes
@@ -303,8 +304,14 @@ def _override(previous, count, decline):
                 q, k, v, mask = tensors
                 options = _options(q, dropout_p, -1, 0 if is_causal else -1, False, scale, 0.0)
                 seed = new_seed(q.device) if dropout_p > 0 else None
+                # PyTorch saves scaled copies of query and key, and neither the mask nor the result; and the value, except
+                # where it copies that for 16 bits or groups. Callers may change what is not saved.
+                differentiated = any(x is not None and needs_gradient(x) for x in tensors)
+                if differentiated:
+                    q, k, mask = q.clone(), k.clone(), None if mask is None else mask.clone()
+                    v = v if v.dtype is torch.float32 and v.shape[1] == q.shape[1] else v.clone()
                 out, _ = count.run(attention, q, k, v, mask, None, None, None, seed, *options)
-                return _as_dimensions(out, query, key, value)
+                return _as_dimensions(out.clone() if differentiated else out, query, key, value)
         return decline(keyset, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
     return kernel

@@ -112,6 +112,8 @@ def gradient_by_torch(grad, indices, bags, sizes, factors, maxima, rows, padding
         again[1:] = (sorted[1:] == sorted[:-1]) & (source[1:] == source[:-1])
         terms = terms.where((maxima[source] == sorted[:, None]) & ~again[:, None], 0.0)
     used = known(sorted, rows) & (sorted != padding_idx)
+    if bags is not None:
+        used &= source >= 0
     index = sorted.where(used, 0).long()
     if by_count:
         counts = torch.zeros(rows, dtype=wide, device=grad.device).index_add(0, index, used.to(wide))
@@ -142,7 +144,9 @@ def _save(ctx, inputs, output):
 def _backward(ctx, grad):
     (indices,) = ctx.saved_tensors
     if ctx.sparse:
-        return _aten.embedding_sparse_backward(grad, indices.long(), ctx.rows, ctx.padding, ctx.by_count), *_NONE
+        used = known(indices, ctx.rows)
+        grad, indices = grad.where(used[..., None], 0.0), indices.where(used, 0).long()
+        return _aten.embedding_sparse_backward(grad, indices, ctx.rows, ctx.padding, ctx.by_count), *_NONE
     return _gradient(grad, indices, ctx.rows, ctx.padding, ctx.by_count), *_NONE
 
 

@@ -37,9 +37,10 @@ def embedding_bag(
 
     Args:
         input: indices, int32 or int64, (bags, n), or (n) with offsets. A bag with an index that the table does not have
-            is NaN; no gradient comes from that index.
+            is NaN, -1 included; no gradient comes from that index.
         weight: the table (rows, depth), float32, float16 or bfloat16.
-        offsets: the place of each bag's first index, of the input's dtype, in ascending order.
+        offsets: the place of each bag's first index, of the input's dtype, in ascending order, beginning with 0. A bag
+            whose offsets descend or lie outside of the input is NaN, and so is the first one if it begins behind 0.
         max_norm, norm_type: rows are scaled to this norm first, in place. Such a call goes to PyTorch's op.
         scale_grad_by_freq: gradients of rows are divided by how often their index occurs. "sum" and "mean" take it.
         mode: "sum", "mean" or "max".
@@ -116,10 +117,14 @@ def _(weight, indices, offsets, mode, factors, include_last_offset, padding_idx,
     wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
     count = len(offsets) - include_last_offset
     ends = offsets[1:] if include_last_offset else torch.cat((offsets[1:], offsets.new_tensor([len(indices)])))
+    starts = offsets[:count]
+    wrong = (starts < 0) | (ends < starts) | (ends > len(indices))
+    wrong[:1] |= starts[:1] > 0
     bags = _samples_of(offsets, len(indices), include_last_offset)
     place = torch.arange(len(indices), device=indices.device)
-    used = (indices != padding_idx) & (place >= offsets[bags]) & (place < ends[bags])
     there = known(indices, len(weight))
+    used = (bags >= 0) & ~(there & (indices == padding_idx))
+    bags = bags.clamp(min=0)
     rows = weight[indices.where(there, 0)].to(wide).where(there[:, None], torch.nan)
     if factors is not None:
         rows = rows * factors[:, None].to(wide)
@@ -134,11 +139,11 @@ def _(weight, indices, offsets, mode, factors, include_last_offset, padding_idx,
         first = place[:, None].expand_as(rows).where(holds, len(indices))
         chosen = torch.full(shape, len(indices), device=weight.device).scatter_reduce(0, into, first, "amin")
         maxima = torch.cat((indices, indices.new_tensor([-1])))[chosen]
-        return out.to(weight.dtype), sizes, maxima
+        return out.masked_fill(wrong[:, None], torch.nan).to(weight.dtype), sizes, maxima
     out = torch.zeros(shape, dtype=wide, device=weight.device).index_add(0, bags, rows.where(used[:, None], 0.0))
     if mode == 1:
         out = out / sizes[:, None].clamp(min=1)
-    return out.to(weight.dtype), sizes, indices.new_empty((0, weight.shape[1]))
+    return out.masked_fill(wrong[:, None], torch.nan).to(weight.dtype), sizes, indices.new_empty((0, weight.shape[1]))
 
 
 @fake_kernel("embedding_bag")
@@ -150,9 +155,12 @@ def _(weight, indices, offsets, mode, factors, include_last_offset, padding_idx,
 
 
 def _samples_of(offsets, count, include_last_offset):
+    """The bag of each index, or -1 where offsets are wrong."""
     starts = offsets[: len(offsets) - include_last_offset].contiguous()
     place = torch.arange(count, device=offsets.device)
-    return (torch.searchsorted(starts, place, right=True) - 1).clamp(min=0)
+    bags = (torch.searchsorted(starts, place, right=True) - 1).clamp(min=0)
+    ends = torch.cat((offsets[1:], offsets.new_tensor([count])))
+    return bags.where((offsets[bags] <= place) & (place < ends[bags]), -1)
 
 
 @cpu_kernel("embedding_bag_samples")
@@ -168,8 +176,8 @@ def _(offsets, count, include_last_offset):
 @cpu_kernel("embedding_bag_factors")
 def _(grad, weight, indices, bags, padding_idx):
     wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
-    used = (indices != padding_idx) & known(indices, len(weight))
-    found = (grad[bags].to(wide) * weight[indices.where(used, 0)].to(wide)).sum(1)
+    used = (indices != padding_idx) & known(indices, len(weight)) & (bags >= 0)
+    found = (grad[bags.clamp(min=0)].to(wide) * weight[indices.where(used, 0)].to(wide)).sum(1)
     return found.where(used, 0.0).to(weight.dtype)
 
 
@@ -204,11 +212,12 @@ def _backward(ctx, grad):
     bags = ops.embedding_bag_samples(offsets, len(indices), ctx.last)
     gradient = of_factors = None
     if ctx.needs_input_grad[0] and ctx.sparse:
-        rows = grad[bags]
+        used, index, bags = _used(indices, bags, len(weight), -1)
+        rows = grad[bags].where(used[:, None], 0.0)
         if ctx.mode == 1:
             rows = rows / sizes[bags, None].clamp(min=1).to(rows.dtype)
         rows = rows if factors is None else rows * factors[:, None]
-        gradient = _aten.embedding_sparse_backward(rows, indices, len(weight), ctx.padding, ctx.by_count)
+        gradient = _aten.embedding_sparse_backward(rows, index, len(weight), ctx.padding, ctx.by_count)
     elif ctx.needs_input_grad[0]:
         gradient = _bag_gradient(
             grad, indices, bags, sizes, maxima, factors, len(weight), ctx.padding, ctx.by_count, ctx.mode
@@ -218,9 +227,10 @@ def _backward(ctx, grad):
     return gradient, None, None, None, of_factors, None, None, None, None
 
 
-def _used(indices, rows, padding):
-    used = known(indices, rows) & (indices != padding)
-    return used, indices.where(used, 0)
+def _used(indices, bags, rows, padding):
+    """Which indices have a gradient; and all of these and of their bags, of which others are 0."""
+    used = known(indices, rows) & (indices != padding) & (bags >= 0)
+    return used, indices.where(used, 0), bags.where(used, 0)
 
 
 def _save_backward(ctx, inputs, output):
@@ -231,7 +241,7 @@ def _save_backward(ctx, inputs, output):
 def _double_backward(ctx, cotangent):
     """The gradient is linear in grad, and in the factors."""
     grad, indices, bags, sizes, maxima, factors = ctx.saved_tensors
-    used, index = _used(indices, ctx.rows, ctx.padding)
+    used, index, bags = _used(indices, bags, ctx.rows, ctx.padding)
     if ctx.mode == 2:
         back = cotangent.gather(0, maxima.clamp(min=0))
         back = back.where((maxima >= 0) & (maxima != ctx.padding), 0.0)
@@ -255,7 +265,7 @@ def _save_factors(ctx, inputs, output):
 
 def _factors_backward(ctx, cotangent):
     grad, weight, indices, bags = ctx.saved_tensors
-    used, index = _used(indices, len(weight), ctx.padding)
+    used, index, bags = _used(indices, bags, len(weight), ctx.padding)
     factor = cotangent.where(used, 0.0)[:, None]
     of_grad = torch.zeros_like(grad).index_add(0, bags, weight[index] * factor)
     of_weight = torch.zeros_like(weight).index_add(0, index, grad[bags] * factor)

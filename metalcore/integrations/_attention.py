@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -9,10 +10,24 @@ from torch import Tensor
 
 from ..attention import scaled_dot_product_attention
 from ..attention._varlen import varlen_attention
-from ._masks import Mask
+from ..overrides import _report
+from ._masks import Mask, mask
+from ._patches import run_counted
 from ._recording import reads_nothing
 
-__all__ = ["attention_forward"]
+__all__ = ["attention_forward", "register"]
+
+
+def register() -> None:
+    """Makes the name "metalcore" known to transformers, whose modules are imported by now."""
+    models, masks = (import_module(f"transformers.{name}_utils") for name in ("modeling", "masking"))
+    models.AttentionInterface.register("metalcore", _counted_forward)
+    masks.AttentionMaskInterface.register("metalcore", mask)
+
+
+def _counted_forward(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    count = _report.count_of("scaled_dot_product_attention", 'transformers\' attn_implementation="metalcore"')
+    return run_counted(count, lambda: attention_forward(*args, **kwargs), lambda: None)
 
 
 def attention_forward(

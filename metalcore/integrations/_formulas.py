@@ -15,8 +15,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from torch.compiler import is_compiling
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .._core.operators import needs_gradient
 from .._core.routing import accelerated
 from ..activation import gelu, quick_gelu, silu
 from ..normalization._rms_norm import _rms_norm
@@ -42,7 +44,11 @@ def _as(x, dtype):
 
 
 def _norm(x, weight, eps, out, offset=0.0):
-    return _rms_norm(x if x.dtype is out else x.to(torch.promote_types(x.dtype, out)), 1, weight, eps, offset)
+    if x.dtype is not out:
+        x = x.to(torch.promote_types(x.dtype, out))
+    elif out in _HALF and (needs_gradient(x) or weight is not None and needs_gradient(weight)) and not is_compiling():
+        x = x.clone()  # the modules save a float32 copy: callers may change x, as by `x += layer(norm(x))`
+    return _rms_norm(x, 1, weight, eps, offset)
 
 
 def _plain(x, weight, eps, gate, group, out):

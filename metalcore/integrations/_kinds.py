@@ -42,6 +42,9 @@ class Kind:
         for memory in (self.patches, self.seen, self.undecided):
             memory.clear()
 
+    def begin(self) -> None:
+        """Called when some of its overrides have been switched on."""
+
     def meet_class(self, cls) -> None:
         """Looks at a class of modules for the first time."""
 

@@ -75,6 +75,8 @@ def switch(names) -> None:
             if changed & set(kind.overrides):
                 kind.restore()
                 kind.active = tuple(name for name in kind.overrides if name in names)
+                if kind.active:
+                    kind.begin()
         while _hooks:
             _hooks.pop().remove()
         if names:

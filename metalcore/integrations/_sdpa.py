@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from .._core.after_import import after_import
+from .._core.libraries import require_transformers
 from .._core.routing import accelerated
 from ..overrides import _report
 from ._kinds import Kind
@@ -23,6 +25,9 @@ class TransformersSdpa(Kind):
 
     def __init__(self):
         super().__init__((_NAME,))
+
+    def begin(self):
+        _register_name()
 
     def meet_class(self, cls):
         models: Any = sys.modules.get("transformers.modeling_utils")
@@ -48,6 +53,22 @@ class TransformersSdpa(Kind):
         masks: Any = sys.modules["transformers.masking_utils"]
         entries = (Entry(models.AttentionInterface, forward), Entry(masks.AttentionMaskInterface, mask_of))
         self.patches.update(enumerate(entries))
+
+
+@functools.cache
+def _register_name():
+    """Makes attn_implementation="metalcore" known, as patch() does, before a model is made that has it."""
+
+    def register():
+        try:
+            require_transformers("metalcore's attention")
+        except ImportError:  # an older one, whose masks have other arguments
+            return
+        from ._attention import register
+
+        register()
+
+    after_import("transformers.modeling_utils", register)
 
 
 class Entry:

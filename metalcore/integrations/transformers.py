@@ -82,11 +82,10 @@ def register_attention() -> None:
     Raises:
         ImportError: transformers is not installed, or older than 5.4.
     """
-    library = require_transformers("metalcore's attention")
-    from . import _attention, _masks
+    require_transformers("metalcore's attention")
+    from . import _attention
 
-    library.AttentionInterface.register("metalcore", _attention.attention_forward)
-    library.AttentionMaskInterface.register("metalcore", _masks.mask)
+    _attention.register()
 
 
 def register_quantization() -> None:

@@ -7,12 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from .._core.operators import cpu_kernel, fake_kernel, ops
+from .._core.operators import cpu_kernel, fake_kernel, needs_gradient, ops
 from .._core.registry import Op, Override, Sample, register
 from .._core.routing import alike, autocast_to_float32, is_plain, on_cuda, require_tensors
 from .._core.samples import rows
 from .._core.sharded import is_dtensor
-from ._cross_entropy_operators import cap, cross_entropy_rows
+from ._cross_entropy_operators import cap, cross_entropy_ahead, cross_entropy_rows
 
 __all__ = ["cross_entropy", "selective_log_softmax"]
 
@@ -48,7 +48,8 @@ def cross_entropy(
         reduction: "mean" (over the targets' weights), "sum" or "none".
         label_smoothing: the part of each target's probability that all classes share, in [0, 1].
         softcap: logits become softcap * tanh(logits / softcap), except those that are -inf.
-        z_loss: z_loss * logsumexp(logits)^2 is added to the loss of each target that is not ignored.
+        z_loss: z_loss * logsumexp(logits)^2 is added to the loss of each target that is not ignored. Class weights do not
+            multiply it. "mean" divides it as it divides the loss: by the targets' weights, and not by their count.
         inplace: the memory of the logits (N, C) may be overwritten, by their gradient. It is a permission: memory and
             a walk over the logits are saved where classes are the targets, the reduction is no "none", the input
             requires a gradient, is contiguous and neither a leaf nor a view of one, and nothing traces the call.
@@ -229,10 +230,24 @@ def _override(previous, count, decline):
         )
         if not taken or autocast_to_float32("log_softmax", x):
             return decline(keyset, x, target, weight, reduction, ignore_index, label_smoothing)
-        options = ignore_index, float(label_smoothing), 0.0, 0.0
-        return count.run(cross_entropy_rows, x, target, weight, reduction, *options)
+        smoothing = float(label_smoothing)
+        if not needs_gradient(x):
+            return count.run(cross_entropy_rows, x, target, weight, reduction, ignore_index, smoothing, 0.0, 0.0)
+        divided = reduction == 1 and _is_divided_ahead(x)
+        return count.run(cross_entropy_ahead, x, target, weight, reduction, ignore_index, smoothing, divided)[0]
 
     return kernel
+
+
+# Whether the gradient of a mean is divided where it is first written, for which the targets are read before. It saves
+# another walk over logits that caches do not hold, if the upstream gradient is 1. One threadgroup reads the targets.
+_DIVIDED_FROM, _MOST_TARGETS = 2**22, 2**16
+
+
+def _is_divided_ahead(x):
+    # Quotients of float16 would be too small for it. An upstream gradient may have a scale for that.
+    large = x.dim() > 1 and x.numel() >= _DIVIDED_FROM and x.numel() // x.shape[1] <= _MOST_TARGETS
+    return large and x.dtype is not torch.float16
 
 
 def _classes(x, dim=-1):
@@ -275,7 +290,14 @@ register(
         "cross_entropy",
         cross_entropy,
         namesake="torch.nn.functional.cross_entropy",
-        operators=("cross_entropy", "cross_entropy_backward", "cross_entropy_", "scale_"),
+        operators=(
+            "cross_entropy",
+            "cross_entropy_backward",
+            "cross_entropy_",
+            "scale_",
+            "cross_entropy_ahead",
+            "cross_entropy_finish_",
+        ),
         integers={"target": torch.int64},
         override=(
             Override("cross_entropy_loss", _override, at_autograd=True),

@@ -5,9 +5,13 @@ from __future__ import annotations
 import torch
 
 from .._core.derivatives import derive
-from .._core.operators import autograd, cpu_kernel, fake_kernel
+from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.routing import is_plain
 
-__all__ = ["cap", "cross_entropy_gradient", "cross_entropy_rows"]
+__all__ = ["cap", "cross_entropy_ahead", "cross_entropy_gradient", "cross_entropy_rows"]
+
+_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # pyright: ignore[reportAttributeAccessIssue]
+_transforms_active = torch._C._are_functorch_transforms_active
 
 
 # CPU and fake kernels
@@ -115,6 +119,44 @@ def _(x, target, weight, scale, *options):
     return x.new_empty(x.shape[0], dtype=torch.float32)
 
 
+@cpu_kernel("cross_entropy_ahead")
+def _(x, target, weight, reduction, ignore_index, label_smoothing, divided):
+    options = ignore_index, label_smoothing, 0.0, 0.0
+    loss, _, total = ops.cross_entropy.default(x, target, weight, reduction, *options)
+    one = torch.ones((), dtype=torch.float32, device=x.device)
+    grad = one.expand(target.shape) if reduction == 0 and not target.is_floating_point() else one
+    kind, divisor = (1, total) if divided else (2, one.view(1))
+    gradient = cross_entropy_gradient(grad, x, target, weight, divisor, kind, *options)
+    return loss, gradient.contiguous(), total
+
+
+@fake_kernel("cross_entropy_ahead")
+def _(x, target, weight, reduction, ignore_index, label_smoothing, divided):
+    shape = (x.shape[:1] + x.shape[2:] if x.dim() > 1 else ()) if reduction == 0 else ()
+    total = x.new_empty(0 if reduction == 0 else 1, dtype=torch.float32)
+    return x.new_empty(shape), torch.empty_like(x, memory_format=torch.contiguous_format), total
+
+
+def _finished(gradient, grad, target, total, ignore_index):
+    """What of cross_entropy_ahead is left to do, in PyTorch's ops, differentiable to any order."""
+    scale = grad.to(_wide(gradient)) if total is None else grad.to(_wide(gradient)) / total[0]
+    scale = scale.expand(gradient.shape[:1] + gradient.shape[2:] if gradient.dim() > 1 else ())
+    if not target.is_floating_point():
+        scale = scale.where(target != ignore_index, 0.0)
+    return (gradient * (scale.unsqueeze(1) if gradient.dim() > 1 else scale)).to(gradient.dtype)
+
+
+@cpu_kernel("cross_entropy_finish_")
+def _(gradient, grad, target, total, ignore_index):
+    gradient.copy_(_finished(gradient, grad.view(-1) if grad.numel() == 1 else grad, target, total, ignore_index))
+    return gradient.new_empty(0)
+
+
+@fake_kernel("cross_entropy_finish_")
+def _(gradient, grad, target, total, ignore_index):
+    return gradient.new_empty(0)
+
+
 # Derivatives
 
 
@@ -146,5 +188,49 @@ def _double_backward(ctx, cotangent):
     return *derive(gradient, [grad, x], [cotangent]), *((None,) * 9)
 
 
+def _save_ahead(ctx, inputs, output):
+    x, target, weight, *ctx.options = inputs
+    _, gradient, total = output
+    if target.is_floating_point() and ctx.options[2]:  # PyTorch saves this as well, and not the target
+        smoothing, ctx.options[2] = ctx.options[2], 0.0
+        target = target * (1 - smoothing) + smoothing / x.shape[1]
+    ctx.save_for_backward(gradient, target, weight, total)  # neither the logits nor a loss: callers may change these
+    ctx.set_materialize_grads(False)  # nobody asks for the gradient's gradient, except a second derivative
+
+
+def _ahead_backward(ctx, grad, curvature):
+    if grad is None and curvature is None:
+        return (None,) * 7
+    gradient, target, weight, total = ctx.saved_tensors
+    reduction, ignore_index, label_smoothing, divided = ctx.options
+    divisor = total if reduction == 1 and not divided else None
+    if torch.is_grad_enabled() or curvature is not None or _transforms_active() or not is_plain(grad):
+        found = 0.0 if grad is None else _finished(gradient, grad, target, divisor, ignore_index)
+        if curvature is not None:
+            unit = total if divided else None
+            found = found + _curved(curvature, gradient, target, weight, unit, ignore_index, label_smoothing)
+        return found, *((None,) * 6)
+    gradient = gradient.clone() if _keeps_graph() else gradient.detach()
+    ops.cross_entropy_finish_(gradient, grad, target, divisor, ignore_index)
+    return gradient, *((None,) * 6)
+
+
+def _curved(v, gradient, target, weight, total, ignore_index, label_smoothing):
+    """The product of v and the derivative of cross_entropy_ahead's gradient, which is s (m softmax(x) - c) with the
+    coefficients c, their sums m and a scale s. It is a function of that gradient and not of x, and differentiable to
+    any order as such."""
+    wide = _with_classes_last(gradient).to(_wide(gradient))
+    coefficients, counted, _ = _coefficients(wide, target, weight, ignore_index, label_smoothing)
+    mass = coefficients.sum(-1, keepdim=True)
+    counted = counted[..., None] & (mass != 0)
+    scale = 1.0 if total is None else 1 / total.where(total != 0, 1.0)
+    p = (wide / scale + coefficients) / mass.where(counted, 1.0)
+    v = _with_classes_last(v).to(p.dtype)
+    found = scale * mass * p * (v - (p * v).sum(-1, keepdim=True))
+    found = found.where(counted, 0.0).to(gradient.dtype)
+    return found.movedim(-1, 1) if gradient.dim() > 1 else found
+
+
+cross_entropy_ahead = autograd("cross_entropy_ahead", _ahead_backward, _save_ahead, results=2)
 cross_entropy_rows = autograd("cross_entropy", _backward, _save, results=1)
 _rows_gradient = autograd("cross_entropy_backward", _double_backward, _save_backward)

@@ -114,7 +114,7 @@ def jsd(
         reduction: "batchmean" (over all rows), "sum" or "none" (the rows' divergences).
 
     Returns:
-        A float32 tensor, with gradients of any order by the input.
+        A tensor of the input's dtype, with gradients of any order by the input.
     """
     require_tensors("jsd", input=input, target=target)
     scale = require_options("jsd", beta, temperature, reduction)
@@ -130,8 +130,8 @@ def jsd(
     else:
         losses = divergence_by_torch(*flat, float(beta), kind, kind, scale)
     if reduction == "none":
-        return losses.view(input.shape[:-1])
-    return losses.sum() / (len(losses) if reduction == "batchmean" else 1)
+        return losses.view(input.shape[:-1]).to(input.dtype)
+    return _reduced(losses.sum(), len(losses) if reduction == "batchmean" else 1, input)
 
 
 # Overrides of PyTorch's kernels

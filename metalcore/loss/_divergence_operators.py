@@ -112,6 +112,12 @@ def _(input, target, scales, *options):
 
 def _save(ctx, inputs, output):
     input, target, *ctx.options = inputs
+    beta, input_kind, target_kind, _ = ctx.options
+    if beta == 0 and input_kind == LOG_PROBABILITIES and target_kind != LOGITS:
+        # The derivative is -p, and PyTorch's kl_div saves that alone: callers may change the input, and what p is from.
+        if target_kind == LOG_PROBABILITIES:
+            target, ctx.options[2] = target.exp(), PROBABILITIES
+        input = target
     ctx.save_for_backward(input, target, output[1])
 
 

@@ -64,7 +64,7 @@ def fused_linear_jsd(
     options = float(beta), scale
     if not alike(rows, weight, teacher, teacher_weight) or not rows.numel() or not weight.numel():
         losses = _linear_by_torch(rows, weight, teacher, teacher_weight, *options)
-        return (losses * scales).sum()
+        return (losses * scales).sum().to(hidden.dtype)
     chunk = chunk or chunk_of(len(rows), len(weight), rows.element_size())
     wanted = [torch.is_grad_enabled() and t.requires_grad for t in (hidden, weight)]
     return _fused(rows, weight, teacher, teacher_weight, scales, *options, chunk, *wanted)[0].to(hidden.dtype)

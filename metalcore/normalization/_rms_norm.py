@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from .._core.derivatives import derive
-from .._core.operators import autograd, cpu_kernel, fake_kernel
+from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient
 from .._core.registry import Op, Override, Sample, register
 from .._core.routing import COUNTED, accelerated, alike, autocast_to_float32, is_plain, too_many
 from .._core.samples import rows
@@ -268,6 +268,8 @@ def _override(previous, count, decline):
     def kernel(keyset, x, normalized_shape, weight=None, eps=None):
         if not (is_plain(x) and is_plain(weight) and alike(x, weight) and _fits(x, normalized_shape, weight)):
             return decline(keyset, x, normalized_shape, weight, eps)
+        if x.dtype is not torch.float32 and (needs_gradient(x) or weight is not None and needs_gradient(weight)):
+            x = x.clone()  # PyTorch saves a float32 copy: callers may change x
         return count.run(_fused, x, normalized_shape, weight, eps)[0]
 
     return kernel

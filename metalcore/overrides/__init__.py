@@ -15,7 +15,7 @@ How each one works, and why:
     changed: gradients come from PyTorch's own formulas, and a compiled graph holds PyTorch's operators, so it is right
     whether the override is on or off when it runs.
     The kernels of activations, softmaxes and norms are in C++ (csrc/ops/replacement.h); those of linear algebra in
-    Python. `embedding` and `embedding_bag` are of this kind, for the operators of both passes.
+    Python. `relu_`, `silu_` and `gelu_` are replaced as well, which modules with `inplace=True` call. `embedding` and `embedding_bag` are of this kind, for the operators of both passes.
     `gelu` also takes modules that write the op out in Python, in the way that `rms_norm` does.
 `rms_norm`
     As those above, for `aten::_fused_rms_norm` and its derivative, in which PyTorch's function ends on NVIDIA GPUs. On
@@ -23,7 +23,9 @@ How each one works, and why:
     which calls `aten::_fused_rms_norm`, is placed where the taking apart happens, at the device's autograd key (and at
     the device's key, where inference tensors arrive). Traced code keeps PyTorch's decomposition there: call
     `metalcore.rms_norm` or use `metalcore.nn.RMSNorm` to keep the kernel inside a compiled graph.
-    `cross_entropy` and `kl_div` are placed at the autograd key because they have no kernel of their own.
+    `cross_entropy` and `kl_div` are placed at the autograd key because they have no kernel of their own. They save what
+    PyTorch's functions save, and no more: neither the logits nor the input. So a program may change these after the
+    forward pass. The gradient of `cross_entropy` is computed there, ahead of its use.
     Most models have an RMSNorm of their own that is written out in simple operators: Llama's, T5's, Gemma's with its
     1 + weight, gated ones. Their classes are found by trying what they compute, whichever library they are in, and get
     another forward (metalcore/integrations/_modules.py). Models may be imported and made before or after. What is
@@ -48,7 +50,7 @@ How each one works, and why:
 On by default is what was not measured to be slower than PyTorch's own on the device (_gains.py): today all of them, on
 `cuda` by the figures of benchmarks/results, on `mps` because nothing has been measured on an Apple GPU.
 
-Whatever a kernel does not take (a dtype, a layout, an `out=` or in-place form) goes to the kernel that was there
+Whatever a kernel does not take (a dtype, a layout, an `out=` form) goes to the kernel that was there
 before, which is also put back when the override is switched off. Tensors of other devices never come here.
 `metalcore.report()` tells what was replaced, what was not and why, and how often each ran.
 

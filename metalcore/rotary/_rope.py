@@ -43,7 +43,7 @@ def rope(
         interleaved: whether the elements of a pair are neighbours, as in GPT-J, and not half of `rotary_dim` apart, as
             in Llama.
         rotary_dim: the number of elements of a head that are rotated; the tables' columns by default. The others are
-            copied.
+            copied. Tables with half as many columns as a head has elements may mean both: they need it.
         sections: how many pairs take their angles from the first, second and third of the tables in front, as in
             Qwen2-VL. They add up to half of `rotary_dim`.
         inplace: whether q and k are overwritten, and returned.
@@ -108,6 +108,11 @@ class _Rotation:
             raise _wrong(f"cos is {list(cos.shape)}, and sin is {list(sin.shape)}")
         self.q, self.k, self.heads_dim, self.interleaved = q, k, heads_dim, interleaved
         columns = cos.shape[-1]
+        if rotary_dim is None and 2 * columns == size[-1]:
+            raise _wrong(
+                f"cos has {columns} columns, half of a head's {size[-1]}: give rotary_dim={size[-1]} if these are the "
+                f"angles of the whole head, each once, or rotary_dim={columns} if half of it is rotated"
+            )
         self.rotary = rotary = columns if rotary_dim is None else rotary_dim
         if not 0 < rotary <= size[-1] or rotary % 2:
             raise _wrong(f"rotary_dim must be even and from 2 to {size[-1]}, not {rotary}")
@@ -322,10 +327,10 @@ def _samples():
     return (
         _sample("halves", q, k, (5, 32), rotary_dim=64),
         _sample("neighbours", q, k, (5, 64), interleaved=True, rotary_dim=64),
-        _sample("some elements, in place", q, k, (5, 32), inplace=True),
+        _sample("some elements, in place", q, k, (5, 32), rotary_dim=32, inplace=True),
         _sample("odd sizes", (2, 3, 4, 14), (2, 1, 4, 14), (4, 6)),
         _sample("sections", q, k, (3, 2, 5, 64), sections=(16, 8, 8)),
-        Sample("positions", ((2, 5, 4, 32), (2, 5, 1, 32)), {"unsqueeze_dim": 2}, arguments=_with_positions, terms=2),
+        Sample("positions", ((2, 5, 4, 32), (2, 5, 1, 32)), {"unsqueeze_dim": 2, "rotary_dim": 16}, arguments=_with_positions, terms=2),
     )
 
 

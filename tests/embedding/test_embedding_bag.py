@@ -93,14 +93,38 @@ def test_indices_beyond_the_table(device, mode):
 
 
 @each_mode
-def test_offsets_beyond_the_indices(device, mode):
-    """Nothing is read outside of the indices."""
-    table, indices = tensor(5, 8, device=device), torch.tensor([0, 1, 2], device=device)
-    offsets = torch.tensor([0, 2, 2**40, -5, 3], device=device)
-    out = metalcore.embedding_bag(indices, table, offsets, mode=mode)
-    assert_near(out[1:3], wide(metalcore.embedding_bag(indices[2:], table, offsets[:1], mode=mode)).new_zeros(2, 8) + (
-        torch.stack((wide(table)[2], torch.zeros(8, dtype=torch.float64)))
-    ))  # fmt: skip
+def test_no_padding_means_no_index(device, mode):
+    """-1 is an index that the table does not have, also where PyTorch's operator says by it that there is no padding."""
+    table, indices = tensor(5, 8, device=device), torch.tensor([-1, 2, 0, 3], device=device)
+    offsets = torch.tensor([0, 2], device=device)
+    out, gradient = both(metalcore.embedding_bag, table, indices, offsets, torch.ones(2, 8), mode=mode)
+    assert out.isnan().all(1).tolist() == [True, False] and gradient.isfinite().all()
+    with metalcore.enable_pytorch_overrides("embedding_bag"):
+        assert torch.equal(F.embedding_bag(indices, table, offsets, mode=mode).isnan(), out.isnan())
+
+
+@pytest.mark.parametrize("place", ["cpu", "device"])
+@each_mode
+def test_wrong_offsets(device, place, mode):
+    """Nothing is read outside of the indices, and no wrong bag has numbers."""
+    place = "cpu" if place == "cpu" else device
+    table, indices = tensor(5, 8, device=place), torch.tensor([0, 1, 2], device=place)
+    number = ["sum", "mean", "max"].index(mode)
+    for offsets, last, wrong in (
+        ([0, 2, 2**40, -5, 3], False, [False, True, True, True, False]),
+        ([1, 2], False, [True, False]),
+        ([0, 3, 1], True, [False, True]),
+        ([0, 2, 4], True, [False, True]),
+        ([0, 1, 3], True, [False, False]),
+    ):
+        given = torch.tensor(offsets, device=place)
+        out, sizes, _ = torch.ops.metalcore.embedding_bag(table, indices, given, number, None, last, -1, False, False)
+        assert out.isnan().all(1).tolist() == out.isnan().any(1).tolist() == wrong
+        bags = torch.ops.metalcore.embedding_bag_samples(given, 3, last).tolist()
+        ends = [*offsets[1:], 3]
+        for place_of_index, bag in enumerate(bags):
+            assert bag == -1 or offsets[bag] <= place_of_index < ends[bag]
+        assert sum(bag >= 0 and not wrong[bag] for bag in bags) == sizes.sum()
 
 
 @pytest.mark.parametrize("place", ["cpu", pytest.param("device", marks=pytest.mark.only_on("cuda"))])

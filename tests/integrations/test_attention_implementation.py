@@ -1,5 +1,8 @@
 """attn_implementation="metalcore": the numbers of eager attention, for training and for generation."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import transformers
@@ -299,3 +302,20 @@ def test_errors_of_varlen_attn(device):
         varlen_attn(q.half(), k, v, *bounds, 9, 8, enable_gqa=True)
     with pytest.raises(RuntimeError, match=r"integers of one shape \(sequences \+ 1,\)"):
         varlen_attn(q, k, v, bounds[0][:2], bounds[1], 9, 8, enable_gqa=True)
+
+
+ENABLED = """
+import metalcore, metalcore.simulator, torch
+metalcore.enable_pytorch_overrides()
+from transformers import LlamaConfig, LlamaForCausalLM
+config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=88, num_hidden_layers=2, num_attention_heads=4)
+model = LlamaForCausalLM._from_config(config, attn_implementation="metalcore").to("mps")
+model(torch.arange(8, device="mps")[None])
+print({row.what: row.ran for row in metalcore.report().rows}["transformers' attn_implementation=\"metalcore\""])
+"""
+
+
+@pytest.mark.only_on("simulator")
+def test_overrides_make_the_name_known_and_count_it():
+    done = subprocess.run([sys.executable, "-c", ENABLED], capture_output=True, text=True, timeout=300)
+    assert done.stdout == "2\n", done.stderr

@@ -222,6 +222,7 @@ def test_bad_input(device):
     refused("q must have 4 dimensions", q[0], q[0], cos, sin)
     refused(r"k is \[1, 2, 4, 8\], which does not go with q", q, tensor(1, 2, 4, 8, device=device), cos, sin)
     refused(r"cos is \[3, 8\], and sin is \[2, 8\]", q, q, cos, sin[1:])
+    refused("cos has 4 columns, half of a head's 8: give rotary_dim=8 if", q, q, *tables(3, 4, device=device))
     refused("rotary_dim must be even and from 2 to 8, not 10", q, q, cos, sin, rotary_dim=10)
     refused("cos must have 4 or 2 columns, not 8", q, q, cos, sin, rotary_dim=4)
     refused(r"cos and sin of \[2, 8\] do not go with 1 x 3 tokens", q, q, cos[1:], sin[1:])

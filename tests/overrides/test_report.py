@@ -64,13 +64,14 @@ def test_optimizers(device):
         return [torch.nn.Parameter(torch.ones(3, device=device))]
 
     with metalcore.enable_pytorch_overrides("adamw"):
-        mixed = parameters(device) + parameters("cpu")
-        optimizer = torch.optim.AdamW(mixed)
-        for parameter in mixed:
-            parameter.grad = torch.ones_like(parameter)
-        optimizer.step()
-        Mine(parameters(device))
-        torch.optim.AdamW(parameters("cpu"))
+        for make, given in (
+            (torch.optim.AdamW, parameters(device) + parameters("cpu")),
+            (Mine, parameters(device)),
+            (torch.optim.AdamW, parameters("cpu")),
+        ):
+            for parameter in given:
+                parameter.grad = torch.ones_like(parameter)
+            make(given).step()
         row = rows()["torch.optim.AdamW"]
     assert row.ran == 1 and list(row.left.values()) == [1, 1, 1]
     assert any("Mine, a subclass" in reason for reason in row.left)

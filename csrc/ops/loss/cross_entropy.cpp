@@ -124,8 +124,54 @@ CrossEntropyParams params_of(const Shape& shape, const Rows& x, const Tensor& gr
 // Threadgroups sum so many losses each.
 constexpr int64_t kSummed = 8192, kMostParts = 1024;
 
-// Returns the loss or the losses; the largest logit, the sum of exponentials and that of coefficients of each row; and by what a reduced loss is divided,
-// which has no elements for losses that are not reduced.
+// The losses of rows, in the shape of the targets if nothing reduces them.
+Tensor new_losses(const Tensor& x, const Shape& shape, int64_t reduction) {
+  if (reduction != kNone) return new_tensor({shape.rows}, x.scalar_type(), x);
+  std::vector<int64_t> sizes;
+  for (int64_t d = 0; d < x.dim() && x.dim() > 1; ++d)
+    if (d != 1) sizes.push_back(x.sizes()[d]);
+  return new_tensor(Sizes(sizes.data(), sizes.size()), x.scalar_type(), x);
+}
+
+// The loss that the losses of rows are reduced to, and by what it is divided.
+class LossSum {
+ public:
+  LossSum(const Tensor& x, const Tensor& losses, const Shape& shape, int64_t reduction)
+      : loss(reduction == kNone ? losses : new_tensor(Sizes(), x.scalar_type(), x)),
+        total(new_tensor({reduction == kNone ? 0 : 1}, ScalarType::Float, x)),
+        share_(std::max(kSummed, ceil_div(shape.rows, kMostParts))),
+        groups_(ceil_div(shape.rows, share_)),
+        rows_(grid_side(shape.rows)),
+        reduction_(reduction) {
+    if (reduction != kNone && groups_ > 1) parts_ = new_tensor({groups_, 2}, ScalarType::Float, x);
+  }
+
+  // `results` has the loss and the weight of each row.
+  void record(gpu::Recording& recording, const Tensor& results) const {
+    if (reduction_ == kNone) return;
+    const uint32_t threads = row_tuning(results).looped_threads;
+    CrossEntropySumParams sums{.count = rows_, .share = grid_side(share_), .mean = reduction_ == kMean};
+    if (parts_) {
+      recording.kernel("cross_entropy_parts").buffer(0, results).buffer(1, *parts_).bytes(2, sums);
+      recording.dispatch_threadgroups({grid_side(groups_)}, {threads});
+      sums.count = grid_side(groups_);
+    }
+    recording.kernel("cross_entropy_total_", suffix(loss.scalar_type()));
+    recording.buffer(0, parts_ ? *parts_ : results).buffer(1, loss).buffer(2, total).bytes(3, sums);
+    recording.dispatch_threadgroups({1}, {threads});
+  }
+
+  const Tensor loss, total;
+
+ private:
+  int64_t share_, groups_;
+  uint32_t rows_;
+  int64_t reduction_;
+  MaybeTensor parts_;
+};
+
+// Returns the loss or the losses; the largest logit, the sum of exponentials and that of coefficients of each row; and
+// by what a reduced loss is divided, which has no elements for losses that are not reduced.
 std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& input, const Tensor& target_, const MaybeTensor& weight_,
                                                  int64_t reduction, int64_t ignore_index, double label_smoothing,
                                                  double softcap, double z_loss) {
@@ -140,27 +186,13 @@ std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& input, const Tens
   const Plan plan = plan_of(shape, input);
   gpu::note_plan(op, plan.variant, [&] { return why(plan, shape); });
 
-  Tensor losses;
-  if (reduction == kNone && input.dim() > 1) {
-    std::vector<int64_t> sizes;
-    for (int64_t d = 0; d < input.dim(); ++d)
-      if (d != 1) sizes.push_back(input.sizes()[d]);
-    losses = new_tensor(Sizes(sizes.data(), sizes.size()), dtype, input);
-  } else if (reduction == kNone) {
-    losses = new_tensor(Sizes(), dtype, input);
-  } else {
-    losses = new_tensor({shape.rows}, dtype, input);
-  }
+  const Tensor losses = new_losses(input, shape, reduction);
   const Tensor results = new_tensor({shape.rows, 2}, ScalarType::Float, input);
   const Tensor saved = new_tensor({shape.rows, 3}, ScalarType::Float, input);
-  const int64_t share = std::max(kSummed, ceil_div(shape.rows, kMostParts)), groups = ceil_div(shape.rows, share);
-  const bool reduced = reduction != kNone, in_parts = reduced && groups > 1;
-  const MaybeTensor parts = in_parts ? MaybeTensor(new_tensor({groups, 2}, ScalarType::Float, input)) : std::nullopt;
-  const Tensor loss = reduced ? new_tensor(Sizes(), dtype, input) : losses;
-  const Tensor total = new_tensor({reduced ? 1 : 0}, ScalarType::Float, input);
+  const LossSum sum(input, losses, shape, reduction);
   const CrossEntropyParams params =
       params_of(shape, x, x.tensor, target, weight, {ignore_index, label_smoothing, softcap, z_loss});
-  gpu::record(loss, [&](gpu::Recording& recording) {
+  gpu::record(sum.loss, [&](gpu::Recording& recording) {
     recording.kernel("cross_entropy_", plan.variant, "_", suffix(dtype));
     recording.buffer(0, x.tensor).buffer(1, given_if(!params.probabilities, target));
     recording.buffer(2, given_if(params.probabilities, target))
@@ -170,21 +202,9 @@ std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& input, const Tens
         .buffer(6, saved);
     recording.bytes(7, params);
     dispatch(recording, plan);
-    const uint32_t threads = row_tuning(input).looped_threads;
-    const Tensor* pairs = &results;
-    CrossEntropySumParams sums{.count = params.rows, .share = grid_side(share), .mean = reduction == kMean};
-    if (!reduced) return;
-    if (in_parts) {
-      recording.kernel("cross_entropy_parts").buffer(0, results).buffer(1, *parts).bytes(2, sums);
-      recording.dispatch_threadgroups({grid_side(groups)}, {threads});
-      pairs = &*parts;
-      sums.count = grid_side(groups);
-    }
-    recording.kernel("cross_entropy_total_", suffix(dtype));
-    recording.buffer(0, *pairs).buffer(1, loss).buffer(2, total).bytes(3, sums);
-    recording.dispatch_threadgroups({1}, {threads});
+    sum.record(recording, results);
   });
-  return {loss, saved, total};
+  return {sum.loss, saved, sum.total};
 }
 
 Tensor cross_entropy_backward(const Tensor& grad, const Tensor& input, const Tensor& target_,
@@ -255,6 +275,75 @@ Tensor cross_entropy_replace(const Tensor& x, const Tensor& target_, const Maybe
   return losses;
 }
 
+// Returns the loss or the losses, their gradient for an upstream gradient of 1, and by what a reduced loss is divided.
+// With `divided` the gradient already is; otherwise it is that of the sum.
+std::tuple<Tensor, Tensor, Tensor> cross_entropy_ahead(const Tensor& input, const Tensor& target_,
+                                                       const MaybeTensor& weight_, int64_t reduction,
+                                                       int64_t ignore_index, double label_smoothing, bool divided) {
+  const char* op = "cross_entropy_ahead";
+  check_float(op, "x", input);
+  check(kNone <= reduction && reduction <= kSum, "metalcore::", op, ": reduction must be 0, 1 or 2, not ", reduction);
+  check(!divided || reduction == kMean, "metalcore::", op, ": only the gradient of a mean is divided");
+  const Shape shape = shape_of(op, input);
+  const Tensor target = checked_target(op, target_, input, shape);
+  const MaybeTensor weight = checked_weight(op, weight_, input, shape);
+  const Rows x = rows_of_logits(input, shape);
+  const Plan plan = plan_of(shape, input, true);
+  gpu::note_plan(op, plan.variant, [&] { return why(plan, shape) + ", which writes its gradient as well"; });
+  const Tensor losses = new_losses(input, shape, reduction), gradient = new_like(input);
+  const Tensor results = new_tensor({shape.rows, 2}, ScalarType::Float, input);
+  const MaybeTensor weights = divided ? MaybeTensor(new_tensor({1}, ScalarType::Float, input)) : std::nullopt;
+  const LossSum sum(input, losses, shape, reduction);
+  const CrossEntropyParams params =
+      params_of(shape, x, gradient, target, weight, {ignore_index, label_smoothing, 0.0, 0.0});
+  gpu::record(sum.loss, [&](gpu::Recording& recording) {
+    const MaybeTensor classes = given_if(!params.probabilities, target);
+    if (divided) {
+      recording.kernel("cross_entropy_weights").buffer(0, classes).buffer(1, weight).buffer(2, *weights);
+      recording.bytes(3, params).dispatch_threadgroups({1}, {row_tuning(input).looped_threads});
+    }
+    recording.kernel("cross_entropy_ahead_", plan.variant, "_", suffix(input.scalar_type()));
+    recording.buffer(0, x.tensor).buffer(1, classes).buffer(2, given_if(params.probabilities, target));
+    recording.buffer(3, weight).buffer(4, losses).buffer(5, results).buffer(6, weights).buffer(7, gradient);
+    recording.bytes(8, params).bytes(9, static_cast<uint32_t>(divided));
+    dispatch(recording, plan);
+    sum.record(recording, results);
+  });
+  return {sum.loss, gradient, sum.total};
+}
+
+// Multiplies what cross_entropy_ahead gave by an upstream gradient, which is one number or has one for each row, and
+// divides it by `total` if that is given. Returns nothing: an operator that returns its argument would be an alias of it.
+Tensor cross_entropy_finish(const Tensor& gradient, const Tensor& grad_, const Tensor& target_,
+                            const MaybeTensor& total, int64_t ignore_index) {
+  const char* op = "cross_entropy_finish_";
+  check_float(op, "gradient", gradient);
+  check(gradient.is_contiguous(), "metalcore::", op, ": gradient must be contiguous");
+  const Shape shape = shape_of(op, gradient);
+  check_same_device(op, "grad", grad_, gradient);
+  check_same_dtype(op, "grad", grad_, gradient);
+  check(grad_.numel() == 1 || grad_.numel() == shape.rows, "metalcore::", op, ": grad must have one element, or one ",
+        "for each row");
+  if (total) {
+    check_float32(op, "total", *total);
+    check_same_device(op, "total", *total, gradient);
+    check(total->numel() == 1, "metalcore::", op, ": total must have one element");
+  }
+  const Tensor target = checked_target(op, target_, gradient, shape), grad = as_contiguous(grad_);
+  const Plan plan = plan_of(shape, gradient);
+  gpu::note_plan(op, plan.variant, [&] { return why(plan, shape) + ", unless its scale is 1"; });
+  CrossEntropyParams params = params_of(shape, {gradient, shape.classes}, gradient, target, std::nullopt,
+                                        {ignore_index, 0.0, 0.0, 0.0});
+  params.scale_of_row = grad.numel() > 1;
+  gpu::record(gradient, [&](gpu::Recording& recording) {
+    recording.kernel("cross_entropy_finish_", plan.variant, "_", suffix(gradient.scalar_type()));
+    recording.buffer(0, gradient).buffer(1, given_if(!params.probabilities, target)).buffer(2, grad).buffer(3, total);
+    recording.bytes(4, params).bytes(5, static_cast<uint32_t>(total.has_value()));
+    dispatch(recording, plan);
+  });
+  return new_tensor({0}, gradient.scalar_type(), gradient);
+}
+
 }  // namespace
 }  // namespace metalcore
 
@@ -265,6 +354,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
   m.def(
       "cross_entropy_backward(Tensor grad, Tensor x, Tensor target, Tensor? weight, Tensor saved, Tensor total, "
       "int reduction, int ignore_index, float label_smoothing, float softcap, float z_loss) -> Tensor");
+  m.def(
+      "cross_entropy_ahead(Tensor x, Tensor target, Tensor? weight, int reduction, int ignore_index, "
+      "float label_smoothing, bool divided) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "cross_entropy_finish_(Tensor(a!) gradient, Tensor grad, Tensor target, Tensor? total, int ignore_index) "
+      "-> Tensor");
   // Made of products and of the operators here, in Python (metalcore/loss).
   m.def(
       "fused_linear_cross_entropy(Tensor hidden, Tensor weight, Tensor target, Tensor? bias, Tensor? class_weight, "
@@ -283,4 +378,6 @@ METALCORE_KERNELS(m) {
   m.impl<&metalcore::cross_entropy>("cross_entropy");
   m.impl<&metalcore::cross_entropy_backward>("cross_entropy_backward");
   m.impl<&metalcore::cross_entropy_replace>("cross_entropy_");
+  m.impl<&metalcore::cross_entropy_ahead>("cross_entropy_ahead");
+  m.impl<&metalcore::cross_entropy_finish>("cross_entropy_finish_");
 }

@@ -1,0 +1,94 @@
+"""Under overrides an op saves nothing for its derivative that PyTorch's op does not: what a program may change in place
+after PyTorch's forward pass, it may change after ours."""
+
+import contextlib
+from operator import attrgetter
+
+import pytest
+import torch
+from saved import Call, changed
+
+import metalcore
+from metalcore._core.registry import OPS, Override, Sample
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def overridden():
+    """The ops with a derivative whose namesake in PyTorch has kernels of metalcore under overrides."""
+    for name, op in OPS.items():
+        if op.backward and op.namesake and isinstance(op.override, tuple) and isinstance(op.override[0], Override):
+            yield name
+
+
+def forms(name):
+    """An op's samples, and forms of the call that they leave out."""
+    yield from OPS[name].samples()
+    if name == "cross_entropy":
+        for form, options in ENTROPIES.items():
+            yield _losses(form, **options)
+    if name == "kl_div":
+        for reduction in ("batchmean", "mean", "sum"):
+            yield from (_divergences(reduction, log_target) for log_target in (False, True))
+
+
+ENTROPIES = {
+    "smoothing": {"label_smoothing": 0.2},
+    "weights": {"weight": True},
+    "probabilities and smoothing": {"label_smoothing": 0.2, "probabilities": True},
+    "probabilities and weights": {"weight": True, "probabilities": True, "reduction": "sum"},
+    "rows": {"reduction": "none", "weight": True},
+    "large": {"rows": 1100, "classes": 4096},
+}
+
+
+def _losses(name, weight=False, probabilities=False, rows=6, classes=40, **options):
+    def arguments(x):
+        target = torch.arange(rows, device=x.device) % classes
+        if probabilities:
+            target = torch.linspace(0, 1, x.numel(), device=x.device).view(x.shape).softmax(-1).to(x.dtype)
+        return x, target, torch.linspace(0.5, 2, classes, dtype=x.dtype, device=x.device) if weight else None
+
+    return Sample(name, ((rows, classes),), options, arguments=arguments)
+
+
+def _divergences(reduction, log_target):
+    def arguments(x):
+        target = torch.linspace(0, 3, x.numel(), device=x.device).view(x.shape).log_softmax(-1)
+        return x, (target if log_target else target.exp()).to(x.dtype)
+
+    options = {"reduction": reduction, "log_target": log_target}
+    return Sample(f"{reduction}, {log_target}", ((6, 40),), options, arguments=arguments)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", overridden())
+def test_what_may_be_changed(device, name, dtype):
+    op = OPS[name]
+    function = attrgetter(op.namesake.removeprefix("torch."))(torch)
+    tried = 0
+    for sample in forms(name):
+
+        def make(where, sample=sample):
+            return Call(op, sample, where, dtype, function)
+
+        count, where = None, ""
+        for where in (device, "cpu"):  # PyTorch has some ops of linear algebra on the CPU alone
+            with contextlib.suppress(TypeError, RuntimeError):  # an option or a dtype that PyTorch's op does not have
+                plain = make(where)
+                plain.gradients()
+                count = len(plain.tensors())
+                break
+        if count is None:
+            continue
+        tried += 1
+        with metalcore.enable_pytorch_overrides(name):
+            expected = make(device).gradients()
+            ours = [changed(lambda: make(device), which) for which in range(count)]
+        for which, found in enumerate(ours):
+            if changed(lambda: make(where), which) is None:  # noqa: B023
+                continue
+            assert found is not None, f"{sample.name}: tensor {which} is saved, and PyTorch does not save it"
+            for value, wanted in zip(found, expected, strict=True):
+                assert torch.equal(value, wanted), f"{sample.name}: tensor {which} is read backward"
+    assert tried or dtype is not torch.float32
