@@ -9,7 +9,10 @@ from typing import Any
 
 from ..gguf import GGUFError, GGUFFile
 from ..gguf._config import config_of, layout_of
+from ..gguf._keys import unread
 from ..gguf._load import check_types
+from ..gguf._metadata import Metadata
+from ..gguf._tokenizer import TAKEN
 from ..quant._types import KERNELS
 
 _SHOWN = 70  # characters of a value
@@ -45,15 +48,17 @@ def collect(file: GGUFFile) -> dict[str, Any]:
     """What there is to say about a file, as JSON has it."""
     weights = sum(math.prod(info.shape) for info in file.tensors.values())
     nbytes = sum(info.nbytes for info in file.tensors.values())
+    loads = _loads(file)
     return {
         "file": str(file.path),
         "bytes": file.size,
         "version": file.version,
         "layout": file.metadata.get("general.architecture"),
-        "loads": _loads(file),
+        "loads": loads,
         "weights": weights,
         "bits_per_weight": round(8 * nbytes / weights, 3) if weights else None,
         "metadata": {key: _plain(value) for key, value in file.metadata.items()},
+        "not_read": unread(Metadata(file), tuple(TAKEN)) if loads is True else [],
         "types": _types(file),
         "tensors": [
             {"name": info.name, "type": info.type.name, "shape": list(info.shape), "bytes": info.nbytes}
@@ -101,7 +106,8 @@ def _print(found):
     print(f"weights    {found['weights']:,}" + (f", {bits} bits each" if bits else ""))
     print("\nmetadata")
     for key, value in found["metadata"].items():
-        print(f"  {_printable(key)} = {_short(value)}")
+        mark = "  (nothing reads it)" if key in found["not_read"] else ""
+        print(f"  {_printable(key)} = {_short(value)}{mark}")
     print(f"\n{'type':<10} {'tensors':>8} {'weights':>16} {'bytes':>16} {'bits':>8}  kernel")
     for name, of in found["types"].items():
         kernel = "yes" if of["kernel"] else "PyTorch's" if name in ("F32", "F16", "BF16") else "no: becomes numbers"

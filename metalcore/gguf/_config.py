@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ._keys import check_keys
 from ._layouts import LAYOUTS, MODEL_TYPES, Layout
 from ._metadata import Metadata
 from ._reader import GGUFError, GGUFFile
@@ -39,7 +40,13 @@ def config_of(file: GGUFFile, layout: Layout) -> dict[str, Any]:
     """The fields of transformers' configuration of a file."""
     metadata = Metadata(file)
     fields = _common(metadata)
+    rope = fields["rope_parameters"]
     fields.update(_MORE[layout.model_type](metadata, fields))
+    check_keys(metadata, layout.model_type, {**fields, "rope_parameters": rope})
+    if not metadata.get("attention.causal", bool, True):
+        if fields.get("sliding_window"):
+            raise GGUFError(f"{file.path}: attention.causal is false, and windows that look ahead cannot be loaded")
+        fields["is_causal"] = False
     return fields
 
 

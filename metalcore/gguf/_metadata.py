@@ -38,9 +38,11 @@ class Metadata:
     def of_file(self, key: str, kinds: Any, default: Any = None) -> Any:
         """The value of a whole key, or the default where it is missing."""
         value = self.file.metadata.get(key)
+        self.file.read.add(key)
         if value is None:
             return default
-        if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
+        is_bool = kinds is bool or isinstance(kinds, tuple) and bool in kinds
+        if not isinstance(value, kinds) or (isinstance(value, bool) and not is_bool):
             raise GGUFError(f"{self.file.path}: key {key!r}: {reprlib.repr(value)} is of a wrong type")
         return value
 

@@ -67,6 +67,7 @@ class GGUFFile:
             strings that are not UTF-8 are kept as surrogates.
         tensors: TensorInfo of each tensor by name, in the file's order.
         size: the file's bytes.
+        read: the keys that somebody has asked for, whether the file has them or not.
 
     Raises:
         GGUFError: the file is damaged; the message names the file, the thing and where it is.
@@ -75,6 +76,7 @@ class GGUFFile:
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
+        self.read: set[str] = set()
         with open(self.path, "rb") as file:
             self.size = os.fstat(file.fileno()).st_size
             if self.size == 0:

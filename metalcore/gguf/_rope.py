@@ -61,7 +61,7 @@ def _scaling(metadata, theta, rotated):
             "rope_type": "yarn",
             "factor": factor,
             "original_max_position_embeddings": context,
-            "attention_factor": attention * (1 + 0.1 * math.log(factor)),
+            "attention_factor": attention * _mscale(factor, 1),
             "beta_fast": metadata.number("rope.scaling.yarn_beta_fast", 32.0),
             "beta_slow": metadata.number("rope.scaling.yarn_beta_slow", 1.0),
             "truncate": True,  # as llama.cpp does for every model
@@ -96,6 +96,18 @@ def _llama3_factors(parameters, theta, rotated):
     return found
 
 
+def _mscale(factor, scale):
+    return 1 + 0.1 * scale * math.log(factor) if factor > 1 else 1.0
+
+
+def _yarn_attention(parameters, factor):
+    """What transformers multiplies rotations by."""
+    given, own, every = (parameters.get(name) for name in ("attention_factor", "mscale", "mscale_all_dim"))
+    if given is not None:
+        return given
+    return _mscale(factor, own) / _mscale(factor, every) if own and every else _mscale(factor, 1)
+
+
 def rope_keys(parameters: dict[str, Any], head_dim: int) -> tuple[dict[str, Any], dict[str, list[float]]]:
     """The inverse: keys without the architecture's name, and tensors of factors.
 
@@ -114,13 +126,13 @@ def rope_keys(parameters: dict[str, Any], head_dim: int) -> tuple[dict[str, Any]
     context = parameters.get("original_max_position_embeddings")
     if kind == "yarn":
         factor = float(parameters["factor"])
-        plain = 1 + 0.1 * math.log(factor)
+        plain = _mscale(factor, 1)
         return {
             **keys,
             "rope.scaling.type": "yarn",
             "rope.scaling.factor": factor,
             "rope.scaling.original_context_length": context,
-            "rope.scaling.attn_factor": (parameters.get("attention_factor") or plain) / plain,
+            "rope.scaling.attn_factor": _yarn_attention(parameters, factor) / plain,
             "rope.scaling.yarn_beta_fast": float(parameters.get("beta_fast") or 32),
             "rope.scaling.yarn_beta_slow": float(parameters.get("beta_slow") or 1),
         }, {}

@@ -33,8 +33,16 @@ def keys_of(config: Any, layout: Layout) -> tuple[dict[str, Any], dict[str, list
         "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
         "vocab_size": config.vocab_size,
     }
-    own, factors = rope_keys(rope.get("full_attention", rope), head_dim)
+    rope = rope.get("full_attention", rope)
+    own, factors = rope_keys(rope, head_dim)
     keys.update(own)
+    if kind != "phi3":  # transformers rotates whole heads
+        _require(kind, "partial_rotary_factor", rope.get("partial_rotary_factor", 1.0), 1.0)
+    _check_yarn(kind, rope)
+    if not getattr(config, "is_causal", True):
+        _require(f"{kind} that is not causal", "sliding_window", getattr(config, "sliding_window", None), None)
+        keys["attention.causal"] = False
+    _require(kind, "use_bidirectional_attention", getattr(config, "use_bidirectional_attention", None) or False, False)
     _require(kind, "hidden_act", _activation(config), "gelu_pytorch_tanh" if "gemma" in kind else "silu")
     _MORE.get(kind, _no_window)(config, keys, head_dim)
     return keys, factors
@@ -47,6 +55,15 @@ def _activation(config):
 def _require(kind, name, found, expected):
     if found != expected:
         raise ValueError(f"llama.cpp's {kind} has {name} {expected!r}, and the model {found!r}")
+
+
+def _check_yarn(kind, rope):
+    """llama.cpp ends YaRN's ramp at whole frequencies."""
+    if rope.get("rope_type") != "yarn" or rope.get("truncate", True):
+        return
+    if kind != "gpt_oss":
+        _require(kind, "truncate of YaRN", False, True)
+    warnings.warn("llama.cpp's gpt-oss has truncate of YaRN, and the model has not: logits will differ", stacklevel=5)
 
 
 def _no_window(config, keys, head_dim):

@@ -12,10 +12,10 @@ from .._core.libraries import require_transformers
 from ._metadata import Metadata
 from ._reader import GGUFError, GGUFFile
 
-__all__ = ["mapping", "tokenizer_of"]
+__all__ = ["TAKEN", "mapping", "tokenizer_of"]
 
 # transformers' names of what its converter takes, as of 5.23.
-_TAKEN = {
+TAKEN = {
     "ggml.model": "tokenizer_type",
     "ggml.pre": "pre_tokenizer_type",
     "ggml.tokens": "tokens",
@@ -65,7 +65,7 @@ def tokenizer_of(file: GGUFFile) -> Any:
 def _parts(metadata):
     """What transformers' converter takes, checked."""
     file = metadata.file
-    given = {name: file.metadata.get(f"tokenizer.{key}") for key, name in _TAKEN.items()}
+    given = {name: file.metadata.get(f"tokenizer.{key}") for key, name in TAKEN.items()}
     parts = {name: value for name, value in given.items() if value is not None}
     tokens, rows = _texts(metadata, "tokens"), file.tensors["token_embd.weight"].shape[0]
     if len(tokens) > rows:
@@ -115,6 +115,8 @@ def _made(metadata, parts, options):
             options[f"{name}_token"] = parts["tokens"][token]
     backend, more = mapping().convert_gguf_tokenizer(metadata.architecture, parts)
     backend = _without_more(backend, len(parts["tokens"]))
+    if "add_prefix_space" in parts and parts["tokenizer_type"] == "llama":
+        backend = _with_prefix(backend, metadata.of_file("tokenizer.ggml.add_space_prefix", bool))
     _check_split(metadata.file, parts)
     return PreTrainedTokenizerFast(tokenizer_object=backend, **more, **options)
 
@@ -129,6 +131,29 @@ def _check_split(file, parts):
             f"{file.path}: transformers does not know how {name!r} splits texts, and splits them as GPT-2 does",
             stacklevel=5,
         )
+
+
+def _with_prefix(backend, wanted):
+    """With a space in front of texts or without one, as the file says; transformers' classes do not ask."""
+    from tokenizers import Tokenizer
+
+    if ("▁" in backend.encode("a", add_special_tokens=False).tokens[0]) == wanted:
+        return backend
+    parts = json.loads(backend.to_str())
+    for name, list_name in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers"), ("decoder", "decoders")):
+        whole = parts[name] or {"type": "Sequence", list_name: []}
+        steps = whole[list_name] if whole["type"] == "Sequence" else [whole]
+        steps = [step for step in steps if step["type"] not in ("Prepend", "Strip")]
+        for step in steps:
+            if step["type"] == "Metaspace":
+                step["prepend_scheme"] = "first" if wanted else "never"
+        if wanted and not any(step["type"] == "Metaspace" for step in steps):
+            steps = {
+                "normalizer": [{"type": "Prepend", "prepend": "▁"}, *steps],
+                "decoder": [*steps, {"type": "Strip", "content": " ", "start": 1, "stop": 0}],
+            }.get(name, steps)
+        parts[name] = {"type": "Sequence", list_name: steps} if steps else None
+    return Tokenizer.from_str(json.dumps(parts))
 
 
 def _without_more(backend, count):
