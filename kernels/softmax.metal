@@ -127,8 +127,8 @@ template <typename Op, typename T, typename U, uint N>
     row_in_registers<false, Op, N>(row, team);
 }
 
-// A row of any length in two walks: the maximum and the sum of the exponentials, and the results. Both go through the part of the body
-// that a threadgroup has, and the edges where it has them.
+// A row of any length in two walks: the maximum and the sum of the exponentials, and the results. Both go through the
+// part of the body that a threadgroup has, and the edges where it has them.
 
 template <bool aligned, uint N, typename T, typename U>
 inline float2 walk_sum(Row<T, U> row, Edges<aligned, T> edges, Part part, bool first, Threadgroup team) {

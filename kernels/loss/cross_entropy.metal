@@ -10,8 +10,8 @@
 //   group    one threadgroup has a row
 //
 // Both exist for the loss, for the gradient from a saved m and s, and for both at once, where the gradient takes the
-// place of the logits or is written ahead of its use, which keeps no logits. Rows without weights, label smoothing or class probabilities have c_j = 0 but for the target: they are
-// read in whole vectors.
+// place of the logits or is written ahead of its use, which keeps no logits. Rows without weights, label smoothing or
+// class probabilities have c_j = 0 but for the target: they are read in whole vectors.
 #include "common/running.h"
 #include "loss/cross_entropy.h"
 #include "loss/team.h"
@@ -394,12 +394,13 @@ template <typename T>
 }
 
 template <typename T>
-kernel void cross_entropy_ahead_thread(
-    device const T* x [[buffer(0)]], device const long* targets [[buffer(1)]],
-    device const T* probabilities [[buffer(2)]], device const float* weight [[buffer(3)]],
-    device T* losses [[buffer(4)]], device float2* results [[buffer(5)]], device const float* total [[buffer(6)]],
-    device T* gradient [[buffer(7)]], constant CrossEntropyParams& params [[buffer(8)]],
-    constant uint& divided [[buffer(9)]], uint index [[thread_position_in_grid]]) {
+kernel void cross_entropy_ahead_thread(device const T* x [[buffer(0)]], device const long* targets [[buffer(1)]],
+                                       device const T* probabilities [[buffer(2)]],
+                                       device const float* weight [[buffer(3)]], device T* losses [[buffer(4)]],
+                                       device float2* results [[buffer(5)]], device const float* total [[buffer(6)]],
+                                       device T* gradient [[buffer(7)]],
+                                       constant CrossEntropyParams& params [[buffer(8)]],
+                                       constant uint& divided [[buffer(9)]], uint index [[thread_position_in_grid]]) {
   ahead_row(LogitRow<T>(x, targets, probabilities, weight, params, index), losses, results, total, gradient, divided,
             index, Alone());
 }
@@ -422,8 +423,7 @@ template <typename T>
 kernel void cross_entropy_finish_thread(device T* gradient [[buffer(0)]], device const long* targets [[buffer(1)]],
                                         device const T* grad [[buffer(2)]], device const float* total [[buffer(3)]],
                                         constant CrossEntropyParams& params [[buffer(4)]],
-                                        constant uint& divided [[buffer(5)]],
-                                        uint index [[thread_position_in_grid]]) {
+                                        constant uint& divided [[buffer(5)]], uint index [[thread_position_in_grid]]) {
   finish_row(gradient, targets, grad, total, params, divided, index, Alone());
 }
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["ALIGNMENT", "peak", "place"]
+import torch
+from torch import Tensor
+from torch._C import _to_dlpack as to_dlpack
+from torch.utils.dlpack import from_dlpack
+
+__all__ = ["ALIGNMENT", "fixed_memory", "peak", "place"]
 
 ALIGNMENT = 256  # bytes: more than any binding needs
 
@@ -30,6 +35,11 @@ def place(lives: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:
         placed.append((at, at + size, first, last))
         placed.sort()
     return offsets, max((end for _, end, _, _ in placed), default=0)
+
+
+def fixed_memory(nbytes: int, device: torch.device | None) -> Tensor:
+    """Bytes whose storage never grows: PyTorch refuses an operator that would resize a tensor past their end."""
+    return from_dlpack(to_dlpack(torch.empty(nbytes, dtype=torch.uint8, device=device)))
 
 
 def peak(lives: Sequence[tuple[int, int, int]]) -> int:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Container
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import torch
 
-__all__ = ["full_name", "has_kernel", "mps_kernels", "out_variant"]
+from .out_forms import SEEN
+
+__all__ = ["find_out_variant", "full_name", "has_kernel", "mps_kernels", "out_variant", "reads_storage"]
 
 
 @functools.cache
 def out_variant(func: Any, device: torch.device) -> tuple[Any, list[str]] | None:
-    """The overload that writes results into tensors of a device, and the names of these arguments; None where there is
-    none. An operator may have a kernel for the device, and its out overload none, as var on mps."""
+    """The overload that writes results, and nothing else, into tensors of a device, and the names of these arguments;
+    None where there is none. An operator may have a kernel for the device, and its out overload none, as var on mps."""
+    found = find_out_variant(func, device)
+    return found if found and full_name(found[0]).removeprefix("aten::") in SEEN else None
+
+
+def find_out_variant(func: Any, device: torch.device) -> tuple[Any, list[str]] | None:
+    """The same, of any overload that is said to write results, whatever else it writes."""
     if func._schema.is_mutable:
         return None
     wanted = [(argument.name, str(argument.type)) for argument in func._schema.arguments]
@@ -33,6 +41,15 @@ def out_variant(func: Any, device: torch.device) -> tuple[Any, list[str]] | None
 def has_kernel(target: torch._ops.OpOverload, device: torch.device) -> bool:
     """Whether PyTorch has a kernel for an operator that is for this kind of device."""
     return full_name(target) in (mps_kernels() if device.type == "mps" else _Registered(device.type.upper()))
+
+
+def reads_storage(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call counts elements from the begin of a tensor's storage, as as_strided and its like do."""
+    names = [argument.name for argument in func._schema.arguments]
+    if "storage_offset" not in names:
+        return False
+    place = names.index("storage_offset")
+    return (args[place] if place < len(args) else kwargs.get("storage_offset")) is not None
 
 
 def full_name(target: torch._ops.OpOverload) -> str:

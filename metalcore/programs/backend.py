@@ -65,7 +65,34 @@ def backend(module: GraphModule, inputs: Sequence[Any], options=None, mode=None)
     """
     if mode not in (None, "default"):
         raise ValueError(f"the backend metalcore has no mode {mode!r}; its options are those of metalcore.programs")
-    options = Options.of(options)
+    return _with_arguments(module, lambda: _compiled(module, inputs, Options.of(options)))
+
+
+def _with_arguments(module, compile):
+    """What compile() makes of a graph, with the graph's arguments among the results where these are arguments
+    themselves, as `self.count += 1` leaves them. compile() sees no such results: AOTAutograd (of PyTorch 2.13) returns
+    one in the place of another result where a further argument that the graph writes to needs a gradient."""
+    nodes = list(module.graph.nodes)
+    inputs = [node.meta.get("example_value") for node in nodes if node.op == "placeholder"]
+    places = {id(value): place for place, value in enumerate(inputs) if isinstance(value, Tensor)}
+    results = nodes[-1].args[0]
+    if not isinstance(results, (tuple, list)):
+        return compile()
+    found = [places.get(id(node.meta.get("example_value"))) if isinstance(node, Node) else None for node in results]
+    if all(place is None for place in found):
+        return compile()
+    nodes[-1].args = (tuple(node for node, place in zip(results, found) if place is None),)
+    module.recompile()
+    function = compile()
+
+    def call(*arguments):
+        made = iter(function(*arguments))
+        return tuple(next(made) if place is None else arguments[place] for place in found)
+
+    return call
+
+
+def _compiled(module, inputs, options):
     is_symbolic = _is_symbolic(inputs)
     if is_symbolic and options.dynamic == "eager":
         return module.forward

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import GraphModule, Node
 
 from .._core import torch_operators
-from .._core.arena import peak, place
+from .._core.arena import fixed_memory, peak, place
 from .generated import writing_to
 from .ir import is_barrier, mutated_storages, name_of, storage_of, tensors_of, value
 
@@ -62,6 +62,7 @@ def make_plan(module: GraphModule, device: torch.device | None = None) -> Plan:
     lives = _lives(graph, order)
     kinds = _kinds(graph)
     owners: dict = {}
+    by_begin = _read_from_the_begin(graph)
     values, wanted = [], []
     for node in graph.nodes:
         if node.op == "output" or isinstance(value(node), (tuple, list)):
@@ -74,7 +75,8 @@ def make_plan(module: GraphModule, device: torch.device | None = None) -> Plan:
             kind = kinds.get(storage, "temporary") if first_of_storage else "view"
             first, last = lives[storage]
             nbytes = tensor.untyped_storage().nbytes()
-            if kind == "temporary" and tensor.device == device and nbytes and _placeable(node):
+            movable = kind == "temporary" and storage not in by_begin
+            if movable and tensor.device == device and nbytes and _placeable(node):
                 wanted.append((len(values), first, last, nbytes))
             form = tuple(tensor.shape), tensor.stride(), tensor.dtype
             values.append(Planned(node.name, kind, *form, nbytes, first, last, None))
@@ -95,6 +97,17 @@ def _lives(graph, order):
             first, before = lives.get(storage, (order[node], -1))
             lives[storage] = (first, max(before, last))
     return lives
+
+
+def _read_from_the_begin(graph):
+    """The storages whose elements an operation counts from their begin, which is not the value's in an arena."""
+    return {
+        storage_of(tensor)
+        for node in graph.nodes
+        if name_of(node) is not None and torch_operators.reads_storage(node.target, node.args, node.kwargs)
+        for source in node.all_input_nodes
+        for tensor in tensors_of(source)
+    }
 
 
 def _kinds(graph):
@@ -123,7 +136,8 @@ def _of_kernel(node):
 
 
 def out_variant(node: Node):
-    """The operator that computes an operation's result into memory which the caller gives, or None without one."""
+    """The operator that computes an operation's result into memory which the caller gives, or None without one that was
+    seen to write nothing else."""
     if name_of(node) is None or is_barrier(node) or not isinstance(value(node), Tensor):
         return None
     result = value(node)
@@ -153,7 +167,7 @@ def bind_arena(module: GraphModule, plan: Plan, device: torch.device) -> Tensor 
         return None
     graph = module.graph
     with unset_fake_temporarily():  # AOTAutograd compiles in a mode in which new tensors have no memory
-        arena = torch.empty(plan.arena_bytes, dtype=torch.uint8, device=device)
+        arena = fixed_memory(plan.arena_bytes, device)
         memory = {v.name: _view(arena, v) for v in plan.values if v.offset is not None}
     for node in list(graph.nodes):
         if node.meta.get("place") == "generated":

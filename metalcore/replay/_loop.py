@@ -13,10 +13,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_map_only
 
 from .. import _C
-from .._core.arena import peak, place
+from .._core.arena import fixed_memory, peak, place
 from .._core.operators import ops
 from .._core.recording import Recording
-from .._core.torch_operators import out_variant
+from .._core.torch_operators import out_variant, reads_storage
 from ._replay import Replay
 from ._tape import Step, Tape, key_of, tensors_in
 
@@ -40,7 +40,15 @@ class Loop(Replay):
         lives = _lives(tape, self.recording, keys)
         storages = {key: storage for key, storage in tape.storages() if key in lives and key not in output_keys}
         device = next((tensor.device for tensor in ops._recorded_tensors(tape.number)), None)
-        moved = [key for key in storages if storages[key].device == device and storages[key].nbytes()]
+        by_begin = {
+            key_of(tensor)
+            for step in tape.steps
+            if reads_storage(step.func, step.args, step.kwargs)
+            for tensor in tensors_in(step.args)
+        }
+        moved = [
+            key for key in storages if storages[key].device == device and storages[key].nbytes() and key not in by_begin
+        ]
 
         stay = set(keys) - set(moved)
         kept = {key_of(t): t.untyped_storage() for t in ops._recorded_tensors(tape.number) if key_of(t) in stay}
@@ -60,7 +68,7 @@ class Loop(Replay):
         values = [(*lives[key], sizes[key]) for key in free]
         offsets, self.arena_bytes = place(values)
         self.peak_bytes, self.own_bytes = peak(values), sum(sizes[key] for key in free)
-        self._arena = torch.empty(self.arena_bytes, dtype=torch.uint8, device=device)
+        self._arena = fixed_memory(self.arena_bytes, device)
         arena = self._arena.untyped_storage()
         homes = {key: (arena, offset) for key, offset in zip(free, offsets)}
         homes |= {key: (storage, 0) for key, storage in held.items() if storage is not None}

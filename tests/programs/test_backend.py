@@ -397,3 +397,39 @@ def test_what_is_written_to_data(device):
     x, other = (torch.ones(3, device=device, requires_grad=True) for _ in range(2))
     agree(function(x), compiled(function)(other))
     assert torch.equal(x, other)
+
+
+class Kept(nn.Module):
+    """It counts in a buffer, and writes what needs a gradient to a part of another."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("n", torch.zeros(1))
+        self.register_buffer("cache", torch.zeros(4, 3))
+
+    def forward(self, x):
+        self.n += 1
+        self.cache[1:3] = x[:2]
+        return self.cache * self.n + x.sum()
+
+
+class KeptWhole(Kept):
+    def forward(self, x):
+        self.n += 1
+        self.cache.add_(x)
+        return x.sum() + self.n, x * 2, self.n
+
+
+@pytest.mark.parametrize("module", [Kept, KeptWhole])
+@pytest.mark.parametrize("needs_gradient", [True, False])
+def test_results_beside_buffers_that_are_written_to(device, module, needs_gradient):
+    torch.manual_seed(0)
+    x = torch.randn(4, 3).to(device).requires_grad_(needs_gradient)
+    found = []
+    for wrap in (lambda module: module, compiled):
+        own = module().to(device)
+        result = wrap(own)(x)
+        first = result[0] if isinstance(result, tuple) else result
+        gradient = torch.autograd.grad(first.square().sum(), x) if needs_gradient else ()
+        found.append((result, own.n, own.cache, *gradient))
+    agree(*found)

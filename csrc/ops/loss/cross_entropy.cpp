@@ -313,7 +313,8 @@ std::tuple<Tensor, Tensor, Tensor> cross_entropy_ahead(const Tensor& input, cons
 }
 
 // Multiplies what cross_entropy_ahead gave by an upstream gradient, which is one number or has one for each row, and
-// divides it by `total` if that is given. Returns nothing: an operator that returns its argument would be an alias of it.
+// divides it by `total` if that is given. Returns nothing: an operator that returns its argument would be an alias of
+// it.
 Tensor cross_entropy_finish(const Tensor& gradient, const Tensor& grad_, const Tensor& target_,
                             const MaybeTensor& total, int64_t ignore_index) {
   const char* op = "cross_entropy_finish_";
@@ -332,8 +333,8 @@ Tensor cross_entropy_finish(const Tensor& gradient, const Tensor& grad_, const T
   const Tensor target = checked_target(op, target_, gradient, shape), grad = as_contiguous(grad_);
   const Plan plan = plan_of(shape, gradient);
   gpu::note_plan(op, plan.variant, [&] { return why(plan, shape) + ", unless its scale is 1"; });
-  CrossEntropyParams params = params_of(shape, {gradient, shape.classes}, gradient, target, std::nullopt,
-                                        {ignore_index, 0.0, 0.0, 0.0});
+  CrossEntropyParams params =
+      params_of(shape, {gradient, shape.classes}, gradient, target, std::nullopt, {ignore_index, 0.0, 0.0, 0.0});
   params.scale_of_row = grad.numel() > 1;
   gpu::record(gradient, [&](gpu::Recording& recording) {
     recording.kernel("cross_entropy_finish_", plan.variant, "_", suffix(gradient.scalar_type()));
