@@ -96,7 +96,8 @@ struct GeluTanh {
 
 template <typename T>
 struct GeluTanhGradient {
-  static float forward(float x, float grad) {
+  static float forward(float given, float grad) {
+    const float x = fabs(given) > 1e4f ? copysign(1e4f, given) : given;  // beyond it x^2 s (1 - s) would be inf times 0
     const float square = x * x;
     const float inner = kTanhScale * (x + kTanhCubic * x * square);
     const float s = Math<T>::divide(1.0f, 1.0f + Math<T>::exp(-2.0f * inner));
@@ -127,6 +128,6 @@ template <typename T>
 struct QuickGeluGradient {
   static float forward(float x, float grad) {
     const float s = Math<T>::divide(1.0f, 1.0f + Math<T>::exp(-kQuickScale * x));
-    return grad * (s * (1.0f + kQuickScale * x * (1.0f - s)));
+    return grad * (s + kQuickScale * (x * (s * (1.0f - s))));  // where kQuickScale x overflows, s (1 - s) is 0
   }
 };

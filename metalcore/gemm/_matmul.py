@@ -42,7 +42,7 @@ def matmul(
         activation: "relu", "gelu", "gelu_tanh", "silu" or None. Where autograd needs a derivative, it is an op of its
             own, whose input was rounded to a's dtype.
         residual: a tensor that broadcasts to the result's shape, or None.
-        alpha, beta: numbers.
+        alpha, beta: numbers. With a beta of 0 the residual is not read, as in torch.addmm.
 
     Returns:
         A contiguous tensor, (…, M, N), without the dimensions that a vector lacks. It has gradients of any order.
@@ -157,7 +157,7 @@ def _by_torch(a, b, bias, residual, alpha, beta):
     result = a @ b
     result = result if alpha == 1 else result * alpha
     result = result if bias is None else result + bias
-    return result if residual is None else result + (residual if beta == 1 else residual * beta)
+    return result if residual is None or beta == 0 else result + (residual if beta == 1 else residual * beta)
 
 
 def _check(a, b, bias, residual, activation):
@@ -196,7 +196,9 @@ def _backward(ctx, grad):
     by_a = _product_for(a, grad, b.mT, ctx.alpha) if wanted[0] else None
     by_b = _product_for(b, a.mT, grad, ctx.alpha) if wanted[1] else None
     by_bias = grad.sum(tuple(range(grad.dim() - 1))) if wanted[2] and ctx.given[0] else None
-    by_residual = (grad if ctx.beta == 1 else grad * ctx.beta) if wanted[3] and ctx.given[1] else None
+    by_residual = None
+    if wanted[3] and ctx.given[1]:
+        by_residual = grad if ctx.beta == 1 else grad * ctx.beta if ctx.beta else torch.zeros_like(grad)
     return by_a, by_b, by_bias, by_residual, None, None, None
 
 

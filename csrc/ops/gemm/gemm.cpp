@@ -97,7 +97,8 @@ Tensor matmul(const Tensor& a, const Tensor& b, const MaybeTensor& bias_, const 
   }
   const uint32_t number = activation_number(op, activation);
   const MaybeTensor bias = bias_ ? MaybeTensor(as_contiguous(*bias_)) : std::nullopt;
-  matmul_into(result, a, b, bias, residual_, number, alpha, beta);
+  // As in BLAS, what is multiplied by 0 is not read.
+  matmul_into(result, a, b, bias, beta == 0 ? std::nullopt : residual_, number, alpha, beta);
   return result;
 }
 
