@@ -33,7 +33,7 @@ def _derivatives(x):
     """The first and the second derivative."""
     s = torch.sigmoid(1.702 * x)
     slope = 1.702 * s * (1 - s)
-    return s + x * slope, slope * (2 + 1.702 * x * (1 - 2 * s))
+    return s + x * slope, 2 * slope + 1.702 * (x * slope) * (1 - 2 * s)
 
 
 _quick_gelu = activation("quick_gelu", _composite, _derivatives)

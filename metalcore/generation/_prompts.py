@@ -34,7 +34,9 @@ def padded_left(
     if tokens.dim() == 1:
         tokens = tokens[None]
         attention_mask = None if attention_mask is None else attention_mask.reshape(1, -1)
-    if tokens.dim() != 2 or 0 in tokens.shape or tokens.is_floating_point() or tokens.dtype == torch.bool:
+    if 0 in tokens.shape:
+        raise ValueError("generate: the prompt is empty; it needs a token at least, such as the model's bos_token_id")
+    if tokens.dim() != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool:
         raise ValueError(f"generate: tokens must be integers (rows, length), not {tokens.dtype} {tuple(tokens.shape)}")
     if tokens.device.type == "cpu":
         _require_known(tokens[(tokens < 0) | (tokens >= vocabulary)].tolist(), vocabulary)
@@ -44,7 +46,7 @@ def padded_left(
     seen = seen.cpu()
     lengths = seen.sum(1).tolist()
     if min(lengths) == 0:
-        raise ValueError("generate: a row has no token that is not padding")
+        raise ValueError("generate: the prompt of a row is empty: it has no token that is not padding")
     tokens = tokens.to(device, torch.int64)
     length = max(lengths)
     order = seen.to(torch.uint8).argsort(dim=1, stable=True)[:, -length:]  # padding first, and the rest in its order

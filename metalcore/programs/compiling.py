@@ -57,10 +57,16 @@ def compile(
         A `Program`. It computes without gradients.
 
     Raises:
+        TypeError: the program is no module, but a function.
         ValueError, TypeError: an option has a value that it cannot have, or `dtype` is given with an exported program.
         RuntimeError: the module cannot be exported, or its shapes are dynamic.
         TargetError: the program does not fit its target; the message has each place, why, and what would help.
     """
+    if not isinstance(program, (torch.nn.Module, torch.export.ExportedProgram)):
+        raise TypeError(
+            f"metalcore.compile takes a torch.nn.Module or what torch.export.export returned, not {program!r}; "
+            "torch.compile(…, backend='metalcore') takes functions, and a module's forward() may call one"
+        )
     if target is not None and not isinstance(target, Target):
         raise TypeError(f"target must be one of metalcore.programs.targets, not {target!r}")
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):

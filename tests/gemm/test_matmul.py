@@ -196,6 +196,18 @@ def test_gradients(device, a, b):
         torch.testing.assert_close(found.cpu().double(), expected, rtol=2e-4, atol=2e-4 * expected.abs().max().item())
 
 
+@pytest.mark.parametrize("rows", [1, 3, 70])
+def test_a_residual_times_zero_is_not_read(device, rows):
+    a, b = (tensor(*shape, device=device).requires_grad_() for shape in ((rows, 8), (8, 5)))
+    residual = torch.full((rows, 5), float("nan"), device=device, requires_grad=True)
+    found = metalcore.matmul(a, b, residual=residual, beta=0)
+    expected = torch.addmm(residual.cpu(), a.cpu(), b.cpu(), beta=0)
+    torch.testing.assert_close(found.cpu(), expected)
+    torch.testing.assert_close(metalcore.matmul(a.cpu(), b.cpu(), residual=residual.cpu(), beta=0), expected)
+    gradients = torch.autograd.grad(found.sum(), [a, b, residual])
+    assert all(g.isfinite().all() for g in gradients) and not gradients[2].any()
+
+
 def test_the_weights_gradient_is_one_product(device):
     """The batch's rows become terms, and no gradients of the batch's members are summed."""
     x, weight = tensor(2, 30, 40, device=device), tensor(24, 40, device=device)

@@ -195,9 +195,12 @@ def test_what_it_refuses(llama, device):
     ):
         with pytest.raises(ValueError, match=message):
             metalcore.generate(llama, tokens, **wrong)
-    for wrong in (tokens.float(), tokens[:, :0], tokens[None], []):
+    for wrong in (tokens.float(), tokens[None]):
         with pytest.raises(ValueError, match="tokens must be integers"):
             metalcore.generate(llama, wrong)
+    for empty in ([], [[]], [[1, 2], []], tokens[:, :0], tokens[0, :0], torch.tensor([])):
+        with pytest.raises(ValueError, match="generate: the prompt (of a row )?is empty"):
+            metalcore.generate(llama, empty)
     for wrong in ("abc", 3, [[1.5]], [["a"]]):
         with pytest.raises(ValueError, match="tokens must be integers or rows of them, not"):
             metalcore.generate(llama, wrong)

@@ -83,6 +83,19 @@ def test_relu_of_nan_and_zeros(device, dtype):
         assert torch.equal(ours.detach().cpu().nan_to_num(7), theirs.detach().nan_to_num(7))
 
 
+@pytest.mark.parametrize("op", ["silu", "gelu", "gelu_tanh", "quick_gelu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_of_the_largest_numbers(device, op, dtype):
+    ours = metalcore.quick_gelu if op == "quick_gelu" else OPS[op][0]
+    largest = torch.finfo(dtype).max
+    x = torch.tensor([largest, -largest, 2e38, -2.5e38, 1e20, -1e20, 1e13, -1e13, 0.0], dtype=dtype)
+    slope = (x > 0).to(dtype) + 0.5 * (x == 0).to(dtype)
+    for where in (device, "cpu"):
+        found = gradient(ours, x.to(where), torch.ones_like(x, device=where)).cpu()
+        if where == device or op in ("silu", "quick_gelu"):  # PyTorch's own GELUs are NaN there on the CPU
+            torch.testing.assert_close(found, slope, rtol=0, atol=0)
+
+
 def test_relu_of_integers(device):
     x = torch.arange(-3, 3, device=device)
     assert metalcore.relu(x).dtype == x.dtype and metalcore.relu(x).tolist() == [0, 0, 0, 0, 1, 2]

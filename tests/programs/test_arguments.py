@@ -112,3 +112,9 @@ def test_options_of_other_types_are_refused_by_name(device, options):
     ((name, _),) = options.items()
     with pytest.raises(TypeError, match=f"{name} must be"):
         metalcore.compile(nn.Linear(4, 3).to(device), (torch.randn(2, 4).to(device),), **options)
+
+
+def test_functions_are_no_modules(device):
+    for wrong in (torch.sin, lambda x: x + 1, "model", nn.Linear):
+        with pytest.raises(TypeError, match=r"metalcore.compile takes a torch.nn.Module or what torch.export.export"):
+            metalcore.compile(wrong, (torch.randn(3).to(device),))

@@ -106,17 +106,6 @@ _add("isneginf", "self", f="{self} == -INFINITY", i="false", b="false", is_bool=
 _add("logical_not", "self", f="{self} == 0.0f", i="{self} == 0", b="!{self}", is_bool=True)
 _add("bitwise_not", "self", i="{T}(~{self})", b="!{self}")
 _add("clone alias detach lift_fresh_copy _to_copy expand contiguous", "self", f="{self}", i="{self}", b="{self}")
-_add(
-    "nan_to_num",
-    "self",
-    f=lambda nan, posinf, neginf: (
-        f"(isnan({{self}}) ? {_number(nan or 0)} : {{self}} == INFINITY ? "
-        f"{_number(torch.finfo(F32).max if posinf is None else posinf)} : {{self}} == -INFINITY ? "
-        f"{_number(torch.finfo(F32).min if neginf is None else neginf)} : {{self}})"
-    ),
-    i="{self}",
-    b="{self}",
-)
 
 # Activations ------------------------------------------------------------------------------------------------------
 

@@ -159,6 +159,8 @@ class Lowering:
             names = made.__code__.co_varnames[: made.__code__.co_argcount]
             made = made(**{name: plain(arguments[name]) for name in names})
         texts = {name: self.operand(value, computed, formula.precise) for name, value in operands.items()}
+        if name_of(node).split(".")[0] in _OF_RANGES:
+            texts = {name: self._in_range(text, operands[name]) for name, text in texts.items()}
         if computed in SIXTEEN_BITS:
             made = fast(made)
         text = made.format(T=register(computed), U=unsigned(computed), **texts)
@@ -173,6 +175,25 @@ class Lowering:
         if dtype in SIXTEEN_BITS and not precise:
             number = torch.tensor(float(number)).to(dtype).item()
         return literal(number, dtype)  # pyright: ignore[reportArgumentType]
+
+
+    def _in_range(self, text: str, value: Any) -> str:
+        """An operand whose infinities count: those of its dtype, also where float32's precision is kept."""
+        dtype = result_dtype(value) if isinstance(value, Node) else F32
+        return self.statement("const float", rounded(text, dtype)) if dtype in SIXTEEN_BITS else text
+
+    def nan_to_num(self, node: Node, arguments: dict[str, Any], dtype: torch.dtype) -> tuple[str, torch.dtype]:
+        """PyTorch's limits are those of the operand's dtype."""
+        text = self.operand(arguments["self"], dtype)
+        if not dtype.is_floating_point:
+            return text, dtype
+        text, limits = self._in_range(text, arguments["self"]), torch.finfo(dtype)
+        defaults = {"nan": 0.0, "posinf": limits.max, "neginf": limits.min}
+        given = {name: plain(arguments.get(name)) for name in defaults}
+        nan, high, low = (
+            self.operand(defaults[name] if value is None else value, dtype) for name, value in given.items()
+        )
+        return f"(isnan({text}) ? {nan} : {text} == INFINITY ? {high} : {text} == -INFINITY ? {low} : {text})", dtype
 
 
 def promoted(operands, makes_float: bool) -> torch.dtype:
@@ -195,8 +216,10 @@ def _is_exact(node):
 _EXACT = {
     *("where", "masked_fill", "clamp", "clamp_min", "clamp_max", "maximum", "minimum", "fmax", "fmin", "relu", "abs"),
     *("neg", "clone", "alias", "detach", "lift_fresh_copy", "expand", "contiguous", "sign", "sgn", "floor", "ceil"),
-    *("trunc", "round", "threshold_backward", "copysign"),
+    *("trunc", "round", "threshold_backward", "copysign", "nan_to_num"),
 }
+# Operations that ask whether an operand is infinite.
+_OF_RANGES = {"isinf", "isfinite", "isnan", "isposinf", "isneginf"}
 
 
 def _convert(lowering, node, arguments, dtype):
@@ -263,6 +286,7 @@ _SPECIAL: dict[str, Callable] = {
     "prims.convert_element_type.default": _convert,
     "copy.default": _copy,
     "masked_fill.Scalar": _masked_fill,
+    "nan_to_num.default": Lowering.nan_to_num,
     "masked_fill.Tensor": _masked_fill,
     "clamp.default": _clamp,
     "clamp.Tensor": _clamp,

@@ -25,7 +25,7 @@ from .source import (
     to_memory,
     vector_type,
 )
-from .walk import Walk
+from .walk import MOST_STEPS, Walk
 
 
 def reduction(node: Node, inputs: Sequence[Node], found: Walk, *, keep_float32: bool = False) -> str:
@@ -92,8 +92,14 @@ def merging(node: Node, found: Walk) -> str:
     kept = Indices(found.kept, 3, "k")
     inputs = len(found.kept.strides) - len(state.results)
     fields = [from_memory(f"in{k}[chunk * n[2] + result]", dtype) for k, (dtype, _, _) in enumerate(state.fields)]
+    start = ", ".join(value for _, _, value in state.fields)
     loop = [
-        f"for (uint chunk = 0; chunk < n[1]; ++chunk) merge(s, State{{{', '.join(fields)}}});",
+        f"for (uint first = 0; first < n[1]; first += {MOST_STEPS}) {{",  # of up to 2^16 states, in sums of sums
+        f"  State some = {{{start}}};",
+        f"  const uint last = min(first + {MOST_STEPS}, n[1]);",
+        f"  for (uint chunk = first; chunk < last; ++chunk) merge(some, State{{{', '.join(fields)}}});",
+        "  merge(s, some);",
+        "}",
         *kept.from_number("result"),
     ]
     outputs, stores = _results(node, state, [kept.offset(inputs + k) for k in range(len(state.results))])

@@ -1,0 +1,187 @@
+"""The error of sums does not grow with their length, in any plan: rows of up to 2^25 elements, and as many rows.
+
+Elements are between 0.5 and 1.5, so that sums grow, or all alike, so that each addition rounds in the same direction. A
+bound is some roundings of float32, whatever the length.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from rows import tuned
+
+import metalcore
+
+EPS = torch.finfo(torch.float32).eps
+each_plan = pytest.mark.parametrize("family", ["simulator", "baseline"])
+each_length = pytest.mark.parametrize("length", [2**12, 2**18, 2**22])
+
+
+def numbers(kind, *shape):
+    return torch.rand(shape) + 0.5 if kind == "random" else torch.full(shape, 0.7)
+
+
+def compare(family, function, reference, tensors, device, *, roundings=8):
+    """Compares results and gradients in their norms."""
+    made = []
+    for call, where, dtype in ((function, device, torch.float32), (reference, "cpu", torch.float64)):
+        given = [tensor.to(where, dtype).requires_grad_() for tensor in tensors]
+        with tuned(family if where == device else "simulator"):
+            result = call(*given)
+            weights = torch.linspace(0.5, 1, result.numel(), dtype=torch.float64).to(where, dtype).view(result.shape)
+            made.append([result.detach(), *torch.autograd.grad(result, given, weights)])
+    for ours, expected in zip(*made, strict=True):
+        error = (ours.cpu().double() - expected).norm()
+        assert error <= roundings * EPS * expected.norm(), f"{error / expected.norm() / EPS:.1f} roundings"
+
+
+def with_dim(op, **options):
+    return lambda x: op(x, -1, **options)
+
+
+@each_plan
+@each_length
+def test_rms_norm(device, family, length):
+    for kind in ("random", "alike"):
+        x, weight = numbers(kind, 1, length), numbers("random", length)
+        compare(
+            family,
+            lambda x, w: metalcore.rms_norm(x, (length,), w, 1e-6),
+            lambda x, w: F.rms_norm(x, (length,), w, 1e-6),
+            [x, weight],
+            device,
+        )
+
+
+@each_plan
+@each_length
+def test_layer_norm(device, family, length):
+    tensors = numbers("random", 1, length), numbers("random", length), numbers("random", length)
+    shape = (length,)
+    compare(
+        family,
+        lambda *t: metalcore.layer_norm(t[0], shape, *t[1:]),
+        lambda *t: F.layer_norm(t[0], shape, *t[1:]),
+        tensors,
+        device,
+    )
+
+
+@each_plan
+@each_length
+def test_gradients_of_parameters_over_many_rows(device, family, length):
+    x, weight = numbers("random", length // 4, 4), numbers("random", 4)
+    bias = numbers("random", 4)
+    # A row of 4 has a variance that its elements' rounding changes.
+    compare(
+        family, lambda *t: metalcore.layer_norm(t[0], (4,), *t[1:]), lambda *t: F.layer_norm(t[0], (4,), *t[1:]),
+        [x, weight, bias], device, roundings=256,
+    )  # fmt: skip
+    compare(
+        family, lambda x, w: metalcore.rms_norm(x, (4,), w, 1e-6), lambda x, w: F.rms_norm(x, (4,), w, 1e-6),
+        [x, weight], device,
+    )  # fmt: skip
+
+
+@each_plan
+@each_length
+def test_group_norm(device, family, length):
+    x, bias = numbers("random", 2, 4, length // 4), numbers("random", 4)
+    # Sums of normalized elements cancel: the weight's gradient is left out.
+    compare(
+        family, lambda x, b: metalcore.group_norm(x, 2, None, b), lambda x, b: F.group_norm(x, 2, None, b), [x, bias],
+        device,
+    )  # fmt: skip
+
+
+@each_plan
+@each_length
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_softmax(device, family, length, name):
+    ours, theirs = getattr(metalcore, name), getattr(torch, name)
+    # log_softmax saves its result, a number of ln(length), whose rounding the gradient has.
+    roundings = 8 if name == "softmax" else 32
+    for kind in ("random", "alike"):
+        row = numbers(kind, 1, length)
+        compare(family, with_dim(ours), with_dim(theirs), [row], device, roundings=roundings)
+        columns = numbers(kind, length // 4, 4)
+        compare(family, lambda x: ours(x, 0), lambda x: theirs(x, 0), [columns], device, roundings=roundings)
+
+
+@each_plan
+@each_length
+@pytest.mark.parametrize("smoothing", [0.0, 0.3, 1.0])
+def test_cross_entropy(device, family, length, smoothing):
+    for kind in ("random", "alike"):
+        x, target = numbers(kind, 1, length), torch.tensor([length // 3])
+        compare(
+            family,
+            lambda x: metalcore.cross_entropy(x, target.to(device), label_smoothing=smoothing),
+            lambda x: F.cross_entropy(x, target, label_smoothing=smoothing),
+            [x],
+            device,
+        )
+
+
+@each_plan
+@each_length
+def test_losses_of_many_rows(device, family, length):
+    x, target = numbers("random", length // 4, 4), torch.arange(length // 4) % 4
+    weight = torch.tensor([0.5, 0.7, 1.1, 1.3])
+    compare(
+        family,
+        lambda x: metalcore.cross_entropy(x, target.to(device), weight.to(device)),
+        lambda x: F.cross_entropy(x, target, weight.to(x.dtype)),
+        [x],
+        device,
+    )
+
+
+@each_plan
+@each_length
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+def test_divergences(device, family, length, beta):
+    x, y = (numbers("random", 1, length).log_softmax(-1) for _ in range(2))
+
+    def reference(x):
+        p = y.to(x.dtype).exp()
+        if not beta:
+            return (p * (y.to(x.dtype) - x)).sum()
+        m = ((p + x.exp()) / 2).log()
+        return ((p * (y.to(x.dtype) - m)).sum() + (x.exp() * (x - m)).sum()) / 2
+
+    def function(x):
+        if not beta:
+            return metalcore.kl_div(x, y.to(x.device), reduction="sum", log_target=True)
+        return metalcore.jsd(x, y.to(x.device), beta, reduction="sum")
+
+    # Differences of logarithms of ln(length) have that number's roundings, and a divergence is small beside its terms.
+    compare(family, function, reference, [x], device, roundings=2**12)
+
+
+@each_plan
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm", "log_softmax", "cross_entropy"])
+def test_the_longest_rows(device, family, name):
+    length = 2**25
+    x = numbers("random", 1, length)
+    calls = {
+        "rms_norm": lambda lib: lambda x: lib.rms_norm(x, (length,)),
+        "layer_norm": lambda lib: lambda x: lib.layer_norm(x, (length,)),
+        "log_softmax": lambda lib: lambda x: lib.log_softmax(x, -1),
+        "cross_entropy": lambda lib: (
+            lambda x: lib.cross_entropy(x, torch.zeros(1, dtype=torch.int64, device=x.device), label_smoothing=0.3)
+        ),
+    }
+    with tuned(family), torch.no_grad():
+        found = calls[name](metalcore)(x.to(device)).cpu()
+    expected = calls[name](F)(x)  # PyTorch's float32, and then its float64 of some elements
+    whole = x.double()
+    exact = {
+        "rms_norm": lambda: whole[:, :1000] * (whole.square().mean() + torch.finfo(torch.float32).eps).rsqrt(),
+        "layer_norm": lambda: (whole[:, :1000] - whole.mean()) * (whole.var(correction=0) + 1e-5).rsqrt(),
+        "log_softmax": lambda: whole[:, :1000] - whole.logsumexp(-1),
+        "cross_entropy": lambda: whole.logsumexp(-1)[0] - 0.7 * whole[0, 0] - 0.3 * whole.mean(),
+    }[name]()
+    part = found[:, :1000].double() if found.dim() else found.double()
+    theirs = expected[:, :1000].double() if expected.dim() else expected.double()
+    error = (part - exact).norm() / exact.norm()
+    assert error <= 4 * EPS, f"{error / EPS:.1f} roundings, PyTorch {(theirs - exact).norm() / exact.norm() / EPS:.1f}"
