@@ -18,18 +18,24 @@ def wide(value):
     return value.detach().cpu().double()
 
 
-def flushes_subnormals():
-    """Whether the device takes float32's subnormal numbers for zero. Metal leaves it open, and Apple's GPUs do."""
+def flushes_subnormals(dtype=torch.float32):
+    """Whether the device takes a dtype's subnormal numbers for zero. Apple's GPUs do so with those of float32 and of
+    bfloat16, which are float32's, and by public reports keep float16's."""
     if getattr(torch._C, "_metalcore_simulates_mps", False):
         return _C.simulator_info()["flushing"]
-    return torch.backends.mps.is_available()
+    return torch.backends.mps.is_available() and dtype is not torch.float16
 
 
 def smallest(dtype):
-    """The smallest number of a dtype that the device tells from zero. Subnormal float16 is normal float32."""
+    """The smallest number of a dtype that the device tells from zero."""
     limits = torch.finfo(dtype)
-    flushed = dtype is not torch.float16 and flushes_subnormals()
-    return limits.smallest_normal * (1 if flushed else limits.eps)
+    return limits.smallest_normal * (1 if flushes_subnormals(dtype) else limits.eps)
+
+
+def as_device_has(value):
+    """The numbers that the device has: zeros in the place of subnormal ones where it has none."""
+    subnormal = value.abs() < torch.finfo(value.dtype).smallest_normal
+    return value.masked_fill(subnormal, 0) if flushes_subnormals(value.dtype) else value
 
 
 def assert_near(actual, expected, *, terms=1, magnitude=None):

@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from .build.metal_kernels import FLAGS, METAL
+from .build.metal_kernels import METAL, flags
 from .wheel_check import PYTHONS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -179,15 +179,17 @@ def _compile_kernels(kernels):
     if asked.returncode:
         return Row(what, NOT_RUN, _last_line(asked.stdout))
 
+    options = flags()
+
     def compiled(family):
-        command = [*METAL, *FLAGS, "-Wall", "-Wextra", kernels[family], "-o", WORK / "metal" / f"{family}.metallib"]
+        command = [*METAL, *options, "-Wall", "-Wextra", kernels[family], "-o", WORK / "metal" / f"{family}.metallib"]
         return _run(command, WORK / "metal" / f"{family}.txt")
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         results = dict(zip(kernels, pool.map(compiled, kernels)))
     refused = [family for family, done in results.items() if done.returncode]
     warnings = sum(len(re.findall(r": warning: ", done.stdout)) for done in results.values())
-    note = f"{asked.stdout.splitlines()[0]}; {warnings} warnings"
+    note = f"{asked.stdout.splitlines()[0]}; {warnings} warnings; {' '.join(options)}"
     if refused:
         return Row(what, FAILED, f"{note}; refused: {', '.join(refused)}")
     return Row(what, PASSED, note)

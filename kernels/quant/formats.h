@@ -22,6 +22,11 @@
 
 using namespace metal;
 
+// Whether the GPU keeps float16's subnormal numbers. Where it takes them for zero, the backend defines it as 0.
+#ifndef METALCORE_HALF_SUBNORMALS
+#define METALCORE_HALF_SUBNORMALS 1
+#endif
+
 // Words of memory, and a place among them. Blocks of 4-byte words may begin at any byte.
 struct Bytes {
   device const uint* words;
@@ -73,13 +78,30 @@ struct Slice {
   float2 offset;  // zero without has_offset
 };
 
-inline float half_of(uint bits) { return static_cast<float>(as_type<half>(ushort(bits & 0xffffu))); }
-
 // Bits below the tenth of a float16 are an integer, in units of the smallest subnormal number. So two bytes of a word
 // become numbers by one operation each, after one for both. The unit goes into the scale, where it is exact.
 constexpr constant float kUnit = 16777216.0f;  // 2^24: how many of them are 1
 
-inline float2 two(uint bits) { return static_cast<float2>(as_type<half2>(bits)); }
+// half_of() is a float16 of any bits. two_halves() are the two of a word, and two() those that are such integers.
+#if METALCORE_HALF_SUBNORMALS
+inline float half_of(uint bits) { return static_cast<float>(as_type<half>(ushort(bits & 0xffffu))); }
+inline float2 two_halves(uint bits) { return static_cast<float2>(as_type<half2>(bits)); }
+inline float2 two(uint bits) { return two_halves(bits); }
+#else
+// The same numbers, without an operation that reads or returns a subnormal one. A float16 that is a subnormal number
+// has a leading bit too much once it is a float32, and half of its value.
+inline float half_of(uint bits) {
+  const uint shifted = (bits & 0x7fffu) << 13;
+  const float raised = as_type<float>(shifted + 0x38000000u);
+  const uint magnitude = as_type<uint>(shifted < 0x00800000u ? 2.0f * raised - 0x1p-14f : raised);
+  return as_type<float>(magnitude | (shifted < 0x0f800000u ? 0u : 0x7f800000u) | (bits & 0x8000u) << 16);
+}
+inline float2 two_halves(uint bits) { return float2(half_of(bits), half_of(bits >> 16)); }
+// 1024 is added to the integers, and taken away.
+inline float2 two(uint bits) {
+  return fma(static_cast<float2>(as_type<half2>(bits | 0x64006400u)), 1.0f / kUnit, -1024.0f / kUnit);
+}
+#endif
 
 // Four bytes, in units.
 inline float4 floats(uint bytes) {
@@ -404,7 +426,7 @@ struct MXFP4 : Block32 {
   static constexpr constant float bias = 0.0f;
   static constexpr constant float unit = 32768.0f, upper_unit = unit;  // of twice the numbers, as gguf-py has them
   static constexpr constant bool has_offset = false;
-  static float2 two_of(uint bits) { return two((bits & 0x00070007u) << 9 | (bits & 0x00080008u) << 12); }
+  static float2 two_of(uint bits) { return two_halves((bits & 0x00070007u) << 9 | (bits & 0x00080008u) << 12); }
   static Packed load(Bytes at, uint) { return {at.quad(1), uint4(0), uint4(at.byte(0))}; }
   static Slice decode(Packed p, uint) {
     Slice slice;

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import functools
 import json
-import platform
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,7 +23,9 @@ from metalcore import _C, golden
 from metalcore._core import accuracy, refused
 from metalcore._core.registry import OPS, Op, Sample
 
-from . import devices, selftest_shader
+from . import devices, machine, selftest_budget, selftest_report, selftest_shader
+
+SUBNORMALS = "float16's subnormal numbers"
 
 
 def add_parser(commands):
@@ -41,25 +41,65 @@ def add_parser(commands):
 
 
 def run(arguments):
-    say = (lambda text: None) if arguments.json else (lambda text: print(text, flush=True))
+    stream = sys.stderr if arguments.json else sys.stdout  # programs get progress too, beside the result
+    say = functools.partial(print, file=stream, flush=True)
     kind = arguments.device or devices.default()
     device = devices.use(kind)
-    machine = _machine(kind)
-    for name, value in machine.items():
+    start = time.perf_counter()
+    around = _machine(kind)
+    for name, value in around.items():
         say(f"{name:<10} {value}")
-    say("")
     checks, planned = [], list(_checks(kind, device))
-    for number, (name, action) in enumerate(planned, 1):
-        checks.append({"name": name, **_outcome(action, kind)})
+    say(_announcement(len(planned)))
+    for number, (name, op, action) in enumerate(planned, 1):
+        checks.append({"name": name, "op": op, **_outcome(action, kind)})
         say(f"[{number:{len(str(len(planned)))}}/{len(planned)}] {_line(checks[-1])}")
+    ops = {}
+    for name, op in OPS.items():
+        own = [check for check in checks if check["op"] == name]
+        ops[name] = {"error": selftest_report.worst(own), **selftest_report.times(op, device, kind == "simulator")}
+        say(f"time of {name}: {ops[name]['microseconds']} µs, PyTorch's {ops[name]['microseconds of PyTorch']} µs")
+    report = {
+        "machine": around,
+        "checks": checks,
+        "summary": _summary(checks),
+        "durations": _durations(checks, time.perf_counter() - start),
+        "subnormal numbers of float16": next(check["note"] for check in checks if check["name"] == SUBNORMALS),
+        "ops": ops,
+    }
+    report["text"] = selftest_report.text(report)
+    say(f"\n----- to paste into a report, from here\n{report['text']}\n----- to here\n\n{report['summary']}")
+    if arguments.json:
+        print(json.dumps(report, indent=2))
+    return 1 if any(check["status"] == "FAILED" for check in checks) else 0
+
+
+def _summary(checks):
     failed = [check["name"] for check in checks if check["status"] == "FAILED"]
     skipped = sum(check["status"] == "skipped" for check in checks)
     summary = f"{len(checks) - len(failed) - skipped} of {len(checks)} checks passed"
-    summary += f", {skipped} skipped" * bool(skipped) + f", {len(failed)} FAILED: {'; '.join(failed)}" * bool(failed)
-    say("\n" + summary)
-    if arguments.json:
-        print(json.dumps({"machine": machine, "checks": checks, "summary": summary}, indent=2))
-    return 1 if failed else 0
+    return (
+        summary + f", {skipped} skipped" * bool(skipped) + f", {len(failed)} FAILED: {'; '.join(failed)}" * bool(failed)
+    )
+
+
+def _announcement(checks):
+    if not hasattr(_C, "mps_compile"):
+        return f"\n{checks} checks"
+    seconds = selftest_budget.estimate(_C.mps_kernels(), selftest_report.CALLS * selftest_report.ROUNDS)
+    return (
+        f"\n{checks} checks: about {sum(seconds.values()):.0f} s on the slowest Mac by an estimate, of which Metal "
+        f"compiles for {seconds['compiling']:.0f} s if it has not done so before"
+    )
+
+
+def _durations(checks, seconds):
+    """How long everything took, and how long first compiles did."""
+    compiled = [check for check in checks if "compiled in seconds" in check]
+    if not compiled:
+        return f"{seconds:.0f} s"
+    kernels, spent = (sum(check[key] for check in compiled) for key in ("kernels", "compiled in seconds"))
+    return f"{seconds:.0f} s, of which Metal made {kernels} kernels of {len(compiled)} families in {spent:.1f} s"
 
 
 def _machine(kind):
@@ -72,41 +112,34 @@ def _machine(kind):
         "metalcore": versions["metalcore"],
         "torch": versions["torch"],
         "python": versions["python"],
-        "platform": versions["platform"],
-        "device": f"{kind}: {_device_name(kind)}",
+        **machine.describe(kind),
+        "device": kind,
         "backend": f"{backend}: {found['backends'][backend]}",
     }
 
 
-def _device_name(kind):
-    if kind == "cuda":
-        return torch.cuda.get_device_name()
-    if kind == "mps":
-        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
-        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or platform.machine()
-    return platform.processor() or platform.machine()
-
-
 def _checks(kind, device):
-    """(name, what to do) of every check; that returns {"note": …} with figures, or raises."""
-    yield "tensors go to the kernels", lambda: _check_routing(device)
+    """(name, name of the op or "", what to do) of every check; that returns {"note": …} with figures, or raises."""
+    yield "tensors go to the kernels", "", lambda: _check_routing(device)
     if hasattr(_C, "mps_compile"):
         refused.forget()
         for family, names in _families().items():
-            yield f"kernels of {family}", functools.partial(_check_family, names)
-    yield "compile_shader", lambda: selftest_shader.check_results(device)
-    yield "compile_shader refuses a faulty program", selftest_shader.check_faulty
+            yield f"kernels of {family}", "", functools.partial(_check_family, names)
+    yield "compile_shader", "", lambda: selftest_shader.check_results(device)
+    yield "compile_shader refuses a faulty program", "", selftest_shader.check_faulty
+    yield SUBNORMALS, "", lambda: selftest_shader.check_subnormals(device)
     for op in (*OPS.values(), _in_turns()):
         for sample in op.samples():
             for dtype in sorted(op.dtypes, key=str, reverse=True):
                 yield (
                     f"{op.name}, {sample.name}, {str(dtype).removeprefix('torch.')}",
+                    op.name,
                     functools.partial(_check_sample, op, sample, device, dtype),
                 )
     for name in OPS:
-        yield f"{name}, golden artifacts", functools.partial(_check_golden, name, device)
+        yield f"{name}, golden artifacts", name, functools.partial(_check_golden, name, device)
     if hasattr(_C, "mps_compile"):
-        yield "no kernel is left to PyTorch's ops", _check_refused
+        yield "no kernel is left to PyTorch's ops", "", _check_refused
 
 
 def _in_turns():
@@ -165,7 +198,12 @@ def _check_family(names):
             _C.mps_compile(*names)
     finally:
         refused.note()
-    return {"note": f"{len(names)} kernels, {time.perf_counter() - start:.1f} s"}
+    seconds = round(time.perf_counter() - start, 3)
+    return {
+        "note": f"{len(names)} kernels, {seconds:.1f} s",
+        "kernels": len(names),
+        "compiled in seconds": seconds,
+    }
 
 
 def _check_refused():
@@ -181,15 +219,8 @@ def _check_sample(op, sample, device, dtype):
     wrong = [f"{part} {share:.3g}" for part, share in shares.items() if not share <= 1]
     if wrong:
         raise ArithmeticError(f"error of {', '.join(wrong)} times the bound")
-    tensors = sample.make(device, dtype)
-    with torch.no_grad():
-        microseconds = _time(lambda: op.compute(sample, tensors), device)
     note = ", ".join(f"{part} {share:.2f}" for part, share in shares.items())
-    return {
-        "note": f"{note} of the bound; {microseconds:.0f} µs",
-        "share of the bound": shares,
-        "forward in microseconds": round(microseconds, 1),
-    }
+    return {"note": f"{note} of the bound", "share of the bound": shares}
 
 
 @functools.cache
@@ -212,18 +243,3 @@ def _check_golden(name, device):
             f"{worst.name}: {worst.problem or f'{worst.error:.3g} times the tolerance, {worst.where}'}"
         )
     return {"note": f"{len(found)} agree, error {worst.error:.2f} of the tolerance"}
-
-
-def _time(call, device):
-    """The least time of a call in microseconds, the GPU's work included, out of a few rounds of some calls."""
-    synchronize = getattr(torch, device).synchronize
-    calls, rounds = (5, 3) if "metalcore.simulator" not in sys.modules else (1, 1)
-    times = []
-    for _ in range(rounds):
-        synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        synchronize()
-        times.append((time.perf_counter() - start) / calls * 1e6)
-    return min(times)

@@ -1,10 +1,12 @@
-"""What selftest checks of compile_shader: a program that runs, and one that is refused."""
+"""What selftest checks of compile_shader: a program that runs, one that is refused, and one that tells whether the GPU
+keeps float16's subnormal numbers."""
 
 from __future__ import annotations
 
 import torch
 
 import metalcore
+from metalcore import _C
 from metalcore.msl.errors import CompilerNotFoundError
 
 SHADER = """
@@ -27,6 +29,26 @@ kernel void sum256(device const float* in [[buffer(0)]], device float* out [[buf
   }
 }
 """
+
+
+# As in kernels/quant/subnormals.metal: the smallest float16 becomes 2 where it is no zero.
+SMALLEST = """
+kernel void smallest(device uint* number [[buffer(0)]]) {
+  number[0] = uint(float(as_type<half>(ushort(number[0]))) * 0x1p25f);
+}
+"""
+
+
+def check_subnormals(device):
+    """Tells what is known at once of a GPU that decodes packed weights by such numbers, or else without them."""
+    number = torch.ones(1, dtype=torch.int32, device=device)
+    metalcore.compile_shader(SMALLEST).smallest(number, threads=1)
+    found = number.item()
+    if found not in (0, 2):
+        raise ArithmeticError(f"the smallest one is {found / 2} of itself")
+    if hasattr(_C, "mps_half_subnormals") and _C.mps_half_subnormals() != (found == 2):
+        raise RuntimeError(f"this GPU {'keeps' if found else 'flushes'} them, and the backend has found the contrary")
+    return {"note": "kept" if found else "they become zero here; packed weights are decoded without them"}
 
 
 def check_results(device):

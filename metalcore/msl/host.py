@@ -236,7 +236,7 @@ def explain(stderr, msl="", filename="program_source"):
     return "\n".join(messages)
 
 
-def build(source_path, output_path, *, isa="native", checking=False, include_dirs=()):
+def build(source_path, output_path, *, isa="native", checking=False, include_dirs=(), defines=()):
     """Translates and compiles one MSL file to a shared object, for kernels that are built ahead of time.
 
     Args:
@@ -245,6 +245,7 @@ def build(source_path, output_path, *, isa="native", checking=False, include_dir
         isa: the value of `-march`, for example ``x86-64-v3``.
         checking: build the variant that reports every access.
         include_dirs: more directories for `#include`.
+        defines: macros as ``NAME value`` strings.
 
     Returns:
         The files it depends on: the source and everything it includes, as paths.
@@ -253,7 +254,7 @@ def build(source_path, output_path, *, isa="native", checking=False, include_dir
 
     source_path, output_path = Path(source_path), Path(output_path)
     msl = source_path.read_text(encoding="utf-8")
-    translation = translate(msl, include_dirs=include_dirs, filename=str(source_path))
+    translation = translate(msl, include_dirs=include_dirs, filename=str(source_path), defines=defines)
     output_path.parent.mkdir(parents=True, exist_ok=True)
     partial = output_path.with_name(f".{output_path.name}.{os.getpid()}")
     try:

@@ -2,13 +2,17 @@
 
 import dataclasses
 import json
+import os
+import platform
+from pathlib import Path
 
 import pytest
 import torch
 
 import metalcore
-from metalcore._core.registry import OPS
-from metalcore.cli import devices, main
+from metalcore import _C
+from metalcore._core.registry import OPS, Sample
+from metalcore.cli import devices, machine, main, selftest_budget, selftest_report
 
 KINDS = {("mps", True): "mps", ("mps", False): "simulator", ("cuda", False): "cuda"}
 
@@ -29,7 +33,10 @@ def test_passes(kind, capsys):
     status, out = run(capsys, kind, "--json")
     found = json.loads(out)
     assert status == 0, found["summary"]
-    assert found["machine"]["device"].startswith(kind)
+    assert found["machine"]["device"] == kind
+    assert found["ops"].keys() == OPS.keys()
+    assert all(0 <= op["error"] <= 1 and op["microseconds"] > 0 for op in found["ops"].values())
+    assert found["text"].count("\n") < 60
     assert {check["status"] for check in found["checks"]} == {"ok"}
     tried = {check["name"].split(", ")[0] for check in found["checks"]}
     assert tried >= set(OPS)
@@ -82,6 +89,102 @@ def test_checks_are_counted(kind, few, capsys):
     ]
 
 
+def block(out):
+    """The lines that selftest has people paste."""
+    return out.split("from here\n")[1].split("\n-----")[0].splitlines()
+
+
+def rows(out):
+    """{op: (error, time, PyTorch's time)} of the block."""
+    cells = " ".join(
+        block(out)[block(out).index(next(line for line in block(out) if "PyTorch  " in line)) + 1 :]
+    ).split()
+    return {cells[i]: tuple(cells[i + 1 : i + 4]) for i in range(0, len(cells), 4)}
+
+
+def test_the_block_to_paste(kind, few, capsys):
+    status, out = run(capsys, kind)
+    lines = block(out)
+    assert status == 0 and len(lines) == 8 and max(map(len, lines)) < 130
+    assert lines[0].startswith(f"metalcore {metalcore.__version__}, torch {torch.__version__}, Python ")
+    assert lines[1].startswith(f"{kind}: ") and "CPU cores" in lines[1]
+    assert lines[2].startswith("float16's subnormal numbers: ")
+    assert " checks passed" in lines[3] and lines[4].split()[1].startswith("s")
+    for error, microseconds, pytorch in rows(out).values():
+        assert 0 <= float(error) <= 1 and float(microseconds) > 0 and float(pytorch) > 0
+    assert rows(out).keys() == {"silu", "rms_norm"}
+
+
+def test_the_block_names_what_is_wrong_and_what_pytorch_has_not(kind, few, capsys, monkeypatch):
+    def missing(*arguments, **options):
+        raise NotImplementedError("The operator is not currently implemented for the MPS device.")
+
+    replace(monkeypatch, "silu", lambda x: metalcore.silu(x) * (1 + 2**-5))
+    monkeypatch.setattr(selftest_report, "CALLS", 1)
+    found = selftest_report.times(dataclasses.replace(OPS["rms_norm"], reference=missing), "cpu", True)
+    assert found["microseconds of PyTorch"] is None
+    _, out = run(capsys, kind)
+    assert rows(out)["silu"][0] == "FAILED" and float(rows(out)["rms_norm"][0]) <= 1
+
+
+def test_programs_see_progress_beside_the_result(kind, few, capsys):
+    main(["selftest", "--device", kind, "--json"])
+    out, err = capsys.readouterr()
+    assert len(json.loads(out)["checks"]) == sum(line.startswith("[") for line in err.splitlines()) >= 8
+
+
+@pytest.mark.only_on("simulator")
+@pytest.mark.parametrize("flushing", [False, True])
+def test_subnormal_numbers_of_float16(few, capsys, flushing):
+    before = _C.simulator_info()["flushing"]
+    _C.simulator_set_flushing(flushing)
+    try:
+        out = run(capsys, "simulator")[1]
+    finally:
+        _C.simulator_set_flushing(before)
+    says = "they become zero here; packed weights are decoded without them" if flushing else "kept"
+    assert block(out)[2] == f"float16's subnormal numbers: {says}"
+
+
+KERNELS = {
+    kernel: family
+    for family, *kernels in map(str.split, (Path(metalcore.__file__).parent / "lib/index").read_text().splitlines())
+    for kernel in kernels
+}
+
+
+def test_it_takes_two_minutes_at_most_on_the_slowest_mac():
+    """By the cost model and assumptions. An op whose samples are too large, or many more kernels, would take more."""
+    timed = selftest_report.CALLS * selftest_report.ROUNDS
+    seconds = selftest_budget.estimate(KERNELS, timed)
+    assert sum(seconds.values()) < selftest_budget.MOST_SECONDS
+    assert seconds["compiling"] > 10 and seconds["checks"] > 5  # nothing is left out
+    many = {f"{kernel}_{i}": family for kernel, family in KERNELS.items() for i in range(4)}
+    assert sum(selftest_budget.estimate(many, timed, [OPS["silu"]]).values()) > selftest_budget.MOST_SECONDS
+    large = dataclasses.replace(OPS["svdvals"], samples=lambda: (Sample("large", ((1500, 1500),)),))
+    assert selftest_budget.estimate({}, timed, [large])["times"] > selftest_budget.MOST_SECONDS
+
+
+@pytest.mark.skipif(platform.system() == "Darwin", reason="programs stand for a Mac's")
+def test_the_machine_is_a_macs(monkeypatch, tmp_path):
+    says = {
+        "sysctl": 'case "$2" in machdep*) echo Apple M1 ;; kern.hv*) echo 1 ;; esac',
+        "ioreg": """echo '+-o AGXAcceleratorG13G  <class AGXAcceleratorG13G>'; echo '    "gpu-core-count" = 7'""",
+    }
+    for name, text in says.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(platform, "mac_ver", lambda: ("15.5", ("", "", ""), "arm64"))
+    monkeypatch.setattr(platform, "machine", lambda: "arm64")
+    found = machine.describe("mps")
+    assert found["chip"] == "Apple M1" and found["cores"] == f"{os.cpu_count()} CPU cores, 7 GPU cores"
+    assert found["system"] == "macOS 15.5 (arm64, a virtual machine)"
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert machine.describe("mps")["cores"].endswith("unknown GPU cores")
+
+
 def test_nan_and_exceptions_fail(kind, few, capsys, monkeypatch):
     def broken(*arguments, **options):
         raise RuntimeError("no such kernel")
@@ -96,7 +199,11 @@ def test_nan_and_exceptions_fail(kind, few, capsys, monkeypatch):
 
 def test_faulty_shaders_are_noticed(kind, few, capsys, monkeypatch):
     monkeypatch.setattr(metalcore, "compile_shader", lambda source: None)
-    assert failures(run(capsys, kind)[1]) == {"compile_shader", "compile_shader refuses a faulty program"}
+    assert failures(run(capsys, kind)[1]) == {
+        "compile_shader",
+        "compile_shader refuses a faulty program",
+        "float16's subnormal numbers",
+    }
 
 
 @pytest.mark.only_on("simulator")

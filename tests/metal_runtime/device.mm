@@ -2,6 +2,8 @@
 //
 // The environment makes it a worse machine:
 //   METAL_RUNTIME_DEVICES=0         no GPU, until metal_runtime_add_device() is called
+//   METAL_RUNTIME_DEVICES=default   the list of GPUs is empty, and there is a default one
+//   METAL_RUNTIME_MACOS=<n>         that version of macOS: 14, or else 15
 //   METAL_RUNTIME_REFUSES=<a>,<b>   no pipelines of kernels whose names begin so
 //   METAL_RUNTIME_THREADS=<n>       pipelines take no more threads a threadgroup
 #import "runtime.h"
@@ -9,6 +11,7 @@
 
 #include "../../csrc/backends/simulator/launch.h"
 #include "../../csrc/backends/simulator/library.h"
+#include "../../csrc/backends/simulator/subnormals.h"
 
 #import <objc/runtime.h>
 
@@ -43,11 +46,20 @@ using metal_runtime::require;
 }
 @end
 
+// Since macOS 15 the mode and the functions of floating-point arithmetic have properties of their own, which take the
+// place of the old switch, and which are fast by default.
 @interface RuntimeCompileOptions : MTLCompileOptions {
+ @public
   BOOL fast_math_;
+  NSInteger math_mode_, math_functions_;
   MTLLanguageVersion version_;
 }
 @end
+
+static bool is_macos_14() {
+  const char* version = std::getenv("METAL_RUNTIME_MACOS");
+  return version && std::string(version) == "14";
+}
 
 @implementation MTLCompileOptions
 @dynamic fastMathEnabled, languageVersion;
@@ -60,12 +72,26 @@ using metal_runtime::require;
 @implementation RuntimeCompileOptions
 - (instancetype)init {
   fast_math_ = YES;
+  math_mode_ = 2;  // MTLMathModeFast
   return self;
+}
+- (BOOL)respondsToSelector:(SEL)selector {
+  const bool is_new = selector == @selector(setMathMode:) || selector == @selector(setMathFloatingPointFunctions:);
+  return is_new && is_macos_14() ? NO : [super respondsToSelector:selector];
+}
+- (void)setMathMode:(NSInteger)mode {
+  require(!is_macos_14(), "unrecognized selector setMathMode: of macOS 14's MTLCompileOptions");
+  math_mode_ = mode;
+}
+- (void)setMathFloatingPointFunctions:(NSInteger)functions {
+  require(!is_macos_14(), "unrecognized selector setMathFloatingPointFunctions: of macOS 14's MTLCompileOptions");
+  math_functions_ = functions;
 }
 - (BOOL)fastMathEnabled {
   return fast_math_;
 }
 - (void)setFastMathEnabled:(BOOL)enabled {
+  require(is_macos_14(), "fastMathEnabled is set, which macOS 15 deprecates");
   fast_math_ = enabled;
 }
 - (MTLLanguageVersion)languageVersion {
@@ -75,6 +101,12 @@ using metal_runtime::require;
   version_ = version;
 }
 @end
+
+static void require_ieee(const RuntimeCompileOptions* options) {
+  if (is_macos_14()) return require(!options->fast_math_, "a program is compiled with fast math");
+  require(options->math_mode_ == 0, "a program is compiled with another math mode than MTLMathModeSafe");
+  require(options->math_functions_ == 1, "a program is compiled with the fast floating-point functions");
+}
 
 @interface RuntimeLibrary : NSObject <MTLLibrary> {
  @public
@@ -137,8 +169,12 @@ static size_t count_of(const std::string& text, const std::string& part) {
 - (id<MTLLibrary>)newLibraryWithSource:(NSString*)source options:(MTLCompileOptions*)options error:(NSError**)error {
   metal_runtime::require_time("a program is compiled");
   require(options && options.languageVersion == MTLLanguageVersion3_1, "a program is not compiled as MSL 3.1");
-  require(!options.fastMathEnabled, "a program is compiled with fast math");
+  require_ieee(static_cast<RuntimeCompileOptions*>(options));
   const std::string text = metal_runtime::text(source);
+  constexpr const char* kMacro = "METALCORE_HALF_SUBNORMALS";
+  if (text.find(kMacro) != std::string::npos)
+    require((text.find(std::string("#define ") + kMacro + " 0\n") == 0) == simulator::flushes_subnormals(),
+            "a program counts on subnormal numbers of float16 where they become zero, or avoids them where not");
   if (const size_t at = text.find("#error"); at != std::string::npos) {
     *error = metal_runtime::error("program_source: " + text.substr(at, text.find('\n', at) - at));
     return nil;
@@ -178,13 +214,17 @@ static size_t count_of(const std::string& text, const std::string& part) {
 }
 @end
 
-// nil, as it may be for a process without CoreGraphics.
-extern "C" id<MTLDevice> MTLCreateSystemDefaultDevice() { return nil; }
+static std::string devices() {
+  const char* given = std::getenv("METAL_RUNTIME_DEVICES");
+  return given ? given : "1";
+}
 
-static std::atomic<bool> has_device = [] {
-  const char* devices = std::getenv("METAL_RUNTIME_DEVICES");
-  return !devices || std::string(devices) != "0";
-}();
+// nil, as it may be for a process without CoreGraphics, except where it is the only way.
+extern "C" id<MTLDevice> MTLCreateSystemDefaultDevice() {
+  return devices() == "default" ? [metal_runtime::device() retain] : nil;
+}
+
+static std::atomic<bool> has_device = devices() == "1";
 
 NSArray* MTLCopyAllDevices() { return metal_runtime::array(has_device ? metal_runtime::device() : nil); }
 

@@ -1,4 +1,5 @@
 // Misuse of Metal, one rule of the validation at a time: metal_runtime_fault(name) returns the error that it caused.
+#import "../../csrc/backends/mps/compile_options.h"
 #import "../../csrc/backends/mps/pipelines.h"
 #import "../../csrc/backends/mps/stream.h"
 #import "runtime.h"
@@ -88,14 +89,26 @@ void read_after(const std::function<void()>& between) {
   metal_runtime::require(memory[1] != 1, "a result is read before it is there");
 }
 
-void compile(const char* source, MTLLanguageVersion version, BOOL fast_math) {
-  MTLCompileOptions* options = [[MTLCompileOptions alloc] init];
-  options.languageVersion = version;
-  options.fastMathEnabled = fast_math;
+}  // namespace
+
+// The setters of macOS 15.
+@protocol Since15
+- (void)setMathMode:(NSInteger)mode;
+- (void)setMathFloatingPointFunctions:(NSInteger)functions;
+@end
+
+namespace {
+
+id<Since15> since_15(MTLCompileOptions* options) { return static_cast<id>(options); }
+
+// Compiles a program with the backend's options, which `change` changes.
+void compile(const char* source, void (*change)(MTLCompileOptions* options) = [](MTLCompileOptions*) {}) {
   NSError* error = nil;
   std::exception_ptr failure;
   @autoreleasepool {
     try {
+      MTLCompileOptions* options = mps::compile_options();
+      change(options);
       [metal_runtime::device() newLibraryWithSource:[NSString stringWithCString:source encoding:NSUTF8StringEncoding]
                                             options:options
                                               error:&error];
@@ -358,12 +371,23 @@ const std::map<std::string, std::function<void()>> kFaults = {
          [encoder useResources:&buffer count:1 usage:MTLResourceUsageRead | MTLResourceUsageWrite];
        });
      }},
-    {"a program compiled on the queue", [] { encode_raw([](Raw) { compile("", MTLLanguageVersion3_1, NO); }); }},
-    {"a program compiled with the GIL", [] { with_gil([] { compile("", MTLLanguageVersion3_1, NO); }); }},
-    {"fast math", [] { compile("", MTLLanguageVersion3_1, YES); }},
-    {"another version of Metal", [] { compile("", static_cast<MTLLanguageVersion>(MTLLanguageVersion3_1 - 1), NO); }},
-    {"an include", [] { compile("#include \"rows.h\"", MTLLanguageVersion3_1, NO); }},
-    {"a function constant", [] { compile("constant int n [[function_constant(0)]];", MTLLanguageVersion3_1, NO); }},
+    {"a program compiled on the queue", [] { encode_raw([](Raw) { compile(""); }); }},
+    {"a program compiled with the GIL", [] { with_gil([] { compile(""); }); }},
+    {"the backend's options", [] { compile(""); }},
+    {"fast math", [] { compile("", [](MTLCompileOptions* options) { options.fastMathEnabled = YES; }); }},
+    {"another math mode", [] { compile("", [](MTLCompileOptions* options) { [since_15(options) setMathMode:1]; }); }},
+    {"the fast functions",
+     [] { compile("", [](MTLCompileOptions* options) { [since_15(options) setMathFloatingPointFunctions:0]; }); }},
+    {"another version of Metal",
+     [] {
+       compile("", [](MTLCompileOptions* options) {
+         options.languageVersion = static_cast<MTLLanguageVersion>(MTLLanguageVersion3_1 - 1);
+       });
+     }},
+    {"an include", [] { compile("#include \"rows.h\""); }},
+    {"a function constant", [] { compile("constant int n [[function_constant(0)]];"); }},
+    {"a program that counts on subnormal numbers", [] { compile("#define METALCORE_HALF_SUBNORMALS 1\n"); }},
+    {"a program that avoids subnormal numbers", [] { compile("#define METALCORE_HALF_SUBNORMALS 0\n"); }},
     {"an object autoreleased outside of a pool", [] { [[[NSURL alloc] init] autorelease]; }},
 };
 

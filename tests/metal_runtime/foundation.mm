@@ -31,6 +31,9 @@ static void add_to_pool(id object);
   add_to_pool(self);
   return self;
 }
+- (BOOL)respondsToSelector:(SEL)selector {
+  return class_respondsToSelector(object_getClass(self), selector);
+}
 @end
 
 // @autoreleasepool makes one of these on this runtime.

@@ -58,15 +58,20 @@ FAULTS = {
     "no buffer among those in use": "no buffer among those that kernels use",
     "a program compiled on the queue": "a program is compiled in a block on a stream's queue",
     "a program compiled with the GIL": "a program is compiled while the thread has Python's GIL",
-    "fast math": "with fast math",
+    "fast math": "fastMathEnabled is set, which macOS 15 deprecates",
+    "another math mode": "another math mode than MTLMathModeSafe",
+    "the fast functions": "with the fast floating-point functions",
     "another version of Metal": "not compiled as MSL 3.1",
     "an include": "includes a file",
     "a function constant": "has function constants",
+    "a program that avoids subnormal numbers": "or avoids them where not",
     "an object autoreleased outside of a pool": "outside of a pool",
 }
 
 RIGHT = (
     "none",
+    "the backend's options",
+    "a program that counts on subnormal numbers",
     "a result read after a wait",
     "memory freed while its own stream's command is in flight",
     "memory freed when another stream's command is over",
@@ -133,9 +138,8 @@ for kernel, folder in (("one", "first"), ("another", "second")):
     )
 
 
-@pytest.fixture(scope="module")
-def said(extension):
-    """{fault: the error that it caused}. A process of its own has only this build."""
+def faults(extension, names, **environment):
+    """{fault: the error that it caused}, of a process of its own, which has only this build."""
     return json.loads(
         run(
             extension,
@@ -143,10 +147,16 @@ def said(extension):
             PROGRAM
             + f"""
 import json
-print(json.dumps({{name: use_runtime.fault(name) for name in {[*RIGHT, *FAULTS]!r}}}))
+print(json.dumps({{name: use_runtime.fault(name) for name in {[*names]!r}}}))
 """,
+            **environment,
         )
     )
+
+
+@pytest.fixture(scope="module")
+def said(extension):
+    return faults(extension, (*RIGHT, *FAULTS), METALCORE_FTZ="0")
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -157,3 +167,42 @@ def test_misuse_is_found(said, fault):
 @pytest.mark.parametrize("use", RIGHT)
 def test_right_use_is_not_misuse(said, use):
     assert said[use] == ""
+
+
+def test_the_options_of_macos_14(extension):
+    """It has the old switch alone."""
+    names = ("none", "the backend's options", "fast math", "another math mode", "the fast functions")
+    said = faults(extension, names, METAL_RUNTIME_MACOS="14")
+    assert [said[name] for name in names[:2]] == ["", ""]  # "none" has kernels compiled
+    assert "compiled with fast math" in said["fast math"]
+    assert "unrecognized selector setMathMode:" in said["another math mode"]
+    assert "unrecognized selector setMathFloatingPointFunctions:" in said["the fast functions"]
+
+
+@pytest.mark.parametrize("flushes", ["0", "1"])
+def test_a_gpu_without_half_subnormals_gets_other_programs(extension, flushes):
+    """The backend asks the GPU, once, and only for kernels that depend on it."""
+    names = ("a program that counts on subnormal numbers", "a program that avoids subnormal numbers")
+    said = faults(extension, names, METALCORE_FTZ=flushes)
+    assert [said[name] == "" for name in names] == [flushes == "0", flushes == "1"]
+    run(
+        extension,
+        "-c",
+        PROGRAM
+        + f"""
+from metalcore.quant._samples import packed_sample
+from metalcore.quant import type_of
+from metalcore.quant._unpack import unpack
+torch.softmax(torch.ones(4, device="mps"), -1)
+assert metalcore.softmax(torch.ones(4, device="mps"), -1).sum().item() == 1
+before = use_runtime.compiled()[0]
+for kind in ("Q4_K", "MXFP4", "IQ4_NL"):
+    packed = packed_sample(kind, 6, 512)
+    found = metalcore.dequantize(packed.to("mps"), kind).cpu()
+    assert torch.equal(found, unpack(packed, type_of(kind))), kind
+assert use_runtime.compiled()[0] == before + 4  # a program for each type, and the one that asks
+assert _C.mps_half_subnormals() is {flushes == "0"}
+assert use_runtime.compiled()[0] == before + 4
+""",
+        METALCORE_FTZ=flushes,
+    )

@@ -292,10 +292,7 @@ SEEDED = {
     "the system's default device": (
         "device.mm",
         "id<MTLDevice> copy_device() {\n",
-        (
-            'extern "C" id<MTLDevice> MTLCreateSystemDefaultDevice();\n'
-            "id<MTLDevice> copy_device() {\n  return MTLCreateSystemDefaultDevice();\n"
-        ),
+        "id<MTLDevice> copy_device() {\n  return MTLCreateSystemDefaultDevice();\n",
         "\nmetalcore: this machine has no Metal device\n",
     ),
     "an empty family that is kept": ("device.mm", "if (family.empty()) return none;", "", "\n"),
@@ -310,6 +307,30 @@ SEEDED = {
 
 def test_a_machine_without_a_default_device(extension):
     assert run(extension, "-c", DEVICE, METAL_RUNTIME_DEVICES="0") == "apple7\n"
+
+
+ONLY_DEFAULT = (
+    PROGRAM
+    + """
+print(_C.mps_gpu_family())
+try:
+    print(len(_C.mps_compile("silu_dense_float")))
+except RuntimeError as error:
+    print(error)
+"""
+)
+
+
+def test_a_machine_whose_list_of_devices_is_empty(extension):
+    """A virtual machine may have a default device all the same."""
+    assert run(extension, "-c", ONLY_DEFAULT, METAL_RUNTIME_DEVICES="default") == "apple7\n1\n"
+    assert run(extension, "-c", ONLY_DEFAULT, METAL_RUNTIME_DEVICES="0") == (
+        "\nmetalcore: this machine has no Metal device\n"
+    )
+    fault = ("no default device", "device.mm", "first ? first : MTLCreateSystemDefaultDevice()", "first")
+    assert run(build_with_fault(*fault), "-c", ONLY_DEFAULT, METAL_RUNTIME_DEVICES="default") == (
+        "\nmetalcore: this machine has no Metal device\n"
+    )
 
 
 @pytest.mark.parametrize("fault", SEEDED)

@@ -338,11 +338,23 @@ SEEDED = {
         "length:argument.count - 4 atIndex:argument.index];\n        break;",
         "bytes, and its type",
     ),
-    "fast math": (
-        "pipelines.mm",
-        "options.fastMathEnabled = NO;",
-        "options.fastMathEnabled = YES;",
-        "compiled with fast math",
+    "a relaxed math mode": (
+        "compile_options.mm",
+        "kMTLMathModeSafe = 0",
+        "kMTLMathModeSafe = 1",
+        "another math mode than MTLMathModeSafe",
+    ),
+    "fast functions": (
+        "compile_options.mm",
+        "[newer setMathFloatingPointFunctions:kMTLMathFloatingPointFunctionsPrecise];",
+        "",
+        "compiled with the fast floating-point functions",
+    ),
+    "the old switch on a new macOS": (
+        "compile_options.mm",
+        "if ([options respondsToSelector:@selector(setMathMode:)]) {",
+        "if (![options respondsToSelector:@selector(setMathMode:)]) {",
+        "fastMathEnabled is set, which macOS 15 deprecates",
     ),
 }
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from formats import assert_bits, by_gguf, each_type, unusual
-from references import DTYPES, check_operator, flushes_subnormals
+from references import DTYPES, as_device_has, check_operator, flushes_subnormals
 
 import metalcore
 from metalcore.quant import type_of
@@ -32,7 +32,7 @@ def test_bits_of_gguf(device, type, make):
 def test_dtypes(device, type, dtype):
     packed = packed_sample(type, 3, 256)
     found = metalcore.dequantize(packed.to(device), type, dtype=dtype)
-    assert torch.equal(found.cpu(), by_gguf(packed, type).to(dtype))
+    assert torch.equal(found.cpu(), as_device_has(by_gguf(packed, type).to(dtype)))
 
 
 @pytest.mark.parametrize("type", ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0"])

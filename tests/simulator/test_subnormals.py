@@ -1,5 +1,5 @@
-"""METALCORE_FTZ=1: kernels take float32 subnormals for zero, in what they read and in what they compute. Metal allows
-it, and Apple's GPUs do it. float16's subnormals and PyTorch's own operators are not concerned."""
+"""METALCORE_FTZ=1: kernels take subnormal numbers for zero, in what they read and in what they compute: float32's,
+which Apple's GPUs do, and float16's. PyTorch's own operators are not concerned."""
 
 import os
 import subprocess
@@ -41,11 +41,11 @@ def flushed(request):
     _C.simulator_set_flushing(before)
 
 
-def run(kernel, x):
+def run(kernel, x, flushed):
     x = torch.full((256,), x, device="mps")
     h = torch.full((256,), HALF, dtype=torch.float16, device="mps")
     getattr(metalcore.compile_shader(SOURCE), kernel)(x, h, threads=256, group_size=64)
-    assert (h == HALF / 2).all()
+    assert (h == (0 if flushed else HALF / 2)).all()
     assert (x == x[0]).all()
     return x[0].item()
 
@@ -53,24 +53,33 @@ def run(kernel, x):
 @pytest.mark.parametrize("checks", [False, True], ids=["normal", "checking"])
 def test_what_a_kernel_computes_and_reads(flushed, thread_count, checks):
     with checking() if checks else torch.no_grad():
-        assert run("halve", SMALLEST) == (0 if flushed else 2.0**-127)
-        assert run("sum", 2.0**-140) == (0 if flushed else 2.0**-115)
-        assert run("sum", SMALLEST) == 2.0**-101
+        assert run("halve", SMALLEST, flushed) == (0 if flushed else 2.0**-127)
+        assert run("sum", 2.0**-140, flushed) == (0 if flushed else 2.0**-115)
+        assert run("sum", SMALLEST, flushed) == 2.0**-101
 
 
-def test_every_float16_is_kept(flushed):
+def test_every_float16(flushed):
+    """The 2046 subnormal ones become zeros with their sign, where they are read and where they are made."""
     every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.float16)
     library, x = metalcore.compile_shader(SOURCE), torch.zeros(2**16, device="mps")
+    expected, subnormal = every.float(), (every.abs() < 2.0**-14) & (every != 0)
+    assert subnormal.sum() == 2046
+    if flushed:
+        expected = torch.where(subnormal, torch.zeros(()).copysign(expected), expected)
     library.widen(every.to("mps"), x)
-    assert torch.equal(x.cpu().nan_to_num(nan=1.5), every.float().nan_to_num(nan=1.5))
-    assert torch.equal(x.cpu().signbit()[~every.isnan()], every.signbit()[~every.isnan()])
+    assert_same(x.cpu(), expected)
     h = torch.zeros(2**16, dtype=torch.float16, device="mps")
-    library.narrow(x, h)
-    assert torch.equal(h.cpu().nan_to_num(nan=1.5), every.nan_to_num(nan=1.5))
+    library.narrow(every.float().to("mps"), h)
+    assert_same(h.cpu(), expected.half())
+
+
+def assert_same(actual, expected):
+    assert torch.equal(actual.nan_to_num(nan=1.5), expected.nan_to_num(nan=1.5))
+    assert torch.equal(actual.signbit()[~expected.isnan()], expected.signbit()[~expected.isnan()])
 
 
 def test_the_rest_of_the_process_keeps_them(flushed):
-    run("sum", 1.0)
+    run("sum", 1.0, flushed)
     assert float("1e-320") * 0.5 > 0
     assert (torch.full((9,), 2.0**-126, device="mps") * 0.5 == 2.0**-127).all()
 

@@ -22,6 +22,7 @@ case "$(basename "$0") $*" in
   cc*) [ -f "$SAYS/cc" ] && say cc; for program; do :; done; cp "$0" "$program" ;;
   next_token*) say next_token ;;
   xcrun*--version) [ -z "$DEVELOPER_DIR" ] || say metal-of-the-tools; say metal ;;
+  xcrun*-fsyntax-only*) say new-options ;;
   xcrun*) for word; do case $word in *.metal) say "$(basename "$word")" ;; esac; done ;;
   sysctl*) say virtual ;;
   *) exit 99 ;;
@@ -78,6 +79,7 @@ def mac(tmp_path, monkeypatch):
     return run
 
 
+NEW_OPTIONS = "-fmetal-math-mode=safe -fmetal-math-fp32-functions=precise"
 COMPILER, CHECK = "Apple's compiler on 2 families of kernels", "metalcore check on 2 families of kernels"
 C = "C program: cc, run"
 SOURCE = "source distribution with Command Line Tools alone: pip install, info"
@@ -103,8 +105,20 @@ def test_everything_passes(mac):
 def test_apples_compiler_warns(mac, tmp_path):
     warning = "softmax.metal:3:1: warning: unused variable 'x'"
     status, table = mac(**{"softmax.metal": f"0\n{warning}"})
-    assert (status, table[COMPILER]) == (0, ("passed", "Apple metal version 32023.404; 1 warnings"))
+    note = f"Apple metal version 32023.404; 1 warnings; -std=metal3.1 -O2 -mmacosx-version-min=14.0 {NEW_OPTIONS}"
+    assert (status, table[COMPILER]) == (0, ("passed", note))
     assert (tmp_path / "work/metal/softmax.txt").read_text().strip() == warning
+
+
+@pytest.mark.parametrize(
+    "said, options",
+    [("0", NEW_OPTIONS), ("1\nerror: unknown argument: '-fmetal-math-mode=safe'", "-fno-fast-math")],
+)
+def test_the_compiler_gets_the_options_that_it_knows(mac, said, options):
+    status, table = mac(**{"new-options": said})
+    assert status == 0 and table[COMPILER][1].endswith(f" {options}")
+    made = [line for line in log() if line.endswith(".metallib")]
+    assert len(made) == 2 and all(f" {options} -Wall" in line for line in made)
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,10 @@ def test_a_macro_that_does_more_is_refused():
         separate(mixed, "twice.metal")
 
 
-# Apple's compiler: it rejects sources that hold the word.
+# Apple's compiler: it rejects sources that hold the word, and options of which METAL_KNOWS is no part.
 XCRUN = """#!/bin/sh
+echo "$*" >> "$(dirname "$0")/log"
+case "$*" in *-fmetal-math*) [ "$METAL_KNOWS" = -fmetal-math ] || exit 1 ;; esac
 while [ $# -gt 0 ]; do
   case "$1" in
     -o) output="$2" ;;
@@ -65,10 +67,30 @@ done
 """
 
 
-def test_a_kernel_that_apples_compiler_rejects_costs_its_binary(tmp_path, monkeypatch, capfd):
+@pytest.fixture
+def xcrun(tmp_path, monkeypatch):
     (tmp_path / "xcrun").write_text(XCRUN)
     (tmp_path / "xcrun").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize(
+    "known, options",
+    [("-fmetal-math", "-fmetal-math-mode=safe -fmetal-math-fp32-functions=precise"), ("", "-fno-fast-math")],
+)
+def test_binaries_are_made_without_fast_math(xcrun, tmp_path, monkeypatch, known, options):
+    monkeypatch.setenv("METAL_KNOWS", known)
+    folder = tmp_path / "kernels"
+    folder.mkdir()
+    (folder / "good.metal").write_text("kernel void f(device int* x [[buffer(0)]]) { x[0] = 0; }\n")
+    tasks = Tasks(tmp_path / "build")
+    metal_kernels(tasks, folder)
+    tasks.run()
+    made = (tmp_path / "log").read_text().splitlines()[-1]
+    assert made.endswith("good.metallib") and f" {options} " in made and "-std=metal3.1" in made
+
+
+def test_a_kernel_that_apples_compiler_rejects_costs_its_binary(xcrun, tmp_path, capfd):
     folder = tmp_path / "kernels"
     folder.mkdir()
     for family, text in (("good", "\n"), ("bad", "// rejected\n")):

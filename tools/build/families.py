@@ -25,6 +25,15 @@ def with_includes(source, folder=KERNELS, seen=()):
     return found
 
 
+# Kernels that count on float16's subnormal numbers have a variant that does not, where this macro is 0.
+HALF_SUBNORMALS = "METALCORE_HALF_SUBNORMALS"
+
+
+def has_flushing_variant(source, folder=KERNELS):
+    """Whether a kernel's source depends on the macro."""
+    return any(HALF_SUBNORMALS in path.read_text(encoding="utf-8") for path in with_includes(source, folder))
+
+
 def kernel_index(tasks, folder=KERNELS):
     """lib/index, which tells the family of each kernel: lines of a family and the names of its kernels. And
     lib/digests, lines of a family and a digest of its source: whether a program's file means the same kernels."""

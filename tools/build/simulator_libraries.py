@@ -4,25 +4,32 @@ import os
 import re
 from pathlib import Path
 
-from .families import families, with_includes
+from .families import HALF_SUBNORMALS, families, has_flushing_variant, with_includes
 from .front_end import compiler, host, translator
 from .places import KERNELS, PLATFORM
 
 
 def simulator_libraries(tasks, folder=KERNELS):
-    """lib/<instruction set>/<family>.so, and lib/checking/<family>.so for checking mode."""
-    return [
-        tasks.add(
-            f"lib/{place}/{family}.so",
-            [*with_includes(source, folder), *translator()],
-            [isa, checking, compiler()],
-            lambda output, source=source, isa=isa, checking=checking: host.build(
-                source, output, isa=isa, checking=checking, include_dirs=[folder]
-            ),
-        )
-        for family, source in families(folder).items()
-        for place, isa, checking in _wanted()
-    ]
+    """lib/<instruction set>/<family>.so, and lib/checking/<family>.so for checking mode. What a family has for the mode
+    without subnormal numbers lies in a folder of that name with -flushing behind it."""
+    outputs = []
+    for family, source in families(folder).items():
+        variants = {"": ()}
+        if has_flushing_variant(source, folder):
+            variants["-flushing"] = (f"{HALF_SUBNORMALS} 0",)
+        for place, isa, checking in _wanted():
+            for suffix, defines in variants.items():
+                outputs.append(
+                    tasks.add(
+                        f"lib/{place}{suffix}/{family}.so",
+                        [*with_includes(source, folder), *translator()],
+                        [isa, checking, compiler()],
+                        lambda output, source=source, isa=isa, checking=checking, defines=defines: host.build(
+                            source, output, isa=isa, checking=checking, include_dirs=[folder], defines=defines
+                        ),
+                    )
+                )
+    return outputs
 
 
 # What a CPU must have for each set, the newest set first, in Linux's words: what the simulator asks for itself.

@@ -1,7 +1,7 @@
 """Compares our declarations of Foundation and Metal (sdk/*.h) with Apple's.
 
-Ours are compiled, as protocols, into a bundle, whose metadata has the type encoding of every method. They are compared
-with three sources of Apple's:
+Ours are compiled, as protocols, into a bundle, whose metadata has the type encoding of every method. So are those that
+the backend has for itself, of what only a newer macOS has. They are compared with three sources of Apple's:
 
 - the protocols that Apple's compiler left in PyObjC's libraries: the same metadata, letter by letter;
 - metal-cpp, Apple's C++ headers: selectors, and the types of the methods that send them;
@@ -10,12 +10,17 @@ with three sources of Apple's:
 
 import re
 
+from ..build.places import ROOT
 from .build import compiler, run
 from .macho import MachO
 from .report import CheckFailed
 from .sdk import HERE
 
 _CLASS_PREFIX = "class_"
+# A protocol <class>Since<version> of the backend's has methods of a newer macOS, and k<enumerator> is an enumerator's
+# value.
+_NEWER = "compile_options.mm"
+_SINCE = re.compile(r"Since\d+$")
 
 
 def check(sdk, downloads, work, headers=None):
@@ -23,7 +28,9 @@ def check(sdk, downloads, work, headers=None):
 
     `headers` is the folder with the declarations; the default is our own.
     """
-    text = "".join(path.read_text() for path in sorted((headers or HERE / "sdk").glob("*.h")))
+    headers = headers or HERE / "sdk"
+    newer = next(folder / _NEWER for folder in (headers, ROOT / "csrc/backends/mps") if (folder / _NEWER).exists())
+    text = "".join(path.read_text() for path in [*sorted(headers.glob("*.h")), newer])
     apple = _Apple(downloads)
     problems = []
     methods = exact = 0
@@ -31,9 +38,10 @@ def check(sdk, downloads, work, headers=None):
         for (kind, selector), encoding in sorted(ours.items()):
             methods += 1
             exact += owner in apple.protocols
-            problem = apple.method_problem(owner.removeprefix(_CLASS_PREFIX), kind, selector, encoding)
+            name = _SINCE.sub("", owner.removeprefix(_CLASS_PREFIX))
+            problem = apple.method_problem(name, kind, selector, encoding)
             if problem:
-                problems.append(f"{kind}[{owner.removeprefix(_CLASS_PREFIX)} {selector}] {problem}")
+                problems.append(f"{kind}[{name} {selector}] {problem}")
     functions = re.findall(r'extern "C" (?:.*?)(\w+)\(void\)', text)
     problems += [
         f"{name}(): Apple's headers have no such function that returns an object the caller owns"
@@ -49,15 +57,17 @@ def _our_protocols(sdk, text, apple, problems, work):
     """The metadata of our protocols, and of our classes as protocols; checks the enumerators on the way."""
     names = re.findall(r"@protocol (\w+)(?: <|\n)", text)
     probe = ["#import <Foundation/Foundation.h>", "#import <Metal/Metal.h>"]
+    probe += re.findall(r"@protocol \w+Since\d+\n.*?@end", text, re.DOTALL)
     for name, body in re.findall(r"@interface (\w+) : NSObject\n(.*?)@end", text, re.DOTALL):
         probe.append(f"@protocol {_CLASS_PREFIX}{name} <NSObject>\n{body}@end")
         names.append(_CLASS_PREFIX + name)
-    for name in re.findall(r"\b((?:NS|MTL)\w+) = ", text):
+    constants = re.findall(r"constexpr NSInteger k(MTL\w+) = (\d+);", text)
+    for name, ours in [*((name, name) for name in re.findall(r"\b((?:NS|MTL)\w+) = ", text)), *constants]:
         if name not in apple.enumerators:
             problems.append(f"{name}: Apple's headers have no such enumerator")
         else:
             value = apple.enumerators[name]
-            probe.append(f'static_assert({name} == {value}, "{name} is {value} in Apple\'s headers");')
+            probe.append(f'static_assert({ours} == {value}, "{name} is {value} in Apple\'s headers");')
     probe.append(f"id probes[] = {{{', '.join(f'@protocol({name})' for name in names)}}};")
     source, bundle = work / "declarations.mm", work / "declarations.so"
     source.write_text("\n".join(probe) + "\n")

@@ -74,7 +74,7 @@ class HeaderFault:
 
 @dataclass
 class DeclarationFault:
-    """A change of our declarations of Foundation and Metal."""
+    """A change of our declarations of Foundation and Metal, or of the backend's own ones."""
 
     name: str
     file: str
@@ -85,6 +85,7 @@ class DeclarationFault:
     def run(self, subject, work):
         headers, sdk = work / "headers", work / "sdk"
         shutil.copytree(HERE / "sdk", headers)
+        shutil.copy(build.ROOT / "csrc/backends/mps/compile_options.mm", headers)
         _replace(headers / self.file, self.old, self.new)
         shutil.copytree(subject.sdk, sdk, symlinks=True)
         for name in ("Foundation", "Metal"):

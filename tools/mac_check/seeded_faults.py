@@ -166,6 +166,20 @@ FAULTS = [
         "MTLGPUFamilyPear1 = 1001",
         r"MTLGPUFamilyPear1: Apple's headers have no such enumerator",
     ),
+    DeclarationFault(
+        "a newer selector that Apple has not",
+        "compile_options.mm",
+        "- (void)setMathMode:(NSInteger)mode;",
+        "- (void)setMathModes:(NSInteger)mode;",
+        r"-\[MTLCompileOptions setMathModes:\] is not in Apple's headers",
+    ),
+    DeclarationFault(
+        "a newer enumerator with another value",
+        "compile_options.mm",
+        "kMTLMathModeSafe = 0",
+        "kMTLMathModeSafe = 1",
+        r"MTLMathModeSafe is 0 in Apple's headers",
+    ),
     EncoderFault(
         "a PyTorch with concurrent encoders",
         "id concurrent(Buffer* buffer) { return [buffer computeCommandEncoderWithDispatchType:1]; }",

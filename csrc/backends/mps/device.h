@@ -7,8 +7,10 @@
 
 namespace metalcore::mps {
 
-// The first device of the system, which PyTorch takes too; nil where there is none. The caller owns the object. (The
-// system's default device needs CoreGraphics, which a process of ssh, tmux, launchd or a CI job may not have.)
+// The first device of the system, which PyTorch takes too; where the system lists none, as virtual machines and
+// processes without a display may, its default device; nil where that is missing as well. The caller owns the object.
+// (The default device alone would not do: it needs CoreGraphics, which a process of ssh, tmux, launchd or a CI job may
+// not have.)
 id<MTLDevice> copy_device() NS_RETURNS_RETAINED;
 
 // "apple9" and the like: the newest of Apple's GPU families that the GPU belongs to; "" while none is found.

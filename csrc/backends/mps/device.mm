@@ -10,7 +10,7 @@ id<MTLDevice> copy_device() {
   NSArray* all = MTLCopyAllDevices();
   id<MTLDevice> first = all.count > 0 ? [[all objectAtIndex:0] retain] : nil;
   [all release];
-  return first;
+  return first ? first : MTLCreateSystemDefaultDevice();
 }
 
 namespace {

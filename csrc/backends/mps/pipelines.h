@@ -24,6 +24,10 @@ struct Pipeline {
 // std::runtime_error for an unknown kernel.
 std::vector<const Pipeline*> pipelines(id<MTLDevice> device, const std::vector<std::string_view>& kernels);
 
+// Whether the GPU keeps float16's subnormal numbers. Kernels that decode packed weights count on it, and are compiled
+// otherwise where it does not. The first answer is kept; it may take a compilation and a dispatch, as pipelines() does.
+bool has_half_subnormals(id<MTLDevice> device);
+
 // Marks the family of a kernel whose pipeline is of no use on this GPU, and throws gpu::KernelRefused.
 [[noreturn]] void refuse_family(std::string_view kernel, const std::string& reason);
 

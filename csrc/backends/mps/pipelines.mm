@@ -1,5 +1,8 @@
 #import "pipelines.h"
 
+#import "compile_options.h"
+#import "half_subnormals.h"
+
 #include "sources.h"
 #include "surroundings.h"
 
@@ -13,6 +16,7 @@
 #include <exception>
 #include <filesystem>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
@@ -35,13 +39,9 @@ struct Refusal : std::runtime_error {
   }
 };
 
-// There is no fast math: every GPU gives the results of the source as it is written.
 id<MTLLibrary> compile(id<MTLDevice> device, const std::string& program, const std::string& name) {
-  MTLCompileOptions* options = [[[MTLCompileOptions alloc] init] autorelease];
-  options.languageVersion = MTLLanguageVersion3_1;
-  options.fastMathEnabled = NO;
   NSError* error = nil;
-  id<MTLLibrary> library = [device newLibraryWithSource:string(program) options:options error:&error];
+  id<MTLLibrary> library = [device newLibraryWithSource:string(program) options:compile_options() error:&error];
   if (!library) throw Refusal(name, error);
   return library;
 }
@@ -95,6 +95,11 @@ class Kernels {
     for (const auto& [family, names] : missing) make(device, family, names);
   }
 
+  bool ask_half_subnormals(id<MTLDevice> device) {
+    const std::lock_guard one_at_a_time(compiling_);
+    return has_half_subnormals(device);
+  }
+
   [[noreturn]] void refuse(const std::string& family, const std::string& reason) {
     const std::string refused = "metalcore: Metal refused " + family + ".metal: " + reason;
     {
@@ -135,6 +140,7 @@ class Kernels {
     const fs::path path = folder_ / (family + ".metallib");
     std::error_code missing;
     if (!fs::exists(path, missing) || useless_.count(family)) return false;
+    if (is_unlike_binaries(device, source(family, {}))) return false;
     try {
       id<MTLLibrary>& library = libraries_[path.native()];
       if (!library) library = open(device, path);
@@ -151,11 +157,34 @@ class Kernels {
 
   // The same kernels are compiled once. (Metal keeps what it compiled for later processes too.)
   id<MTLLibrary> compiled(id<MTLDevice> device, const std::string& family, const Names& names) {
-    const std::string* generated = gpu::generated_source(family);
-    const std::string program = generated ? *generated : program_of(folder_ / (family + ".metal"), names);
+    std::string program = source(family, names);
+    if (is_unlike_binaries(device, program))
+      program = std::string("#define ") + kHalfSubnormalsMacro + " 0\n" + program;
     id<MTLLibrary>& library = libraries_[program];
     if (!library) library = compile(device, program, "the program");
     return library;
+  }
+
+  std::string source(const std::string& family, const Names& names) const {
+    const std::string* generated = gpu::generated_source(family);
+    return generated ? *generated : program_of(folder_ / (family + ".metal"), names);
+  }
+
+  // Binaries are for GPUs that keep float16's subnormal numbers.
+  bool is_unlike_binaries(id<MTLDevice> device, const std::string& program) {
+    return program.find(kHalfSubnormalsMacro) != std::string::npos && !has_half_subnormals(device);
+  }
+
+  bool has_half_subnormals(id<MTLDevice> device) {
+    if (!half_subnormals_) {
+      half_subnormals_ = true;  // also where the kernel is refused
+      try {
+        make(device, kHalfSubnormalsFamily, {kHalfSubnormals});
+        half_subnormals_ = keeps_half_subnormals(device, made({kHalfSubnormals}).front()->state);
+      } catch (const gpu::KernelRefused&) {
+      }
+    }
+    return *half_subnormals_;
   }
 
   void add(Pipelines made) {
@@ -169,6 +198,7 @@ class Kernels {
   std::mutex compiling_;
   std::map<std::string, id<MTLLibrary>> libraries_;  // by program, or by the path of a binary
   Names useless_;                                    // the families whose binary Metal refuses
+  std::optional<bool> half_subnormals_;              // whether the GPU keeps them; nothing where nobody has asked
 
   std::mutex mutex_;  // of what is below
   Pipelines pipelines_;
@@ -204,6 +234,12 @@ std::vector<const Pipeline*> pipelines(id<MTLDevice> device, const std::vector<s
   if (std::find(found.begin(), found.end(), nullptr) == found.end()) return found;
   noticing([&] { kernels().make(device, names); });
   return kernels().made(names);
+}
+
+bool has_half_subnormals(id<MTLDevice> device) {
+  bool found = true;
+  noticing([&] { found = kernels().ask_half_subnormals(device); });
+  return found;
 }
 
 void refuse_family(std::string_view kernel, const std::string& reason) {

@@ -56,6 +56,33 @@ PyObject* refused(PyObject*, PyObject*) {
   return guarded([] { return as_dict(refused_families()); });
 }
 
+template <typename Body>
+void with_device(const Body& body) {
+  id<MTLDevice> device = copy_device();
+  if (!device) throw std::runtime_error("metalcore: this machine has no Metal device");
+  try {
+    body(device);
+  } catch (...) {
+    [device release];
+    throw;
+  }
+  [device release];
+}
+
+struct AskHalfSubnormals {
+  bool kept = false;
+
+  void parse(PyObject*) {}
+  void run() {
+    with_device([this](id<MTLDevice> device) { kept = has_half_subnormals(device); });
+  }
+  PyObject* result() const { return PyBool_FromLong(kept); }
+};
+
+PyObject* half_subnormals(PyObject*, PyObject* arguments) {
+  return python::parse_and_run<AskHalfSubnormals>(arguments);
+}
+
 struct Compile {
   std::vector<std::string> names;
   std::vector<const Pipeline*> made;
@@ -69,15 +96,7 @@ struct Compile {
   }
 
   void run() {
-    id<MTLDevice> device = copy_device();
-    if (!device) throw std::runtime_error("metalcore: this machine has no Metal device");
-    try {
-      made = pipelines(device, {names.begin(), names.end()});
-    } catch (...) {
-      [device release];
-      throw;
-    }
-    [device release];
+    with_device([this](id<MTLDevice> device) { made = pipelines(device, {names.begin(), names.end()}); });
   }
 
   PyObject* result() const {
@@ -105,6 +124,9 @@ PyMethodDef methods[] = {
     {"mps_kernels", kernels, METH_NOARGS, "mps_kernels() -> dict: the built-in kernels' names, with their families"},
     {"mps_compile", compile, METH_VARARGS,
      "mps_compile(*names) -> dict: makes built-in kernels' pipelines, those of a family together; their limits"},
+    {"mps_half_subnormals", half_subnormals, METH_VARARGS,
+     "mps_half_subnormals() -> bool: whether the GPU keeps float16's subnormal numbers; if not, packed weights are "
+     "decoded without them"},
     {"mps_refused", refused, METH_NOARGS,
      "mps_refused() -> dict: the families that Metal has refused, with its messages"},
     {nullptr, nullptr, 0, nullptr},

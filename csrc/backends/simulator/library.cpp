@@ -5,6 +5,7 @@
 
 #include "compiler.h"
 #include "runtime.h"
+#include "subnormals.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -46,7 +47,7 @@ struct State {
   std::map<std::string, const Library*> by_path;
   std::string library_path = default_library_path(), isa;
   std::optional<gpu::KernelIndex> index;
-  References by_name[2];  // those asked for: normal, checking
+  References by_name[4];  // those asked for, by Variant
 };
 
 // It is never destroyed: kernels may still run while the process ends. A fork waits until no library is being opened.
@@ -74,6 +75,12 @@ std::vector<std::string> suitable_isas() {
   return {};
 #endif
 }
+
+// A library is translated for checking mode or not. Of some families there is another one for CPUs that flush.
+struct Variant {
+  bool checking, flushing;
+  References& references(State& s) const { return s.by_name[2 * checking + flushing]; }
+};
 
 // Libraries of built-in kernels lie in the folders of an instruction set, and have their sources' paths.
 std::string source_of(const State& s, const fs::path& library) {
@@ -146,16 +153,16 @@ const Library& library(uint32_t id) {
 
 namespace {
 
-KernelReference keep(State& s, const Library& opened, std::string_view kernel, bool checking) {
+KernelReference keep(State& s, const Library& opened, std::string_view kernel, Variant variant) {
   const msl_abi::Kernel* found = opened.find(kernel);
   if (!found)
     throw std::runtime_error("metalcore: " + opened.path + " has no kernel '" + std::string(kernel) +
                              "', which it should have");
-  return s.by_name[checking].emplace(kernel, KernelReference{&opened, found}).first->second;
+  return variant.references(s).emplace(kernel, KernelReference{&opened, found}).first->second;
 }
 
-KernelReference open_builtin(State& s, std::string_view kernel, bool checking) {
-  const fs::path folder = fs::path(s.library_path) / (checking ? "checking" : isa(s));
+KernelReference open_builtin(State& s, std::string_view kernel, Variant variant) {
+  const fs::path folder = fs::path(s.library_path) / (variant.checking ? "checking" : isa(s));
   std::error_code error;
   if (!fs::is_directory(folder, error))
     throw std::runtime_error("metalcore: there is no built-in kernel named '" + std::string(kernel) +
@@ -163,22 +170,26 @@ KernelReference open_builtin(State& s, std::string_view kernel, bool checking) {
                              "and " +
                              folder.string() + " is missing");
   if (!s.index) s.index.emplace(s.library_path);
-  return keep(s, load(s, (folder / (s.index->family(kernel) + ".so")).string()), kernel, checking);
+  const std::string file = s.index->family(kernel) + ".so";
+  const fs::path flushing = fs::path(folder.string() + "-flushing") / file;
+  const bool has_variant = variant.flushing && fs::exists(flushing, error);
+  return keep(s, load(s, (has_variant ? flushing : folder / file).string()), kernel, variant);
 }
 
 }  // namespace
 
 KernelReference find_kernel(std::string_view kernel, bool checking) {
   State& s = state();
+  const Variant variant = {checking, flushes_subnormals()};
   {
     std::lock_guard lock(s.mutex);
-    const References& references = s.by_name[checking];
+    const References& references = variant.references(s);
     if (const auto found = references.find(kernel); found != references.end()) return found->second;
-    if (!gpu::generated_source(kernel)) return open_builtin(s, kernel, checking);
+    if (!gpu::generated_source(kernel)) return open_builtin(s, kernel, variant);
   }
   const std::string path = compile_generated(kernel, checking);
   std::lock_guard lock(s.mutex);
-  return keep(s, load(s, path), kernel, checking);
+  return keep(s, load(s, path), kernel, variant);
 }
 
 void set_library_path(const std::string& path) {

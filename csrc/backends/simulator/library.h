@@ -39,7 +39,8 @@ const Library& load_library(const std::string& path);
 const Library& library(uint32_t id);
 
 // Built-in kernels lie in <library path>/<isa>/<family>.so, and in checking/<family>.so for checking mode; in which
-// family, says gpu::KernelIndex. It is opened when one of its kernels is first asked for. A generated kernel is
+// family, says gpu::KernelIndex. Where kernels flush subnormal numbers, a library in the folder of this name with
+// -flushing behind it comes first. It is opened when one of its kernels is first asked for. A generated kernel is
 // compiled then. Throws std::runtime_error for an unknown kernel.
 KernelReference find_kernel(std::string_view kernel, bool checking);
 void set_library_path(const std::string& path);

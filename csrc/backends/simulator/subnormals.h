@@ -1,5 +1,6 @@
 // Subnormal numbers of float32. Metal lets a GPU flush them to zero, in what an operation reads and in what it returns,
-// and Apple's GPUs do. CPUs keep them unless they are told otherwise, each thread by itself.
+// and Apple's GPUs do. CPUs keep them unless they are told otherwise, each thread by itself. Kernels convert float16 by
+// operations on float32 (metal/portable_formats.h), so that its subnormal numbers follow.
 #pragma once
 
 namespace metalcore::simulator {

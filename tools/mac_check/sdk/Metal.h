@@ -116,5 +116,6 @@ typedef NS_ENUM(NSInteger, MTLGPUFamily) {
 @end
 
 extern "C" NSArray* MTLCopyAllDevices(void) NS_RETURNS_RETAINED;
+extern "C" _Nullable id<MTLDevice> MTLCreateSystemDefaultDevice(void) NS_RETURNS_RETAINED;
 
 #pragma clang assume_nonnull end

@@ -1,5 +1,9 @@
 // Conversions between 16-bit floats and float in integer arithmetic. Each ends in a right shift of 32 bits: without it
 // a vectorizer would compute in 16 bits as far as it could, with many more instructions.
+//
+// Where the CPU takes subnormal floats for zero, subnormal halves are zero as well: their bits are those of a subnormal
+// float once they are shifted, and a sum of such ones tells whether the CPU sees them. (Products of them are slow, and
+// Clang compares a number with zero by its bits.)
 #pragma once
 
 #include "metal/bit_cast.h"
@@ -14,6 +18,7 @@ struct portable_half {
     uint32_t shifted = (bits & 0x7fffu) << 13;
     uint32_t raised = shifted + 0x38000000u;
     uint32_t subnormal = bit_cast<uint32_t>(bit_cast<float>(raised + 0x00800000u) - 0x1p-14f);
+    subnormal = is_zero(shifted) ? 0u : subnormal;
     uint32_t magnitude = shifted < 0x00800000u ? subnormal : raised;
     uint32_t special = shifted >= 0x0f800000u ? 0x7f800000u : 0u;
     return bit_cast<float>(magnitude | special | (bits & 0x8000u) << 16);
@@ -32,7 +37,13 @@ struct portable_half {
     float sum = bit_cast<float>(magnitude) + bit_cast<float>(exponent + (13u << 23));
     uint32_t places = bit_cast<uint32_t>(sum) - exponent - (13u << 23);
     uint32_t result = places + (exponent >> 13) - (113u << 10);
+    result = is_zero(result << 13) ? 0u : result;
     return uint16_t((result << 16 | nan | (bits & 0x80000000u)) >> 16);
+  }
+
+ private:
+  static METAL_FUNC constexpr bool is_zero(uint32_t bits) {
+    return bit_cast<float>(bits) + bit_cast<float>(bits) == 0.0f;
   }
 };
 

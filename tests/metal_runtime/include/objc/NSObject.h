@@ -12,6 +12,7 @@ typedef long NSInteger;
 - (instancetype)retain;
 - (void)release;
 - (instancetype)autorelease;
+- (BOOL)respondsToSelector:(SEL)selector;
 @end
 
 __attribute__((objc_root_class))

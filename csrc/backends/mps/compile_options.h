@@ -1,0 +1,12 @@
+// How Metal compiles kernels: every GPU gives the results of the source as it is written. (tools/build/metal_kernels.py
+// has the same for the binaries.)
+#pragma once
+
+#import <Metal/Metal.h>
+
+namespace metalcore::mps {
+
+// Autoreleased.
+MTLCompileOptions* compile_options();
+
+}  // namespace metalcore::mps
