@@ -30,6 +30,8 @@ class Backend {
   // The family of GPUs whose tuning plans use ("apple9", "hopper"), or "" if nobody has tuned for it. It may change
   // while the process runs.
   virtual std::string_view family() = 0;
+  // The cores of the GPU that plans are for, or 0 where that is not known (yet).
+  virtual uint32_t cores() { return 0; }
   // Submits the recording's dispatches from `first` on to PyTorch's current stream of a device. If the
   // backend can find an error before, it submits none of them. Throws KernelRefused (refused.h) where the GPU's
   // compiler refuses one of the kernels.
@@ -42,6 +44,8 @@ class Backend {
 
   // Whether this machine's own tuning has been looked for (tunable.h).
   std::atomic<bool> asked_for_measured = false;
+  // Whether tuning rows know cores().
+  std::atomic<bool> counted_cores = false;
 };
 
 struct BackendRegistration {

@@ -7,8 +7,11 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <utility>
 
@@ -22,6 +25,17 @@ std::vector<std::string>& names() {
   return known;
 }
 
+// The usual numbers of cores: of a base M1 and its successors, which have 7 to 10, and of an H100 and an H200.
+constexpr uint32_t kAppleCores = 8, kHopperCores = 132;
+
+constexpr size_t kMostFamilies = 32;
+struct Cores {
+  std::array<std::atomic<uint32_t>, kMostFamilies> of;
+  Cores() {
+    for (std::atomic<uint32_t>& cores : of) cores = kAppleCores;
+  }
+};
+
 constexpr Family kOwn = UINT32_MAX;  // each GPU's own
 std::atomic<Family> chosen = kOwn;
 std::atomic<uint64_t> version = 0;
@@ -33,6 +47,15 @@ struct MeasuredFor {
 };
 std::atomic<const MeasuredFor*> measured_for = nullptr;
 std::function<void(std::string_view)> measured_loader;
+
+struct Lacking {
+  std::mutex mutex;
+  std::map<std::string, std::vector<std::string>> of;  // operators of PyTorch, by type of device
+};
+Lacking& lacking() {
+  static Lacking operators;
+  return operators;
+}
 
 std::vector<const AnyTable*>& tables() {
   static std::vector<const AnyTable*> all;
@@ -58,7 +81,17 @@ Family known_family(std::string_view name) {
   return family == kOwn ? 0 : family;
 }
 
+// The GPU's cores, once it is known that there is one.
+void count_cores(Backend& backend) {
+  if (backend.counted_cores.load(std::memory_order_acquire)) return;
+  const uint32_t cores = backend.cores();
+  if (cores == 0) return;
+  cores_of(known_family(backend.family())).store(cores, std::memory_order_relaxed);
+  backend.counted_cores.store(true, std::memory_order_release);
+}
+
 Family family_of(Backend& backend) {
+  count_cores(backend);
   if (!backend.asked_for_measured.load(std::memory_order_acquire)) {
     if (measured_loader) measured_loader(backend.device_type());
     backend.asked_for_measured.store(true, std::memory_order_release);
@@ -78,7 +111,12 @@ Backend& backend_named(std::string_view device_type) {
 
 }  // namespace
 
-// Nobody has tuned for Apple's families yet. Their rows name them.
+std::atomic<uint32_t>& cores_of(Family family) {
+  static Cores cores;
+  return cores.of.at(family);
+}
+
+// Apple's families have the baseline's number, and their rows name them.
 const Table<Parallelism> parallelism("parallelism",
                                      // Scratch memory grows with it: 32 MiB for blocks of reflectors at the most.
                                      {{"fill_threadgroups", &Parallelism::fill_threadgroups, {1, 2048}}},
@@ -87,20 +125,23 @@ const Table<Parallelism> parallelism("parallelism",
                                       {.family = "apple8"},
                                       {.family = "apple9"},
                                       {.family = "apple10"},
-                                      {.family = "hopper", .fill_threadgroups = 2 * 132},
+                                      {.family = "hopper", .fill_threadgroups = per_core(2)},
                                       {.family = "simulator", .fill_threadgroups = 2}});
 
 Family family_named(std::string_view name) {
   if (const Family known = find(name); known != kOwn) return known;
   names().emplace_back(name);
-  return static_cast<Family>(names().size() - 1);
+  const auto family = static_cast<Family>(names().size() - 1);
+  if (name == "hopper") cores_of(family) = kHopperCores;
+  return family;
 }
 
 Family family_of(const Tensor& tensor) {
   const Family family = chosen.load(std::memory_order_relaxed);
-  if (family != kOwn) return family;
   Backend* const backend = backend_of(tensor);
-  return backend ? family_of(*backend) : 0;
+  if (family == kOwn) return backend ? family_of(*backend) : 0;
+  if (backend) count_cores(*backend);
+  return family;
 }
 
 void use_tuning(std::string_view family) {
@@ -147,8 +188,21 @@ std::vector<Tunable> tunables(std::string_view device_type) {
   std::vector<Tunable> all;
   for (const AnyTable* table : tables())
     for (Tunable& tunable : table->tunables(family))
-      if (tunable.legal.only_on.empty() || tunable.legal.only_on == device_type) all.push_back(std::move(tunable));
+      if ((tunable.legal.only_on.empty() || tunable.legal.only_on == device_type) &&
+          !lacks(device_type, tunable.legal.calls))
+        all.push_back(std::move(tunable));
   return all;
+}
+
+bool lacks(std::string_view device_type, std::string_view op) {
+  const std::lock_guard<std::mutex> lock(lacking().mutex);
+  const std::vector<std::string>& operators = lacking().of[std::string(device_type)];
+  return std::find(operators.begin(), operators.end(), op) != operators.end();
+}
+
+void set_lacking(std::string_view device_type, std::vector<std::string> operators) {
+  const std::lock_guard<std::mutex> lock(lacking().mutex);
+  lacking().of[std::string(device_type)] = std::move(operators);
 }
 
 void use_measured(std::string_view device_type, std::string_view family, const std::vector<Measured>& values) {

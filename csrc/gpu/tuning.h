@@ -4,6 +4,9 @@
 //   const gpu::Table<LuTuning> lu_tuning("lu", {{"block_threads", &LuTuning::block_threads, {32, 1024, 32}}},
 //                                        {{.family = "baseline"}, {.family = "hopper", .block_threads = 512}});
 //   const LuTuning& tuning = lu_tuning(a);
+//
+// The numbers of the baseline are those of Apple's families, unless these have rows of their own. What depends on the
+// number of cores is a Count for each core. Nobody has measured it on an Apple GPU: it follows from kFilling.
 #pragma once
 
 #include "buffer.h"
@@ -27,6 +30,16 @@ using Family = uint32_t;  // 0 is the baseline
 constexpr Family kMeasuredHere = 1;
 constexpr const char* kThisMachine = "this machine";
 
+// So many simdgroups of a core keep an Apple GPU's ALUs busy, measured on an M1 Max by Philip Turner
+// (github.com/philipturner/metal-benchmarks), where a core runs 12 to 96 of them (384 to 3072 threads), by their
+// registers. Memory needs fewer: an M1 Max moves 410 GB/s and answers in about 0.35 us, so that 140 KB are on their way
+// to 32 cores, 4.4 KB to each, and 24 simdgroups that load 16 bytes a thread ask for 12 KB.
+constexpr uint32_t kFilling = 24;
+constexpr Count filling_threadgroups(uint32_t simdgroups) { return per_core(kFilling / simdgroups); }
+
+// The cores of a family's GPUs: those of the GPU here if it is of the family, or else a usual number.
+std::atomic<uint32_t>& cores_of(Family family);
+
 // The family that use_tuning() chose, or else that of the tensor's GPU.
 Family family_of(const Tensor& tensor);
 // The number of a family's name. The first call with a name assigns one.
@@ -38,8 +51,10 @@ class Table final : public AnyTable {
   // `fields` are those that `tune` may measure.
   Table(const char* name, std::initializer_list<Field<Row>> fields, std::initializer_list<Row> rows)
       : AnyTable(name), fields_(fields), rows_(rows) {
-    for (const Row& row : rows_) {
+    for (Row& row : rows_) {
       const Family family = family_named(row.family);
+      for (const Field<Row>& field : fields_)
+        if (field.count) field.count(row)->bind(cores_of(family));
       if (by_family_.size() <= family) by_family_.resize(family + 1);
       by_family_[family] = static_cast<uint32_t>(&row - rows_.data());
     }
@@ -52,11 +67,11 @@ class Table final : public AnyTable {
   }
 
   std::vector<Tunable> tunables(Family family) const override {
-    const Row& of = row(family);
+    Row of = row(family);
     std::vector<Tunable> all;
     for (const Field<Row>& field : fields_)
-      all.push_back(
-          {name(), field.name, field.kind, field.read(of), field.legal, std::string_view(of.family) == kThisMachine});
+      all.push_back({name(), field.name, field.kind, field.read(of), field.legal,
+                     std::string_view(of.family) == kThisMachine, field.count ? field.count(of)->for_each_core() : 0});
     return all;
   }
 
@@ -81,6 +96,9 @@ class Table final : public AnyTable {
       if (field.name != value.field) continue;
       if (!field.legal.only_on.empty() && field.legal.only_on != device_type)
         refuse(field.name, "it is measured on " + std::string(field.legal.only_on) + " devices only");
+      if (lacks(device_type, field.legal.calls))
+        refuse(field.name, "PyTorch has no kernel of aten::" + std::string(field.legal.calls) + " for " +
+                               std::string(device_type) + " devices");
       try {
         return field.write(row, value.value);
       } catch (const std::invalid_argument& error) {
@@ -102,7 +120,7 @@ class Table final : public AnyTable {
 // How many threadgroups keep a GPU busy. Ops split their work into about so many where they can.
 struct Parallelism {
   const char* family;
-  uint32_t fill_threadgroups = 64;
+  Count fill_threadgroups = filling_threadgroups(8);  // of 256 threads, as most of these have
 };
 extern const Table<Parallelism> parallelism;
 

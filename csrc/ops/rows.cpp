@@ -24,13 +24,14 @@ const gpu::Table<RowTuning> row_tuning(
     },
     {
         {.family = "baseline"},
-        {.family = "hopper", .row_threads = 132 * 1024},
+        {.family = "hopper"},
         {.family = "simulator",
          .thread_row = UINT32_MAX,
          .simd_row = 0,
          .simd_rows = 1,
          .block_row = 0,
-         .looped_threads = 32},
+         .looped_threads = 32,
+         .row_threads = 65536},
     });
 
 namespace {

@@ -19,8 +19,9 @@ struct RowTuning {
   // Up to this length a threadgroup keeps a row in registers. `looped_threads` threads read a longer row twice.
   uint32_t block_row = 16384;
   uint32_t looped_threads = 1024;
-  // For sums over rows, about so many threads share all rows.
-  uint32_t row_threads = 65536;
+  // For sums over rows, about so many threads share all rows: a core of an Apple GPU has registers for 1024 threads
+  // whose kernel needs all that such a threadgroup may have (104 halves each, by Mesa's table of AGX).
+  gpu::Count row_threads = gpu::per_core(1024);
 };
 extern const gpu::Table<RowTuning> row_tuning;
 

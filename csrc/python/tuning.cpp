@@ -53,11 +53,12 @@ PyObject* tunables(PyObject*, PyObject* args) {
     if (!PyArg_ParseTuple(args, "s", &device_type)) throw PythonError();
     Object all = own(PyList_New(0));
     for (const gpu::Tunable& t : gpu::tunables(device_type))
-      append(all, own(Py_BuildValue(
-                      "{s:s,s:s,s:s,s:N,s:L,s:L,s:L,s:O}", "table", t.table.c_str(), "field", t.field.c_str(), "kind",
-                      t.kind.c_str(), "value", numbers(t.value).release(), "lowest",
-                      static_cast<long long>(t.legal.lowest), "highest", static_cast<long long>(t.legal.highest),
-                      "step", static_cast<long long>(t.legal.step), "measured", t.measured ? Py_True : Py_False)));
+      append(all,
+             own(Py_BuildValue("{s:s,s:s,s:s,s:N,s:L,s:L,s:L,s:O,s:I}", "table", t.table.c_str(), "field",
+                               t.field.c_str(), "kind", t.kind.c_str(), "value", numbers(t.value).release(), "lowest",
+                               static_cast<long long>(t.legal.lowest), "highest",
+                               static_cast<long long>(t.legal.highest), "step", static_cast<long long>(t.legal.step),
+                               "measured", t.measured ? Py_True : Py_False, "per_core", t.per_core)));
     return all.release();
   });
 }
@@ -71,6 +72,21 @@ gpu::Numbers numbers_in(PyObject* list) {
     if (PyErr_Occurred()) throw PythonError();
   }
   return values;
+}
+
+PyObject* set_lacking(PyObject*, PyObject* args) {
+  return guarded([&]() -> PyObject* {
+    const char* device_type;
+    PyObject* list;
+    if (!PyArg_ParseTuple(args, "sO!", &device_type, &PyList_Type, &list)) throw PythonError();
+    std::vector<std::string> operators;
+    for (Py_ssize_t i = 0; i < PyList_Size(list); ++i) {
+      const Object name = own(PyUnicode_AsUTF8String(PyList_GetItem(list, i)));
+      operators.emplace_back(PyBytes_AsString(name.get()));
+    }
+    gpu::set_lacking(device_type, std::move(operators));
+    Py_RETURN_NONE;
+  });
 }
 
 PyObject* use_measured(PyObject*, PyObject* args) {
@@ -124,8 +140,12 @@ PyMethodDef methods[] = {
     {"tuning_version", tuning_version, METH_NOARGS, "tuning_version() -> int: it changes whenever plans may change"},
     {"gpu_family", gpu_family, METH_VARARGS, "gpu_family(device_type) -> str: '' if nobody has tuned for it"},
     {"tunables", tunables, METH_VARARGS,
-     "tunables(device_type) -> list: {table, field, kind, value, lowest, highest, step, measured} of every field that "
+     "tunables(device_type) -> list: {table, field, kind, value, lowest, highest, step, measured, per_core} of every "
+     "field that "
      "can be measured"},
+    {"set_lacking", set_lacking, METH_VARARGS,
+     "set_lacking(device_type, operators): those of aten that PyTorch has no kernel of there; fields whose values call "
+     "one cannot be measured"},
     {"use_measured", use_measured, METH_VARARGS,
      "use_measured(device_type, family, [(table, field, [number, ...])]): plan with these values while the GPU is of "
      "the family; with none, as before anything was measured"},

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 
 from .. import _C
+from .mac_kernels import lacking, this_release
 from .switches import switched_on
 
 __all__ = ["wanted"]
@@ -26,13 +27,11 @@ def _load(device_type):
     with _lock:
         if device_type not in _asked and wanted():
             _asked.add(device_type)
-            from ..msl import cache
+            from ..tuning import store
 
-            directories = (cache.cache_directory(), cache.temporary_directory())
-            if any(path for directory in directories for path in directory.glob(f"tuning-{device_type}-*.json")):
-                from ..tuning import store
-
+            if store.files(device_type):
                 store.load(device_type)
 
 
 _C.set_measured_loader(_load)
+_C.set_lacking("mps", lacking(this_release()))

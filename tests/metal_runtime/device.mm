@@ -4,11 +4,13 @@
 //   METAL_RUNTIME_DEVICES=0         no GPU, until metal_runtime_add_device() is called
 //   METAL_RUNTIME_DEVICES=default   the list of GPUs is empty, and there is a default one
 //   METAL_RUNTIME_MACOS=<n>         that version of macOS: 14, or else 15
+//   METAL_RUNTIME_CORES=<n>         the GPU has so many cores by IOKit's registry, and not 10; 0: the registry says none
 //   METAL_RUNTIME_REFUSES=<a>,<b>   no pipelines of kernels whose names begin so
 //   METAL_RUNTIME_THREADS=<n>       pipelines take no more threads a threadgroup
 #import "runtime.h"
 #include "static_memory.h"
 
+#include "../../csrc/backends/mps/io_registry.h"
 #include "../../csrc/backends/simulator/launch.h"
 #include "../../csrc/backends/simulator/library.h"
 #include "../../csrc/backends/simulator/subnormals.h"
@@ -249,3 +251,60 @@ id<MTLDevice> device() {
 }
 
 }  // namespace metalcore::metal_runtime
+
+// IOKit's registry has one GPU. Objects are counted, and each has to be given back.
+namespace {
+
+constexpr uint32_t kIterator = 1, kGpu = 2;
+std::atomic<int> given = 0;
+std::atomic<bool> asked = false;
+int32_t registry_cores = 0;
+
+}  // namespace
+
+extern "C" {
+
+CFTypeRef IOServiceMatching(const char* name) {
+  return std::string(name) == "AGXAccelerator" ? &registry_cores : nullptr;
+}
+
+int IOServiceGetMatchingServices(uint32_t, CFTypeRef matching, io_iterator_t* existing) {
+  const char* cores = std::getenv("METAL_RUNTIME_CORES");
+  registry_cores = cores ? std::atoi(cores) : 10;
+  asked = false;
+  if (matching != &registry_cores || registry_cores == 0) return 1;
+  *existing = kIterator;
+  ++given;
+  return 0;
+}
+
+io_object_t IOIteratorNext(io_iterator_t iterator) {
+  require(iterator == kIterator, "what is asked for the next object is no iterator");
+  if (asked.exchange(true)) return 0;
+  ++given;
+  return kGpu;
+}
+
+CFTypeRef IORegistryEntryCreateCFProperty(io_object_t entry, CFStringRef key, CFTypeRef, uint32_t) {
+  require(entry == kGpu, "a property of what is no entry of the registry");
+  if (metal_runtime::text((NSString*)key) != "gpu-core-count") return nullptr;
+  ++given;
+  return &registry_cores;
+}
+
+int IOObjectRelease(io_object_t object) {
+  require(object != 0 && given-- > 0, "an object of IOKit's is released twice");
+  return 0;
+}
+
+unsigned char CFNumberGetValue(CFTypeRef number, long type, void* value) {
+  require(number == &registry_cores && type == kCFNumberSInt32Type, "this is no number of 32 bits");
+  *static_cast<int32_t*>(value) = registry_cores;
+  return 1;
+}
+
+void CFRelease(CFTypeRef object) { require(object != nullptr && given-- > 0, "an object is released twice"); }
+
+}  // extern "C"
+
+extern "C" __attribute__((visibility("default"))) int metal_runtime_registry_objects() { return given; }

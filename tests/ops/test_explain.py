@@ -90,7 +90,7 @@ def test_backward_is_another_plan(op):
         shapes = [(999, 4096)] * (2 if op == "add_rms_norm" else 1)
         plan = metalcore.explain(op, *shapes, *weight, backward=True)
     if op.endswith("rms_norm"):
-        assert plan.kernels == ("rms_norm_backward_block1_aligned_float", "column_sums_block_float")
+        assert plan.kernels == ("rms_norm_backward_block1_aligned_float", "column_sums_thread_float")
         assert "(at most 4096)" in plan.why
     else:
         assert plan.kernels == (f"{op}_backward_block4_float",)
@@ -99,10 +99,10 @@ def test_backward_is_another_plan(op):
 @pytest.mark.parametrize(
     "length, kernels, limit",
     [
-        (4097, ["rms_norm_backward_block2_half", "column_sums_block_half"], "at most 8192"),
+        (4097, ["rms_norm_backward_block2_half", "column_sums_thread_half"], "at most 8192"),
         (
             8193,
-            ["rms_norm_backward_split_sums_half", "rms_norm_backward_split_half", "column_sums_block_half"],
+            ["rms_norm_backward_split_sums_half", "rms_norm_backward_split_half", "column_sums_thread_half"],
             "3 threadgroups share a row of 8193",
         ),
     ],

@@ -19,7 +19,7 @@ PYTHON_3_10 = "0x030a0000"
 OBJECTS = "objects"  # the folder of its objects, in places.WORK
 # Folders of csrc/backends.
 BACKENDS = {"mps"} if MACOS else {"simulator", "cuda"} if LINUX else set()
-FRAMEWORKS = ("-framework", "Metal", "-framework", "Foundation")
+FRAMEWORKS = ("-framework", "Metal", "-framework", "Foundation", "-framework", "IOKit")
 
 
 def ops_extension():

@@ -24,6 +24,7 @@ _LIBRARIES = {
     "usr/lib/libobjc": (_OBJC, []),
     f"{_FRAMEWORKS[1:]}/Metal.framework/Metal": (f"{_FRAMEWORKS}/Metal.framework/Versions/A/Metal", []),
     f"{_FRAMEWORKS[1:]}/CoreFoundation.framework/CoreFoundation": (_CORE_FOUNDATION, []),
+    f"{_FRAMEWORKS[1:]}/IOKit.framework/IOKit": (f"{_FRAMEWORKS}/IOKit.framework/Versions/A/IOKit", []),
     f"{_FRAMEWORKS[1:]}/Foundation.framework/Foundation": (
         f"{_FRAMEWORKS}/Foundation.framework/Versions/C/Foundation",
         [_CORE_FOUNDATION, _OBJC],

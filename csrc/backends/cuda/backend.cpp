@@ -71,6 +71,7 @@ class CudaBackend final : public gpu::Backend {
 
   // Plans were tuned only on these NVIDIA GPUs, and others use the same numbers.
   std::string_view family() override { return "hopper"; }
+  uint32_t cores() override { return multiprocessors(); }
 
   void submit(int device_index, const gpu::Recording& recording, size_t first) override {
     const Device& current = device(device_index);

@@ -49,6 +49,18 @@ const Device& device(int index) {
   return *devices[index].load(std::memory_order_relaxed);
 }
 
+uint32_t multiprocessors() {
+  try {
+    Context context = nullptr;
+    if (open_driver().current_context(&context) != kSuccess) return 0;
+    DeviceNumber number = 0;
+    check(driver().device(&number, 0), "finding the GPU");
+    return static_cast<uint32_t>(attribute(driver(), DeviceAttribute::kMultiprocessors, number));
+  } catch (const std::runtime_error&) {  // there is no driver, or this process cannot use it
+    return 0;
+  }
+}
+
 CurrentContext::CurrentContext(const Device& device) {
   Context current = nullptr;
   check(driver().current_context(&current), "asking for the current CUDA context");

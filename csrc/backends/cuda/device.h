@@ -20,6 +20,10 @@ struct Device {
 // Makes the device and its context on the first call. Throws std::runtime_error.
 const Device& device(int index);
 
+// The multiprocessors of the first GPU, or 0 as long as nobody in this process has initialized the driver. It does not
+// do that itself: a process that only asks for plans may fork, and its children could not use the driver then.
+uint32_t multiprocessors();
+
 // While it lives, the device's context is the calling thread's.
 class CurrentContext {
  public:

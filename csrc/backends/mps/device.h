@@ -3,6 +3,7 @@
 
 #import <Metal/Metal.h>
 
+#include <cstdint>
 #include <string>
 
 namespace metalcore::mps {
@@ -12,6 +13,9 @@ namespace metalcore::mps {
 // (The default device alone would not do: it needs CoreGraphics, which a process of ssh, tmux, launchd or a CI job may
 // not have.)
 id<MTLDevice> copy_device() NS_RETURNS_RETAINED;
+
+// The GPU's cores, by IOKit's registry; 0 where it has none.
+uint32_t gpu_cores();
 
 // "apple9" and the like: the newest of Apple's GPU families that the GPU belongs to; "" while none is found.
 const std::string& gpu_family();

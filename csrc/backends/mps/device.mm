@@ -1,5 +1,7 @@
 #import "device.h"
 
+#import "io_registry.h"
+
 #import <Foundation/Foundation.h>
 
 #include <atomic>
@@ -26,6 +28,26 @@ std::string newest_family() {
 }
 
 }  // namespace
+
+uint32_t gpu_cores() {
+  io_iterator_t gpus = 0;
+  if (IOServiceGetMatchingServices(0, IOServiceMatching("AGXAccelerator"), &gpus) != 0) return 0;
+  uint32_t cores = 0;
+  while (const io_object_t gpu = IOIteratorNext(gpus)) {
+    @autoreleasepool {
+      NSString* const key = [NSString stringWithUTF8String:"gpu-core-count"];
+      if (const CFTypeRef number = IORegistryEntryCreateCFProperty(gpu, (CFStringRef)key, nullptr, 0)) {
+        int32_t count = 0;
+        if (cores == 0 && CFNumberGetValue(number, kCFNumberSInt32Type, &count) && count > 0)
+          cores = static_cast<uint32_t>(count);
+        CFRelease(number);
+      }
+    }
+    IOObjectRelease(gpu);
+  }
+  IOObjectRelease(gpus);
+  return cores;
+}
 
 const std::string& gpu_family() {
   static const std::string none;

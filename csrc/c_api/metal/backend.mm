@@ -36,6 +36,7 @@ class MetalBackend final : public gpu::Backend {
  public:
   std::string_view device_type() const override { return "mps"; }
   std::string_view family() override { return mps::gpu_family(); }
+  uint32_t cores() override { return mps::gpu_cores(); }
   bool bounds_work() const override { return true; }
 
   void submit(int, const gpu::Recording& recording, size_t first) override {

@@ -14,10 +14,10 @@ namespace {
 
 struct DecodeTuning {
   const char* family;
-  uint32_t fill_threadgroups = 64;  // share the keys of all requests
-  uint32_t simdgroups = 4;          // of a threadgroup
-  uint32_t least_share = 128;       // keys of a threadgroup
-  uint32_t fill_matrices = 64;      // as fill_threadgroups, of the kernels that multiply matrices
+  gpu::Count fill_threadgroups = gpu::filling_threadgroups(4);  // share the keys of all requests
+  uint32_t simdgroups = 4;                                      // of a threadgroup
+  uint32_t least_share = 128;                                   // keys of a threadgroup
+  gpu::Count fill_matrices = gpu::filling_threadgroups(4);      // as above, of the kernels that multiply matrices
 };
 const gpu::Table<DecodeTuning> decode_tuning(
     "attention_decode",
@@ -26,7 +26,7 @@ const gpu::Table<DecodeTuning> decode_tuning(
      {"least_share", &DecodeTuning::least_share, {32, 4096}},
      {"fill_matrices", &DecodeTuning::fill_matrices, {1, 2048}}},
     {{.family = "baseline"},
-     {.family = "hopper", .fill_threadgroups = 3 * 132, .least_share = 32, .fill_matrices = 256},
+     {.family = "hopper", .fill_threadgroups = gpu::per_core(3), .least_share = 32, .fill_matrices = 256},
      {.family = "simulator", .fill_threadgroups = 2, .fill_matrices = 2}});
 
 struct Sizes2 {

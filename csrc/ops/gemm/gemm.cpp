@@ -24,7 +24,9 @@ const gpu::Table<GemmTuning> gemm_tuning("gemm",
                                           {.family = "apple7", .short_steps = true},
                                           {.family = "apple8", .short_steps = true},
                                           {.family = "apple9", .short_steps = true},
-                                          {.family = "apple10", .short_steps = true}});
+                                          {.family = "apple10", .short_steps = true},
+                                          {.family = "hopper", .large_tiles = 64},
+                                          {.family = "simulator", .large_tiles = 64}});
 
 GemmMatrix matrix_of(const Tensor& tensor) {
   const int64_t dims = tensor.dim();

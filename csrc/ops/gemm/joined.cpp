@@ -15,11 +15,13 @@ namespace {
 
 struct JoinedTuning {
   const char* family;
-  uint32_t fill_simdgroups = 1024;  // that a GPU needs to be busy
+  gpu::Count fill_simdgroups = gpu::per_core(gpu::kFilling);  // that a GPU needs to be busy
 };
 const gpu::Table<JoinedTuning> joined_tuning("joined_linear",
                                              {{"fill_simdgroups", &JoinedTuning::fill_simdgroups, {1, 1 << 16}}},
-                                             {{.family = "baseline"}, {.family = "hopper", .fill_simdgroups = 4096}});
+                                             {{.family = "baseline"},
+                                              {.family = "hopper", .fill_simdgroups = 4096},
+                                              {.family = "simulator", .fill_simdgroups = 1024}});
 
 constexpr int64_t kLeastTerms = 384;  // of a simdgroup
 

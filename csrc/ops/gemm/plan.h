@@ -4,6 +4,7 @@
 
 #include "../../../kernels/gemm/gemm.h"
 #include "../../gpu/size.h"
+#include "../../gpu/tuning.h"
 
 #include <cstdint>
 #include <string>
@@ -34,8 +35,9 @@ struct GemmProblem {
 
 struct GemmTuning {
   const char* family;
-  uint32_t few_rows = 8;      // up to which the kernels for few rows are faster than tiles
-  uint32_t large_tiles = 64;  // from which, in the whole batch, large tiles are faster than small ones
+  uint32_t few_rows = 8;  // up to which the kernels for few rows are faster than tiles
+  // From so many on, in the whole batch, large tiles are faster than small ones: threadgroups of 8 simdgroups.
+  gpu::Count large_tiles = gpu::filling_threadgroups(8);
   // Whether small tiles take short steps: a third of the threadgroup memory, and fewer registers.
   bool short_steps = false;
 };

@@ -31,7 +31,10 @@ std::tuple<Tensor, Tensor> geqrf(const Tensor& input) {
   const MatrixShape s = matrix_shape(input.sizes());
   const int64_t count = std::min(s.rows, s.columns);
   const Tensor tau = new_tensor(batch_sizes(input, {count}), ScalarType::Float, input);
-  const QrPlan plan = plan_reflectors(s.rows, s.columns, s.batch, 0, qr_tuning(input));
+  const QrTuning& tuning = qr_tuning(input);
+  QrPlan plan = plan_reflectors(s.rows, s.columns, s.batch, 0, tuning);
+  if (!is_left(plan.variant) && plan.variant != QrVariant::empty && tuning.geqrf_torch.contain(count, s.batch))
+    plan = {QrVariant::torch, times(s.rows, s.columns) + ": " + faster_by_torch(tuning.family), "", 0, {}};
   gpu::note_plan("geqrf", name_of(plan.variant), [&] { return plan.why; });
   if (s.batch == 0 || plan.variant == QrVariant::empty) return {new_like(input), tau};
   if (is_left(plan.variant)) {

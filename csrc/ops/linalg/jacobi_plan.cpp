@@ -17,14 +17,15 @@ namespace metalcore {
 // matrix keeps the GPU busy for more than the 200 ms that a command buffer may take, whatever the batch. Nobody has
 // measured any of this on a Mac. The other factorizations have as many flops on the GPU as in LAPACK, and stay there.
 //
-// PyTorch has no kernels of svd and eigh on mps.
+// PyTorch has kernels of svd and eigh on mps since 2.14. Nobody has measured them beside these.
 constexpr TorchRegions kSlowOnApple = {{.above = 512, .max_batch = 1}, {.above = 1024}};
 
 const gpu::Table<JacobiTuning> jacobi_tuning(
     "jacobi",
     {
         {"few_registers", &JacobiTuning::few_registers},
-        {"eigh_torch", &JacobiTuning::eigh_torch, {.only_on = "cuda"}},
+        {"eigh_torch", &JacobiTuning::eigh_torch, {.calls = "_linalg_eigh"}},
+        {"svd_torch", &JacobiTuning::svd_torch, {.calls = "_linalg_svd"}},
         {"svd_cpu", &JacobiTuning::svd_cpu, {.only_on = "mps"}},
         {"eigh_cpu", &JacobiTuning::eigh_cpu, {.only_on = "mps"}},
     },
@@ -90,6 +91,15 @@ JacobiPlan fitted(JacobiPlan plan, const JacobiTuning& tuning) {
   return plan;
 }
 
+JacobiPlan torch_plan(const std::string& size, int64_t batch, const JacobiTuning& tuning) {
+  return {JacobiVariant::torch,
+          false,
+          std::to_string(batch) + " of " + size + ": " + faster_by_torch(tuning.family),
+          "",
+          0,
+          0};
+}
+
 JacobiPlan cpu_plan(const std::string& size, int64_t batch, const JacobiTuning& tuning) {
   return {
       JacobiVariant::cpu, false, std::to_string(batch) + " of " + size + ": " + faster_on_cpu(tuning.family), "", 0, 0};
@@ -115,6 +125,7 @@ JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, boo
   if (batch == 0 || columns == 0)
     return {JacobiVariant::empty, false, times(m, n) + " has no singular values", "", 0, 0};
   if (tuning.svd_cpu.contain(columns, batch)) return cpu_plan(times(m, n), batch, tuning);
+  if (tuning.svd_torch.contain(columns, batch)) return torch_plan(times(m, n), batch, tuning);
   if (columns > kBlockSize)
     return {
         JacobiVariant::blocked, true, times(m, n) + ", its QR's R: blocks of columns, orthogonal in pairs", "", 0, 0};
@@ -133,13 +144,7 @@ JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, boo
 JacobiPlan plan_eigh(int64_t n, int64_t batch, bool compute_v, const JacobiTuning& tuning) {
   if (batch == 0 || n == 0) return {JacobiVariant::empty, false, times(n, n) + " has no eigenvalues", "", 0, 0};
   if (tuning.eigh_cpu.contain(n, batch)) return cpu_plan(times(n, n), batch, tuning);
-  if (tuning.eigh_torch.contain(n, batch))
-    return {JacobiVariant::torch,
-            false,
-            std::to_string(batch) + " of " + times(n, n) + ": " + faster_by_torch(tuning.family),
-            "",
-            0,
-            0};
+  if (tuning.eigh_torch.contain(n, batch)) return torch_plan(times(n, n), batch, tuning);
   if (n > kBlockSize)
     return {JacobiVariant::blocked, false, times(n, n) + ": blocks of columns, orthogonal in pairs", "", 0, 0};
   return kernel_plan("eigh_", compute_v ? "" : "values_", 0, n, times(n, n));

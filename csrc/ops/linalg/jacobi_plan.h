@@ -20,7 +20,8 @@ struct JacobiTuning {
   uint32_t sweeps = 24;  // the most sweeps of the blocked variant: fewer may leave a result inexact
   bool few_registers = false;  // whether kernels whose threads hold less take the place of others
   TorchRegions eigh_torch = {};
-  // Here the size is the smaller of rows and columns. jacobi_plan.cpp derives these estimates.
+  TorchRegions svd_torch = {};  // the size is the smaller of rows and columns, here and in what follows
+  // jacobi_plan.cpp derives these estimates.
   TorchRegions svd_cpu = {}, eigh_cpu = {};
 };
 extern const gpu::Table<JacobiTuning> jacobi_tuning;

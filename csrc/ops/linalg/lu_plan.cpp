@@ -13,7 +13,7 @@ const gpu::Table<LuTuning> lu_tuning(
     {
         {"block_threads", &LuTuning::block_threads, {32, gpu::kMaxThreads, 32}},
         {"torch", &LuTuning::torch},
-        {"solve_torch", &LuTuning::solve_torch, {.only_on = "cuda"}},  // PyTorch has no kernel of it on mps
+        {"solve_torch", &LuTuning::solve_torch, {.calls = "linalg_lu_solve"}},
         {"cpu", &LuTuning::cpu, {.only_on = "mps"}},
         {"solve_cpu", &LuTuning::solve_cpu, {.only_on = "mps"}},
     },

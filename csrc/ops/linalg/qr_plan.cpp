@@ -13,17 +13,19 @@ constexpr uint32_t kBlockThreads = 512;  // the most threads of qr_block.metal
 constexpr uint32_t kTallColumns = 64;    // the threadgroup memory of qr_tall.metal
 }  // namespace
 
-// PyTorch has no kernels of geqrf and ormqr on mps.
+// On mps PyTorch has a kernel of geqrf since 2.14 and none of ormqr; that of linalg_qr, since 2.12, takes memory for m
+// x m entries (metalcore/_core/mac_kernels.py).
 const gpu::Table<QrTuning> qr_tuning(
     "qr",
     {
         {"simd_rows", &QrTuning::simd_rows, {0, kSimdRows}},
         {"block_threads", &QrTuning::block_threads, {0, kBlockThreads, gpu::kSimdWidth}},
         {"tall_columns", &QrTuning::tall_columns, {0, kTallColumns}},
-        {"torch", &QrTuning::torch, {.only_on = "cuda"}},
-        {"torch_rows", &QrTuning::torch_rows, {0, UINT32_MAX, 1, "cuda"}},
+        {"torch", &QrTuning::torch, {.calls = "linalg_qr"}},
+        {"torch_rows", &QrTuning::torch_rows, {.highest = UINT32_MAX, .calls = "linalg_qr"}},
+        {"geqrf_torch", &QrTuning::geqrf_torch, {.calls = "geqrf"}},
         {"householder_product_torch", &QrTuning::householder_product_torch},
-        {"ormqr_torch", &QrTuning::ormqr_torch, {.only_on = "cuda"}},
+        {"ormqr_torch", &QrTuning::ormqr_torch, {.calls = "ormqr"}},
         {"cpu", &QrTuning::cpu, {.only_on = "mps"}},
         {"householder_product_cpu", &QrTuning::householder_product_cpu, {.only_on = "mps"}},
         {"ormqr_cpu", &QrTuning::ormqr_cpu, {.only_on = "mps"}},

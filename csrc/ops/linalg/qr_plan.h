@@ -26,6 +26,7 @@ struct QrTuning {
   // is too tall for a panel in one threadgroup, and too wide for blocks of rows.
   TorchRegions torch = {};
   uint32_t torch_rows = 0;
+  TorchRegions geqrf_torch = {};  // those of geqrf beside `torch`
   TorchRegions cpu = {};
   // Here the size is the number of reflectors.
   TorchRegions householder_product_torch = {}, ormqr_torch = {};

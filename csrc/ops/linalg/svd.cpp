@@ -185,6 +185,10 @@ Results svd(const Tensor& input, bool full_matrices, bool compute_uv) {
   const Shape s(check_matrices("svd", input));
   const JacobiPlan plan = plan_svd(s.m, s.n, s.batch, full_matrices, compute_uv, jacobi_tuning(input));
   gpu::note_plan("svd", name_of(plan.variant), [&] { return plan.why; });
+  if (plan.variant == JacobiVariant::torch) {
+    auto [u, values, vh] = call_torch<3>("aten::_linalg_svd", "", input, full_matrices, compute_uv, std::nullopt);
+    return {as_contiguous(u), values, as_contiguous(vh)};
+  }
   if (plan.variant == JacobiVariant::cpu) {
     auto [u, values, vh] =
         decompose_on_cpu<3>("aten::_linalg_svd", input, Entries::all, full_matrices, compute_uv, std::nullopt);

@@ -27,8 +27,12 @@ const gpu::Table<TriangularTuning> triangular_tuning(
         {.family = "apple9", .few_registers = true},
         {.family = "apple10", .few_registers = true},
         {.family = "hopper",
+         .panel_threadgroups = 1024,
+         .threadgroups = 256,
+         .vector_batch = gpu::per_core(2),
          .torch = {{.above = 63, .max_batch = 1}},
          .vector_torch = {{.above = 511, .max_batch = 1}}},
+        {.family = "simulator", .panel_threadgroups = 1024, .threadgroups = 256, .vector_batch = 264},
     });
 
 namespace {

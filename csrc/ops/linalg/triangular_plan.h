@@ -20,9 +20,11 @@ struct TriangularTuning {
   // panel_threadgroups threadgroups, the simdgroups of a threadgroup share the rows. Otherwise a threadgroup takes more
   // right-hand sides, as long as `threadgroups` threadgroups remain. Systems with one right-hand side get many threads
   // each where the batch is smaller than vector_batch.
-  uint32_t panel_threadgroups = 1024;
-  uint32_t threadgroups = 256;
-  uint32_t vector_batch = 264;
+  // On Apple GPUs a threadgroup that does not share rows is one simdgroup; two threadgroups for each core even out
+  // their load; and two of the largest threadgroups for a vector (17 simdgroups) keep a core busy.
+  gpu::Count panel_threadgroups = gpu::filling_threadgroups(1);
+  gpu::Count threadgroups = gpu::per_core(2);
+  gpu::Count vector_batch = gpu::per_core(2);
   bool few_registers = false;  // whether threads hold nothing of the tile that they use next
   // Systems with more than four right-hand sides, and systems with one. PyTorch takes none with two to four.
   TorchRegions torch = {}, vector_torch = {};

@@ -17,28 +17,30 @@ namespace {
 
 struct QuantTuning {
   const char* family;
-  uint32_t mv_threadgroups = 512;  // about so many are wanted: with fewer, each has more rows of weights
-  uint32_t mv_group_rows = 16;     // of weights, of a threadgroup, at most
-  uint32_t mv_simdgroups = 4;      // that share a row of weights, at most
-  uint32_t mv_rows = 8;            // of x, up to which the weights of a product are read as they are
+  // About so many are wanted, of mv_simdgroups simdgroups. With fewer, each has more rows of weights.
+  gpu::Count mv_threadgroups = gpu::filling_threadgroups(4);
+  uint32_t mv_group_rows = 16;  // of weights, of a threadgroup, at most
+  uint32_t mv_simdgroups = 4;   // that share a row of weights, at most
+  uint32_t mv_rows = 8;         // of x, up to which the weights of a product are read as they are
   // Rows of x that share what is read of the weights: 2 or 4, of which Apple's GPUs have no registers for 4.
   uint32_t mv_x_rows = 4;
   // Whether, for more rows, PyTorch's matmul of weights that became numbers is faster than mul_mm.
   bool torch = false;
 };
-const gpu::Table<QuantTuning> quant_tuning("quant",
-                                           {{"mv_threadgroups", &QuantTuning::mv_threadgroups, {64, 4096, 64}},
-                                            {"mv_group_rows", &QuantTuning::mv_group_rows, {4, 64, 4}},
-                                            {"mv_simdgroups", &QuantTuning::mv_simdgroups, {1, 16}},
-                                            {"mv_rows", &QuantTuning::mv_rows, {1, 32}},
-                                            {"mv_x_rows", &QuantTuning::mv_x_rows, {2, 4, 2}},
-                                            {"torch", &QuantTuning::torch}},
-                                           {{.family = "baseline"},
-                                            {.family = "apple7", .mv_x_rows = 2},
-                                            {.family = "apple8", .mv_x_rows = 2},
-                                            {.family = "apple9", .mv_x_rows = 2},
-                                            {.family = "apple10", .mv_x_rows = 2},
-                                            {.family = "hopper", .mv_group_rows = 32, .torch = true}});
+const gpu::Table<QuantTuning> quant_tuning(
+    "quant",
+    {{"mv_threadgroups", &QuantTuning::mv_threadgroups, {1, 4096}},
+     {"mv_group_rows", &QuantTuning::mv_group_rows, {4, 64, 4}},
+     {"mv_simdgroups", &QuantTuning::mv_simdgroups, {1, 16}},
+     {"mv_rows", &QuantTuning::mv_rows, {1, 32}},
+     {"torch", &QuantTuning::torch}},
+    {{.family = "baseline"},
+     {.family = "apple7", .mv_x_rows = 2},
+     {.family = "apple8", .mv_x_rows = 2},
+     {.family = "apple9", .mv_x_rows = 2},
+     {.family = "apple10", .mv_x_rows = 2},
+     {.family = "hopper", .mv_threadgroups = 512, .mv_group_rows = 32, .torch = true},
+     {.family = "simulator", .mv_threadgroups = 512}});
 
 struct MvPlan {
   uint32_t x_rows;  // of a threadgroup: 1, 2 or 4, as in the kernels' names

@@ -1,0 +1,145 @@
+"""What PyTorch itself has on a Mac: since which release an operator ends in a Metal kernel of its own.
+
+    since("silu")                      # (2, 12)
+    has_own("silu", (2, 11))           # False: MPSGraph computed it then
+    fault("_linalg_svd", (2, 14))      # "it raises for batches of 8192 elements and more (pytorch#195937)"
+
+An override that nobody has measured on a Mac is off by default where PyTorch has a kernel of its own
+(metalcore/overrides/_gains.py), and `tune` may choose PyTorch's op only where there is one that works. What PyTorch
+computes by several operators, or by a graph of MPSGraph's, is no kernel of its own.
+
+The table is one of facts. `make mac-check` compares it with each release's wheel for macOS, which must have `evidence`
+since that release and not before it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["KERNELS", "Kernel", "Release", "fault", "has_own", "lacking", "needs_macos", "since", "this_release"]
+
+Release = tuple[int, int]
+OLDEST: Release = (2, 10)  # that metalcore supports; what it has is older still
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What PyTorch has for an operator on `mps`.
+
+    Attributes:
+        since: the first release with the kernel.
+        evidence: a name in libtorch_cpu.dylib, or several of which there is one; or "aten::…", an operator that has a
+            kernel for MPS in the table from which PyTorch is generated.
+        faulty: (first release, the first without the fault or None, what is wrong, by a public report).
+    """
+
+    since: Release
+    evidence: str
+    faulty: tuple[tuple[Release, Release | None, str], ...] = ()
+
+
+_WIDE_QR = (((2, 12), None, "it needs memory for m x m entries, and takes long for tall matrices (pytorch#187567)"),)
+_SVD_OF_2_14 = (
+    ((2, 14), (2, 15), "it raises for batches of 8192 elements and more, and U may be wrong (pytorch#195937, #196112)"),
+)
+# By operators of aten. Those that are not here have no kernel: PyTorch computes them by MPSGraph or by other operators.
+KERNELS: dict[str, Kernel] = {
+    "relu": Kernel((2, 12), "relu_dense_vec4|relu_dense_castout|clamp_scalar_dense_ilp_"),
+    "silu": Kernel((2, 12), "silu_dense_"),
+    "silu_backward": Kernel((2, 12), "silu_backward_dense_"),
+    "gelu": Kernel((2, 13), "gelu_dense_"),
+    "gelu_backward": Kernel((2, 13), "gelu_backward_dense_"),
+    "_softmax": Kernel((2, 15), "softmax_row_float"),
+    "_log_softmax": Kernel((2, 15), "log_softmax_row_float"),
+    "native_layer_norm": Kernel(OLDEST, "layer_norm_single_row_"),
+    "native_group_norm": Kernel((2, 13), "group_norm_bfloat"),
+    "native_group_norm_backward": Kernel((2, 13), "group_norm_backward_x_"),
+    "_fused_rms_norm": Kernel(OLDEST, "rms_norm_looped_"),
+    "embedding": Kernel(OLDEST, "index_select_32bit"),
+    "embedding_dense_backward": Kernel((2, 13), "embedding_dense_backward_float"),
+    "_embedding_bag": Kernel(OLDEST, "embedding_bag_float"),
+    "_embedding_bag_forward_only": Kernel(OLDEST, "embedding_bag_float"),
+    "_embedding_bag_backward": Kernel(OLDEST, "embedding_bag_backward_float"),
+    # Attention of few queries (attention_kernel says of which calls), and of many.
+    "scaled_dot_product_attention": Kernel(OLDEST, "sdpa_vector_2pass_1_float_"),
+    "scaled_dot_product_attention, many queries": Kernel((2, 13), "prefill_attention_float16_bq"),
+    "scaled_dot_product_attention, matrix units": Kernel((2, 14), "prefill_attention_mpp_a10_float16_bq"),
+    "linalg_solve_triangular": Kernel(OLDEST, "MPSMatrixSolveTriangular|triangular_solve_float"),
+    "linalg_cholesky_ex": Kernel(OLDEST, "applyTRSML"),
+    "linalg_lu_factor_ex": Kernel(OLDEST, "aten::linalg_lu_factor_ex.out"),
+    "linalg_lu_solve": Kernel((2, 14), "aten::linalg_lu_solve.out"),
+    "_linalg_solve_ex": Kernel(OLDEST, "aten::_linalg_solve_ex.result"),
+    "linalg_inv_ex": Kernel(OLDEST, "aten::linalg_inv_ex.inverse"),
+    "_linalg_det": Kernel(OLDEST, "aten::_linalg_det.result"),
+    "_linalg_slogdet": Kernel(OLDEST, "aten::_linalg_slogdet.sign"),
+    "linalg_householder_product": Kernel(OLDEST, "orgqr_float"),
+    "linalg_qr": Kernel((2, 12), "aten::linalg_qr.out", _WIDE_QR),
+    "geqrf": Kernel((2, 14), "geqrf_float"),
+    "linalg_lstsq": Kernel((2, 14), "aten::linalg_lstsq.out", _SVD_OF_2_14),
+    "_linalg_eigh": Kernel((2, 14), "eigh_jacobi_float"),
+    "_linalg_svd": Kernel((2, 14), "svd_jacobi_float", _SVD_OF_2_14),
+}
+
+# Operators that a plan may call (csrc/gpu/tunable.h) and that have no kernel yet.
+_WITHOUT = ("ormqr",)
+
+
+def this_release() -> Release:
+    """The first two numbers of the installed PyTorch's version."""
+    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    assert found
+    return int(found[1]), int(found[2])
+
+
+def since(operator: str) -> Release | None:
+    """The first release in which an operator of aten ends in a kernel of its own, or None."""
+    kernel = KERNELS.get(operator)
+    return kernel.since if kernel else None
+
+
+def has_own(operator: str, release: Release) -> bool:
+    """Whether PyTorch has a kernel of its own for an operator of aten."""
+    first = since(operator)
+    return first is not None and release >= first
+
+
+def fault(operator: str, release: Release) -> str | None:
+    """What public reports say is wrong with PyTorch's kernel of an operator, or None."""
+    for first, fixed, text in KERNELS[operator].faulty if operator in KERNELS else ():
+        if release >= first and (fixed is None or release < fixed):
+            return text
+    return None
+
+
+def lacking(release: Release) -> list[str]:
+    """The operators that no plan may call on `mps`: PyTorch has no kernel for them, or one that is known to fail."""
+    return [*_WITHOUT, *(name for name in KERNELS if not has_own(name, release) or fault(name, release))]
+
+
+def attention_kernel(
+    release: Release, queries: int, keys: int, size: int, value_size: int, causal: bool, keeps_scores: bool
+) -> bool:
+    """Whether PyTorch has a kernel for a call of attention without a mask, a gradient and dropout.
+
+    All other calls become several operators, or a graph of MPSGraph's that keeps all scores in memory.
+
+    Args:
+        queries, keys: their numbers.
+        size, value_size: the sizes of a head.
+        causal: is_causal.
+        keeps_scores: whether a gradient is needed, or there is dropout or a mask.
+    """
+    if keeps_scores or size != value_size or keys == 0:
+        return False
+    if queries <= 8 and queries <= keys:
+        sizes = (64, 96, 128) if release < (2, 13) else (64, 96, 128, 256)
+        return size in sizes and not (causal and release < (2, 13))
+    return queries > 8 and release >= (2, 13) and size in (32, 64, 72, 80, 96, 128, 256)
+
+
+def needs_macos(release: Release) -> int:
+    """The oldest macOS on which PyTorch finds the GPU. (Wheels of 2.15 install on macOS 14 all the same.)"""
+    return 15 if release >= (2, 15) else 14
