@@ -117,6 +117,10 @@ class Override:
             There the composite kernel takes its place.
         devices: the types of devices on which it replaces PyTorch's kernel.
         elsewhere: why it does not on others.
+        own_calls: of an operator without a kernel on a Mac, `own_calls(release, *arguments)` says for which calls
+            PyTorch has one all the same. metalcore/_core/mac_kernels.py has the facts for all other operators.
+        alone: makes the kernel instead of `kernel` where these calls, and with them the override's other operators, are
+            left to PyTorch.
     """
 
     operator: str
@@ -126,6 +130,12 @@ class Override:
     composite: str | None = None
     devices: frozenset[str] = DEVICES
     elsewhere: str = "PyTorch's kernels are faster there"
+    own_calls: Callable[..., bool] | None = None
+    alone: Callable[[Any, Any, Callable], Callable] | None = None
+
+    @property
+    def is_backward(self) -> bool:
+        return "backward" in self.operator
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._core.mac_kernels import attention_kernel
 from .._core.operators import needs_gradient
 from .._core.registry import Op, Override, Sample, register
 from .._core.routing import accelerated, alike, autocast_dtype, converted, is_plain, on_cuda, require_tensors
@@ -317,6 +318,14 @@ def _override(previous, count, decline):
     return kernel
 
 
+def own_calls(release, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options):
+    """Whether a release of PyTorch has a kernel of its own for these arguments on a Mac."""
+    needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
+    keeps_scores = needs_grad or dropout_p > 0 or attn_mask is not None
+    lengths, sizes = (query.shape[-2], key.shape[-2]), (query.shape[-1], value.shape[-1])
+    return attention_kernel(release, *lengths, *sizes, is_causal, keeps_scores)
+
+
 def _sample(name, q, k, v, *more, mask=None, **options):
     """`mask` makes the mask of the tensors' device, and `more` are shapes of a mask or of sinks."""
     arguments = (lambda q, k, v: (q, k, v, mask(q))) if mask else lambda *tensors: tensors
@@ -327,6 +336,9 @@ def _checkered(q):
     """Queries that see some of 50 keys, and one that sees none."""
     seen = (torch.arange(40, device=q.device).unsqueeze(-1) * torch.arange(50, device=q.device)) % 3 != 0
     return seen & (torch.arange(40, device=q.device) != 5).unsqueeze(-1)
+
+
+_ON_MPS = {"devices": frozenset({"mps"}), "own_calls": own_calls}
 
 
 def _samples():
@@ -349,8 +361,8 @@ register(
         namesake="torch.nn.functional.scaled_dot_product_attention",
         operators=("attention", "attention_backward", "plain_attention"),
         override=(
-            Override("scaled_dot_product_attention", _override, at_autograd=True, devices=frozenset({"mps"})),
-            Override("scaled_dot_product_attention", _override, devices=frozenset({"mps"})),
+            Override("scaled_dot_product_attention", _override, at_autograd=True, **_ON_MPS),
+            Override("scaled_dot_product_attention", _override, **_ON_MPS),
         ),
         samples=_samples,
         production=lambda batch_size=1, heads=4, sequence_length=128, head_size=128: Sample(

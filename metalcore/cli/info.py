@@ -52,10 +52,22 @@ def _devices():
     if "metalcore.simulator" in sys.modules:
         mps = "simulated"
     elif torch.backends.mps.is_built():
-        mps = "Apple GPU" if torch.backends.mps.is_available() else "built into PyTorch, but no device"
+        mps = "Apple GPU" if torch.backends.mps.is_available() else _without_gpu(platform.mac_ver()[0])
     else:
         mps = "simulated, after `import metalcore.simulator`" if _simulator() else "none"
     return {"mps": mps, "cuda": _cuda_devices(), "cpu": f"{platform.machine()}, {torch.get_num_threads()} threads"}
+
+
+def _without_gpu(macos: str) -> str:
+    """Why PyTorch finds no Apple GPU, on this version of macOS."""
+    import torch
+
+    from metalcore._core import mac_kernels
+
+    needed = mac_kernels.needs_macos(mac_kernels.this_release())
+    if macos and int(macos.split(".")[0]) < needed:
+        return f"none: PyTorch {torch.__version__} needs macOS {needed} for the GPU, and this is {macos}"
+    return "built into PyTorch, but no device"
 
 
 def _cuda_devices():

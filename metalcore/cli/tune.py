@@ -19,8 +19,9 @@ def add_parser(commands):
         "tune",
         help="measure which kernels are fastest on this machine's GPU, for all later processes",
         description="Times every number of the tuning tables on the GPU: sizes at which another kernel takes over, "
-        "numbers of threads, and the sizes at which PyTorch's own op or the CPU is faster. Writes the fastest values "
-        "into the cache directory, where later processes find them. METALCORE_TUNING=0 leaves them out.",
+        "numbers of threads, and the sizes at which PyTorch's own op or the CPU is faster. Then times each override "
+        "beside PyTorch's own op, which decides whether it is on by default. Writes what it found into the cache "
+        "directory, where later processes find it. METALCORE_TUNING=0 leaves it out.",
         epilog="example: python -m metalcore tune --quick --share",
     )
     devices.add_option(parser)
@@ -30,7 +31,8 @@ def add_parser(commands):
         metavar="WORD",
         action="append",
         default=[],
-        help="only fields with this word in TABLE.FIELD, or calls of the op of this name; may be given several times",
+        help="only fields with this word in TABLE.FIELD, overrides with it in overrides.NAME, or what concerns the op "
+        "of this name; may be given several times",
     )
     parser.add_argument("--share", action="store_true", help="then print a short text for an issue of the project")
     parser.add_argument("--forget", action="store_true", help="measure nothing: remove what was measured on this GPU")
@@ -39,7 +41,7 @@ def add_parser(commands):
 
 def run(arguments):
     device_type = devices.use(arguments.device or devices.default())
-    from ..tuning import search, store, workloads
+    from ..tuning import overrides, search, store, workloads
 
     gpu = store.this_gpu(device_type)
     if gpu is None:
@@ -48,12 +50,14 @@ def run(arguments):
         print(f"removed {gpu.path}" if store.forget(gpu) else "nothing was measured on this GPU")
         return
     values = store.present(gpu) if arguments.only else {}
+    gains = store.present_gains(gpu) if arguments.only else {}
     store.use(gpu, values)
     scale = workloads.SIMULATED if _is_simulated() else workloads.QUICK if arguments.quick else workloads.FULL
-    planned = _planned(search.tunables(device_type), arguments.only, scale)
+    names = [name for name in overrides.names() if _wanted(f"overrides.{name}", name, arguments.only)]
+    planned = _planned(search.tunables(device_type), arguments.only, scale, names)
     seconds, rounds, sample_seconds = QUICK if arguments.quick else FULL
     clock = search.Clock(device_type, rounds, sample_seconds)
-    print(f"{gpu.name}: {len(planned)} fields, at most {seconds} s and what compiling takes")
+    print(f"{gpu.name}: {len(planned)} fields and {len(names)} overrides, at most {seconds} s and what compiling takes")
     found = search.Search(gpu, clock, values, _progress if sys.stderr.isatty() else lambda text: None)
     outcomes = []
     begin = time.monotonic()
@@ -64,19 +68,31 @@ def run(arguments):
             outcomes.append(found.tune(tunable, calls, now + share))
             _clear()
             print(f"[{number + 1:{len(str(len(planned)))}}/{len(planned)}] {_line(outcomes[-1])}", flush=True)
+        store.use(gpu, found.values)
+        measured = []
+        for name in names:
+            _progress(f"overrides.{name}") if sys.stderr.isatty() else None
+            measured.append(overrides.measure(name, device_type, clock))
+            gains[name] = measured[-1].inference, measured[-1].training
+            _clear()
+            print(f"{'overrides.' + name:<42} {measured[-1]}", flush=True)
     except KeyboardInterrupt:
         _clear()
         print("stopped: nothing was written", file=sys.stderr)
         raise
     today = datetime.date.today().isoformat()
-    path = store.save(gpu, found.values, today)
+    path = store.save(gpu, found.values, today, gains)
     changed = [outcome for outcome in outcomes if outcome.changed]
     print(f"\n{len(changed)} of {len(outcomes)} fields changed; later processes use {path}")
     if arguments.share:
-        print("\n" + share_text(gpu, outcomes, today))
+        print("\n" + share_text(gpu, outcomes, today, measured))
 
 
-def _planned(tunables, words, scale):
+def _wanted(name, op, words):
+    return not words or op in words or any(word in name for word in words)
+
+
+def _planned(tunables, words, scale, overrides=()):
     """(field, the calls that are timed for it) of each field that is asked for."""
     from ..tuning.workloads import workloads
 
@@ -89,7 +105,7 @@ def _planned(tunables, words, scale):
             chosen = [workload for workload in of_table if workload.op in words]
         if chosen:
             planned.append((tunable, chosen))
-    if not planned:
+    if not planned and not overrides:
         names = ", ".join(tunable.name for tunable in tunables)
         raise ValueError(f"--only {' '.join(words)}: no field or op of that name; the fields are {names}")
     return planned
@@ -108,7 +124,7 @@ def _line(outcome):
     return f"{outcome.tunable.name:<34} {value}: {outcome.note}"
 
 
-def share_text(gpu, outcomes, date):
+def share_text(gpu, outcomes, date, overrides=()):
     """What was measured, as a short text in Markdown."""
     import torch
 
@@ -125,7 +141,14 @@ def share_text(gpu, outcomes, date):
     for outcome in outcomes:
         if outcome.calls:
             gain = f"{outcome.gain:.0%}" if outcome.changed else ""
-            lines.append(f"| {outcome.tunable.name} | {text(outcome.tunable.value)} | {text(outcome.value)} | {gain} |")
+            each = outcome.tunable.per_core
+            before = text(outcome.tunable.value) + (f" ({each} a core)" if each else "")
+            lines.append(f"| {outcome.tunable.name} | {before} | {text(outcome.value)} | {gain} |")
+    if overrides:
+        lines += ["", "| override | inference | training |", "| --- | --- | --- |"]
+    for gain in overrides:
+        training = "" if gain.training is None else f"{gain.training:.2f}"
+        lines.append(f"| {gain.name} | {gain.inference:.2f} | {training} |")
     return "\n".join(lines)
 
 

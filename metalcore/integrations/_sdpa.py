@@ -11,13 +11,14 @@ import torch
 from .._core.after_import import after_import
 from .._core.libraries import require_transformers
 from .._core.routing import accelerated
-from ..overrides import _report
+from ..overrides import _gains, _report
 from ._kinds import Kind
 from ._patches import run_counted
 
 __all__ = ["TransformersSdpa"]
 
 _NAME = "scaled_dot_product_attention"
+_ONLY_OURS = {"softcap", "s_aux", "sinks", "cache"}
 
 
 class TransformersSdpa(Kind):
@@ -44,6 +45,9 @@ class TransformersSdpa(Kind):
                     return attention_forward(module, query, key, value, *args, **kwargs)
 
             original = functools.partial(entries[0].original, module, query, key, value, *args, **kwargs)
+            mask_of_call = args[0] if args else kwargs.get("attention_mask")
+            if _NAME in _gains.UNASKED and mask_of_call is None and not (kwargs.keys() & _ONLY_OURS):
+                return original()  # PyTorch's function, whose override leaves the calls that PyTorch has a kernel for
             return run_counted(count, taken, original) if query.is_mps else original()
 
         def mask_of(*args, device="cpu", **kwargs):

@@ -41,7 +41,7 @@ def patch(*names: str, exclude: str | Iterable[str] = ()) -> Request:
     """Puts metalcore's kernels into transformers' models and Trainer.
 
     Args:
-        names: of the overrides. No name means all of them.
+        names: of the overrides. No name means all that are on by default (see `enable_pytorch_overrides`).
         exclude: names to leave out.
 
     Returns:
@@ -57,7 +57,7 @@ def patch(*names: str, exclude: str | Iterable[str] = ()) -> Request:
     for name in (*names, *exclude):
         if name not in OVERRIDES:
             raise ValueError(f"patch: {name!r} is not one of {', '.join(OVERRIDES)}")
-    request = overrides.request([name for name in names or OVERRIDES if name not in exclude])
+    request = overrides.request([name for name in names or OVERRIDES if name not in exclude], by_name=bool(names))
     _requests.append(request)
     return request
 

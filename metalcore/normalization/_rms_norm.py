@@ -264,18 +264,35 @@ _gradient_of_rows = autograd("rms_norm_backward", _double_backward, _save_backwa
 _fused = torch.ops.aten._fused_rms_norm.default
 
 
-def _override(previous, count, decline):
+def _override(previous, count, decline, by=lambda *arguments: _fused(*arguments)[0]):
     def kernel(keyset, x, normalized_shape, weight=None, eps=None):
         if not (is_plain(x) and is_plain(weight) and alike(x, weight) and _fits(x, normalized_shape, weight)):
             return decline(keyset, x, normalized_shape, weight, eps)
         if x.dtype is not torch.float32 and (needs_gradient(x) or weight is not None and needs_gradient(weight)):
             x = x.clone()  # PyTorch saves a float32 copy: callers may change x
-        return count.run(_fused, x, normalized_shape, weight, eps)[0]
+        return count.run(by, x, normalized_shape, weight, eps)
 
     return kernel
 
 
-_AT_RMS_NORM = {"devices": frozenset({"mps"}), "elsewhere": "it ends in aten::_fused_rms_norm there"}
+def _override_alone(previous, count, decline):
+    """Where aten::_fused_rms_norm is PyTorch's, which has no derivative on a Mac."""
+    ours = lambda x, shape, weight, eps: _rms_norm(x, len(shape), weight, _EPS if eps is None else eps, 0.0)  # noqa: E731
+    return _override(previous, count, decline, ours)
+
+
+def _own_calls(release, x, normalized_shape, weight=None, eps=None):
+    """Those in which PyTorch's function ends in aten::_fused_rms_norm on a Mac."""
+    needs_grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight))
+    return weight is not None and not needs_grad
+
+
+_AT_RMS_NORM = {
+    "devices": frozenset({"mps"}),
+    "elsewhere": "it ends in aten::_fused_rms_norm there",
+    "own_calls": _own_calls,
+    "alone": _override_alone,
+}
 
 
 def _sample(name, count, length):

@@ -47,8 +47,9 @@ How each one works, and why:
     These are replaced there, so that it does not matter when and from where it was imported. clip_grad_value_ is
     replaced by its name: `from torch.nn.utils import clip_grad_value_` before the override keeps PyTorch's.
 
-On by default is what was not measured to be slower than PyTorch's own on the device (_gains.py): today all of them, on
-`cuda` by the figures of benchmarks/results, on `mps` because nothing has been measured on an Apple GPU.
+On by default is what was not measured to be slower than PyTorch's own on the device (_gains.py): on `cuda` all of them,
+by the figures of benchmarks/results. On a Mac, where nobody has measured any, PyTorch's own Metal kernels stay on by
+default, and `python -m metalcore tune` decides.
 
 Whatever a kernel does not take (a dtype, a layout, an `out=` form) goes to the kernel that was there
 before, which is also put back when the override is switched off. Tensors of other devices never come here.
@@ -66,17 +67,19 @@ from collections.abc import Iterable
 
 import torch
 
+from .._core.mac_kernels import this_release
 from .._core.registry import OPS, FunctionOverride, OptimizerOverride
 from .._core.routing import DEVICES
 from ..integrations import _modules
-from . import _dispatcher, _functions, _optimizers, _report
-from ._gains import by_default
+from . import _dispatcher, _functions, _gains, _optimizers, _report
+from ._gains import by_default, kind_of, left_calls, why_off
+from ._measured import measured
 from ._report import report
 from ._switches import Request, Switches
 
 __all__ = ["active_overrides", "disable_pytorch_overrides", "enable_pytorch_overrides", "report"]
 
-_installed: dict[tuple[str, str], _dispatcher.Installed] = {}  # by name and device type
+_installed: dict[tuple[str, str], tuple[object, _dispatcher.Installed]] = {}  # by name and device type
 _warned = False
 
 
@@ -101,22 +104,29 @@ def enable_pytorch_overrides(*names: str, exclude: str | Iterable[str] = ()) -> 
     chosen = _overrides.choose("enable_pytorch_overrides", names, exclude)
     if names:
         return request(chosen)
-    found = devices()
-    made = request([name for name in chosen if by_default(name, found)])
-    for name in chosen:
-        if not by_default(name, found):
-            reason = "slower there than PyTorch's own, and so not on by default"
-            _report.never_replaced(name, f"{name} on {' and '.join(found)}", reason)
-    return made
+    return request(chosen, by_name=False)
 
 
-def request(names: list[str]) -> Request:
-    """enable_pytorch_overrides for names that are known to be right, called for a caller's caller."""
+def request(names: list[str], by_name: bool = True) -> Request:
+    """enable_pytorch_overrides for names that are known to be right, called for a caller's caller. Without `by_name`
+    those that are off by default are left out."""
+    if not by_name:
+        kinds, release = {device: kind_of(device) for device in devices()}, this_release()
+        off = {name: by_default(name, kinds, release, measured(kinds)) for name in names}
+        made = _request([name for name in names if off[name] is None], by_name)
+        for name, reason in off.items():
+            if reason:
+                _report.never_replaced(name, f"{name} on {' and '.join(kinds)}", reason)
+        return made
+    return _request(names, by_name)
+
+
+def _request(names, by_name):
     global _warned
     if not devices() and not _warned:
         _warned = True
-        warnings.warn(f"metalcore's overrides accelerate nothing here: {_why_no_device()}", stacklevel=3)
-    return _overrides.request(names)
+        warnings.warn(f"metalcore's overrides accelerate nothing here: {_why_no_device()}", stacklevel=4)
+    return _overrides.request(names, by_name)
 
 
 def disable_pytorch_overrides() -> None:
@@ -144,11 +154,13 @@ def _apply():
     active = _overrides.active()
     for name, device in list(_installed):
         if name not in active:
-            _installed.pop((name, device)).remove()
+            _installed.pop((name, device))[1].remove()
     if active and not _applied:
         _report.start()
     _applied[:] = active
     found = devices()
+    unasked = _overrides.by_default()
+    _gains.UNASKED = unasked if "mps" in found and kind_of("mps") == "mps" else frozenset()
     for name in _overrides.names:
         override = OPS[name].override
         if isinstance(override, OptimizerOverride):
@@ -157,12 +169,29 @@ def _apply():
             _functions.switch(name, override, name in active and bool(found))
         elif override and name in active:
             for device in found:
-                here = tuple(one for one in override if device in one.devices)
-                for operator, reason in {one.operator: one.elsewhere for one in override if one not in here}.items():
-                    _report.never_replaced(name, f"aten::{operator} on {device}", reason)
-                if here and (name, device) not in _installed:
-                    _installed[name, device] = _dispatcher.Installed(name, here, device)
+                _install(name, override, device, name in unasked)
     _modules.switch(active if found else ())
+
+
+def _install(name, override, device, by_default):
+    """Puts an override's kernels into PyTorch's dispatcher for a type of device, or as many as are on by default."""
+    off = {one: one.elsewhere for one in override if device not in one.devices}
+    leaves: frozenset = frozenset()
+    if by_default:
+        kind, figures = kind_of(device), measured((device,)).get(device, {})
+        for one in override:
+            if one not in off and (reason := why_off(name, one, kind, this_release(), figures)):
+                off[one] = reason
+        leaves = frozenset(one for one in override if left_calls(name, one, kind, figures))
+    here = tuple(one for one in override if one not in off)
+    wanted = here, leaves
+    if (name, device) in _installed and _installed[name, device][0] != wanted:
+        _installed.pop((name, device))[1].remove()
+    for operator, reason in {one.operator: reason for one, reason in off.items()}.items():
+        if operator not in [one.operator for one in here]:
+            _report.never_replaced(name, f"aten::{operator} on {device}", reason)
+    if here and (name, device) not in _installed:
+        _installed[name, device] = wanted, _dispatcher.Installed(name, here, device, leaves)
 
 
 def _is_available(device):

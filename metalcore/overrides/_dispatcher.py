@@ -13,8 +13,10 @@ from torch._decomp import decomposition_table
 
 from .. import _C
 from .._core import refused
+from .._core.mac_kernels import this_release
 from .._core.registry import Override
 from .._core.routing import accelerated, is_plain
+from ._gains import NOT_MEASURED
 from ._report import count_of
 
 __all__ = ["Installed"]
@@ -27,14 +29,17 @@ _replaced = torch.library.Library("metalcore_replaced", "DEF")
 class Installed:
     """The kernels of an op's override, in PyTorch's dispatcher for a type of device."""
 
-    def __init__(self, name: str, overrides: tuple[Override, ...], device: str):
+    def __init__(
+        self, name: str, overrides: tuple[Override, ...], device: str, leaves: frozenset[Override] = frozenset()
+    ):
+        """`leaves` are those that leave the calls to PyTorch for which that has a kernel of its own."""
         # All looked up first: with a kernel at one key, PyTorch would compute another answer for the next.
         found = [
             (override, key, _kernel_before(override.operator, key))
             for override in overrides
             for key in [("Autograd" if override.at_autograd else "") + device.upper()]
         ]
-        self._overrides = overrides
+        self._overrides, self._leaves = overrides, leaves
         self._libraries = torch.library.Library("aten", "IMPL"), torch.library.Library("metalcore_replaced", "IMPL")
         self._in_cpp = []  # operators and keys
         with _silent():
@@ -49,7 +54,10 @@ class Installed:
         operator = override.operator
         if override.kernel:
             count = count_of(name, what)
-            kernel = override.kernel(previous, count, _left(previous, count, override.dtypes))
+            make = override.alone if override in self._leaves and override.alone else override.kernel
+            kernel = make(previous, count, _left(previous, count, override.dtypes))
+            if override in self._leaves:
+                kernel = _leaving(kernel, override.own_calls, previous, count)
             in_python.impl(operator, kernel, key, with_keyset=True)
             return
         count = count_of(name, what, functools.partial(_C.replacement_ran, operator, device))
@@ -147,6 +155,19 @@ def _left(previous, count, dtypes):
         return previous.call_boxed(keyset, *args, **kwargs)
 
     return left
+
+
+def _leaving(kernel, own_calls, previous, count):
+    """The kernel, except for calls for which PyTorch has one of its own."""
+    release = this_release()
+
+    def leaving(keyset, *args, **kwargs):
+        if own_calls(release, *args, **kwargs):
+            count.left[NOT_MEASURED] += 1
+            return previous.call_boxed(keyset, *args, **kwargs)
+        return kernel(keyset, *args, **kwargs)
+
+    return leaving
 
 
 def _why_left(args, dtypes):

@@ -19,6 +19,7 @@ class Switches:
         self._apply = apply
         self._lock = threading.RLock()
         self._counts: Counter = Counter()
+        self._named: Counter = Counter()  # of those, how many asked for it by name
         self._epoch = 0  # counts clear(): what was requested before it is forgotten
 
     def choose(self, function: str, names, exclude) -> list[str]:
@@ -29,10 +30,11 @@ class Switches:
                 raise ValueError(f"{function}: {name!r} is not one of {', '.join(self.names)}")
         return [name for name in self.names if name in (names or self.names) and name not in exclude]
 
-    def request(self, names) -> Request:
+    def request(self, names, by_name=True) -> Request:
         with self._lock:
             self._counts.update(names)
-            request = Request(self, names, self._epoch)
+            self._named.update(names if by_name else ())
+            request = Request(self, names, self._epoch, by_name)
             self._apply()
         return request
 
@@ -40,6 +42,7 @@ class Switches:
         with self._lock:
             if request.epoch == self._epoch:
                 self._counts.subtract(request.names)
+                self._named.subtract(request.names if request.by_name else ())
             request.epoch = None
             self._apply()
 
@@ -47,6 +50,7 @@ class Switches:
         with self._lock:
             self._epoch += 1
             self._counts.clear()
+            self._named.clear()
             self._apply()
 
     def apply(self):
@@ -57,12 +61,17 @@ class Switches:
         with self._lock:
             return tuple(name for name in self.names if self._counts[name] > 0)
 
+    def by_default(self) -> frozenset[str]:
+        """Those that are on, and that nobody asked for by name."""
+        with self._lock:
+            return frozenset(name for name in self.names if self._counts[name] > 0 and self._named[name] <= 0)
+
 
 class Request:
     """One caller's request. It holds until its `with` block ends, or else until everything is switched off."""
 
-    def __init__(self, switches, names, epoch):
-        self._switches, self.names, self.epoch = switches, names, epoch
+    def __init__(self, switches, names, epoch, by_name=True):
+        self._switches, self.names, self.epoch, self.by_name = switches, names, epoch, by_name
 
     def __enter__(self):
         return self

@@ -48,6 +48,7 @@ class Tunable:
     highest: int
     step: int
     measured: bool
+    per_core: int = 0  # the present value is so many for each of the GPU's cores, or 0
 
     @property
     def name(self) -> str:

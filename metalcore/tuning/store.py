@@ -23,7 +23,7 @@ from .._core.tuned import wanted
 from ..msl import cache
 from ..msl.private_files import open_file, opened_directory
 
-__all__ = ["GPU", "Value", "Values", "load", "save", "state", "this_gpu", "use", "value_of"]
+__all__ = ["GPU", "Gains", "Value", "Values", "gains", "load", "save", "state", "this_gpu", "use", "value_of"]
 
 FORMAT = 1
 FAMILY = "the rows of the GPU's family"
@@ -31,6 +31,7 @@ NO_LIMIT = 2**63 - 1  # null in files
 
 Value = int | list[list[int | None]]  # a number, or regions of four: above, up_to, min_batch, max_batch
 Values = dict[str, Value]  # by "table.field"
+Gains = dict[str, tuple[float, float | None]]  # of overrides: PyTorch's time over ours in inference, and in training
 _state: dict[str, str] = {}
 
 
@@ -125,7 +126,10 @@ def read(gpu: GPU) -> dict:
             raise KeyError
         if not isinstance(found["family"], str) or not isinstance(found["date"], str):
             raise KeyError
-    except (ValueError, LookupError, TypeError):
+        for inference, training in found.get("overrides", {"gains": {}})["gains"].values():
+            if not isinstance(inference, (int, float)) or not isinstance(training, (int, float, type(None))):
+                raise KeyError
+    except (ValueError, LookupError, TypeError, AttributeError):
         raise ValueError("it is damaged") from None
     for name, now in gpu.identity().items():
         if identity.get(name) != now:
@@ -169,6 +173,31 @@ def present(gpu: GPU) -> Values:
         return {}
 
 
+def gains(device_type: str) -> Gains:
+    """What was measured of overrides on this GPU, with this PyTorch."""
+    if not files(device_type):
+        return {}
+    gpu = this_gpu(device_type)
+    return present_gains(gpu) if gpu else {}
+
+
+def files(device_type: str) -> bool:
+    """Whether anything was measured on GPUs of a type, which costs less to ask than which GPU is here."""
+    directories = (cache.cache_directory(), cache.temporary_directory())
+    return any(path for directory in directories for path in directory.glob(f"tuning-{device_type}-*.json"))
+
+
+def present_gains(gpu: GPU) -> Gains:
+    """The gains of overrides in the GPU's file; none where it is missing, not used or of another PyTorch."""
+    try:
+        found = read(gpu).get("overrides", {})
+        if found.get("torch") != torch.__version__:
+            return {}
+        return {name: (inference, training) for name, (inference, training) in found["gains"].items()}
+    except (OSError, ValueError):
+        return {}
+
+
 def forget(gpu: GPU) -> bool:
     """Removes the GPU's file; whether there was one."""
     if not gpu.path.exists():
@@ -188,10 +217,11 @@ def value_of(entry: dict) -> Value:
     return [limits[i : i + 4] for i in range(0, len(limits), 4)]
 
 
-def save(gpu: GPU, values: Values, date: str) -> Path:
+def save(gpu: GPU, values: Values, date: str, gains: Gains | None = None) -> Path:
     """Writes the file, as a whole or not at all, and returns its path."""
     path = gpu.path
     content = {"format": FORMAT, "date": date, "identity": gpu.identity(), "family": gpu.family, "values": values}
+    content["overrides"] = {"torch": torch.__version__, "gains": gains or {}}
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with opened_directory(path.parent) as folder:
         with open(open_file(folder, partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as file:

@@ -163,7 +163,7 @@ def _lu(scale):
 
 
 def _qr(scale):
-    yield from _squares(scale, "qr", "householder_product", ("ormqr", 32), lowest=8)
+    yield from _squares(scale, "qr", "geqrf", "householder_product", ("ormqr", 32), lowest=8)
     yield from _tall(scale)
 
 

@@ -54,4 +54,4 @@ def test_what_is_slower_is_off(device, monkeypatch):
 
 
 def test_without_a_device_nothing_is_known():
-    assert _gains.by_default("silu", ()) and _gains.gain("silu", "mps") is None
+    assert _gains.by_default("silu", {}, (2, 15), {}) is None and _gains.gain("silu", "mps") is None

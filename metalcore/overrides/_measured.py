@@ -1,0 +1,19 @@
+"""What `python -m metalcore tune` measured of the overrides on this machine, from its file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .._core.tuned import wanted
+from ._gains import Measured
+
+__all__ = ["measured"]
+
+
+def measured(devices: Iterable[str]) -> dict[str, Measured]:
+    """The gains of overrides, by type of device; none for one that nobody measured."""
+    if not wanted():
+        return {}
+    from ..tuning import store
+
+    return {device: store.gains(device) for device in devices}
