@@ -140,12 +140,13 @@ class Override:
 
 @dataclass(frozen=True, eq=False)
 class OptimizerOverride:
-    """A class of optimizers whose step enable_pytorch_overrides() replaces. Each step chooses the kernel if it takes one
-    of the parameters: they may have come to the device since the optimizer was made.
+    """A class of optimizers whose step enable_pytorch_overrides() replaces. Each step chooses the kernel if it takes
+    one of the parameters: they may have come to the device since the optimizer was made.
 
     Attributes:
         original: PyTorch's class.
-        replacement: returns the class whose `step_of(optimizer, closure)` steps its instances, which stay what they are.
+        replacement: returns the class whose `step_of(optimizer, closure)` steps its instances. These stay what they
+            are.
     """
 
     original: type

@@ -305,8 +305,8 @@ def _override(previous, count, decline):
                 q, k, v, mask = tensors
                 options = _options(q, dropout_p, -1, 0 if is_causal else -1, False, scale, 0.0)
                 seed = new_seed(q.device) if dropout_p > 0 else None
-                # PyTorch saves scaled copies of query and key, and neither the mask nor the result; and the value, except
-                # where it copies that for 16 bits or groups. Callers may change what is not saved.
+                # PyTorch saves scaled copies of query and key, and neither the mask nor the result; and the value,
+                # except where it copies that for 16 bits or groups. Callers may change what is not saved.
                 differentiated = any(x is not None and needs_gradient(x) for x in tensors)
                 if differentiated:
                     q, k, mask = q.clone(), k.clone(), None if mask is None else mask.clone()

@@ -125,6 +125,7 @@ def _(weight, indices, offsets, mode, factors, include_last_offset, padding_idx,
     there = known(indices, len(weight))
     used = (bags >= 0) & ~(there & (indices == padding_idx))
     bags = bags.clamp(min=0)
+    used &= ~wrong[bags]
     rows = weight[indices.where(there, 0)].to(wide).where(there[:, None], torch.nan)
     if factors is not None:
         rows = rows * factors[:, None].to(wide)

@@ -27,7 +27,8 @@ def register() -> None:
 
 def _counted_forward(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
     count = _report.count_of("scaled_dot_product_attention", 'transformers\' attn_implementation="metalcore"')
-    return run_counted(count, lambda: attention_forward(*args, **kwargs), lambda: None)
+    found: Any = run_counted(count, lambda: attention_forward(*args, **kwargs), lambda: None)
+    return found
 
 
 def attention_forward(

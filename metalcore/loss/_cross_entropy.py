@@ -48,8 +48,8 @@ def cross_entropy(
         reduction: "mean" (over the targets' weights), "sum" or "none".
         label_smoothing: the part of each target's probability that all classes share, in [0, 1].
         softcap: logits become softcap * tanh(logits / softcap), except those that are -inf.
-        z_loss: z_loss * logsumexp(logits)^2 is added to the loss of each target that is not ignored. Class weights do not
-            multiply it. "mean" divides it as it divides the loss: by the targets' weights, and not by their count.
+        z_loss: z_loss * logsumexp(logits)^2 is added to the loss of each target that is not ignored. Class weights do
+            not multiply it. "mean" divides it as it divides the loss: by the targets' weights, and not by their count.
         inplace: the memory of the logits (N, C) may be overwritten, by their gradient. It is a permission: memory and
             a walk over the logits are saved where classes are the targets, the reduction is no "none", the input
             requires a gradient, is contiguous and neither a leaf nor a view of one, and nothing traces the call.

@@ -15,7 +15,8 @@ How each one works, and why:
     changed: gradients come from PyTorch's own formulas, and a compiled graph holds PyTorch's operators, so it is right
     whether the override is on or off when it runs.
     The kernels of activations, softmaxes and norms are in C++ (csrc/ops/replacement.h); those of linear algebra in
-    Python. `relu_`, `silu_` and `gelu_` are replaced as well, which modules with `inplace=True` call. `embedding` and `embedding_bag` are of this kind, for the operators of both passes.
+    Python. `embedding` and `embedding_bag` are of this kind, for the operators of both passes. `relu_`, `silu_` and
+    `gelu_` are replaced as well, which modules with `inplace=True` call.
     `gelu` also takes modules that write the op out in Python, in the way that `rms_norm` does.
 `rms_norm`
     As those above, for `aten::_fused_rms_norm` and its derivative, in which PyTorch's function ends on NVIDIA GPUs. On
@@ -37,8 +38,8 @@ How each one works, and why:
     PyTorch has no such functions, and libraries write them out: in MLPs, in functions that rotate queries and keys, and
     in language models' losses. These are found and replaced as the modules of `rms_norm` are.
 `adamw`, `sgd`, `muon`
-    `torch.optim.AdamW.step` is replaced, which each step looks up. It runs `metalcore.optim.AdamW`'s step if a parameter
-    is on a supported device by then: a model may go there after its optimizer was made. The optimizer stays a
+    `torch.optim.AdamW.step` is replaced, which each step looks up. It runs the step of `metalcore.optim.AdamW` if a
+    parameter is on a supported device by then: a model may go there after its optimizer was made. The optimizer stays a
     `torch.optim.AdamW`, also in copies, pickles and checkpoints, and subclasses are left alone. Its moments have the
     parameter's dtype, as PyTorch's do (`metalcore.optim.AdamW` itself has float32 ones). torch.compile traces PyTorch's
     step.
@@ -51,8 +52,8 @@ On by default is what was not measured to be slower than PyTorch's own on the de
 by the figures of benchmarks/results. On a Mac, where nobody has measured any, PyTorch's own Metal kernels stay on by
 default, and `python -m metalcore tune` decides.
 
-Whatever a kernel does not take (a dtype, a layout, an `out=` form) goes to the kernel that was there
-before, which is also put back when the override is switched off. Tensors of other devices never come here.
+Whatever a kernel does not take (a dtype, a layout, an `out=` form) goes to the kernel that was there before,
+which is also put back when the override is switched off. Tensors of other devices never come here.
 `metalcore.report()` tells what was replaced, what was not and why, and how often each ran.
 
 The switches hold for the whole process, because kernels do, and because backward runs on a thread of its own. They may

@@ -109,8 +109,8 @@ class Report:
 
 # What people look for in the table, and metalcore has no kernels for.
 NEVER = (
-    "There are no overrides for matrix products, attention that is written out except its softmax, in-place forms except "
-    "those of activations, out=, and optimizers other than torch.optim.AdamW, SGD and Muon themselves."
+    "There are no overrides for matrix products, attention that is written out except its softmax, in-place forms "
+    "except those of activations, out=, and optimizers other than torch.optim.AdamW, SGD and Muon themselves."
 )
 
 

@@ -25,6 +25,7 @@ import metalcore  # noqa: E402
 from metalcore._core.accuracy import evaluate  # noqa: E402
 from metalcore._core.recording import record  # noqa: E402
 from metalcore._core.registry import OPS  # noqa: E402
+from metalcore.loss._cross_entropy_operators import cross_entropy_ahead  # noqa: E402
 from metalcore.quant._samples import packed_sample  # noqa: E402
 from metalcore.quant._types import KERNELS  # noqa: E402
 
@@ -157,6 +158,11 @@ def loss(device, dtype):
                 for inplace in (False, True):
                     yield from with_gradients(
                         f"cross_entropy {length}", lambda x: metalcore.cross_entropy(x * 1, target, inplace=inplace), x
+                    )
+                for divided in (False, True):
+                    options = None, 1, -100, 0.0, divided
+                    yield from with_gradients(
+                        f"cross_entropy ahead {length}", lambda x: cross_entropy_ahead(x, target, *options)[0], x
                     )
                 yield from with_gradients(f"jsd {length}", lambda x: metalcore.jsd(x, x.detach().flip(0)), x)
             states, teacher = ([random(device, dtype, rows, 8) for rows in (5, 40)] for _ in range(2))

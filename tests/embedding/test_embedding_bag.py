@@ -94,7 +94,7 @@ def test_indices_beyond_the_table(device, mode):
 
 @each_mode
 def test_no_padding_means_no_index(device, mode):
-    """-1 is an index that the table does not have, also where PyTorch's operator says by it that there is no padding."""
+    """-1 is an index that the table does not have, also where PyTorch's operator says by it that nothing is padding."""
     table, indices = tensor(5, 8, device=device), torch.tensor([-1, 2, 0, 3], device=device)
     offsets = torch.tensor([0, 2], device=device)
     out, gradient = both(metalcore.embedding_bag, table, indices, offsets, torch.ones(2, 8), mode=mode)

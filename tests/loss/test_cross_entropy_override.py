@@ -100,7 +100,9 @@ def test_rows_without_loss(device, divided):
     gradient = gradients(x, {"target": ignored, "reduction": "none"}, scale)[1]
     assert not gradient.any()
     wrong = gradients(x, {"target": torch.tensor([1, 50, -1, 2], device=device), "reduction": "none"})
-    assert [value.isnan().flatten(1).all(1).tolist() for value in (wrong[0][:, None], wrong[1])] == [[False, True, True, False]] * 2
+    assert [value.isnan().flatten(1).all(1).tolist() for value in (wrong[0][:, None], wrong[1])] == [
+        [False, True, True, False]
+    ] * 2
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -131,7 +133,9 @@ def test_large_logits(device):
         target = torch.arange(1100, device=device)
         assert _cross_entropy._is_divided_ahead(x) is ahead
         found = gradients(x, {"target": target}, torch.tensor(1024.0))
-        for value, wanted in zip(found, gradients(wide(x), {"target": target.cpu()}, torch.tensor(1024.0)), strict=True):
+        for value, wanted in zip(
+            found, gradients(wide(x), {"target": target.cpu()}, torch.tensor(1024.0)), strict=True
+        ):
             assert_near(value, wanted, terms=64)
 
 

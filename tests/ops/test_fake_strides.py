@@ -1,5 +1,7 @@
-"""What an operator's fake kernel says of its results is what its kernel makes, for arguments with any strides: compilers
-lay out what they allocate, and how they read it, by the fake ones."""
+"""What an operator's fake kernel says of its results is what its kernel makes, for arguments with any strides. What
+compilers allocate and read rests on it."""
+
+import re
 
 import pytest
 import torch
@@ -71,22 +73,34 @@ class Compared(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
-@pytest.mark.parametrize("name", [name for name, op in OPS.items() if callable(op.function) and not isinstance(op.function, type)])
+@pytest.mark.parametrize(
+    "name", [name for name, op in OPS.items() if callable(op.function) and not isinstance(op.function, type)]
+)
 def test_fake_strides(device, name, layout):
     op, calls = OPS[name], 0
     for sample in op.samples():
         torch.manual_seed(0)
-        leaves = [layout(tensor).requires_grad_(op.backward and sample.backward) for tensor in sample.make(device, torch.float32)]
+        leaves = [
+            layout(tensor).requires_grad_(op.backward and sample.backward)
+            for tensor in sample.make(device, torch.float32)
+        ]
         compared = Compared()
         explained.observers += 1
         try:
             with compared:
-                given = [layout(x) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in sample.arguments(*leaves)]
+                given = [
+                    layout(x) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+                    for x in sample.arguments(*leaves)
+                ]
                 outputs = list(op.results(op.call(op.function, *given, **sample.options)))
                 differentiable = [output for output in outputs if output.requires_grad]
                 if differentiable:
                     grads = [layout(direction) for direction in directed(differentiable)[1]]
                     torch.autograd.grad(differentiable, leaves, grads, allow_unused=True)
+        except RuntimeError as error:  # memory that an op overwrites must have a layout
+            if layout is not expanded and not re.search("^metalcore::.* must be (contiguous|neighbours)", str(error)):
+                raise
+            calls += 1
         finally:
             explained.observers -= 1
         assert not compared.wrong, f"{sample.name}: " + "; ".join(compared.wrong)

@@ -86,7 +86,7 @@ def test_what_may_be_changed(device, name, dtype):
             expected = make(device).gradients()
             ours = [changed(lambda: make(device), which) for which in range(count)]
         for which, found in enumerate(ours):
-            if changed(lambda: make(where), which) is None:  # noqa: B023
+            if changed(lambda: make(where), which) is None:
                 continue
             assert found is not None, f"{sample.name}: tensor {which} is saved, and PyTorch does not save it"
             for value, wanted in zip(found, expected, strict=True):
