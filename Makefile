@@ -5,8 +5,11 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 PY := .venv/bin/python
-VENV := .venv/.metalcore-ready
+# What .venv has, a file for each group of packages in tools/setup_venv.sh.
+VENV := .venv/.metalcore-
 BUILT := build/.metalcore-built
+# The same without what the examples do not need: kernels are compiled when they first run.
+RUNS := build/.metalcore-runs
 SOURCES := $(shell find csrc kernels metalcore/msl metalcore/_device_*.py tools/build setup.py pyproject.toml -type f -not -name '*.pyc' 2>/dev/null)
 # compile_shader uses the compiler that built the rest, which need not be called g++.
 RUN = CXX="$$(tools/compiler.sh)" $(PY)
@@ -24,34 +27,38 @@ help:
 	@echo "make bench   metalcore against PyTorch's own ops; a report goes to build/benchmarks"
 	@echo "make clean   removes what build made; make distclean removes .venv as well"
 
-venv: $(VENV)
-$(VENV): constraints.txt tools/setup_venv.sh
-	@PYTHON=$(PYTHON) tools/setup_venv.sh
+venv: $(VENV)test $(VENV)lint
+$(VENV)%: constraints.txt tools/setup_venv.sh
+	@PYTHON=$(PYTHON) tools/setup_venv.sh $*
 	@touch $@
 
 build: $(BUILT)
-$(BUILT): $(VENV) $(SOURCES)
+$(BUILT): $(VENV)run $(SOURCES)
 	@tools/build.sh
+	@mkdir -p $(dir $@) && touch $@ $(RUNS)
+
+$(RUNS): $(VENV)run $(SOURCES)
+	@METALCORE_ISA=first-use tools/build.sh
 	@mkdir -p $(dir $@) && touch $@
 
-demo: $(BUILT)
+demo: $(RUNS)
 	@for example in linalg custom_kernel llama generate resnet50 qwen_decode; do echo; echo "=== examples/$$example.py"; echo; \
 	  $(RUN) examples/$$example.py || exit 1; done
 
-lint: $(VENV)
+lint: $(VENV)run $(VENV)test $(VENV)lint
 	@tools/lint.sh
 
-test: lint $(BUILT)
+test: $(VENV)test lint $(BUILT)
 	@$(RUN) -m pytest -n 2 --dist worksteal -rs tests
 	@echo "--- the ops again, in checking mode"
 	@METALCORE_CHECK=1 $(RUN) -m pytest -n 2 tests/smoke
 	@echo "--- the ops, and the ends of float32's range, where subnormal numbers are zero"
 	@METALCORE_FTZ=1 $(RUN) -m pytest -n 2 tests/smoke $(FLUSHED)
 
-docs: $(BUILT)
+docs: $(VENV)docs $(BUILT)
 	@tools/docs.sh
 
-mac-check: $(VENV)
+mac-check: $(VENV)test
 	@$(PY) -m tools.mac_check
 
 bench: $(BUILT)

@@ -180,7 +180,11 @@ class Cubin:
     def resources(self, entry):
         """(registers, bytes of local memory of a thread, bytes of static threadgroup memory) of a kernel."""
         shared = self._sections.get(f".nv.shared.{entry}")
-        return self._values[self._REGISTERS, entry], self._values[self._FRAME_SIZE, entry], shared[5] - RESERVED if shared else 0
+        return (
+            self._values[self._REGISTERS, entry],
+            self._values[self._FRAME_SIZE, entry],
+            shared[5] - RESERVED if shared else 0,
+        )
 
 
 def main(arguments=None):

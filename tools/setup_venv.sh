@@ -1,16 +1,27 @@
 #!/usr/bin/env bash
-# Makes .venv with everything that building, tests, lint, documentation and examples need, pinned by constraints.txt.
+# Makes .venv with what a group of commands needs, pinned by constraints.txt: `tools/setup_venv.sh run test lint docs`.
+# run is what building and the examples need, and the others add to it.
 # It installs python3-venv, python3-dev and g++ by apt where they are missing and this is root; else it says what to
 # install. It does the same with what only tests need, and tests are skipped without: Clang and GCC's Objective-C runtime,
 # on which the Metal backend runs on Linux, and the linker that makes the wheel for Macs. (Clang 15 checks the kernels.)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
-packages=(torch setuptools wheel pcpp ninja numpy pytest pytest-xdist expecttest hypothesis transformers accelerate gguf
-  matplotlib
-  ruff clang-format "pyright[nodejs]" sphinx furo myst-parser)
+declare -A of_group=(
+  [run]="torch setuptools wheel pcpp ninja numpy transformers gguf"
+  [test]="pytest pytest-xdist expecttest hypothesis accelerate matplotlib sphinx furo myst-parser"
+  [lint]="ruff clang-format pyright[nodejs]"
+  [docs]="sphinx furo myst-parser"
+)
 # NVRTC compiles the kernels for NVIDIA GPUs. The tests do so on every machine.
-if [[ $(uname) == Linux ]]; then packages+=(nvidia-cuda-nvrtc); fi
+if [[ $(uname) == Linux ]]; then of_group[test]+=" nvidia-cuda-nvrtc"; fi
+tested='' packages=()
+for group in run "$@"; do
+  [[ -n ${of_group[$group]:-} ]] || { echo "setup_venv.sh: no group $group; there are ${!of_group[*]}" >&2; exit 1; }
+  read -ra more <<<"${of_group[$group]}"
+  packages+=("${more[@]}")
+  if [[ $group == test ]]; then tested=1; fi
+done
 
 missing=()
 if ! command -v "$PYTHON" >/dev/null; then
@@ -39,7 +50,7 @@ if ((${#missing[@]})); then
 fi
 
 wanted=()  # each item has the names of one package, and the first that apt has is taken
-if [[ $(uname) == Linux ]]; then
+if [[ $tested && $(uname) == Linux ]]; then
   command -v clang++-19 >/dev/null || wanted+=("$(echo clang-{19..15})")
   command -v ld64.lld-19 >/dev/null || wanted+=(lld-19)
   compgen -G "/usr/lib/gcc/*/*/include/objc/objc.h" >/dev/null || wanted+=("$(echo libobjc-{12..15}-dev)")

@@ -81,8 +81,16 @@ def _program(kernel):
     return Program(_sources[kernel], [], {})
 
 
-def shared_object(kernel: str, checking: bool) -> str:
-    """The path of the simulator's library with the kernel, which it compiles where it is not in the cache."""
+def shared_object(kernel: str, family: str | None, checking: bool, flushing: bool) -> str:
+    """The path of the simulator's library with the kernel, which it compiles where it is not in the cache.
+
+    Args:
+        family: of a built-in kernel that the build has left out; None for a generated one.
+    """
+    if family is not None:
+        from ..msl import builtin
+
+        return os.fspath(builtin.shared_object(family, checking, flushing))
     from ..msl.targets import SimulatorTarget
 
     return os.fspath(SimulatorTarget(_program(kernel))._shared_object(None, checking=checking))

@@ -43,7 +43,8 @@ def _simulator_has_kernels():
     if not hasattr(_C, "simulator_info"):
         return False
     info = _C.simulator_info()
-    return os.path.isdir(os.path.join(info["library_path"], info["isa"]))
+    places = (os.path.join(info["library_path"], name) for name in (info["isa"], "on-first-use"))
+    return any(map(os.path.exists, places))
 
 
 # The devices on which a backend can run the kernels: `mps` of a Mac or of the simulator, and `cuda` if PyTorch has

@@ -1,4 +1,5 @@
-"""A build without the simulator's kernels (METALCORE_ISA=): PyTorch's ops run in their place, and a warning says so."""
+"""Builds without the simulator's kernels: with METALCORE_ISA= PyTorch's ops run in their place, and a warning says so;
+with METALCORE_ISA=first-use a family is compiled when one of its kernels is first needed."""
 
 import os
 import subprocess
@@ -9,6 +10,7 @@ import pytest
 
 import metalcore
 
+PACKAGE = Path(metalcore.__file__).parent
 PROGRAM = """
 import warnings
 import torch
@@ -52,19 +54,53 @@ assert y.tolist() == [5, 5, 5]
 """
 
 
-@pytest.mark.only_on("simulator")
-def test_pytorchs_ops_run_in_their_place(tmp_path):
-    package = tmp_path / "metalcore"
+ON_FIRST_USE = """
+import os
+from pathlib import Path
+import torch
+import metalcore
+import metalcore.simulator
+
+libraries = lambda: sorted(Path(os.environ["METALCORE_CACHE_DIR"]).glob("*.so"))
+x = torch.randn(4, 8, device="mps")
+assert not libraries()
+for count in (1, 1):  # the second call finds the library open
+    torch.testing.assert_close(metalcore.add(x, x), 2 * x)
+    assert len(libraries()) == count, libraries()
+with metalcore.simulator.checking():
+    torch.testing.assert_close(metalcore.add(x, x), 2 * x)
+assert len(libraries()) == 2, libraries()
+"""
+
+
+def run(folder, program, **environment):
+    """Runs a program with a package in `folder` that has all of metalcore except lib/."""
+    package = folder / "metalcore"
     package.mkdir()
-    for path in Path(metalcore.__file__).parent.iterdir():
+    for path in PACKAGE.iterdir():
         if path.name not in ("lib", "__pycache__"):
             (package / path.name).symlink_to(path)
-    (tmp_path / "program.py").write_text(PROGRAM)
+    if environment:
+        (package / "lib").mkdir()
+        (package / "lib" / "index").symlink_to(PACKAGE / "lib" / "index")
+        (package / "lib" / "on-first-use").touch()
+        (folder / "kernels").symlink_to(PACKAGE.parent / "kernels")
+    (folder / "program.py").write_text(program)
     done = subprocess.run(
-        [sys.executable, tmp_path / "program.py"],
+        [sys.executable, folder / "program.py"],
         capture_output=True,
         text=True,
         timeout=300,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, **environment, "PYTHONPATH": str(folder)},
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.only_on("simulator")
+def test_pytorchs_ops_run_in_their_place(tmp_path):
+    run(tmp_path, PROGRAM)
+
+
+@pytest.mark.only_on("simulator")
+def test_kernels_are_compiled_on_first_use(tmp_path):
+    run(tmp_path, ON_FIRST_USE, METALCORE_CACHE_DIR=str(tmp_path / "cache"))

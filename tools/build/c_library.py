@@ -10,6 +10,7 @@ from setuptools import Extension
 
 from .ops_extension import BACKENDS, FRAMEWORKS, link_flags, mac_compile_flags, mac_flags, torch_package
 from .places import C_LIBRARY, CSRC, LINUX, MACOS, PACKAGE, ROOT
+from .simulator_libraries import on_first_use
 
 _C_API = CSRC / "c_api"
 # Families of ops that C functions call. The rest of csrc/ops would only make the library larger.
@@ -40,8 +41,9 @@ _CONTEXTS = {"simulator": "cpu", "cuda": "cuda", "mps": "metal"}
 
 
 def c_library():
-    """[a setuptools.Extension]; none where the platform has no backend for it."""
-    if not BACKENDS:
+    """[a setuptools.Extension]; none where the platform has no backend for it, or the simulator's kernels are compiled
+    on first use, which a C program cannot do."""
+    if not BACKENDS or on_first_use():
         return []
     extension = Extension(
         "metalcore.libmetalcore",
@@ -91,7 +93,7 @@ def version():
 
 def c_files(tasks):
     """lib/pkgconfig/metalcore.pc and lib/cmake/metalcore/, which find library and header from where they lie."""
-    if not BACKENDS:
+    if not BACKENDS or on_first_use():
         return []
     values = {"VERSION": version(), "LIBRARY": C_LIBRARY, "SONAME": f"@rpath/{C_LIBRARY}" if MACOS else C_LIBRARY}
     targets = {

@@ -1,4 +1,4 @@
-"""The built-in kernels for the simulator: translated, and compiled for each instruction set."""
+"""The built-in kernels for the simulator: translated, and compiled for each instruction set, or on first use."""
 
 import os
 import re
@@ -9,9 +9,16 @@ from .front_end import compiler, host, translator
 from .places import KERNELS, PLATFORM
 
 
+def on_first_use():
+    """Whether the simulator compiles each family of kernels when it is first used (metalcore/msl/builtin.py)."""
+    return os.environ.get("METALCORE_ISA") == "first-use"
+
+
 def simulator_libraries(tasks, folder=KERNELS):
-    """lib/<instruction set>/<family>.so, and lib/checking/<family>.so for checking mode. What a family has for the mode
+    """lib/<instruction set>/<family>.so, and lib/checking/<family>.so for checking mode; or lib/on-first-use. What a family has for the mode
     without subnormal numbers lies in a folder of that name with -flushing behind it."""
+    if on_first_use():
+        return [tasks.add("lib/on-first-use", [], [], lambda output: output.touch())]
     outputs = []
     for family, source in families(folder).items():
         variants = {"": ()}

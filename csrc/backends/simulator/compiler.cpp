@@ -11,10 +11,11 @@ python::Callback compiler;
 
 void set_compiler(PyObject* callable) { compiler.set(callable); }
 
-std::string compile_generated(std::string_view kernel, bool checking) {
-  return compiler.call("metalcore: no compiler of generated kernels has been set", [&](PyObject* function) {
+std::string compile_kernel(std::string_view kernel, const std::string& family, bool checking, bool flushing) {
+  return compiler.call("metalcore: no compiler of kernels has been set", [&](PyObject* function) {
     const python::Object path(python::check(PyObject_CallFunction(
-        function, "s#O", kernel.data(), static_cast<Py_ssize_t>(kernel.size()), checking ? Py_True : Py_False)));
+        function, "s#zOO", kernel.data(), static_cast<Py_ssize_t>(kernel.size()),
+        family.empty() ? nullptr : family.c_str(), checking ? Py_True : Py_False, flushing ? Py_True : Py_False)));
     const python::Object encoded(python::check(PyUnicode_EncodeFSDefault(path.get())));
     const char* text = PyBytes_AsString(encoded.get());
     if (!text) throw python::PythonError();

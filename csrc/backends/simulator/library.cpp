@@ -89,7 +89,7 @@ std::string source_of(const State& s, const fs::path& library) {
   return path.lexically_relative(*path.begin()).replace_extension(".metal").string();
 }
 
-const Library& load(State& s, const std::string& path) {
+const Library& load(State& s, const std::string& path, const std::string& source) {
   if (const auto found = s.by_path.find(path); found != s.by_path.end()) return *found->second;
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!handle) {
@@ -108,7 +108,7 @@ const Library& load(State& s, const std::string& path) {
     throw std::runtime_error("metalcore: " + path + " " + problem);
   }
   abi->bind(abi->checking ? checking_runtime() : normal_runtime());
-  s.libraries.push_back({path, source_of(s, path), abi, static_cast<uint32_t>(s.libraries.size()), Segments(abi)});
+  s.libraries.push_back({path, source, abi, static_cast<uint32_t>(s.libraries.size()), Segments(abi)});
   s.by_path[path] = &s.libraries.back();
   return s.libraries.back();
 }
@@ -119,7 +119,8 @@ std::string isa(State& s) {
     std::error_code error;
     for (const auto& isa : isas)
       if (fs::is_directory(fs::path(s.library_path) / isa, error)) return s.isa = isa;
-    return isas.empty() ? "" : isas.back();
+    if (isas.empty()) return "";
+    return fs::exists(fs::path(s.library_path) / "on-first-use", error) ? isas.front() : isas.back();
   }
   return s.isa;
 }
@@ -140,7 +141,7 @@ std::string describe(const KernelReference& kernel) {
 const Library& load_library(const std::string& path) {
   State& s = state();
   std::lock_guard lock(s.mutex);
-  return load(s, path);
+  return load(s, path, source_of(s, path));
 }
 
 const Library& library(uint32_t id) {
@@ -161,19 +162,32 @@ KernelReference keep(State& s, const Library& opened, std::string_view kernel, V
   return variant.references(s).emplace(kernel, KernelReference{&opened, found}).first->second;
 }
 
-KernelReference open_builtin(State& s, std::string_view kernel, Variant variant) {
-  const fs::path folder = fs::path(s.library_path) / (variant.checking ? "checking" : isa(s));
+// A built-in kernel's family, and where its library is or would be.
+struct Builtin {
+  std::string family;
+  fs::path path;
+};
+
+Builtin find_builtin(State& s, std::string_view kernel, Variant variant) {
+  const fs::path library = s.library_path, folder = library / (variant.checking ? "checking" : isa(s));
   std::error_code error;
-  if (!fs::is_directory(folder, error))
+  if (!fs::is_directory(folder, error) && !fs::exists(library / "on-first-use", error))
     throw std::runtime_error("metalcore: there is no built-in kernel named '" + std::string(kernel) +
                              "': metalcore was built without kernels for the simulator on this CPU (METALCORE_ISA), "
                              "and " +
                              folder.string() + " is missing");
   if (!s.index) s.index.emplace(s.library_path);
-  const std::string file = s.index->family(kernel) + ".so";
+  const std::string& family = s.index->family(kernel);
+  const std::string file = family + ".so";
   const fs::path flushing = fs::path(folder.string() + "-flushing") / file;
   const bool has_variant = variant.flushing && fs::exists(flushing, error);
-  return keep(s, load(s, (has_variant ? flushing : folder / file).string()), kernel, variant);
+  return {family, has_variant ? flushing : folder / file};
+}
+
+// Whether the kernels, which the build has left out, are compiled when they are first used.
+bool compiled_on_first_use(const State& s, const Builtin& builtin) {
+  std::error_code error;
+  return !fs::exists(builtin.path, error) && fs::exists(fs::path(s.library_path) / "on-first-use", error);
 }
 
 }  // namespace
@@ -181,15 +195,20 @@ KernelReference open_builtin(State& s, std::string_view kernel, Variant variant)
 KernelReference find_kernel(std::string_view kernel, bool checking) {
   State& s = state();
   const Variant variant = {checking, flushes_subnormals()};
+  std::optional<Builtin> builtin;
   {
     std::lock_guard lock(s.mutex);
     const References& references = variant.references(s);
     if (const auto found = references.find(kernel); found != references.end()) return found->second;
-    if (!gpu::generated_source(kernel)) return open_builtin(s, kernel, variant);
+    if (!gpu::generated_source(kernel)) {
+      builtin = find_builtin(s, kernel, variant);
+      if (!compiled_on_first_use(s, *builtin))
+        return keep(s, load(s, builtin->path.string(), source_of(s, builtin->path)), kernel, variant);
+    }
   }
-  const std::string path = compile_generated(kernel, checking);
+  const std::string path = compile_kernel(kernel, builtin ? builtin->family : "", checking, variant.flushing);
   std::lock_guard lock(s.mutex);
-  return keep(s, load(s, path), kernel, variant);
+  return keep(s, load(s, path, builtin ? source_of(s, builtin->path) : ""), kernel, variant);
 }
 
 void set_library_path(const std::string& path) {

@@ -263,8 +263,10 @@ PyMethodDef methods[] = {
     {"simulator_set_library_path", set_path, METH_VARARGS,
      "simulator_set_library_path(folder): where the built-in kernels' libraries are"},
     {"simulator_set_compiler", set_compiler_python, METH_O,
-     "simulator_set_compiler(compiler): what compiles generated kernels, or None. It is called from any thread as "
-     "compiler(kernel, checking) and returns the path of a translated library"},
+     "simulator_set_compiler(compiler): what compiles kernels, or None. It is called from any thread as "
+     "compiler(kernel, "
+     "family, checking, flushing), with family None for generated kernels, and returns the path of a translated "
+     "library"},
     {"simulator_set_checking", set_checking_python, METH_VARARGS,
      "simulator_set_checking(on, seed=0, misaligned=False): switches checking mode of this process"},
     {"simulator_set_flushing", set_flushing_python, METH_VARARGS,

@@ -137,7 +137,9 @@ GemmPlan tiled_plan(const GemmProblem& p, GemmParams params, int64_t element_siz
   params.row_tiles = static_cast<uint32_t>(row_tiles(tile_rows));
   // Each group may end with a tile that is not full, and so may the rows behind the last one.
   const int64_t tiles = rows_free ? members(p) * params.row_tiles : params.row_tiles + int64_t{p.groups};
-  return {.variant = large ? "gemm_large" : tuning.short_steps ? "gemm_short" : "gemm",
+  return {.variant = large                ? "gemm_large"
+                     : tuning.short_steps ? "gemm_short"
+                                          : "gemm",
           .params = params,
           .across = static_cast<uint32_t>(up(p.columns, large ? GEMM_LARGE : GEMM_COLUMNS)),
           .tiles = static_cast<uint32_t>(tiles),
@@ -181,8 +183,7 @@ GemmPlan plan_gemm(GemmProblem p, int64_t element_size, const GemmTuning& tuning
   params.terms = static_cast<uint32_t>(p.terms);
   params.groups = p.groups, params.grouped = p.grouped;
   params.has_bias = p.has_bias, params.has_residual = p.has_residual;
-  GemmPlan plan =
-      few ? few_rows_plan(p, params, element_size) : tiled_plan(p, params, element_size, tuning);
+  GemmPlan plan = few ? few_rows_plan(p, params, element_size) : tiled_plan(p, params, element_size, tuning);
   plan.transposed = transposed;
   return plan;
 }

@@ -176,7 +176,6 @@ class Lowering:
             number = torch.tensor(float(number)).to(dtype).item()
         return literal(number, dtype)  # pyright: ignore[reportArgumentType]
 
-
     def _in_range(self, text: str, value: Any) -> str:
         """An operand whose infinities count: those of its dtype, also where float32's precision is kept."""
         dtype = result_dtype(value) if isinstance(value, Node) else F32

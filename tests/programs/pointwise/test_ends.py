@@ -21,7 +21,21 @@ def ends(dtype):
         return torch.tensor([info.min, info.min + 1, -1 if info.min else 1, 0, 1, info.max - 1, info.max], dtype=dtype)
     info = torch.finfo(dtype)
     inf, nan = float("inf"), float("nan")
-    found = [0.0, -0.0, 1.0, -1.0, info.max, info.min, info.max / 2, info.min / 2, info.tiny, -info.tiny, inf, -inf, nan]
+    found = [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        info.max,
+        info.min,
+        info.max / 2,
+        info.min / 2,
+        info.tiny,
+        -info.tiny,
+        inf,
+        -inf,
+        nan,
+    ]
     return torch.tensor(found, dtype=dtype)
 
 
@@ -34,7 +48,12 @@ def same(name, made, expected):
     eps = torch.finfo(dtype).eps
     # Results below the smallest normal number may be zero.
     torch.testing.assert_close(
-        made, expected, rtol=max(2 * eps, 2e-6), atol=torch.finfo(dtype).tiny, equal_nan=True, msg=lambda m: f"{name}: {m}"
+        made,
+        expected,
+        rtol=max(2 * eps, 2e-6),
+        atol=torch.finfo(dtype).tiny,
+        equal_nan=True,
+        msg=lambda m: f"{name}: {m}",
     )
 
 
