@@ -50,7 +50,7 @@ NAVIGATION = {
             "docs/performance",
             "docs/tuning",
         ],
-        "Devices": ["docs/cuda", "docs/simulator", "docs/macos"],
+        "Devices": ["docs/cuda", "docs/simulator", "docs/macos", "docs/doctor"],
         "Kernels": ["docs/kernels", "docs/architecture"],
         "Reference": [
             f"docs/reference/{page}"

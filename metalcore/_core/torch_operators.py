@@ -10,7 +10,7 @@ import torch
 
 from .out_forms import SEEN
 
-__all__ = ["find_out_variant", "full_name", "has_kernel", "mps_kernels", "out_variant", "reads_storage"]
+__all__ = ["find_out_variant", "full_name", "has_kernel", "mps_kernels", "out_variant", "overload", "reads_storage"]
 
 
 @functools.cache
@@ -55,6 +55,12 @@ def reads_storage(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 def full_name(target: torch._ops.OpOverload) -> str:
     schema = target._schema
     return f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+
+
+def overload(name: str) -> Any:
+    """The operator of aten of a name such as "silu" or "sort.stable"; None where this PyTorch has none."""
+    packet, _, which = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet, None), which or "default", None)
 
 
 @functools.cache

@@ -1,5 +1,5 @@
 """The command line: `python -m metalcore info`, `ops`, `explain`, `op`, `bench`, `generate`, `check`, `selftest`,
-`golden`, `gguf`, `program`, `tune` and `cflags`.
+`doctor`, `golden`, `gguf`, `program`, `tune` and `cflags`.
 
 Each command is a module with `add_parser(subparsers)`, which names the function that runs it. Exit status: 0; 1 if a
 benchmark or a check failed; 2, with a line on stderr, for a request that cannot be met; 130 after Ctrl-C.
@@ -14,9 +14,11 @@ import sys
 import torch
 
 from .. import __version__
-from . import bench, cflags, check, explain, generate, gguf, golden, info, op, ops, program, selftest, tune
+from . import bench, cflags, check, doctor, explain, generate, gguf, golden, info, op, ops, program, selftest, tune
 
 __all__ = ["main"]
+
+COMMANDS = (info, ops, explain, op, bench, generate, check, selftest, doctor, golden, gguf, program, tune, cflags)
 
 
 def main(argv=None) -> int:
@@ -27,7 +29,7 @@ def main(argv=None) -> int:
         version=f"metalcore {__version__}, PyTorch {torch.__version__}, Python {platform.python_version()}",
     )
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
-    for module in (info, ops, explain, op, bench, generate, check, selftest, golden, gguf, program, tune, cflags):
+    for module in COMMANDS:
         module.add_parser(commands)
     arguments, arguments.more = parser.parse_known_args(argv)
     if arguments.more and not getattr(arguments, "takes_more", False):

@@ -48,6 +48,11 @@ How each one works, and why:
     These are replaced there, so that it does not matter when and from where it was imported. clip_grad_value_ is
     replaced by its name: `from torch.nn.utils import clip_grad_value_` before the override keeps PyTorch's.
 
+`safe`
+    No override of an op's: routes around the faults of PyTorch's MPS backend that `python -m metalcore doctor` has found
+    on the machine (metalcore/doctor). It switches on the overrides that a fault needs, and beneath them, or where
+    there is none, puts kernels that send a call that a fault touches to metalcore's op or to the CPU.
+
 On by default is what was not measured to be slower than PyTorch's own on the device (_gains.py): on `cuda` all of them,
 by the figures of benchmarks/results. On a Mac, where nobody has measured any, PyTorch's own Metal kernels stay on by
 default, and `python -m metalcore tune` decides.
@@ -72,7 +77,7 @@ from .._core.mac_kernels import this_release
 from .._core.registry import OPS, FunctionOverride, OptimizerOverride
 from .._core.routing import DEVICES
 from ..integrations import _modules
-from . import _dispatcher, _functions, _gains, _optimizers, _report
+from . import _dispatcher, _functions, _gains, _optimizers, _report, _safe
 from ._gains import by_default, kind_of, left_calls, why_off
 from ._measured import measured
 from ._report import report
@@ -89,7 +94,9 @@ def enable_pytorch_overrides(*names: str, exclude: str | Iterable[str] = ()) -> 
 
     Args:
         names: of ops that have an override, such as "silu" and "qr". `python -m metalcore ops` lists them. No name
-            means all, except those that were measured to be slower than PyTorch's own on the device.
+            means all, except those that were measured to be slower than PyTorch's own on the device. "safe" goes around
+            the faults of PyTorch's MPS backend that `python -m metalcore doctor` has found on this machine; where it
+            has not run, its probes run first, which takes a minute.
         exclude: names to leave out.
 
     Returns:
@@ -102,10 +109,13 @@ def enable_pytorch_overrides(*names: str, exclude: str | Iterable[str] = ()) -> 
     PyTorch's own op. Nothing is printed: `metalcore.report()` tells what was replaced, and how often it ran. Where
     there is no device that metalcore has kernels for, a UserWarning says so, once.
     """
+    exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
     chosen = _overrides.choose("enable_pytorch_overrides", names, exclude)
     if names:
+        if _safe.NAME in chosen:
+            chosen += [name for name in _safe.prepare() if name not in (*chosen, *exclude)]
         return request(chosen)
-    return request(chosen, by_name=False)
+    return request([name for name in chosen if name != _safe.NAME], by_name=False)
 
 
 def request(names: list[str], by_name: bool = True) -> Request:
@@ -153,16 +163,21 @@ def refresh() -> None:
 def _apply():
     """Makes the registered kernels, the modules and the optimizers' constructors agree with the requests."""
     active = _overrides.active()
+    found = devices()
+    # Routes lie beneath overrides, which hold the kernels that they were put on.
+    rebuilt = _safe.use(_safe.NAME in active and "mps" in found) or _safe.is_on()
     for name, device in list(_installed):
-        if name not in active:
+        if rebuilt or name not in active:
             _installed.pop((name, device))[1].remove()
     if active and not _applied:
         _report.start()
     _applied[:] = active
-    found = devices()
+    if rebuilt:
+        _safe.take_out_routes()
+        _safe.lay_routes()
     unasked = _overrides.by_default()
     _gains.UNASKED = unasked if "mps" in found and kind_of("mps") == "mps" else frozenset()
-    for name in _overrides.names:
+    for name in NAMES:
         override = OPS[name].override
         if isinstance(override, OptimizerOverride):
             _optimizers.switch(OPS[name], override, name in active and bool(found))
@@ -171,6 +186,8 @@ def _apply():
         elif override and name in active:
             for device in found:
                 _install(name, override, device, name in unasked)
+    if rebuilt:
+        _safe.put_routes({place for _, installed in _installed.values() for place in installed.places})
     _modules.switch(active if found else ())
 
 
@@ -211,4 +228,4 @@ def _why_no_device():
 _applied: list = []  # the overrides that were on after the last change
 # The names of all overrides.
 NAMES = tuple(name for name, op in OPS.items() if op.override or name in _modules.NAMES)
-_overrides = Switches(NAMES, _apply)
+_overrides = Switches((*NAMES, _safe.NAME), _apply)

@@ -16,8 +16,10 @@ from .._core import refused
 from .._core.mac_kernels import this_release
 from .._core.registry import Override
 from .._core.routing import accelerated, is_plain
+from .._core.torch_operators import overload
 from ._gains import NOT_MEASURED
 from ._report import count_of
+from ._routes import beneath
 
 __all__ = ["Installed"]
 
@@ -27,7 +29,11 @@ _replaced = torch.library.Library("metalcore_replaced", "DEF")
 
 
 class Installed:
-    """The kernels of an op's override, in PyTorch's dispatcher for a type of device."""
+    """The kernels of an op's override, in PyTorch's dispatcher for a type of device.
+
+    Attributes:
+        places: the operators, and the keys at which it has their kernels.
+    """
 
     def __init__(
         self, name: str, overrides: tuple[Override, ...], device: str, leaves: frozenset[Override] = frozenset()
@@ -35,10 +41,11 @@ class Installed:
         """`leaves` are those that leave the calls to PyTorch for which that has a kernel of its own."""
         # All looked up first: with a kernel at one key, PyTorch would compute another answer for the next.
         found = [
-            (override, key, _kernel_before(override.operator, key))
+            (override, key, beneath(override.operator, device, _kernel_before(override.operator, key)))
             for override in overrides
             for key in [("Autograd" if override.at_autograd else "") + device.upper()]
         ]
+        self.places = {(override.operator, key) for override, key, _ in found}
         self._overrides, self._leaves = overrides, leaves
         self._libraries = torch.library.Library("aten", "IMPL"), torch.library.Library("metalcore_replaced", "IMPL")
         self._in_cpp = []  # operators and keys
@@ -87,7 +94,7 @@ class _Decomposition:
     """PyTorch's decomposition of an operator, called as a kernel of torch.library.get_kernel."""
 
     def __init__(self, operator):
-        self._function = decomposition_table[getattr(torch.ops.aten, operator).default]
+        self._function = decomposition_table[overload(operator)]
 
     def call_boxed(self, keyset, *args, **kwargs):
         return self._function(*args, **kwargs)
@@ -100,7 +107,7 @@ def _kernel_before(operator, key):
     """PyTorch's kernel, or its decomposition of an operator that it does not reach on the device."""
     name = f"aten::{operator}"
     has_kernel = functools.partial(torch._C._dispatch_has_kernel_for_dispatch_key, name)
-    decomposed = getattr(torch.ops.aten, operator).default in decomposition_table
+    decomposed = overload(operator) in decomposition_table
     if decomposed and not any(map(has_kernel, (key, *_COMPOSITE))):
         return _Decomposition(operator)
     return torch.library.get_kernel(name, key)
@@ -190,4 +197,4 @@ def _why_left(args, dtypes):
 def _forget_resolved(overrides):
     # Tracing resolves an operator's kernel in Python and remembers it; registering from Python does not reset that.
     for override in overrides:
-        getattr(torch.ops.aten, override.operator).default._dispatch_cache.clear()
+        overload(override.operator)._dispatch_cache.clear()

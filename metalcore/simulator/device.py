@@ -1,6 +1,7 @@
 """Installs the simulated device, and gives torch._C the functions of a PyTorch build with MPS that others lack."""
 
 import atexit
+import contextlib
 import importlib.machinery
 import importlib.util
 import os
@@ -148,11 +149,22 @@ def complete_torch_c(extension):
         setattr(torch._C, name, value)
     if hasattr(torch.mps, "streams"):
         simulate_streams()
+    keep_random_state()
     torch._C._has_mps = True
     for name in ("is_available", "is_macos_or_newer", "is_macos13_or_newer", "get_name", "get_core_count"):
         cached = getattr(torch.backends.mps, name, None)
         if cached is not None and hasattr(cached, "cache_clear"):
             cached.cache_clear()
+
+
+def keep_random_state():
+    """Gives torch.mps what torch.utils.checkpoint asks for before it keeps the state of a device's random numbers.
+    PyTorch's own has it not: metalcore/doctor/patches.py."""
+    mps = cast(Any, torch.mps)
+    if not hasattr(mps, "_initialized"):
+        mps._initialized = True
+    if not hasattr(mps, "device"):
+        mps.device = lambda index: contextlib.nullcontext()  # there is one device
 
 
 def simulate_streams():

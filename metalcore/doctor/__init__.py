@@ -1,0 +1,24 @@
+"""Which silent faults of PyTorch's MPS backend this machine has: `python -m metalcore doctor`.
+
+rows.py knows public reports. probes/ tries each against the CPU, in a process of its own (runner.py), and results.py
+keeps what was found. `metalcore.enable_pytorch_overrides("safe")` goes around it: routes.py and patches.py say how.
+"""
+
+from .machine import Machine, this_machine
+from .results import faults, load, save
+from .rows import ROWS, Row, row_of
+from .runner import Outcome, judge, judge_apart
+
+__all__ = [
+    "ROWS",
+    "Machine",
+    "Outcome",
+    "Row",
+    "faults",
+    "judge",
+    "judge_apart",
+    "load",
+    "row_of",
+    "save",
+    "this_machine",
+]
