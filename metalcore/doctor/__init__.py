@@ -5,7 +5,7 @@ keeps what was found. `metalcore.enable_pytorch_overrides("safe")` goes around i
 """
 
 from .machine import Machine, this_machine
-from .results import faults, load, save
+from .results import faults, load, missing, save
 from .rows import ROWS, Row, row_of
 from .runner import Outcome, judge, judge_apart
 
@@ -18,6 +18,7 @@ __all__ = [
     "judge",
     "judge_apart",
     "load",
+    "missing",
     "row_of",
     "save",
     "this_machine",

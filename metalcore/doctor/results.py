@@ -13,7 +13,7 @@ from .machine import Machine
 from .rows import ROWS, Row
 from .runner import Outcome, judge_apart
 
-__all__ = ["faults", "load", "save"]
+__all__ = ["faults", "load", "missing", "save"]
 
 
 @functools.cache
@@ -40,19 +40,23 @@ def load(machine: Machine) -> dict[str, Outcome]:
 
 def save(machine: Machine, outcomes: Iterable[Outcome]) -> Path:
     """Keeps outcomes, beside those of other rows. Returns where."""
-    merged = load(machine) | {one.row: one for one in outcomes}
+    new = {one.row: one for one in outcomes}  # takes a while where these are run now
+    merged = load(machine) | new
     text = json.dumps([one._asdict() for one in merged.values()], indent=1)
     if old := cache.existing(_name(machine)):
         old.unlink()
     return cache.entry(_name(machine), lambda path: path.write_text(text))
 
 
+def missing(machine: Machine) -> list[Row]:
+    """The rows that have not been tried on this machine."""
+    found = load(machine)
+    return [row for row in ROWS if row.name not in found]
+
+
 def faults(machine: Machine) -> tuple[Row, ...]:
     """The rows whose fault this machine has. Probes that have not run on it run now, in a child process."""
+    if rows := missing(machine):
+        save(machine, judge_apart(rows, machine))
     found = load(machine)
-    missing = [row for row in ROWS if row.name not in found]
-    if missing:
-        new = list(judge_apart(missing, machine))
-        save(machine, new)
-        found |= {one.row: one for one in new}
     return tuple(row for row in ROWS if found[row.name].is_fault)

@@ -49,9 +49,9 @@ How each one works, and why:
     replaced by its name: `from torch.nn.utils import clip_grad_value_` before the override keeps PyTorch's.
 
 `safe`
-    No override of an op's: routes around the faults of PyTorch's MPS backend that `python -m metalcore doctor` has found
-    on the machine (metalcore/doctor). It switches on the overrides that a fault needs, and beneath them, or where
-    there is none, puts kernels that send a call that a fault touches to metalcore's op or to the CPU.
+    No override of an op: routes around the faults of PyTorch's MPS backend that `python -m metalcore doctor` has found
+    on the machine (metalcore/doctor). It switches on the overrides that a fault needs, and beneath them, or where there
+    is none, puts kernels that send a call that a fault touches to metalcore's op or to the CPU.
 
 On by default is what was not measured to be slower than PyTorch's own on the device (_gains.py): on `cuda` all of them,
 by the figures of benchmarks/results. On a Mac, where nobody has measured any, PyTorch's own Metal kernels stay on by

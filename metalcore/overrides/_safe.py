@@ -4,6 +4,7 @@ overrides for speed. Overrides that a fault needs are on with it, and what they 
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -28,9 +29,15 @@ def prepare() -> list[str]:
     """Finds out what doctor has found on this machine, where it runs if it has not. Returns the overrides that it
     needs."""
     global _found
+    if not torch.backends.mps.is_available():
+        return []
     from .. import doctor
 
-    _found = doctor.faults(doctor.this_machine()) if torch.backends.mps.is_available() else ()
+    machine = doctor.this_machine()
+    if rows := doctor.missing(machine):
+        text = f'metalcore: "safe" tries {len(rows)} known faults, once for {machine}. It takes a minute or so.'
+        warnings.warn(text, UserWarning, stacklevel=3)
+    _found = doctor.faults(machine)
     return list(dict.fromkeys(name for row in _found for name in row.overrides))
 
 

@@ -26,15 +26,17 @@ def _before_other_numbers(values: Tensor, device: str) -> Tensor:
 
 
 def long_sums(device: str) -> Found:
-    X = whole_numbers(50_000, 25)
-    on_device = _before_other_numbers(X, device)
-    found = on_device.T @ on_device
+    errors = []
+    for terms in (50_000, 32_767):
+        X = whole_numbers(terms, 25)
+        on_device = _before_other_numbers(X, device)
+        errors.append(error_of(on_device.T @ on_device, X.T @ X))
     # A linear layer's gradient is a sum over the tokens, and over the outputs, of which vocabularies have many.
     tokens, weight = whole_numbers(40_000, 16), whole_numbers(16, 16, seed=1)
     direction = whole_numbers(40_000, 16, seed=2)
     of_weight = _weight_gradient(*(_before_other_numbers(each, device) for each in (tokens, weight, direction)))
-    error = max(error_of(found, X.T @ X), error_of(of_weight, direction.T @ tokens))
-    return Found(error, 0.0)  # sums of at most 50,000 are below 2^24, so exact in float32
+    errors.append(error_of(of_weight, direction.T @ tokens))
+    return Found(max(errors), 0.0)  # sums of at most 50,000 are below 2^24, so exact in float32
 
 
 def _weight_gradient(tokens, weight, direction):
