@@ -7,10 +7,15 @@
 Tensors on other devices, and whatever a kernel does not support, go to PyTorch's own op.
 """
 
+# ruff: noqa: E402  (the first lines say what is missing, before anything can fail)
 import importlib
 from typing import TYPE_CHECKING, Any
 
 import torch  # noqa: F401  (loads the libraries that _C links against)
+
+from . import _system
+
+_system.require()
 
 # All of them, not only what is asked for: they complete the operators torch.ops.metalcore.… and register the ops, whose
 # registry has the order in which they are imported.

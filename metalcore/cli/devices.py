@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from .. import _system
+
 NAMES = ("mps", "cuda", "simulator")
 
 
@@ -18,9 +20,15 @@ def add_option(parser):
 
 
 def default():
-    """The name of the GPU that PyTorch has, or else "simulator"."""
+    """The name of the GPU that PyTorch has, or else "simulator".
+
+    Raises:
+        RuntimeError: this is a Mac, which has no simulator, and PyTorch has no device.
+    """
     if _has_apple_gpu():
         return "mps"
+    if reason := _system.no_mps():
+        raise RuntimeError(reason)
     import torch
 
     return "cuda" if torch.cuda.is_available() else "simulator"
@@ -40,6 +48,8 @@ def use(name):
 
         return "mps"
     if not (_has_apple_gpu() if name == "mps" else torch.cuda.is_available()):
+        if name == "mps" and (reason := _system.no_mps()):
+            raise RuntimeError(f"--device mps: {reason}")
         raise RuntimeError(
             f"--device {name}: PyTorch {torch.__version__} has no such device on this machine; "
             "--device simulator runs without a GPU"

@@ -7,6 +7,8 @@ import platform
 import sys
 from pathlib import Path
 
+from .. import _system
+
 
 def add_parser(commands):
     parser = commands.add_parser(
@@ -52,7 +54,7 @@ def _devices():
     if "metalcore.simulator" in sys.modules:
         mps = "simulated"
     elif torch.backends.mps.is_built():
-        mps = "Apple GPU" if torch.backends.mps.is_available() else _without_gpu(platform.mac_ver()[0])
+        mps = "Apple GPU" if torch.backends.mps.is_available() else f"none: {_system.no_mps() or 'no device'}"
     else:
         mps = "simulated, after `import metalcore.simulator`" if _simulator() else "none"
     return {"mps": mps, "cuda": _cuda_devices(), "cpu": f"{platform.machine()}, {torch.get_num_threads()} threads"}

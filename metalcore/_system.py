@@ -1,0 +1,70 @@
+"""What metalcore needs of a system: PyTorch 2.10, and on a Mac macOS 14 and a PyTorch that has a device there. One line
+says what is missing. Nothing here needs the extension, which such a system may be unable to load."""
+
+from __future__ import annotations
+
+import platform
+import re
+import sys
+import warnings
+
+import torch
+
+OLDEST_TORCH, OLDEST_MACOS = (2, 10), (14, 0)
+# The first macOS on which a PyTorch has an MPS device, from that PyTorch on. Its wheels install on older ones too.
+_MPS_NEEDS = {(2, 15): (15, 0)}
+
+
+def require() -> None:
+    """Raises ImportError where metalcore cannot run, and warns where PyTorch is too new for this macOS's GPU. A command
+    (`python -m metalcore …`) ends with the line alone."""
+    if line := _missing():
+        if sys.argv[:1] == ["-m"] and "metalcore" in sys.orig_argv:
+            sys.exit(f"metalcore: {line}")
+        raise ImportError(f"metalcore: {line}")
+    if line := _too_new_for_macos():
+        warnings.warn(f"metalcore: {line}", RuntimeWarning, stacklevel=3)
+
+
+def no_mps() -> str | None:
+    """Why PyTorch has no MPS device on this Mac; None where it has one, and elsewhere."""
+    if platform.system() != "Darwin" or torch.backends.mps.is_available():
+        return None
+    if not torch.backends.mps.is_built():
+        return f"PyTorch {torch.__version__} is built without MPS"
+    return _too_new_for_macos() or f"PyTorch {torch.__version__} finds no GPU on this Mac"
+
+
+def _missing():
+    if _version(torch.__version__) < OLDEST_TORCH:
+        return f"PyTorch {_text(OLDEST_TORCH)} or newer is needed, and this is {torch.__version__}: pip install -U torch"
+    if platform.system() == "Darwin" and _macos() < OLDEST_MACOS:
+        return f"macOS {OLDEST_MACOS[0]} or newer is needed, and this is macOS {platform.mac_ver()[0]}"
+    return None
+
+
+def _too_new_for_macos():
+    if platform.system() != "Darwin":
+        return None
+    for torch_version, needed in _MPS_NEEDS.items():
+        if _version(torch.__version__) >= torch_version and _macos() < needed:
+            return (
+                f"PyTorch {torch.__version__} has no MPS device on macOS {platform.mac_ver()[0]}, since "
+                f"PyTorch {_text(torch_version)} and newer need macOS {needed[0]} for it; an older PyTorch has one "
+                f"(pip install 'torch<{_text(torch_version)}')"
+            )
+    return None
+
+
+def _macos():
+    return _version(platform.mac_ver()[0])
+
+
+def _version(text):
+    """The first two numbers; (99, 0) for a text without numbers, which is taken for a new version."""
+    found = re.match(r"(\d+)(?:\.(\d+))?", str(text))
+    return (int(found[1]), int(found[2] or 0)) if found else (99, 0)
+
+
+def _text(version):
+    return ".".join(map(str, version))
