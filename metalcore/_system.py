@@ -37,7 +37,9 @@ def no_mps() -> str | None:
 
 def _missing():
     if _version(torch.__version__) < OLDEST_TORCH:
-        return f"PyTorch {_text(OLDEST_TORCH)} or newer is needed, and this is {torch.__version__}: pip install -U torch"
+        return (
+            f"PyTorch {_text(OLDEST_TORCH)} or newer is needed, and this is {torch.__version__}: pip install -U torch"
+        )
     if platform.system() == "Darwin" and _macos() < OLDEST_MACOS:
         return f"macOS {OLDEST_MACOS[0]} or newer is needed, and this is macOS {platform.mac_ver()[0]}"
     return None

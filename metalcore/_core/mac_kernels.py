@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["KERNELS", "Kernel", "Release", "fault", "has_own", "lacking", "needs_macos", "since", "this_release"]
+__all__ = ["KERNELS", "Kernel", "Release", "fault", "has_own", "lacking", "since", "this_release"]
 
 Release = tuple[int, int]
 OLDEST: Release = (2, 10)  # that metalcore supports; what it has is older still
@@ -138,8 +138,3 @@ def attention_kernel(
         sizes = (64, 96, 128) if release < (2, 13) else (64, 96, 128, 256)
         return size in sizes and not (causal and release < (2, 13))
     return queries > 8 and release >= (2, 13) and size in (32, 64, 72, 80, 96, 128, 256)
-
-
-def needs_macos(release: Release) -> int:
-    """The oldest macOS on which PyTorch finds the GPU. (Wheels of 2.15 install on macOS 14 all the same.)"""
-    return 15 if release >= (2, 15) else 14

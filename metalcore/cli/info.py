@@ -60,18 +60,6 @@ def _devices():
     return {"mps": mps, "cuda": _cuda_devices(), "cpu": f"{platform.machine()}, {torch.get_num_threads()} threads"}
 
 
-def _without_gpu(macos: str) -> str:
-    """Why PyTorch finds no Apple GPU, on this version of macOS."""
-    import torch
-
-    from metalcore._core import mac_kernels
-
-    needed = mac_kernels.needs_macos(mac_kernels.this_release())
-    if macos and int(macos.split(".")[0]) < needed:
-        return f"none: PyTorch {torch.__version__} needs macOS {needed} for the GPU, and this is {macos}"
-    return "built into PyTorch, but no device"
-
-
 def _cuda_devices():
     found = _cuda()
     if found is None or not found.get("devices"):

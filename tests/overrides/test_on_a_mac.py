@@ -262,9 +262,5 @@ def test_what_tune_may_choose(release, has):
     assert asked - set(mac_kernels.lacking(release)) == has
 
 
-def test_the_oldest_macos():
-    assert [mac_kernels.needs_macos(release) for release in RELEASES] == [14] * 5 + [15]
-
-
 def test_the_override_is_an_entry_of_the_registry():
     assert all(isinstance(one, Override) for one in OPS["rms_norm"].override)
