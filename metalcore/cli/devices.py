@@ -25,7 +25,7 @@ def default():
     Raises:
         RuntimeError: this is a Mac, which has no simulator, and PyTorch has no device.
     """
-    if _has_apple_gpu():
+    if has_apple_gpu():
         return "mps"
     if reason := _system.no_mps():
         raise RuntimeError(reason)
@@ -47,7 +47,7 @@ def use(name):
         import metalcore.simulator  # noqa: F401
 
         return "mps"
-    if not (_has_apple_gpu() if name == "mps" else torch.cuda.is_available()):
+    if not (has_apple_gpu() if name == "mps" else torch.cuda.is_available()):
         if name == "mps" and (reason := _system.no_mps()):
             raise RuntimeError(f"--device mps: {reason}")
         raise RuntimeError(
@@ -57,7 +57,7 @@ def use(name):
     return name
 
 
-def _has_apple_gpu():
+def has_apple_gpu():
     """Whether there is a real one: with the simulator PyTorch's own functions say so too."""
     import torch
 

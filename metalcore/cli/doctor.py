@@ -41,8 +41,7 @@ def run(arguments):
     if arguments.list:
         print(json.dumps(report.as_dicts(None, ()), indent=2) if arguments.json else report.known())
         return 0
-    default = devices.default()
-    devices.use(arguments.device or (default if default == "mps" else "simulator"))
+    devices.use(arguments.device or ("mps" if devices.has_apple_gpu() else "simulator"))
     machine = doctor.this_machine()
     say = (lambda text: None) if arguments.json else (lambda text: print(text, flush=True))
     say(f"{machine}\n")

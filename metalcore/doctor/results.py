@@ -1,4 +1,4 @@
-"""What doctor has found on this machine, kept in the cache directory for each PyTorch, GPU, system and set of probes."""
+"""What doctor has found here, kept in the cache directory for each PyTorch, GPU, system and set of probes."""
 
 from __future__ import annotations
 

@@ -158,8 +158,9 @@ ROWS = (
     ),
     Row(
         "linear-16-bits",
-        (180776,),
-        "linear in float16 and bfloat16 gives other numbers from call to call, for input of three dimensions",
+        (180776, 181936),
+        "linear and its gradient in float16 and bfloat16 give other numbers from call to call, for input of three "
+        "dimensions",
         "April 2026",
         METALCORES.format("linear"),
         chips="M5",

@@ -209,6 +209,8 @@ def test_forms_that_write_are_routed_too():
         left, right, out = a.to("mps"), b.to("mps"), torch.empty(1, 16, 16, device="mps")
         assert torch.bmm(left, right, out=out) is out
         torch.testing.assert_close(out.cpu(), expected, rtol=0, atol=0)
+        empty = torch.empty(0, device="mps")
+        assert torch.bmm(left, right, out=empty) is empty and torch.equal(empty, out)
         assert out.baddbmm_(left, right, beta=0, alpha=2) is out
         torch.testing.assert_close(out.cpu(), 2 * expected, rtol=0, atol=0)
         with torch.inference_mode():
