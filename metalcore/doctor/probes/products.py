@@ -76,7 +76,13 @@ def linear_in_16_bits(device: str) -> Found:
             inputs = x.to(device, dtype), weight.to(device, dtype)
             expected = F.linear(x, weight).to(dtype)  # rounded once: the sums are exact in float32
             errors += [error_of(F.linear(*inputs), expected) for _ in range(3)]
+            of_x = _input_gradient(*inputs, x.flip(-1).to(device, dtype))
+            errors.append(error_of(of_x, (x.flip(-1) @ weight).to(dtype)))
     return Found(max(errors), 0.0)
+
+
+def _input_gradient(x, weight, direction):
+    return gradients(lambda x: F.linear(x, weight) * direction, x)[0]
 
 
 def linear_to_one_output(device: str) -> Found:
