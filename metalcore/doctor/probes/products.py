@@ -75,7 +75,7 @@ def linear_in_16_bits(device: str) -> Found:
             x, weight = whole_numbers(*shape), whole_numbers(shape[-1], shape[-1], seed=1)
             inputs = x.to(device, dtype), weight.to(device, dtype)
             expected = F.linear(x, weight).to(dtype)  # rounded once: the sums are exact in float32
-            errors += [error_of(F.linear(*inputs), expected) for _ in range(3)]
+            errors += [error_of(F.linear(*inputs), expected) for _ in range(2)]
             of_x = _input_gradient(*inputs, x.flip(-1).to(device, dtype))
             errors.append(error_of(of_x, (x.flip(-1) @ weight).to(dtype)))
     return Found(max(errors), 0.0)
