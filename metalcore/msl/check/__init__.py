@@ -18,6 +18,7 @@ from ..threadgroup import find_threadgroup_variables
 from .clang import run_clang
 from .declarations import declaration_findings
 from .finding import Finding
+from .raw import raw_text
 from .text import clang_text
 from .tree import tree_findings
 
@@ -58,8 +59,9 @@ def check(source, *, filename="program_source", include_dirs=(), defines=(), str
     except RecursionError:
         return [Finding(filename, 1, 0, "language", TOO_DEEP)]
     findings = declaration_findings(program, variables, strict=strict)
+    raw = raw_text(program)
     text, lenient = clang_text(program, variables)
-    errors, tree, more = run_clang(text, strict=strict)
+    errors, tree, more = run_clang(text, raw, strict=strict)
     if not errors:  # the tree of a program with errors has holes
         errors = tree_findings(tree, lenient)
     places = {(error.file, error.line) for error in errors}

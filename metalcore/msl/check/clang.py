@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from ..errors import CompilerNotFoundError
@@ -18,7 +19,7 @@ _NAMES = ("clang", *(f"clang-{version}" for version in range(22, _MINIMUM - 1, -
 _FLAGS = (
     "-x cl -cl-std=CLC++2021 --target=spir64 -cl-no-stdinc -nostdinc -cl-single-precision-constant -fdeclspec "
     "-Xclang -cl-ext=+cl_khr_fp16,-cl_khr_fp64,-__opencl_c_fp64,+__cl_clang_bitfields,+__cl_clang_function_pointers "
-    "-fsyntax-only -Xclang -ast-dump -fno-color-diagnostics -fno-caret-diagnostics -ferror-limit=0 "
+    "-fsyntax-only -fno-color-diagnostics -fno-caret-diagnostics -ferror-limit=0 "
     "-ftemplate-backtrace-limit=0"
 ).split()
 _SECOND_FLAGS = (
@@ -33,6 +34,10 @@ _SECOND = re.compile(
 )
 # Extensions that PyTorch's kernels, or ours, have.
 _USUAL = re.compile(r"constexpr if|hexadecimal floating|fold|static_assert|nested namespace|inline variables")
+# What Clang's parser tells of the program's own tokens, and what it tells of attributes. Types are not MSL's there.
+_RAW_FLAGS = [*_FLAGS, "-fdiagnostics-show-category=name", "-Werror=ignored-attributes"]
+_RAW = re.compile(r"\[Parse Issue\]$|\battributes?\b|requested alignment")
+_CATEGORY = re.compile(r" \[[\w ]+ Issue\]$")
 STRICT_SECOND = ["-Werror=c++17-extensions", "-Werror=c++20-extensions"]
 STRICT = ["-Werror=implicit-float-conversion", "-Wno-implicit-int-float-conversion"]
 
@@ -76,30 +81,37 @@ def _version(command):
     return int(match[1]) if match and "__apple_build_version__" not in macros else 0
 
 
-def run_clang(text, *, strict):
-    """(findings, lines of the syntax tree, findings of the second reading) of a text from clang_text().
+def run_clang(text, raw, *, strict):
+    """(findings, lines of the syntax tree, findings of the other readings) of a text from clang_text().
 
     Clang reads it twice: as C++ for OpenCL, and as C++14, on which MSL up to 3.1 is based, with Clang's own vectors but
-    without address spaces. Of the second reading's errors those count that the first one cannot find (_SECOND).
+    without address spaces. Of the second reading's errors those count that the first one cannot find (_SECOND). The
+    third reading is that of `raw`, from raw_text(), of which Clang's parser and what it says about attributes count.
 
     Up to Metal 3.1 the object of a method that names no address space is in `thread`, later in any space. A program
     that is right in either reading has no findings.
     """
-    first_flags = [*_FLAGS, *(STRICT if strict else ())]
-    with ThreadPoolExecutor(1) as pool:  # the two run at a time
+    first_flags = [*_FLAGS, "-Xclang", "-ast-dump", *(STRICT if strict else ())]
+    with ThreadPoolExecutor(2) as pool:  # they run at a time
         second = pool.submit(_run, text, [*_SECOND_FLAGS, *(STRICT_SECOND if strict else ())])
+        third = pool.submit(_run, raw, _RAW_FLAGS)
         findings, tree = _run(text, first_flags)
         if findings:
             in_thread = _run(text, first_flags, "__private")
             if not in_thread[0]:
                 findings, tree = in_thread
-        more, _ = second.result()
-    return findings, tree, [finding for finding in more if _is_of_second(finding)]
+        more = [finding for finding in second.result()[0] if _is_of_second(finding)]
+        more += [_of_raw(finding) for finding in third.result()[0] if _RAW.search(finding.message)]
+    return findings, tree, more
 
 
 def _is_of_second(finding):
     is_told = _SECOND.search(finding.message) and not _USUAL.search(finding.message)
     return bool(is_told) and not finding.file.startswith(os.fspath(INCLUDE))
+
+
+def _of_raw(finding):
+    return replace(finding, message=_CATEGORY.sub("", finding.message))
 
 
 def _run(text, flags, this=""):
@@ -117,6 +129,7 @@ _DIAGNOSTIC = re.compile(
 )
 # (rule, pattern of Clang's message); the first that matches holds.
 _RULES = (
+    ("attribute-place", r"attributes?\b.*\b(appear|appl|ignored)|requested alignment|misplaced attributes"),
     ("barrier-flags", r"flags of a barrier must be a constant"),
     ("double", r"'double'|cl_khr_fp64"),
     ("function-pointer", r"pointers to (member )?functions"),
@@ -141,6 +154,8 @@ _WORDS = (
     (r"\b__private\b", "thread"),
     (r"\b__generic ", ""),
     (r"_of_msl\b", ""),
+    (r"'use_handle' attribute", "an attribute of an argument"),
+    (r"(attribute )?'cold'( attribute)?", "an attribute of a kernel"),
     (r" \[-W[^]]*\]$", ""),
     (r"requires cl_khr_fp64( and __opencl_c_fp64)? support", "is not supported in Metal"),
     (r" (are|is) not supported in (C\+\+ for )?OpenCL( C)?.*", r" \1 not supported in Metal"),

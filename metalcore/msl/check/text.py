@@ -23,8 +23,8 @@ SPACES = {
 # `this` cannot be in opencl_global_device: const alone tells methods for device objects from those for constant ones.
 _METHOD_SPACES = {**SPACES, "device": "__global", "constant": "__global"}
 # Names that are free in MSL, and keywords or functions in Clang.
-_RENAMED = {"global", "local", "private", "generic", "read_only", "write_only", "read_write", "pipe", "event_t"}
-_SUFFIX = "_of_msl"
+RENAMED = {"global", "local", "private", "generic", "read_only", "write_only", "read_write", "pipe", "event_t"}
+SUFFIX = "_of_msl"
 _SWIZZLE = re.compile(r"[xyzw]{2,4}|[rgba]{1,4}")
 _NUMBER = re.compile(r"(u?(char|short|int|long)|half|bfloat|float|bool|size_t|u?int(8|16|32|64)_t)[234]?")
 _VECTOR = re.compile(r"(packed_)?(u?(char|short|int|long)|half|bfloat|float|bool)[234]")
@@ -65,10 +65,10 @@ def clang_text(program, variables):
             erase(tokens, i, i + 4 if tokens[i + 1].text == "(" else i + 1)
         elif token.text in SPACES:
             token.text = "" if token.text == "thread" and _has_other_space(tokens, i) else SPACES[token.text]
-        elif token.text in _RENAMED and not (token.text == "private" and tokens[i + 1].text == ":"):
-            token.text += _SUFFIX
+        elif token.text in RENAMED and not (token.text == "private" and tokens[i + 1].text == ":"):
+            token.text += SUFFIX
         elif token.kind == "num":
-            token.text = _literal(token.text)
+            token.text = literal(token.text)
         elif token.kind == "str" and token.text and not _is_message(program, i):
             following = tokens[i + 1].kind == "str"
             opening = "" if tokens[i - 1].kind == "str" else "msl::literal("
@@ -240,7 +240,7 @@ def _is_message(program, i):
     return False
 
 
-def _literal(text):
+def literal(text):
     """A literal with MSL's suffix h or bf, as Clang reads it: it accepts h only after a fraction."""
     if match := _BFLOAT.fullmatch(text):
         return f"bfloat({match[1]}f)" if "." in match[1] or "e" in match[1].lower() else f"bfloat({match[1]}.0f)"

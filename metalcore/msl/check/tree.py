@@ -12,6 +12,7 @@ _PLACE = re.compile(r"([^\s<>,:][^<>,:]*|<[^<>]+>):(\d+):(\d+)|\bcol:(\d+)")
 _TYPE = re.compile(r"'([^']*)'(?::'([^']*)')?")
 _MENTION = re.compile(r" (?:Function|CXXMethod) (0x[0-9a-f]+) |(?:->|\.)\S+ (0x[0-9a-f]+)$")
 _CONSTANT = re.compile(r"\b__global\b(?!_)")
+_CASTS = ("CStyleCastExpr", "CXXFunctionalCastExpr", "CXXStaticCastExpr", "CXXReinterpretCastExpr", "CXXConstCastExpr")
 _FUNCTIONS = ("FunctionDecl", "CXXMethodDecl", "CXXConstructorDecl", "CXXConversionDecl", "CXXDestructorDecl")
 _OBJECTS = ("VarDecl", "ParmVarDecl", "FieldDecl")
 _BASE = re.compile(r"(public|private|protected) .*\bmetal::(vec|packed_vec|matrix|atomic)<")
@@ -138,7 +139,11 @@ class _Tree:
     def _conversion(self, node, stack):
         """Judges an object at `node` that is used as one in another address space."""
         cast, above = stack[-3:-1][::-1] if len(stack) > 2 else (None, None)
-        if cast is None or above is None or cast.kind != "ImplicitCastExpr":
+        if cast is None or above is None:
+            return
+        if cast.kind in _CASTS or cast.line.endswith(" part_of_explicit_cast"):
+            self._cast(cast, node)
+        if cast.kind != "ImplicitCastExpr":
             return
         if not cast.line.endswith("<AddressSpaceConversion>"):
             return
@@ -151,6 +156,15 @@ class _Tree:
             return  # this is the object of an operator that is a method
         elif "__global_device" in source and _CONSTANT.search(to):
             self._find(cast.place, "address-space", "what is in device is used as if it were in constant")
+
+    def _cast(self, cast, node):
+        """Judges a cast that is written. Clang lets it go between `constant` and `device`, and to no address space."""
+        if "<AddressSpaceConversion>" not in cast.line:
+            return
+        to, source = cast.type, node.type
+        for a, b in ((to, source), (source, to)):
+            if "__global_device" in a and _CONSTANT.search(b):
+                self._find(cast.place, "address-space", f"a cast from '{in_msl(source)}' to '{in_msl(to)}'")
 
     def finish(self):
         for function, variables in self.variables.items():
