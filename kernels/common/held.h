@@ -4,8 +4,8 @@
 
 #include "common/rows.h"
 
-// What a thread of a norm's looped kernel takes at a time: kLongStep, except where elements have addresses of their own,
-// which take the registers.
+// What a thread of a norm's looped kernel takes at a time: kLongStep, except where elements have addresses of their
+// own, which take the registers.
 template <bool aligned, typename T>
 constexpr constant uint kWalkStep = aligned ? kLongStep<T> : 2;
 

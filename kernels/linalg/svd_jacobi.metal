@@ -121,7 +121,7 @@ template <uint COLUMNS, uint SIMDGROUPS, bool VECTORS, uint MOST>
   template [[host_name("svd_simd_" #rows "x" #lanes)]] [[kernel]] void svd_simd<rows, lanes, true>(ARGUMENTS); \
   template [[host_name("svd_simd_values_" #rows "x" #lanes)]] [[kernel]] void svd_simd<rows, lanes, false>(ARGUMENTS);
 #define BLOCK_OF(name, ...) template [[host_name(name)]] [[kernel]] void svd_block<__VA_ARGS__>(ARGUMENTS);
-#define BLOCK(size, columns, simdgroups)                         \
+#define BLOCK(size, columns, simdgroups)                       \
   BLOCK_OF("svd_block_" #size, columns, simdgroups, true, 512) \
   BLOCK_OF("svd_block_values_" #size, columns, simdgroups, false, 512)
 

@@ -70,7 +70,7 @@ template <uint SIMDGROUPS, bool AHEAD>
   }
 }
 
-#define INSTANTIATE(name, simdgroups, ahead)                                       \
+#define INSTANTIATE(name, simdgroups, ahead)                                  \
   template [[host_name(name)]] [[kernel]] void trsm_block<simdgroups, ahead>( \
       device const float*, device const float*, device float*, constant TriangularParams&, uint, uint);
 

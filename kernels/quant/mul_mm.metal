@@ -85,8 +85,8 @@ template <typename T>
   const bool exists = !p.experts || expert < p.experts;  // what an expert that does not exist makes is NaN
   for (uint step = 0; step < (exists ? steps : 0); ++step) {
     {
-      // Forward, two threads have a row of weights, and a run each of the step's slice of it; transposed, one of 32 rows
-      // of weights and one of the columns' two slices. What does not exist is zero.
+      // Forward, two threads have a row of weights, and a run each of the step's slice of it; transposed, one of 32
+      // rows of weights and one of the columns' two slices. What does not exist is zero.
       const uint run = thread_index / 64, pair = thread_index % 64;
       const uint row = p.transposed ? step * 32 + pair % 32 : first_column + pair;
       const uint slice = p.transposed ? first_column / 32 + pair / 32 : step;

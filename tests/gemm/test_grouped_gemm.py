@@ -3,6 +3,7 @@
 import pytest
 import torch
 from references import DTYPES, check_operator, tensor
+from rows import tuned
 
 import metalcore
 
@@ -39,7 +40,8 @@ def assert_near(actual, expected, terms):
 
 @each_dtype
 @pytest.mark.parametrize("offsets", OFFSETS, ids=str)
-def test_groups_of_rows(device, dtype, offsets):
+@pytest.mark.parametrize("family", ["baseline", "apple7"])
+def test_groups_of_rows(device, dtype, offsets, family):
     """Also where an end lies before a group's begin, or outside: the begin or the last row counts."""
     ends = torch.tensor(offsets, device=device, dtype=torch.int32)
     for rows, terms, columns in ((80, 40, 72), (130, 33, 9)):
@@ -48,7 +50,8 @@ def test_groups_of_rows(device, dtype, offsets):
             tensor(3, terms, columns, dtype=dtype, device=device),
         )
         for w in (weight, weight.mT.contiguous().mT):
-            y = metalcore.grouped_gemm(x, w, ends)
+            with tuned(family):
+                y = metalcore.grouped_gemm(x, w, ends)
             assert_near(y, by_rows(x.cpu().double(), w.cpu().double(), offsets), terms)
 
 

@@ -267,6 +267,31 @@ def test_large_tiles(device, all_large, dtype, left, right):
         assert_near(result, a, b, added=wide(bias) + wide(residual))
 
 
+@each_dtype
+@pytest.mark.parametrize("left", ["rows", "columns", "offset", "strided"])
+@pytest.mark.parametrize("right", ["rows", "columns", "offset", "strided"])
+def test_short_steps(device, dtype, left, right):
+    """Apple GPUs take them. Sizes lie at and beside those of tiles and steps, which are 8 terms of float32."""
+    name = {torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat"}[dtype]
+    with tuned("apple7"):
+        for rows, columns, terms in ((64, 64, 16), (72, 80, 8), (67, 65, 17), (9, 130, 33), (128, 64, 24)):
+            a, b = matrix(rows, terms, left, dtype, device), matrix(terms, columns, right, dtype, device)
+            bias, residual = (
+                tensor(columns, dtype=dtype, device=device),
+                tensor(rows, columns, dtype=dtype, device=device),
+            )
+            result, recording = record(metalcore.matmul, a, b, bias=bias, residual=residual)
+            assert recording.kernels == (f"gemm_short_{name}",)
+            assert_near(result, a, b, added=wide(bias) + wide(residual))
+
+
+def test_batches_in_short_steps(device):
+    with tuned("apple7"):
+        a, b = tensor(3, 1, 66, 24, device=device), tensor(2, 24, 70, device=device)
+        assert variant(a.shape, b.shape) == "gemm_short"
+        assert_near(metalcore.matmul(a, b), a, b)
+
+
 def test_batches_of_large_tiles(device, all_large):
     a, b = (tensor(*shape, dtype=torch.float16, device=device) for shape in ((3, 1, 128, 24), (2, 24, 120)))
     assert variant(a.shape, b.shape) == "gemm_large"

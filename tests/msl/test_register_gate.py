@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from rows import tuned
+from rows import FAMILIES, tuned
 
 from metalcore import _C
 from metalcore._core.recording import on_meta
@@ -16,7 +16,7 @@ from tools import register_gate
 from tools.register_exceptions import NVIDIA, OVER
 
 pytestmark = pytest.mark.only_on("simulator", "cuda")  # Linux, where NVRTC is
-APPLE = [family for family in _C.tuning_families() if family.startswith("apple")]
+APPLE = [family for family in FAMILIES if family.startswith("apple")]  # those whose plans differ
 
 
 @pytest.mark.parametrize("family", register_gate.families())
@@ -123,10 +123,12 @@ def test_plans_for_apple_gpus_stay_within_what_kernels_promise():
     for family in APPLE:
         with tuned(family):
             for call in calls():
-                for dtype in OPS[call.op].dtypes:
+                for dtype in OPS[call.op].dtypes - {torch.bfloat16}:  # which has the plans of float16
                     for dispatch in dispatches(call, dtype):
                         x, y, z = dispatch.threadgroup
                         planned[dispatch.kernel] = max(planned.get(dispatch.kernel, 0), x * y * z)
-    assert len(planned) > 200
+    assert len(planned) > 150
     assert not {kernel: threads for kernel, threads in planned.items() if threads > promised[kernel]}
     assert not [kernel for kernel in planned if register_gate.reason_of(kernel, NVIDIA)]
+    lean = {"gemm_short_half", "quant_mv2_Q4_K", "rms_norm_backward_block2_512_aligned_float", "svd_lean_64"}
+    assert lean <= {*planned}

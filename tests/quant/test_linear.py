@@ -25,11 +25,14 @@ def assert_near(actual, x, weights):
 
 @each_type
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_types_and_rows(device, type, dtype):
+@pytest.mark.parametrize("family, rows", [("baseline", (1, 3, 8, 9)), ("apple7", (2, 3, 8))])
+def test_types_and_rows(device, type, dtype, family, rows):
+    """Threadgroups take 4 rows of x at once, and 2 on Apple GPUs."""
     packed, weights = sample(type, 21, 512, device)
-    for rows in (1, 3, 8, 9):
-        x = tensor(rows, 512, dtype=dtype, device=device)
-        assert_near(metalcore.quantized_linear(x, packed, type), x, weights)
+    for count in rows:
+        x = tensor(count, 512, dtype=dtype, device=device)
+        with tuned(family):
+            assert_near(metalcore.quantized_linear(x, packed, type), x, weights)
 
 
 @pytest.mark.parametrize("type, unit", [("Q4_K", 256), ("Q6_K", 256), ("Q8_0", 32), ("Q4_0", 32), ("MXFP4", 32)])
@@ -42,7 +45,7 @@ def test_lengths(device, type, unit):
             assert_near(metalcore.quantized_linear(x, packed, type), x, weights)
 
 
-@pytest.mark.parametrize("family", ["baseline", "hopper"])
+@pytest.mark.parametrize("family", ["baseline", "hopper", "apple7"])
 @pytest.mark.parametrize("rows", [1, 2, 4, 5, 8])
 def test_numbers_of_weights(device, family, rows):
     """A threadgroup has from a few rows of weights to as many as it can hold."""

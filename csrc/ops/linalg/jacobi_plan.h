@@ -17,7 +17,7 @@ const char* name_of(JacobiVariant variant);
 
 struct JacobiTuning {
   const char* family;
-  uint32_t sweeps = 24;  // the most sweeps of the blocked variant: fewer may leave a result inexact
+  uint32_t sweeps = 24;        // the most sweeps of the blocked variant: fewer may leave a result inexact
   bool few_registers = false;  // whether kernels whose threads hold less take the place of others
   TorchRegions eigh_torch = {};
   TorchRegions svd_torch = {};  // the size is the smaller of rows and columns, here and in what follows
