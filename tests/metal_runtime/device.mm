@@ -78,7 +78,8 @@ static bool is_macos_14() {
   return self;
 }
 - (BOOL)respondsToSelector:(SEL)selector {
-  const bool is_new = selector == @selector(setMathMode:) || selector == @selector(setMathFloatingPointFunctions:);
+  const bool is_new = sel_isEqual(selector, @selector(setMathMode:)) ||
+                      sel_isEqual(selector, @selector(setMathFloatingPointFunctions:));
   return is_new && is_macos_14() ? NO : [super respondsToSelector:selector];
 }
 - (void)setMathMode:(NSInteger)mode {
