@@ -15,7 +15,8 @@ SOURCES := $(shell find csrc kernels metalcore/msl metalcore/_device_*.py tools/
 RUN = CXX="$$(tools/compiler.sh)" $(PY)
 
 # The tests that subnormal numbers matter to most.
-FLUSHED = $(addprefix tests/linalg/,test_extreme_scale.py test_rank.py) tests/ops/test_activation.py
+FLUSHED = $(addprefix tests/linalg/,test_extreme_scale.py test_rank.py) tests/ops/test_activation.py \
+	$(addprefix tests/quant/,test_dequantize.py test_linear.py)
 
 help:
 	@echo "make demo    short examples: batched linear algebra, a kernel with a seeded bug, a Llama that trains, one that writes, programs"

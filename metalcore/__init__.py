@@ -13,13 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch  # noqa: F401  (loads the libraries that _C links against)
 
-from . import _system
-
-_system.require()
-
 # All of them, not only what is asked for: they complete the operators torch.ops.metalcore.… and register the ops, whose
 # registry has the order in which they are imported.
 # isort: off
+from . import _system  # noqa: F401  (it refuses what _C cannot run on)
 from . import _C  # noqa: F401
 from ._core import after_import, tuned  # noqa: F401  (it says where measured tuning is)
 from . import (

@@ -1,5 +1,6 @@
 """What metalcore needs of a system: PyTorch 2.10, and on a Mac macOS 14 and a PyTorch that has a device there. One line
-says what is missing. Nothing here needs the extension, which such a system may be unable to load."""
+says what is missing. Importing this module looks for it, before the extension, which such a system may be unable to
+load."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ OLDEST_TORCH, OLDEST_MACOS = (2, 10), (14, 0)
 _MPS_NEEDS = {(2, 15): (15, 0)}
 
 
-def require() -> None:
+def _require():
     """Raises ImportError where metalcore cannot run, and warns where PyTorch is too new for this macOS's GPU. A command
     (`python -m metalcore …`) ends with the line alone."""
     if line := _missing():
@@ -23,7 +24,7 @@ def require() -> None:
             sys.exit(f"metalcore: {line}")
         raise ImportError(f"metalcore: {line}")
     if line := _too_new_for_macos():
-        warnings.warn(f"metalcore: {line}", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"metalcore: {line}", RuntimeWarning, stacklevel=2)
 
 
 def no_mps() -> str | None:
@@ -37,9 +38,8 @@ def no_mps() -> str | None:
 
 def _missing():
     if _version(torch.__version__) < OLDEST_TORCH:
-        return (
-            f"PyTorch {_text(OLDEST_TORCH)} or newer is needed, and this is {torch.__version__}: pip install -U torch"
-        )
+        needed = _text(OLDEST_TORCH)
+        return f"PyTorch {needed} or newer is needed, and this is {torch.__version__}: pip install -U torch"
     if platform.system() == "Darwin" and _macos() < OLDEST_MACOS:
         return f"macOS {OLDEST_MACOS[0]} or newer is needed, and this is macOS {platform.mac_ver()[0]}"
     return None
@@ -70,3 +70,6 @@ def _version(text):
 
 def _text(version):
     return ".".join(map(str, version))
+
+
+_require()

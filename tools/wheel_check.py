@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+_KERNELS = ROOT / "kernels"
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 _MAGIC = {b"\x7fELF": "Linux", b"\xcf\xfa\xed\xfe": "macOS", b"\xca\xfe\xba\xbe": "macOS"}
 _BINARIES = (".so", ".dylib", ".metallib", ".a")
@@ -190,8 +191,11 @@ def _source_problems(files, platform):
 
 
 def _binary_problems(files, platform, sets):
-    libraries = [f"lib/{folder}/{{}}.so" for folder in (*sets, "checking") if sets]
-    for family in _families():
+    folders = (*sets, "checking") if sets else ()
+    families, flushing = _families(), _flushing_families()
+    for family in families:
+        suffixes = ("", "-flushing") if family in flushing else ("",)
+        libraries = [f"lib/{folder}{suffix}/{{}}.so" for folder in folders for suffix in suffixes]
         for name in (f"metalcore/{pattern.format(family)}" for pattern in (*libraries, *platform.of_family)):
             if name not in files:
                 yield f"{name} is missing"
@@ -207,8 +211,18 @@ def _binary_problems(files, platform, sets):
 
 def _families():
     """The files of kernels/, by their paths there."""
-    folder = ROOT / "kernels"
-    return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.metal"))
+    return sorted(_name(path) for path in _KERNELS.rglob("*.metal"))
+
+
+def _flushing_families():
+    """Those that have another variant for GPUs without float16's subnormal numbers (tools/build/families.py)."""
+    headers = [path.name for path in _KERNELS.rglob("*.h") if "METALCORE_HALF_SUBNORMALS" in path.read_text()]
+    sources = {path: path.read_text() for path in _KERNELS.rglob("*.metal")}
+    return {_name(path) for path, text in sources.items() if any(f'"{header}"' in text for header in headers)}
+
+
+def _name(path):
+    return path.relative_to(_KERNELS).with_suffix("").as_posix()
 
 
 def _index_problems(files):

@@ -20,8 +20,8 @@ KERNEL_SECONDS = 0.04
 # The host: a call of an op with its share of PyTorch's own work, and a wait for the GPU.
 CALL_SECONDS = 100e-6
 WAIT_SECONDS = 500e-6
-# A check computes results and gradients twice, on the GPU and in float64 on the CPU, from tensors that it makes. The CPU
-# takes this long for each element of the tensors, sums of products included, and this long for each check.
+# A check computes results and gradients twice, on the GPU and in float64 on the CPU, from tensors that it makes. The
+# CPU takes this long for each element of the tensors, sums of products included, and this long for each check.
 ELEMENT_SECONDS = 50e-9
 CHECK_SECONDS = 10e-3
 CHECK_CALLS, CHECK_WAITS = 6, 6

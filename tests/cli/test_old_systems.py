@@ -27,8 +27,8 @@ OLD = [
     ("2.14.0", "13.6.1", "metalcore: macOS 14 or newer is needed, and this is macOS 13.6.1"),
 ]
 NEW_ON_14 = (
-    "PyTorch 2.15.0 has no MPS device on macOS 14.6, since PyTorch 2.15 and newer need macOS 15 for it; an older PyTorch "
-    "has one (pip install 'torch<2.15')"
+    "PyTorch 2.15.0 has no MPS device on macOS 14.6, since PyTorch 2.15 and newer need macOS 15 for it; an older "
+    "PyTorch has one (pip install 'torch<2.15')"
 )
 
 

@@ -10,6 +10,9 @@ import torch
 
 import metalcore
 from metalcore import _C
+from metalcore.quant import type_of
+from metalcore.quant._samples import packed_sample
+from metalcore.quant._unpack import unpack
 from metalcore.simulator import checking
 
 SOURCE = """
@@ -76,6 +79,19 @@ def test_every_float16(flushed):
 def assert_same(actual, expected):
     assert torch.equal(actual.nan_to_num(nan=1.5), expected.nan_to_num(nan=1.5))
     assert torch.equal(actual.signbit()[~expected.isnan()], expected.signbit()[~expected.isnan()])
+
+
+@pytest.mark.parametrize("checks", [False, True], ids=["normal", "checking"])
+@pytest.mark.parametrize("type", ["Q4_0", "Q4_K", "Q6_K", "IQ4_XS", "MXFP4"])
+def test_packed_weights_are_decoded_without_them(flushed, type, checks):
+    """Their numbers, and scales that are subnormal float16, in another variant of the kernels."""
+    packed = packed_sample(type, 4, 256)
+    packed[1, :2] = torch.tensor([3, 0])  # for most types the scale of the first block: 3 * 2^-24
+    expected = unpack(packed, type_of(type))
+    with checking() if checks else torch.no_grad():
+        found = metalcore.dequantize(packed.to("mps"), type).cpu()
+    tiny = expected.abs() < 2.0**-126 if flushed else torch.zeros_like(expected, dtype=torch.bool)
+    assert torch.equal(found[~tiny], expected[~tiny]) and expected[~tiny].count_nonzero() > 700
 
 
 def test_the_rest_of_the_process_keeps_them(flushed):

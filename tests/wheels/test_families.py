@@ -81,3 +81,18 @@ def test_kernels_of_one_name_are_refused(kernels, tasks):
         f"two kernels are named 'silu_packed_half', in {kernels}/second/forward.metal and in "
         f"{kernels}/third/forward.metal"
     )
+
+
+def test_kernels_that_count_on_subnormal_numbers_have_another_variant(tmp_path, monkeypatch):
+    monkeypatch.setenv("METALCORE_ISA", "native")
+    kernels = tmp_path / "kernels"
+    kernels.mkdir()
+    (kernels / "plain.metal").write_text("kernel void f(device int* x) { x[0] = 0; }\n")
+    (kernels / "packed.metal").write_text('#include "formats.h"\nkernel void g(device int* x) { x[0] = KEPT; }\n')
+    (kernels / "formats.h").write_text("#if METALCORE_HALF_SUBNORMALS\n#define KEPT 1\n#else\n#define KEPT 0\n#endif\n")
+    outputs = simulator_libraries(Tasks(tmp_path / "build"), kernels)
+    places = sorted(path.relative_to(tmp_path / "build/out/lib").as_posix() for path in outputs)
+    assert [place for place in places if "-flushing/" in place] == [
+        place.replace("/", "-flushing/") for place in places if "packed" in place and "-flushing" not in place
+    ]
+    assert len(places) == 6

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from packaging import tags
 
+from tools.build import families as build_families
+
 ROOT = Path(__file__).resolve().parents[2]
 _spec = importlib.util.spec_from_file_location("wheel_check", ROOT / "tools" / "wheel_check.py")
 wheel_check = importlib.util.module_from_spec(_spec)
@@ -19,6 +21,8 @@ TAGS = {
     "Linux on ARM": "cp310-abi3-manylinux_2_28_aarch64",
     "macOS": "cp310-abi3-macosx_14_0_arm64",
 }
+# Families with another variant for GPUs that flush float16's subnormal numbers.
+FLUSHING = ("quant/mul_mm", "quant/mul_mv", "quant/rows")
 SETS = {"Linux": ("x86-64", "x86-64-v3", "x86-64-v4"), "Linux on ARM": ("aarch64",)}
 INFO = "metalcore-0.dist-info/"
 WHEEL = "Wheel-Version: 1.0\nRoot-Is-Purelib: false\n"
@@ -42,7 +46,9 @@ def files_of(platform):
         for path in (*(ROOT / "csrc/simulated_device").iterdir(), ROOT / "csrc/backends/simulator/fault.h"):
             files[f"metalcore/simulator/csrc/{path.name}"] = path.read_bytes()
         for family in families:
-            files |= {f"metalcore/lib/{folder}/{family}.so": binary for folder in (*SETS[platform], "checking")}
+            suffixes = ("", "-flushing") if family in FLUSHING else ("",)
+            for folder in (f"{name}{suffix}" for name in (*SETS[platform], "checking") for suffix in suffixes):
+                files[f"metalcore/lib/{folder}/{family}.so"] = binary
             files[f"metalcore/lib/cuda/{family}.cu"] = files[f"metalcore/lib/cuda/{family}.json"] = b""
     else:
         files |= {f"metalcore/lib/metal/{family}.metal": b"" for family in families}
@@ -64,6 +70,14 @@ def wheel_of(files, folder, tag):
     return path
 
 
+def test_the_families_with_another_variant():
+    """The check finds them by itself, since it also runs where the build's modules are not at hand."""
+    built = {
+        family for family, source in build_families.families().items() if build_families.has_flushing_variant(source)
+    }
+    assert wheel_check._flushing_families() == built == {*FLUSHING}
+
+
 @pytest.mark.parametrize("platform", TAGS)
 def test_right_wheels(platform, tmp_path):
     assert wheel_check.problems(wheel_of(files_of(platform), tmp_path, TAGS[platform])) == []
@@ -78,6 +92,7 @@ FAULTS = {
     "metalcore/include/metalcore.h": (None, "is missing"),
     "metalcore/lib/cuda/softmax.cu": (None, "is missing"),
     "metalcore/lib/checking/softmax.so": (None, "is missing"),
+    "metalcore/lib/x86-64-v3-flushing/quant/rows.so": (None, "is missing"),
     "metalcore/lib/x86-64-v3/softmax.so": (None, "is missing"),
     "metalcore/msl/include/metal/math.h": (None, "is missing"),
     "metalcore/kernels/common/rows.h": (None, "is missing"),

@@ -11,8 +11,8 @@ from .places import KERNELS, MACOS_VERSION
 from .tasks import run
 
 METAL = ["xcrun", "-sdk", "macosx", "metal"]
-# What csrc/backends/mps/compile_options.mm says of sources: a compiler since Xcode 16 has words for it, and an older one
-# the switch that they replace.
+# What csrc/backends/mps/compile_options.mm says of sources: a compiler since Xcode 16 has words for it, and an older
+# one the switch that they replace.
 _MATH = ["-fmetal-math-mode=safe", "-fmetal-math-fp32-functions=precise"]
 _OLD_MATH = ["-fno-fast-math"]
 

@@ -50,7 +50,7 @@ def check(sdk, downloads, work, headers=None):
     ]
     if problems:
         raise CheckFailed("declarations differ from Apple's:\n" + "\n".join(problems))
-    return f"{methods} methods ({exact} in Apple's own metadata, the others in metal-cpp), {len(functions)} function"
+    return f"{methods} methods ({exact} in Apple's own metadata, the others in metal-cpp), {len(functions)} functions"
 
 
 def _our_protocols(sdk, text, apple, problems, work):
