@@ -116,15 +116,10 @@ std::atomic<uint32_t>& cores_of(Family family) {
   return cores.of.at(family);
 }
 
-// Apple's families have the baseline's number, and their rows name them.
 const Table<Parallelism> parallelism("parallelism",
                                      // Scratch memory grows with it: 32 MiB for blocks of reflectors at the most.
                                      {{"fill_threadgroups", &Parallelism::fill_threadgroups, {1, 2048}}},
                                      {{.family = "baseline"},
-                                      {.family = "apple7"},
-                                      {.family = "apple8"},
-                                      {.family = "apple9"},
-                                      {.family = "apple10"},
                                       {.family = "hopper", .fill_threadgroups = per_core(2)},
                                       {.family = "simulator", .fill_threadgroups = 2}});
 

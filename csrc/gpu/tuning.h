@@ -12,6 +12,7 @@
 #include "buffer.h"
 #include "tunable.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <initializer_list>
@@ -37,6 +38,10 @@ constexpr const char* kThisMachine = "this machine";
 constexpr uint32_t kFilling = 24;
 constexpr Count filling_threadgroups(uint32_t simdgroups) { return per_core(kFilling / simdgroups); }
 
+// The families of GPUs with cores of their own. A table that has no row for one has the baseline's numbers, and its
+// cores.
+constexpr const char* kFamilies[] = {"apple7", "apple8", "apple9", "apple10", "hopper"};
+
 // The cores of a family's GPUs: those of the GPU here if it is of the family, or else a usual number.
 std::atomic<uint32_t>& cores_of(Family family);
 
@@ -51,6 +56,14 @@ class Table final : public AnyTable {
   // `fields` are those that `tune` may measure.
   Table(const char* name, std::initializer_list<Field<Row>> fields, std::initializer_list<Row> rows)
       : AnyTable(name), fields_(fields), rows_(rows) {
+    for (const char* family : kFamilies) {
+      if (std::any_of(rows_.begin(), rows_.end(),
+                      [&](const Row& row) { return std::string_view(row.family) == family; }))
+        continue;
+      Row row = rows_.front();
+      row.family = family;
+      rows_.push_back(row);
+    }
     for (Row& row : rows_) {
       const Family family = family_named(row.family);
       for (const Field<Row>& field : fields_)

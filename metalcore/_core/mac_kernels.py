@@ -19,10 +19,11 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["KERNELS", "Kernel", "Release", "fault", "has_own", "lacking", "since", "this_release"]
+__all__ = ["KERNELS", "RELEASES", "Kernel", "Release", "fault", "has_own", "lacking", "since", "this_release"]
 
 Release = tuple[int, int]
-OLDEST: Release = (2, 10)  # that metalcore supports; what it has is older still
+RELEASES: list[Release] = [(2, minor) for minor in range(10, 16)]  # those that the facts were compared with
+OLDEST = RELEASES[0]  # that metalcore supports; what it has is older still
 
 
 @dataclass(frozen=True)

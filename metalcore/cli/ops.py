@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 
+from metalcore._core.mac_kernels import RELEASES
 from metalcore._core.registry import OPS, FunctionOverride, OptimizerOverride
 from metalcore.integrations._modules import NAMES as MODULES
+from metalcore.overrides._gains import why_off
 
 HEAD = """\
 # Ops
@@ -14,10 +16,13 @@ Every op of metalcore, by the module that has it. `python -m metalcore ops` prin
 
 - **as** has the namesake in PyTorch, whose arguments, results and errors the op has.
 - **override**: what `enable_pytorch_overrides(name)` makes PyTorch use instead of its own.
+- **default on a Mac**: what `enable_pytorch_overrides()` without names replaces there, where nobody has measured any
+  override: that for which PyTorch has no Metal kernel of its own, by PyTorch's release
+  ([why](api.md#what-is-on-by-default)). On NVIDIA GPUs and on the simulated device all of them are on.
 - **derivative**: whether it can be differentiated, with metalcore's kernels or PyTorch's ops.
 - **16 bits**: whether it takes float16 and bfloat16 besides float32.
 """
-COLUMNS = ("op", "", "as", "override", "derivative", "16 bits")
+COLUMNS = ("op", "", "as", "override", "default on a Mac", "derivative", "16 bits")
 
 
 def add_parser(commands):
@@ -65,6 +70,7 @@ def _cells(op):
         _summary(op.function),
         f"`{op.namesake}`" if op.namesake else "",
         _override(op),
+        _on_a_mac(op),
         "yes" if op.backward else "no",
         "yes" if len(op.dtypes) > 1 else "no",
     )
@@ -87,3 +93,30 @@ def _override(op):
     if op.name in MODULES:
         replaced.append("libraries' modules")
     return ", ".join(replaced)
+
+
+def _on_a_mac(op):
+    """What of its override is on by default on a Mac, as long as nobody has measured it."""
+    if not isinstance(op.override, tuple):
+        return "on" if op.override or op.name in MODULES else ""
+    found = {f"`aten::{one.operator}`{_calls(one)}": _until(op.name, one) for one in op.override}
+    if op.name in MODULES and op.name not in ("scaled_dot_product_attention",):
+        found["libraries' modules"] = ""
+    if not any(found.values()) and not any("calls" in what for what in found):
+        return "on"
+    return ", ".join(f"{what} {until}".strip() for what, until in found.items() if until != "off") or "off"
+
+
+def _calls(one):
+    return ": calls that PyTorch has no kernel for" if one.own_calls else ""
+
+
+def _until(name, one):
+    """ "" where it is on with each release of PyTorch, "off" where with none, "before 2.12"."""
+    on = [release for release in RELEASES if why_off(name, one, "mps", release, {}) is None]
+    if len(on) == len(RELEASES):
+        return ""
+    if not on:
+        return "off"
+    major, minor = on[-1]
+    return f"before {major}.{minor + 1}"

@@ -11,7 +11,8 @@ import metalcore
 from metalcore import _C
 from metalcore._core import tuned as loading
 from metalcore.cli import info, main, tune
-from metalcore.tuning import search, store, workloads
+from metalcore.overrides import _gains
+from metalcore.tuning import overrides, search, store, workloads
 from metalcore.tuning.timing import Timing
 
 
@@ -161,6 +162,48 @@ def test_it_measures_writes_and_shares(gpu, capsys):
     assert {name: value(gpu, name) for name in found["values"]} == found["values"]
 
 
+def test_overrides_are_measured_and_decide(gpu, capsys, monkeypatch):
+    """A file's gains count for the PyTorch with which they were measured."""
+    seconds = iter([3.0, 1.0, 1.0, 4.0])  # PyTorch's time and ours: in inference, and in training
+    monkeypatch.setattr(search.Clock, "time", lambda clock, call: (call(), Timing(next(seconds), 0.01))[1])
+    assert run(gpu, "--only", "overrides.silu", "--share") == 0
+    out = capsys.readouterr().out
+    assert "overrides.silu" in out and "3.00 times as fast as PyTorch's in inference, 0.25 times in training" in out
+    assert "| silu | 3.00 | 0.25 |" in out
+    assert store.gains(gpu.device_type) == {"silu": (3.0, 0.25)}
+    forward, backward = metalcore._core.registry.OPS["silu"].override
+    figures = store.gains(gpu.device_type)
+    assert _gains.why_off("silu", forward, "mps", (2, 15), figures) is None
+    assert _gains.why_off("silu", backward, "mps", (2, 15), figures) == _gains.SLOWER
+    store.save(gpu, {}, "2026-01-02", {"gelu": (0.5, 0.5)})
+    with metalcore.enable_pytorch_overrides():
+        assert "gelu" not in metalcore.active_overrides()
+    monkeypatch.setattr("torch.__version__", "2.99.0")
+    assert store.gains(gpu.device_type) == {}
+
+
+def test_an_op_that_pytorch_lacks_is_a_gain(gpu, monkeypatch):
+    def time(clock, call):
+        raise NotImplementedError("aten::silu")
+
+    monkeypatch.setattr(search.Clock, "time", time)
+    found = overrides.measure("silu", gpu.device_type, search.Clock(gpu.device_type, 5, 0.002))
+    assert (found.inference, found.training) == (overrides.MOST, overrides.MOST)
+
+
+def test_every_override_can_be_measured(gpu):
+    """Each in both ways, without being timed."""
+
+    class Once:
+        def time(self, call):
+            call()
+            return Timing(1.0, 0.0)
+
+    for name in overrides.names():
+        found = overrides.measure(name, gpu.device_type, Once())
+        assert found.inference == 1.0 and found.training in (1.0, None), name
+
+
 def test_ctrl_c_leaves_what_was_there(gpu, capsys, monkeypatch):
     def interrupted(clock, call):
         raise KeyboardInterrupt
@@ -260,6 +303,7 @@ DAMAGE = {
     "a region of three numbers": (changed(values={"lu.torch": [[9, 10, 1]]}), "not a list of regions"),
     "a number for regions": (changed(values={"lu.torch": 9}), "lu.torch: 1 numbers"),
     "no such field": (changed(values={"rows.width": 9}), "rows.width: there is no such field"),
+    "a gain that is no number": (changed(overrides={"gains": {"silu": ["fast", None]}}), "damaged"),
     "no such table": (changed(values={"columns": 9}), "there is no such table"),
 }
 

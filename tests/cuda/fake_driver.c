@@ -155,7 +155,9 @@ int cuStreamSynchronize(void* stream) {
 }
 
 int cuDevicePrimaryCtxRetain(void** context, int device) { return *context = context_of(device), 0; }
-int cuCtxGetCurrent(void** context) { return *context = depth ? contexts[depth - 1] : 0, 0; }
+int cuCtxGetCurrent(void** context) {
+  return *context = depth ? contexts[depth - 1] : 0, initialized ? 0 : NOT_INITIALIZED;
+}
 int cuCtxPushCurrent_v2(void* context) { return contexts[depth++] = context, 0; }
 int cuCtxPopCurrent_v2(void** context) { return depth ? (*context = contexts[--depth], 0) : INVALID_CONTEXT; }
 int cuThreadExchangeStreamCaptureMode(int* mode) {

@@ -188,6 +188,18 @@ assert driver.fake_depth() == 0
 """)
 
 
+def test_plans_know_the_multiprocessors(run):
+    """Once the driver is in use: a process that only asks for plans does not initialize it."""
+    run("""
+def fill():
+    return [t["value"] for t in C.tunables("cuda") if (t["table"], t["field"]) == ("parallelism", "fill_threadgroups")]
+assert fill() == [[2 * 132]]
+Compiler()
+dispatch()
+assert fill() == [[2 * 100]]
+""")
+
+
 @pytest.mark.skipif(find_library("cuda") is not None, reason="there is a driver")
 def test_without_a_driver(run):
     assert "there is no NVIDIA driver: libcuda.so.1: cannot open" in run(

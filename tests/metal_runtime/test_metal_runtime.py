@@ -206,3 +206,25 @@ assert use_runtime.compiled()[0] == before + 4
 """,
         METALCORE_FTZ=flushes,
     )
+
+
+@pytest.mark.parametrize("cores", ["10", "40", "0"])
+def test_plans_know_the_cores_of_the_gpu(extension, cores):
+    """From IOKit's registry; where it says nothing, there are eight. Each object of the registry is given back."""
+    run(
+        extension,
+        "-c",
+        PROGRAM
+        + f"""
+expected = {int(cores) or 8}
+found = {{(t["table"], t["field"]): t for t in _C.tunables("mps")}}["parallelism", "fill_threadgroups"]
+assert found["value"] == [found["per_core"] * expected] and found["per_core"] == 3
+_C.use_tuning("apple7")
+assert {{t["field"]: t["value"] for t in _C.tunables("mps")}}["row_threads"] == [1024 * expected]
+_C.use_tuning("apple9")  # another GPU than the one here
+assert {{t["field"]: t["value"] for t in _C.tunables("mps")}}["row_threads"] == [1024 * 8]
+import ctypes, os
+assert ctypes.CDLL(os.environ["METALCORE_TEST_EXTENSION"]).metal_runtime_registry_objects() == 0
+""",
+        METAL_RUNTIME_CORES=cores,
+    )

@@ -1,5 +1,5 @@
-"""Which overrides are on by default on a Mac, where nobody has measured any: those for which PyTorch has no Metal kernel
-of its own. The rule is a function of the kind of device, of PyTorch's release, and of what `tune` measured."""
+"""Which overrides are on by default on a Mac, where nobody has measured any: those for which PyTorch has no Metal
+kernel of its own. The rule depends on the kind of device, on PyTorch's release, and on what `tune` measured."""
 
 import json
 
@@ -12,7 +12,7 @@ from metalcore._core import mac_kernels
 from metalcore._core.registry import OPS, Override
 from metalcore.overrides import _gains, _measured
 
-RELEASES = [(2, minor) for minor in range(10, 16)]
+RELEASES = mac_kernels.RELEASES
 NAMES = metalcore.overrides.NAMES
 # The names of which no part is on, by the first release of which that is so.
 OFF_SINCE = {

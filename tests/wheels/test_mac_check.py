@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tools.mac_check import kernels
+from tools.mac_check.report import CheckFailed
+
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("clang++-19", "ld64.lld-19")
 
@@ -23,3 +26,32 @@ def test_the_wheel_is_right():
     if done.stderr.startswith("mac-check: PyPI") and not os.environ.get("CI"):
         pytest.skip(done.stderr)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_wrong_facts_about_pytorch_are_found(tmp_path):
+    """tools/mac_check/kernels.py, with a release that has what the facts say, and with facts that are wrong."""
+    facts = kernels.facts()
+
+    def release(version, names):
+        folder = tmp_path / version / "torch"
+        table = tmp_path / version / kernels.TABLE
+        (folder / "lib").mkdir(parents=True)
+        table.parent.mkdir(parents=True)
+        text = b"The MPS backend is supported on macOS 14.0+. "
+        (folder / "lib" / "libtorch_cpu.dylib").write_bytes(b"\0".join([text, *(name.encode() for name in names)]))
+        operators = [name.removeprefix("aten::") for name in names if name.startswith("aten::")]
+        entries = [f"- func: {name}(Tensor self) -> Tensor\n  dispatch:\n    CPU, MPS: f\n" for name in operators]
+        table.write_text("\n".join([*entries, "- func: other(Tensor self) -> Tensor\n  dispatch:\n    CPU: f\n"]))
+        return {version: folder}
+
+    there = [kernel.evidence.split("|")[0] for kernel in facts.KERNELS.values() if kernel.since <= (2, 13)]
+    torch = release("2.13.0", there)
+    assert "in 1 releases" in kernels.check(torch)
+    early = {"silu": facts.Kernel((2, 14), "silu_dense_")}
+    with pytest.raises(CheckFailed, match="torch 2.13.0 has silu_dense_: silu is said to have a kernel since 2.14"):
+        kernels.check(torch, early)
+    late = {"geqrf": facts.Kernel((2, 13), "geqrf_float"), "lu": facts.Kernel((2, 10), "aten::lu.out")}
+    with pytest.raises(CheckFailed, match="has not geqrf_float(?s:.*)has not aten::lu.out"):
+        kernels.check(torch, late)
+    with pytest.raises(CheckFailed, match="torch 2.15.0 does not say that it needs macOS 15"):
+        kernels.check(release("2.15.0", there), {})

@@ -10,7 +10,7 @@ import zipfile
 
 from .. import wheel_check
 from ..build.places import MACOS_C_LIBRARY
-from . import binary, build, declarations, faults, pytorch, sdk, seeded_faults
+from . import binary, build, declarations, faults, kernels, pytorch, sdk, seeded_faults
 from .downloads import Downloads
 from .macho import MachO
 from .report import CheckFailed, step
@@ -71,6 +71,8 @@ def main():
         say(binary.check_c_library(library, system=system))
     with step("PyTorch's streams") as say:
         say(pytorch.check(downloads.torch, MachO(extension).imports()))
+    with step("what PyTorch has on a Mac, by release") as say:
+        say(kernels.check(downloads.torch))
     with step("seeded faults are found") as say:
         say(seeded_faults.check(faults.Subject(folder, downloads, system, python, made, extension)))
 

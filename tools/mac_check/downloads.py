@@ -56,6 +56,7 @@ PINNED = {
 _HEADERS = ["torch/include/*", "torch/version.py"]
 _LIBRARIES = ["torch/lib/libc10.dylib", "torch/lib/libtorch.dylib", "torch/lib/libtorch_cpu.dylib"]
 # These files say how streams work in a release.
+_OPERATORS = ["torchgen/packaged/ATen/native/native_functions.yaml"]  # what each release has for its operators
 _STREAMS = ["torch/mps/*.py", "torch/include/ATen/mps/MPSStream.h", "torch/include/torch/csrc/api/include/torch/mps.h"]
 
 
@@ -79,7 +80,7 @@ class Downloads:
         wanted = {name: members for name, members in PINNED.items() if not quick or name.startswith("ziglang")}
         for version in versions:
             headers = _HEADERS if version in with_headers else []
-            wanted[f"torch=={version}"] = [*_LIBRARIES, *_STREAMS, *headers]
+            wanted[f"torch=={version}"] = [*_LIBRARIES, *_STREAMS, *_OPERATORS, *headers]
         with ThreadPoolExecutor(3) as pool:
             folders = dict(zip(wanted, pool.map(_unpacked, wanted, wanted.values())))
         for folder in CACHE.iterdir():  # a release that has been replaced leaves its folder

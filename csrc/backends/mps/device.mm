@@ -35,7 +35,7 @@ uint32_t gpu_cores() {
   uint32_t cores = 0;
   while (const io_object_t gpu = IOIteratorNext(gpus)) {
     @autoreleasepool {
-      NSString* const key = [NSString stringWithUTF8String:"gpu-core-count"];
+      NSString* const key = [NSString stringWithCString:"gpu-core-count" encoding:NSUTF8StringEncoding];
       if (const CFTypeRef number = IORegistryEntryCreateCFProperty(gpu, (CFStringRef)key, nullptr, 0)) {
         int32_t count = 0;
         if (cores == 0 && CFNumberGetValue(number, kCFNumberSInt32Type, &count) && count > 0)
