@@ -311,11 +311,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=88, num_hidden_layers=2, num_attention_heads=4)
 model = LlamaForCausalLM._from_config(config, attn_implementation="metalcore").to("mps")
 model(torch.arange(8, device="mps")[None])
-print({row.what: row.ran for row in metalcore.report().rows}["transformers' attn_implementation=\"metalcore\""])
+print([row.ran for row in metalcore.report().rows if "attn_implementation" in row.what])
 """
 
 
 @pytest.mark.only_on("simulator")
 def test_overrides_make_the_name_known_and_count_it():
     done = subprocess.run([sys.executable, "-c", ENABLED], capture_output=True, text=True, timeout=300)
-    assert done.stdout == "2\n", done.stderr
+    assert done.stdout == "[2]\n", done.stderr

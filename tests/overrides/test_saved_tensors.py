@@ -92,3 +92,35 @@ def test_what_may_be_changed(device, name, dtype):
             for value, wanted in zip(found, expected, strict=True):
                 assert torch.equal(value, wanted), f"{sample.name}: tensor {which} is read backward"
     assert tried or dtype is not torch.float32
+
+
+class LibrarysNorm(torch.nn.Module):
+    """As libraries write an RMSNorm out. In 16 bits it saves a copy of its input."""
+
+    def __init__(self, size=40, eps=1e-5):
+        super().__init__()
+        self.weight, self.eps = torch.nn.Parameter(torch.ones(size)), eps
+
+    def forward(self, x):
+        wide = x.float()
+        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=str)
+def test_a_sum_in_place_behind_a_librarys_norm(device, dtype):
+    """As in `x += layer(norm(x))`."""
+    norm = LibrarysNorm().to(device, dtype)
+    x = torch.randn(5, 40, device=device).to(dtype).requires_grad_()
+
+    def gradients():
+        y = x * 1
+        y += norm(y)
+        return torch.autograd.grad(y.sum(), (x, norm.weight))
+
+    expected = gradients()
+    with metalcore.enable_pytorch_overrides("rms_norm"):
+        found = gradients()
+    assert any("LibrarysNorm" in row.what and row.ran for row in metalcore.report().rows)
+    eps = torch.finfo(dtype).eps
+    for value, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(value, wanted, rtol=8 * eps, atol=8 * eps * wanted.abs().max().item())
