@@ -12,8 +12,7 @@ import warnings
 import torch
 
 OLDEST_TORCH, OLDEST_MACOS = (2, 10), (14, 0)
-# The first macOS on which a PyTorch has an MPS device, from that PyTorch on. Its wheels install on older ones too.
-_MPS_NEEDS = {(2, 15): (15, 0)}
+_NEEDS_MACOS_15 = (2, 15)
 
 
 def _require():
@@ -45,17 +44,19 @@ def _missing():
     return None
 
 
+def oldest_macos(torch_version: tuple[int, int]) -> tuple[int, int]:
+    """The first macOS on which a PyTorch has an MPS device. Its wheels install on older ones too."""
+    return (15, 0) if torch_version >= _NEEDS_MACOS_15 else OLDEST_MACOS
+
+
 def _too_new_for_macos():
-    if platform.system() != "Darwin":
+    if platform.system() != "Darwin" or _macos() >= (needed := oldest_macos(_version(torch.__version__))):
         return None
-    for torch_version, needed in _MPS_NEEDS.items():
-        if _version(torch.__version__) >= torch_version and _macos() < needed:
-            return (
-                f"PyTorch {torch.__version__} has no MPS device on macOS {platform.mac_ver()[0]}, since "
-                f"PyTorch {_text(torch_version)} and newer need macOS {needed[0]} for it; an older PyTorch has one "
-                f"(pip install 'torch<{_text(torch_version)}')"
-            )
-    return None
+    return (
+        f"PyTorch {torch.__version__} has no MPS device on macOS {platform.mac_ver()[0]}, since "
+        f"PyTorch {_text(_NEEDS_MACOS_15)} and newer need macOS {needed[0]} for it; an older PyTorch has one "
+        f"(pip install 'torch<{_text(_NEEDS_MACOS_15)}')"
+    )
 
 
 def _macos():

@@ -11,9 +11,9 @@ TABLE = "torchgen/packaged/ATen/native/native_functions.yaml"  # from which PyTo
 _OPERATOR = "aten::"
 
 
-def facts():
-    """The module, without the rest of metalcore, which may not be built here."""
-    spec = importlib.util.spec_from_file_location("mac_kernels", ROOT / "metalcore" / "_core" / "mac_kernels.py")
+def facts(path="_core/mac_kernels.py"):
+    """A module of metalcore, without the rest, which may not be built here."""
+    spec = importlib.util.spec_from_file_location("facts", ROOT / "metalcore" / path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look for it
     spec.loader.exec_module(module)
@@ -22,7 +22,7 @@ def facts():
 
 def check(torch, kernels=None):
     """Checks {version: folder}. Raises CheckFailed with each fact that a wheel contradicts."""
-    module = facts()
+    module, system = facts(), facts("_system.py")
     kernels = module.KERNELS if kernels is None else kernels
     wrong = []
     for version, folder in torch.items():
@@ -35,7 +35,7 @@ def check(torch, kernels=None):
                 has = "has" if found else "has not"
                 first = ".".join(map(str, kernel.since))
                 wrong.append(f"torch {version} {has} {kernel.evidence}: {name} is said to have a kernel since {first}")
-        needed = module.needs_macos(release)
+        needed = system.oldest_macos(release)[0]
         if not re.search(rb"The MPS backend is supported on [Mm]acOS %d\.0\+" % needed, library):
             wrong.append(f"torch {version} does not say that it needs macOS {needed}")
     if wrong:

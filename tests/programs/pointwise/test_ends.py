@@ -14,8 +14,6 @@ OF_ANGLES = {"sin", "cos", "tan"}
 
 def ends(dtype):
     """Numbers at the ends of a type; products with 4 leave it."""
-    if dtype == torch.bool:
-        return torch.tensor([True, False])
     if not dtype.is_floating_point:
         info = torch.iinfo(dtype)
         return torch.tensor([info.min, info.min + 1, -1 if info.min else 1, 0, 1, info.max - 1, info.max], dtype=dtype)
@@ -39,46 +37,46 @@ def ends(dtype):
     return torch.tensor(found, dtype=dtype)
 
 
-def same(name, made, expected):
+def same(name, made, expected, exact=None):
+    """Asserts that results are PyTorch's, or those of float64 where PyTorch's own float32 is wrong: its gelu of the
+    largest number is inf, its erf of small ones 0."""
     assert (made.dtype, made.shape) == (expected.dtype, expected.shape), name
     made, dtype = made.cpu(), expected.dtype
     if not dtype.is_floating_point:
         assert torch.equal(made, expected), (name, made, expected)
         return
-    eps = torch.finfo(dtype).eps
+    if exact is not None:
+        expected = torch.where(_close(made, exact.to(dtype)), made, expected)
+    assert _close(made, expected).all(), (name, made, expected)
+
+
+def _close(a, b):
+    eps = torch.finfo(a.dtype).eps
     # Results below the smallest normal number may be zero.
-    torch.testing.assert_close(
-        made,
-        expected,
-        rtol=max(2 * eps, 2e-6),
-        atol=torch.finfo(dtype).tiny,
-        equal_nan=True,
-        msg=lambda m: f"{name}: {m}",
-    )
+    return torch.isclose(a, b, rtol=max(2 * eps, 2e-6), atol=2 * torch.finfo(a.dtype).tiny, equal_nan=True)
 
 
-def check(keys, tensors):
+def check(keys, tensors, scaled=lambda *given: given):
+    """Compares operations of the `scaled` tensors, which have their dtype."""
+
+    def call(key, given):
+        return operation(key)(*given, *ARGUMENTS.get(name_of(key), ()))
+
     def function(*given):
-        return tuple(operation(key)(*given, *ARGUMENTS.get(name_of(key), ())) for key in keys)
+        given = scaled(*given)
+        return tuple(call(key, given) for key in keys)
 
+    wide = [tensor.double() if tensor.is_floating_point() else tensor for tensor in scaled(*(t.cpu() for t in tensors))]
     for key, (made, expected) in zip(keys, results(function, *tensors)):
-        same(key, made, expected)
+        has_limits = name_of(key) == "nan_to_num" or not expected.is_floating_point()
+        same(key, made, expected, None if has_limits else call(key, wide))
 
 
 @each_float
 @pytest.mark.parametrize("factor", [None, 4.0, 0.25])
 def test_one_operand(device, dtype, factor):
-    keys = [key for key in formulas(1, "f") if name_of(key) not in OF_ANGLES]
-    if factor is None:
-        check(keys, [ends(dtype).to(device)])
-        return
-
-    def function(x):
-        y = x * factor
-        return tuple(operation(key)(y, *ARGUMENTS.get(name_of(key), ())) for key in keys)
-
-    for key, (made, expected) in zip(keys, results(function, ends(dtype).to(device))):
-        same(f"{key} of x * {factor}", made, expected)
+    keys = [*(key for key in formulas(1, "f") if name_of(key) not in OF_ANGLES), "nan_to_num.default"]
+    check(keys, [ends(dtype).to(device)], (lambda x: (x,)) if factor is None else (lambda x: (x * factor,)))
 
 
 @each_float
@@ -88,26 +86,25 @@ def test_two_operands(device, dtype):
     check(keys, [x.to(device), y.to(device)])
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8, torch.int8, torch.int16, torch.bool], ids=str)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8, torch.int8, torch.int16], ids=str)
 def test_whole_numbers(device, dtype):
-    kind = "b" if dtype == torch.bool else "i"
-    check([key for key in formulas(1, kind) if operation(key) is not None], [ends(dtype).to(device)])
+    check(formulas(1, "i"), [ends(dtype).to(device)])
 
 
 LIMITED = {
     "nan_to_num": lambda x: x.nan_to_num(),
     "nan_to_num of a product": lambda x: (x * 100.0).nan_to_num(),
     "nan_to_num with numbers": lambda x: (x * 4).nan_to_num(0.1, 1e5, -1e5),
-    "clamp": lambda x: (x * 4).clamp(-1e5, 1e5),
-    "clamp_min": lambda x: x.clamp(min=-1e39),
-    "hardtanh": lambda x: torch.nn.functional.hardtanh(x, -1e5, 1e5),
+    "clamp": lambda x: (x * 4).clamp(-6e4, 65504.0),
+    "clamp_min": lambda x: (x * 4).clamp(min=float("-inf")),
+    "hardtanh": lambda x: torch.nn.functional.hardtanh(x * 4, -6e4, 6e4),
     "threshold": lambda x: torch.nn.functional.threshold(x, 1e5, -2.0),
     "masked_fill": lambda x: x.masked_fill(x > 0, float("-inf")),
     "where": lambda x: torch.where(x > 1, 1e4, x),
     "less": lambda x: x < 1e5,
     "equal": lambda x: x == 65520.0,
-    "add": lambda x: x + 1e5,
-    "sub": lambda x: 1e5 - x,
+    "add": lambda x: x * 4 + 6e4,
+    "sub": lambda x: 6e4 - x * 4,
     "mul": lambda x: x * 1e5,
     "div": lambda x: x / 1e5,
     "isinf": lambda x: (x * 4).isinf(),
