@@ -1,7 +1,7 @@
 """Functions that differ in address spaces only. A call chooses between them as it runs, by where its pointers point.
 
-In C++ such functions are the same one. Where their bodies are the same, one of them stays. Otherwise each gets a new
-name, and a function of the old name finds where its arguments (and a method's object) lie, and calls the function for
+In C++ such functions are the same one. Where their bodies are the same (`constant` is `const` there, which does not
+count), one of them stays, or both where C++ tells them by a `const`. Otherwise each gets a new name, and a function of the old name finds where its arguments (and a method's object) lie, and calls the function for
 that place. In a program that Metal accepts this is the function that the types choose. An address does not tell
 `device` from `constant`, so functions that differ in these two alone are refused.
 """
@@ -41,6 +41,11 @@ class Function:
     key: tuple = None
     qualifiers: str = ""  # the words after its parameters
     body: tuple = ()
+
+    @property
+    def does(self):
+        """The words of its body, by which functions do the same or not."""
+        return tuple(word for word in self.body if word != "const")
 
     @property
     def least(self):
@@ -97,7 +102,7 @@ class Overloads:
         kept = []
         for function in functions:
             same = next((f for f in kept if f.key == function.key and function.key is not None and
-                         f.space_maps[0] != function.space_maps[0] and f.body == function.body), None)  # fmt: skip
+                         f.space_maps[0] != function.space_maps[0] and f.does == function.does), None)  # fmt: skip
             if same is None:
                 kept.append(function)
             else:
@@ -126,7 +131,7 @@ class Overloads:
     def _mistakable(self, a, b):
         """Whether calls of `a` and `b` look the same in C++ and differ in address spaces."""
         count = min(len(a.parameters), len(b.parameters))
-        if a.header != b.header or max(a.least, b.least) > count or a.body == b.body:
+        if a.header != b.header or max(a.least, b.least) > count or a.does == b.does:
             return False
         if not any(
             x.get(at) != y[at] for x in a.space_maps for y in b.space_maps for at in y if at[0] < count and at in x
@@ -144,7 +149,7 @@ class Overloads:
         count = min(len(a.parameters), len(b.parameters))
         pairs = [(x.get(at), y[at]) for x in a.space_maps for y in b.space_maps for at in y if at[0] < count]
         differ = any(x and y and x != y for x, y in pairs)
-        if not differ or max(a.least, b.least) > count or a.body == b.body:
+        if not differ or max(a.least, b.least) > count or a.does == b.does:
             return False
         for x, y in zip(a.types, b.types):
             x, y = ([word for word in words if word != "const"] for words in (x, y))

@@ -348,6 +348,8 @@ class Program(Syntax):
             elif tokens[i].text == "(":
                 declaration.parameters = (i, self.partner[i])
                 break
+            elif tokens[i].text == "void":  # a name behind it may begin with ::
+                i += 1
             elif tokens[i].kind == "id" and tokens[i + 1].text in ("<", "::", "(", ";"):
                 declaration.name_at = i
                 declaration.name = tokens[i].text

@@ -4,11 +4,14 @@ import contextlib
 import math
 import struct
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 import metalcore
+
+PYTORCHS = Path(torch.__file__).parent / "include/c10/metal"
 
 
 @pytest.fixture(scope="module")
@@ -252,6 +255,40 @@ def test_calls_that_cannot_be_made(device, fill, call, error, message):
     with pytest.raises(error, match=message.replace("MPS", device.upper())):
         call(fill.fill, x)
     assert x.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("header", sorted(path.name for path in PYTORCHS.glob("*.h")))
+def test_pytorchs_headers(device, header):
+    library = metalcore.compile_shader(f"""
+        #include <metal_stdlib>
+        #include <c10/metal/{header}>
+        kernel void k(device float* x, uint i [[thread_position_in_grid]]) {{ x[i] = i; }}""")
+    x = torch.zeros(3, device=device)
+    library.k(x)
+    assert x.tolist() == [0, 1, 2]
+
+
+def test_pytorchs_indexing(device):
+    """Its functions have overloads for device and constant memory."""
+    library = metalcore.compile_shader("""
+        #include <metal_stdlib>
+        #include <c10/metal/indexing.h>
+        using namespace metal;
+        struct twice_functor {
+          template <typename T> T operator()(const T x) { return x + x; }
+        };
+        REGISTER_UNARY_OP(twice, float, float);
+        kernel void moved(device char* out, constant char* given, constant long& offset,
+                          uint i [[thread_position_in_grid]]) {
+          c10::metal::ref_at_offs<float>(out, i * 4) = c10::metal::val_at_offs<float>(given, offset + i * 4) +
+                                                       c10::metal::val_at_offs<float>(out, i * 4);
+        }""")
+    x = torch.tensor([1.0, 2.0, 3.0, 4.0], device=device)
+    out = torch.zeros(4, device=device)
+    library.twice_dense_scalar_float_float(out, x)
+    assert out.tolist() == [2, 4, 6, 8]
+    library.moved(out, x, 4, threads=3)
+    assert out.tolist() == [4, 7, 10, 8]
 
 
 def test_errors_reported_by_kernels(device):
