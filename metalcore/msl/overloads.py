@@ -1,9 +1,10 @@
 """Functions that differ in address spaces only. A call chooses between them as it runs, by where its pointers point.
 
 In C++ such functions are the same one. Where their bodies are the same (`constant` is `const` there, which does not
-count), one of them stays, or both where C++ tells them by a `const`. Otherwise each gets a new name, and a function of the old name finds where its arguments (and a method's object) lie, and calls the function for
-that place. In a program that Metal accepts this is the function that the types choose. An address does not tell
-`device` from `constant`, so functions that differ in these two alone are refused.
+count), one of them stays, or both where C++ tells them by a `const`. Otherwise each gets a new name, and a function of
+the old name finds where its arguments (and a method's object) lie, and calls the function for that place. In a program
+that Metal accepts this is the function that the types choose. An address does not tell `device` from `constant`, so
+functions that differ in these two alone are refused.
 """
 
 from dataclasses import dataclass, field
