@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from .. import _C
 from .registry import Op, Sample, Shape, random
 
 __all__ = ["FACTORS", "bound", "directed", "evaluate", "shares", "shares_of"]
@@ -86,6 +87,17 @@ def _share(sample: Sample, actual: Tensor, expected: Tensor, factor: int) -> flo
         return 0.0
     error = (actual_wide - expected).masked_fill(same, 0).abs().max()
     largest = expected.masked_fill(~expected.isfinite(), 0).abs().max()
-    least = torch.finfo(actual.dtype).smallest_normal * torch.finfo(actual.dtype).eps  # what rounds to zero
+    least = torch.finfo(actual.dtype).smallest_normal  # what becomes zero
+    if not _flushes(actual):
+        least *= torch.finfo(actual.dtype).eps
     share = error / (factor * (bound(sample, actual.dtype) * largest + sample.roundings * least))
     return float("inf") if share.isnan() else float(share)
+
+
+def _flushes(tensor: Tensor) -> bool:
+    """Whether kernels on the tensor's device take its dtype's subnormal numbers for zero."""
+    if tensor.device.type != "mps":
+        return False
+    if hasattr(_C, "mps_half_subnormals"):
+        return tensor.dtype is not torch.float16 or not _C.mps_half_subnormals()
+    return _C.simulator_info()["flushing"]

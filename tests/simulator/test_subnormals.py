@@ -10,6 +10,8 @@ import torch
 
 import metalcore
 from metalcore import _C
+from metalcore._core import accuracy
+from metalcore._core.registry import OPS, Sample
 from metalcore.quant import type_of
 from metalcore.quant._samples import packed_sample
 from metalcore.quant._unpack import unpack
@@ -94,6 +96,14 @@ def test_packed_weights_are_decoded_without_them(flushed, type, checks):
     assert torch.equal(found[~tiny], expected[~tiny]) and expected[~tiny].count_nonzero() > 700
 
 
+def test_bounds_of_errors_know_what_becomes_zero(flushed):
+    """A softmax of long rows makes float16 below 2^-14."""
+    op = OPS["softmax"]
+    sample = Sample("very long rows", ((2, 60000),), options={"dim": -1}, terms=60000)
+    assert op.compute(sample, sample.make("cpu", torch.float16))[0].median() < 2.0**-14
+    assert accuracy.shares(op, sample, "mps", torch.float16)["forward"] <= 1
+
+
 def test_the_rest_of_the_process_keeps_them(flushed):
     run("sum", 1.0, flushed)
     assert float("1e-320") * 0.5 > 0
@@ -105,6 +115,8 @@ def test_handlers_of_signals_keep_them(flushed):
     code = f"""
 import signal, torch, metalcore, metalcore.simulator
 from metalcore import _C
+from metalcore._core import accuracy
+from metalcore._core.registry import OPS, Sample
 _C.simulator_set_flushing({flushed})
 library = metalcore.compile_shader("kernel void spin(device volatile float* x) {{ while (x[0] == 0) x[1] += 1; }}")
 x = torch.zeros(2, device="mps")
