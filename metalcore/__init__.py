@@ -7,7 +7,7 @@
 Tensors on other devices, and whatever a kernel does not support, go to PyTorch's own op.
 """
 
-# ruff: noqa: E402  (the first lines say what is missing, before anything can fail)
+
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -19,7 +19,18 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["KERNELS", "RELEASES", "Kernel", "Release", "fault", "has_own", "lacking", "since", "this_release"]
+__all__ = [
+    "KERNELS",
+    "RELEASES",
+    "Kernel",
+    "Release",
+    "attention_kernel",
+    "fault",
+    "has_own",
+    "lacking",
+    "since",
+    "this_release",
+]
 
 Release = tuple[int, int]
 RELEASES: list[Release] = [(2, minor) for minor in range(10, 16)]  # those that the facts were compared with

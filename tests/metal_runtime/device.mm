@@ -4,7 +4,7 @@
 //   METAL_RUNTIME_DEVICES=0         no GPU, until metal_runtime_add_device() is called
 //   METAL_RUNTIME_DEVICES=default   the list of GPUs is empty, and there is a default one
 //   METAL_RUNTIME_MACOS=<n>         that version of macOS: 14, or else 15
-//   METAL_RUNTIME_CORES=<n>         the GPU has so many cores by IOKit's registry, and not 10; 0: the registry says none
+//   METAL_RUNTIME_CORES=<n>         the GPU has so many cores by IOKit's registry, which else says 8; 0: it says nothing
 //   METAL_RUNTIME_REFUSES=<a>,<b>   no pipelines of kernels whose names begin so
 //   METAL_RUNTIME_THREADS=<n>       pipelines take no more threads a threadgroup
 #import "runtime.h"
@@ -271,7 +271,7 @@ CFTypeRef IOServiceMatching(const char* name) {
 
 int IOServiceGetMatchingServices(uint32_t, CFTypeRef matching, io_iterator_t* existing) {
   const char* cores = std::getenv("METAL_RUNTIME_CORES");
-  registry_cores = cores ? std::atoi(cores) : 10;
+  registry_cores = cores ? std::atoi(cores) : 8;
   asked = false;
   if (matching != &registry_cores || registry_cores == 0) return 1;
   *existing = kIterator;
