@@ -7,7 +7,6 @@
 Tensors on other devices, and whatever a kernel does not support, go to PyTorch's own op.
 """
 
-
 import importlib
 from typing import TYPE_CHECKING, Any
 
