@@ -88,8 +88,9 @@ inline RowLoss general_loss(LogitRow<T> row, Team team) {
   const float target = row.logit(row.target);  // now, since the gradient may take its place
   const float reference = isfinite(target) ? target : 0.0f;
   Running<float, float> running;
-  LongSum<float> masses, linears;
-  for (uint start = team.thread_index; start < length; start += kStep * team.threads) {
+  BlockedSum<float> masses, linears;
+  uint step = 0;
+  for (uint start = team.thread_index; start < length; start += kStep * team.threads, ++step) {
     float4 x = float4(-INFINITY), c = float4(0.0f), products = float4(0.0f);
     for (uint k = 0; k < kStep; ++k) {
       const uint i = start + k * team.threads;
@@ -102,8 +103,8 @@ inline RowLoss general_loss(LogitRow<T> row, Team team) {
     const float top = max(running.maximum, max4(x));
     running.raise(top);
     running.sum.add(sum4(exp(x - Running<float, float>::base(top))));
-    masses.add(sum4(c));
-    linears.add(sum4(products));
+    masses.add(sum4(c), step);
+    linears.add(sum4(products), step);
   }
   const float maximum = team.maximum(running.maximum, 0);
   running.raise(maximum);
