@@ -29,6 +29,11 @@ def add_parser(commands):
         "to half, recursion, pointers to functions, more than 32 KiB of threadgroup variables, newer C++ than C++14 "
         "that it warns about",
     )
+    parser.add_argument(
+        "--std",
+        default="metal3.1",
+        help="the version of MSL: metal3.1 (default, as which metalcore compiles on a Mac), metal3.2 or metal4.0",
+    )
     parser.set_defaults(run=run)
 
 
@@ -47,6 +52,7 @@ def run(arguments):
             include_dirs=arguments.include_dirs,
             defines=defines,
             strict=not arguments.lenient,
+            std=arguments.std,
         )
         for finding in findings:
             print(finding)

@@ -40,8 +40,8 @@ FAULTS = {
         'template [[host_name("k_float")]] kernel void k<float>(device float*);'),
     "array without a space": ("address-space", """
         kernel void k(
-            float x[4] [[buffer(0)]]) { float a = x[0]; } //!""",
-        "constant float x[4] [[buffer(0)]]) { float a = x[0]; }"),
+            float x [[buffer(0)]] [4]) { float a = x[0]; } //!""",
+        "constant float x [[buffer(0)]] [4]) { float a = x[0]; }"),
     "pointer to a pointer": ("address-space", """
         kernel void k(
             device float** x [[buffer(0)]]) { x[0][0] = 1.0f; } //!""",
@@ -80,7 +80,7 @@ FAULTS = {
         kernel void k(device float* x) {}""",
         "constant int4 f [[function_constant(1)]];"),
     "array of function constants": ("function-constant", """
-        constant int f[2] [[function_constant(2)]]; //!
+        constant int f [[function_constant(2)]] [2]; //!
         kernel void k(device float* x) {}""",
         "constant int f [[function_constant(2)]];"),
     "function constants of one index": ("function-constant", """

@@ -2,8 +2,9 @@
 
 C++ accepts programs that MSL does not, so the simulator may run a program that a Mac does not compile. Here Clang reads
 the program as C++ for OpenCL, whose address spaces are those of MSL, and as C++14 with vectors of its own, both with
-declarations of metal_stdlib (include/). Rules that Clang does not know are checked on the tokens (declarations.py,
-kernel_arguments.py, constructs.py) and on Clang's syntax tree (tree.py).
+declarations of metal_stdlib (include/), and once more in the order in which it is written (raw.py). Rules that Clang
+does not know are checked on the tokens (declarations.py, kernel_arguments.py, constructs.py, standard.py) and on Clang's
+syntax tree (tree.py).
 """
 
 import re
@@ -18,7 +19,9 @@ from ..threadgroup import find_threadgroup_variables
 from .clang import run_clang
 from .declarations import declaration_findings
 from .finding import Finding
+from .kernel_arguments import lines_of_unknown_values
 from .raw import raw_text
+from .standard import version
 from .text import clang_text
 from .tree import tree_findings
 
@@ -30,7 +33,7 @@ __all__ = ["Finding", "check"]
 _STRICT_TREE_RULES = ("recursion", "threadgroup-memory", "function-pointer", "threadgroup-constructor")
 
 
-def check(source, *, filename="program_source", include_dirs=(), defines=(), strict=True):
+def check(source, *, filename="program_source", include_dirs=(), defines=(), strict=True, std="metal3.1"):
     """Finds what is wrong with an MSL program.
 
     Args:
@@ -41,13 +44,16 @@ def check(source, *, filename="program_source", include_dirs=(), defines=(), str
         strict: report also what Apple's compiler accepts: literals without a type, implicit conversion from float to
             half, recursion, pointers to functions, more than 32 KiB of threadgroup variables, and what it warns about
             as newer than C++14.
+        std: the version of MSL: "metal3.1", as which metalcore compiles on a Mac, "metal3.2" or "metal4.0".
 
     Returns:
         list of Finding, sorted by place; empty where nothing is wrong.
 
     Raises:
         CompilerNotFoundError: there is no Clang 15 or newer.
+        ValueError: `std` is none of these versions.
     """
+    defines = [f"__METAL_VERSION__ {version(std)}", *defines]
     try:
         tokens, _ = preprocess(source, include_dirs=include_dirs, filename=filename, defines=defines)
         program = Program(tokens)
@@ -58,10 +64,14 @@ def check(source, *, filename="program_source", include_dirs=(), defines=(), str
         return [_refused(str(error), filename)]
     except RecursionError:
         return [Finding(filename, 1, 0, "language", TOO_DEEP)]
-    findings = declaration_findings(program, variables, strict=strict)
+    findings = declaration_findings(program, variables, strict=strict, std=std)
+    unknown = lines_of_unknown_values(program)  # where an initializer may be no constant
     raw = raw_text(program)
     text, lenient = clang_text(program, variables)
-    errors, tree, more = run_clang(text, raw, strict=strict)
+    errors, tree, more = run_clang(text, raw, strict=strict, std=std)
+    errors = [
+        error for error in errors if error.rule != "constant-initializer" or (error.file, error.line) not in unknown
+    ]
     if not errors:  # the tree of a program with errors has holes
         errors = tree_findings(tree, lenient)
     places = {(error.file, error.line) for error in errors}

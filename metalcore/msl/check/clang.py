@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..errors import CompilerNotFoundError
 from .finding import Finding
+from .standard import version
 
 INCLUDE = Path(__file__).parent / "include"
 _MINIMUM = 15
@@ -23,7 +24,7 @@ _FLAGS = (
     "-ftemplate-backtrace-limit=0"
 ).split()
 _SECOND_FLAGS = (
-    "-x c++ -std=c++14 --target=x86_64-linux-gnu -nostdinc -fdeclspec -fsyntax-only -fno-color-diagnostics "
+    "-x c++ --target=x86_64-linux-gnu -nostdinc -fdeclspec -fsyntax-only -fno-color-diagnostics "
     "-fno-caret-diagnostics -ferror-limit=0 -ftemplate-backtrace-limit=0"
 ).split()
 # What C++14 and Clang's vectors tell. Without address spaces overloads are declared twice, so that other errors of the
@@ -81,7 +82,7 @@ def _version(command):
     return int(match[1]) if match and "__apple_build_version__" not in macros else 0
 
 
-def run_clang(text, raw, *, strict):
+def run_clang(text, raw, *, strict, std):
     """(findings, lines of the syntax tree, findings of the other readings) of a text from clang_text().
 
     Clang reads it twice: as C++ for OpenCL, and as C++14, on which MSL up to 3.1 is based, with Clang's own vectors but
@@ -91,14 +92,19 @@ def run_clang(text, raw, *, strict):
     Up to Metal 3.1 the object of a method that names no address space is in `thread`, later in any space. A program
     that is right in either reading has no findings.
     """
-    first_flags = [*_FLAGS, "-Xclang", "-ast-dump", *(STRICT if strict else ())]
+    number = version(std)
+    defined = f"-DMSL_VERSION={number}"
+    first_flags = [*_FLAGS, defined, "-Xclang", "-ast-dump", "-Werror=global-constructors", *(STRICT if strict else ())]
+    second_flags = [*_SECOND_FLAGS, defined, f"-std=c++{14 if number < 400 else 17}"]
+    if strict:
+        second_flags += STRICT_SECOND if number < 400 else STRICT_SECOND[1:]
     with ThreadPoolExecutor(2) as pool:  # they run at a time
-        second = pool.submit(_run, text, [*_SECOND_FLAGS, *(STRICT_SECOND if strict else ())])
-        third = pool.submit(_run, raw, _RAW_FLAGS)
+        second = pool.submit(_run, text, second_flags)
+        third = pool.submit(_run, raw, [*_RAW_FLAGS, defined])
         findings, tree = _run(text, first_flags)
         if findings:
             in_thread = _run(text, first_flags, "__private")
-            if not in_thread[0]:
+            if all(finding.rule == "constant-initializer" for finding in in_thread[0]):
                 findings, tree = in_thread
         more = [finding for finding in second.result()[0] if _is_of_second(finding)]
         more += [_of_raw(finding) for finding in third.result()[0] if _RAW.search(finding.message)]
@@ -130,6 +136,8 @@ _DIAGNOSTIC = re.compile(
 # (rule, pattern of Clang's message); the first that matches holds.
 _RULES = (
     ("attribute-place", r"attributes?\b.*\b(appear|appl|ignored)|requested alignment|misplaced attributes"),
+    ("version", r"unavailable.*new in MSL"),
+    ("constant-initializer", r"requires a global (constructor|destructor)"),
     ("barrier-flags", r"flags of a barrier must be a constant"),
     ("double", r"'double'|cl_khr_fp64"),
     ("function-pointer", r"pointers to (member )?functions"),
@@ -154,7 +162,9 @@ _WORDS = (
     (r"\b__private\b", "thread"),
     (r"\b__generic ", ""),
     (r"_of_msl\b", ""),
+    (r"declaration requires a global constructor", "the initializer of a variable in constant must be a constant"),
     (r"'use_handle' attribute", "an attribute of an argument"),
+    (r"'annotate' attribute", "an attribute of a constant"),
     (r"(attribute )?'cold'( attribute)?", "an attribute of a kernel"),
     (r" \[-W[^]]*\]$", ""),
     (r"requires cl_khr_fp64( and __opencl_c_fp64)? support", "is not supported in Metal"),

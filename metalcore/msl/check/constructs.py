@@ -8,16 +8,18 @@ from ..tokens import CLOSING
 from .clang import INCLUDE
 
 _KEYWORDS = {"vertex": "vertex functions", "fragment": "fragment functions"}
+_TYPES = {"wchar_t", "char8_t", "char16_t", "char32_t", "_Complex", "_Imaginary", "__float128", "__fp16", "_Float16"}
 _BEFORE_LAMBDA = {"=", "(", ",", "return", "{", ";", "&&", "||", "?", ":", "+", "-", "}"}
 
 
-def construct_breaches(program, variables, strict):
+def construct_breaches(program, variables, strict, *, lambdas):
     """Breaches in a program's tokens.
 
     Args:
         variables: its threadgroup variables, from find_threadgroup_variables().
         strict: find threadgroup variables in inner scopes and those initialized by zeros in braces, which the
             specification forbids. Apple's compiler takes both: MLX's sort and layer norm have them.
+        lambdas: whether the program may have lambda expressions.
     """
     bodies = [d for d in program.walk() if d.kind == "function" and d.body is not None]
     in_attributes = set()
@@ -25,12 +27,12 @@ def construct_breaches(program, variables, strict):
         end = program.attribute_end(i)
         if end is not None:
             in_attributes.update(range(i, end))
-    yield from _tokens(program, in_attributes)
+    yield from _tokens(program, in_attributes, bodies, lambdas)
     yield from _threadgroup_variables(program, variables, bodies, strict)
     yield from _calls_of_kernels(program, bodies)
 
 
-def _tokens(program, in_attributes):
+def _tokens(program, in_attributes, bodies, lambdas):
     tokens = program.tokens
     for i, token in enumerate(tokens):
         if i in in_attributes:
@@ -39,7 +41,12 @@ def _tokens(program, in_attributes):
         if token.text in _KEYWORDS and token.kind == "id":
             message = f"'{token.text}' is a keyword of MSL, for {_KEYWORDS[token.text]}, and cannot be a name"
             yield Breach(i, "keyword", message)
-        elif token.text == "[" and before in _BEFORE_LAMBDA and _is_lambda(program, i):
+        elif token.text in _TYPES and token.kind == "id" and before not in (".", "->"):
+            yield Breach(i, "language", f"'{token.text}' is no type of MSL")
+        elif token.text == "extern" and tokens[i + 1].kind == "id" and any(d.body[0] < i < d.body[1] for d in bodies):
+            if all(token.text != "constant" for token in tokens[i : program._to_semicolon(i, len(tokens))]):
+                yield Breach(i, "constant-space", "an extern variable must be in constant")
+        elif not lambdas and token.text == "[" and before in _BEFORE_LAMBDA and _is_lambda(program, i):
             yield Breach(i, "lambda", "lambda expressions are not supported in MSL before 3.2")
         elif token.text == "noexcept" and tokens[i + 1].text == "(" and before in _BEFORE_LAMBDA | {"!", "<"}:
             yield Breach(i, "language", "the noexcept operator is not part of MSL")

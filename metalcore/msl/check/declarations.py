@@ -10,14 +10,16 @@ from ..rules import breaches, is_kernel
 from .constructs import construct_breaches
 from .finding import Finding
 from .kernel_arguments import argument_breaches
+from .standard import standard_breaches, version
 
 
 class _Declarations:
-    def __init__(self, program, variables, strict):
+    def __init__(self, program, variables, strict, std):
         self.program = program
         self.tokens = program.tokens
         self.variables = variables
         self.strict = strict
+        self.std = std
         self.findings = []
 
     def find(self, i, rule, message):
@@ -28,19 +30,22 @@ class _Declarations:
         found = (
             breaches(self.program, strict=True),
             argument_breaches(self.program),
-            construct_breaches(self.program, self.variables, self.strict),
+            construct_breaches(self.program, self.variables, self.strict, lambdas=version(self.std) >= 320),
+            standard_breaches(self.program, self.std),
         )
         for breach in chain(*found):
             self.find(*breach)
         for i, token in enumerate(self.tokens):
-            if self.strict and token.kind == "num":
+            if token.kind == "num":
                 self.literal(i, token.text.lower())
         self.threadgroup_variables()
         return self.findings
 
     def literal(self, i, text):
         is_float = "." in text or ("e" in text and not text.startswith("0x"))
-        if is_float and not text.endswith(("f", "h")):
+        if is_float and text.endswith("l"):
+            self.find(i, "double", f"the literal {self.tokens[i].text} is a 'long double', which Metal does not have")
+        elif self.strict and is_float and not text.endswith(("f", "h")):
             self.find(i, "literal", f"the literal {self.tokens[i].text} has no type; write {self.tokens[i].text}f or h")
 
     def threadgroup_variables(self):
@@ -54,14 +59,15 @@ class _Declarations:
                     self.find(variable.first, "threadgroup-scope", message)
 
 
-def declaration_findings(program, variables, *, strict):
+def declaration_findings(program, variables, *, strict, std):
     """Findings in a parsed program that clang_text() has not changed.
 
     Args:
         variables: its threadgroup variables, from find_threadgroup_variables().
         strict: apply this project's own rules too.
+        std: the version of MSL, of standard.STANDARDS.
     """
-    findings = _Declarations(program, variables, strict).check()
+    findings = _Declarations(program, variables, strict, std).check()
     try:
         find_kernels(program)
     except MSLError as error:

@@ -87,6 +87,31 @@ def _type_words(program, first, last):
     return words
 
 
+def lines_of_unknown_values(program):
+    """The places {(file, line)} of variables whose values Clang does not know: they follow from function constants, or
+    from strings, which clang_text() makes calls."""
+    names, places = set(), set()
+    for declaration in program.walk():
+        tokens = program.tokens[declaration.first : declaration.last]
+        given = "function_constant" in declaration.attributes or any(token.kind == "str" for token in tokens)
+        # Parentheses may make a variable look like a function.
+        if (
+            declaration.kind in ("variable", "function")
+            and declaration.body is None
+            and (given or any(token.text in names for token in tokens))
+        ):
+            names.add(declaration.name)
+            places.update((token.file, token.line) for token in tokens)
+    return places
+
+
+def _is_array(program, i):
+    """Whether bounds stand at i, or after attributes there."""
+    while (end := program.attribute_end(i)) is not None:
+        i = end
+    return program.tokens[i].text == "["
+
+
 def _function_constant(program, declaration, constants):
     where = f"function constant '{declaration.name}'"
     tail = {token.text for token in program.tokens[declaration.name_at + 1 : declaration.last]}
@@ -94,14 +119,12 @@ def _function_constant(program, declaration, constants):
     classes = {d.name for d in program.walk() if d.kind == "class"}
     if tail & {"=", "{"}:
         yield Breach(declaration.name_at, "function-constant", f"{where} cannot have an initializer")
-    if (
-        words & classes
-        or words & {"*", "&"}
-        or program.tokens[declaration.name_at + 1].text == "["
-        and (program.attribute_end(declaration.name_at + 1) is None)
-    ):
+    if words & classes or words & {"*", "&"} or _is_array(program, declaration.name_at + 1):
         yield Breach(declaration.name_at, "function-constant", f"{where} must be of a scalar or a vector type")
-    index = constant_value(program, declaration.attributes["function_constant"])
+    argument = declaration.attributes["function_constant"]
+    index = constant_value(program, argument)
+    if not argument:
+        yield Breach(declaration.name_at, "function-constant", f"{where} has no index")
     if index is None:
         return
     if not 0 <= index <= _MAX_FUNCTION_CONSTANT:

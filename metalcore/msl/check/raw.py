@@ -25,9 +25,9 @@ _OF_PARAMETERS = {*BUILTINS, "buffer", "threadgroup"}
 _OF_FUNCTIONS = {"kernel", "host_name", "max_total_threads_per_threadgroup", "required_threads_per_threadgroup"}
 _OF_ANYTHING = {"function_constant", "id"}
 _NAMES = (
-    {name: 'clang::use_handle("")' for name in _OF_PARAMETERS}
-    | {name: "gnu::cold" for name in _OF_FUNCTIONS}
-    | {name: 'clang::annotate("")' for name in _OF_ANYTHING}
+    dict.fromkeys(_OF_PARAMETERS, 'clang::use_handle("")')
+    | dict.fromkeys(_OF_FUNCTIONS, "gnu::cold")
+    | dict.fromkeys(_OF_ANYTHING, 'clang::annotate("")')
 )
 
 
@@ -40,8 +40,7 @@ def raw_text(program):
             continue
         end = program.attribute_end(i)
         if end is not None:
-            is_last = i in nameless or i > 0 and tokens[i - 1].text == "]"
-            texts.update(_in_gnu_form(program, i, end) if is_last else _attributes(program, i + 2, end - 2))
+            texts.update(_in_gnu_form(program, i, end) if i in nameless else _attributes(program, i + 2, end - 2))
             attribute = end
         elif token.text in RENAMED and not (token.text == "private" and tokens[i + 1].text == ":"):
             texts[i] = token.text + SUFFIX
@@ -81,9 +80,9 @@ def _attributes(program, i, end):
 
 
 def _in_gnu_form(program, i, end):
-    """The attributes of MSL at i as __attribute__, which Clang takes in three places where it takes [[…]] for types'
-    own or not at all, and Apple's compiler takes [[…]]: after an array's bounds, after the type of a parameter without
-    a name, and after `template` in an explicit instantiation."""
+    """The attributes of MSL at i as __attribute__, which Clang takes in two places where it does not take [[…]], and
+    published kernels have it: after the type of a parameter without a name, and after `template` in an explicit
+    instantiation."""
     named = dict(_attributes(program, i + 2, end - 2))
     names = [text.split("::")[1] for text in named.values() if text]
     if names:

@@ -9,9 +9,12 @@ from .finding import Finding
 
 _NODE = re.compile(r"^([| `]*-)?(\w+) (0x[0-9a-f]+) ")
 _PLACE = re.compile(r"([^\s<>,:][^<>,:]*|<[^<>]+>):(\d+):(\d+)|\bcol:(\d+)")
+_UNNAMED = re.compile(r"\((unnamed|anonymous)\b[^()]*\)")  # the name of a class without one has a place too
 _TYPE = re.compile(r"'([^']*)'(?::'([^']*)')?")
 _MENTION = re.compile(r" (?:Function|CXXMethod) (0x[0-9a-f]+) |(?:->|\.)\S+ (0x[0-9a-f]+)$")
 _CONSTANT = re.compile(r"\b__global\b(?!_)")
+# An object that Clang puts in __global, and that is not const: it was declared without `constant`.
+_SHARED = re.compile(r"^__global\b(?!_)[^*&]*$|[*&]__global(\[\d*\])*$")
 _CASTS = ("CStyleCastExpr", "CXXFunctionalCastExpr", "CXXStaticCastExpr", "CXXReinterpretCastExpr", "CXXConstCastExpr")
 _FUNCTIONS = ("FunctionDecl", "CXXMethodDecl", "CXXConstructorDecl", "CXXConversionDecl", "CXXDestructorDecl")
 _OBJECTS = ("VarDecl", "ParmVarDecl", "FieldDecl")
@@ -61,7 +64,7 @@ class _Tree:
                 self._size(line, stack)
                 continue
             depth = len(match[1] or "") // 2
-            header, column, places = line[match.end() :].split(" '", 1)[0], 0, []
+            header, column, places = _UNNAMED.sub("", line[match.end() :].split(" '", 1)[0]), 0, []
             for place in _PLACE.finditer(header):
                 if place[4]:
                     column = int(place[4])
@@ -102,7 +105,12 @@ class _Tree:
                 self._address_space(node, node.type.split("(", 1)[0])
         elif ours:
             return
+        elif node.kind in ("TypedefDecl", "TypeAliasDecl"):
+            self._address_space(node, node.type)
         elif node.kind in _OBJECTS:
+            local = any(above is not None and above.kind in _FUNCTIONS for above in stack)
+            if node.kind == "VarDecl" and not local and _SHARED.search(node.type):
+                self._find(node.place, "constant-space", f"'{node.name}' is at program scope and must be in constant")
             implicit = any(above is not None and above.kind in _FUNCTIONS and above.is_implicit for above in stack)
             if not implicit and not node.is_implicit and not node.name.startswith("__"):
                 if _FUNCTION_POINTER.search(node.type):
@@ -162,6 +170,8 @@ class _Tree:
         if "<AddressSpaceConversion>" not in cast.line:
             return
         to, source = cast.type, node.type
+        if re.search(r"__generic (?![*&])[^&*]*[*&]", to) and node.name != "this":
+            self._find(cast.place, "address-space", f"a cast to '{in_msl(to)}', which has no address space")
         for a, b in ((to, source), (source, to)):
             if "__global_device" in a and _CONSTANT.search(b):
                 self._find(cast.place, "address-space", f"a cast from '{in_msl(source)}' to '{in_msl(to)}'")

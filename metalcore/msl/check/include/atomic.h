@@ -31,10 +31,11 @@ using namespace newer;
 
 #define MSL_CONSTANT_FLAGS __attribute__((enable_if(uint(flags) < 32, "the flags of a barrier must be a constant")))
 void threadgroup_barrier(mem_flags flags) MSL_CONSTANT_FLAGS;
-void threadgroup_barrier(mem_flags flags, thread_scope) MSL_CONSTANT_FLAGS;
+void threadgroup_barrier(mem_flags flags, thread_scope) MSL_CONSTANT_FLAGS MSL_SINCE_3_2;
 void simdgroup_barrier(mem_flags flags) MSL_CONSTANT_FLAGS;
-void simdgroup_barrier(mem_flags flags, thread_scope) MSL_CONSTANT_FLAGS;
-void atomic_thread_fence(mem_flags flags, memory_order, thread_scope = thread_scope_device) MSL_CONSTANT_FLAGS;
+void simdgroup_barrier(mem_flags flags, thread_scope) MSL_CONSTANT_FLAGS MSL_SINCE_3_2;
+void atomic_thread_fence(mem_flags flags, memory_order, thread_scope = thread_scope_device) MSL_CONSTANT_FLAGS
+    MSL_SINCE_3_2;
 #undef MSL_CONSTANT_FLAGS
 
 template <class T>

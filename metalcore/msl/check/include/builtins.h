@@ -41,7 +41,7 @@ constexpr bool is_function_constant_defined(T) {
 #define assert(condition) ((void)(condition))
 
 namespace metal {
-struct os_log {
+struct MSL_SINCE_3_2 os_log {
   os_log(constant char*, constant char*);
   template <class... A>
   void log(constant char*, A...) const;
@@ -54,4 +54,5 @@ struct os_log {
   template <class... A>
   void log_fault(constant char*, A...) const;
 };
+extern constant os_log os_log_default MSL_SINCE_3_2;
 }  // namespace metal

@@ -14,6 +14,12 @@ using half = _Float16;
 using bfloat = __bf16;
 #endif
 
+#if MSL_VERSION < 320
+#define MSL_SINCE_3_2 __attribute__((unavailable("it is new in MSL 3.2")))
+#else
+#define MSL_SINCE_3_2
+#endif
+
 #define device MSL_DEVICE
 #define constant const __global
 #define threadgroup __local

@@ -4,7 +4,7 @@
 namespace msl {
 
 template <class T>
-struct lane_value : metal::bool_constant<metal::is_arithmetic_v<T> && sizeof(T) <= 4> {};
+struct lane_value : metal::bool_constant<metal::is_arithmetic_v<T> && sizeof(T) <= 4 && !metal::is_same_v<T, bool>> {};
 template <class T, int N>
 struct lane_value<metal::vec<T, N>> : lane_value<T> {};
 // Lanes exchange numbers of at most 32 bits, and vectors of them.
