@@ -24,6 +24,20 @@
 // compiler leaves a thread a quarter of its registers.
 #define ATTENTION_DKV_QUERIES(size, bytes) ((size) == 192 && (bytes) == 2 ? 32 : ATTENTION_KEYS(size, bytes))
 
+// Narrow kernels are the same for threads with at most 128 registers, as Apple's GPUs have them. A simdgroup has 8
+// rows, which stay in threadgroup memory, and loads nothing ahead into registers. Fewer simdgroups share long rows.
+#define ATTENTION_NARROW_SIMDS(size, bytes) ((size) * (bytes) <= 512 ? 4 : 2)
+#define ATTENTION_NARROW_ROWS(size, bytes) (8 * ATTENTION_NARROW_SIMDS(size, bytes))
+#define ATTENTION_NARROW_KEYS(size, bytes) ((size) * (bytes) <= 192 ? 32 : (size) * (bytes) <= 256 ? 16 : 8)
+// The same for gradients, whose kernels have rows of two tensors: queries and gradients of results, or keys and values.
+#define ATTENTION_NARROW_BOTH_SIMDS(size, bytes) ((size) * (bytes) <= 192 ? 4 : (size) * (bytes) <= 512 ? 2 : 1)
+#define ATTENTION_NARROW_BOTH_ROWS(size, bytes) (8 * ATTENTION_NARROW_BOTH_SIMDS(size, bytes))
+#define ATTENTION_NARROW_DQ_KEYS(size, bytes) ((size) * (bytes) <= 256 ? 16 : 8)
+#define ATTENTION_NARROW_DKV_QUERIES(size, bytes) ((size) * (bytes) <= 128 ? 16 : 8)
+// From this size on the gradients of keys and values have a kernel each, with one tile instead of two.
+#define ATTENTION_NARROW_SPLIT 128
+#define ATTENTION_NARROW_SPLIT_QUERIES(size, bytes) ((size) * (bytes) <= 256 ? 16 : 8)
+
 // A distance in a window that is as good as none. Sequences are shorter.
 #define ATTENTION_UNLIMITED (1 << 30)
 

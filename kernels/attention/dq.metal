@@ -3,7 +3,7 @@
 #include "scores.h"
 
 // Adds a lane's part of the products of two matrices' rows.
-template <typename T, uint kDown, uint kAcross>
+template <uint kPitch, typename T, uint kDown, uint kAcross>
 METAL_FUNC void add_products(thread float (&sums)[kDown], thread Fragments<T, kDown, kAcross>& a,
                              thread Fragments<T, kDown, kAcross>& b) {
 #pragma unroll
@@ -16,7 +16,20 @@ METAL_FUNC void add_products(thread float (&sums)[kDown], thread Fragments<T, kD
   }
 }
 
-template <typename T, uint kSize>
+template <uint kPitch, typename T, uint kDown, uint kAcross>
+METAL_FUNC void add_products(thread float (&sums)[kDown], thread const SharedRows<T, kDown, kAcross>& a,
+                             thread const SharedRows<T, kDown, kAcross>& b) {
+#pragma unroll
+  for (uint n = 0; n < kAcross; ++n) {
+    Fragments<T, kDown, 1> left, right;
+    load<kPitch>(left, a.first + n * 8);
+    load<kPitch>(right, b.first + n * 8);
+    add_products<kPitch>(sums, left, right);
+  }
+}
+
+// Only general kernels know masks, soft caps and dropout.
+template <typename T, uint kSize, bool kNarrow, bool kGeneral>
 [[kernel]] [[max_total_threads_per_threadgroup(32 * ATTENTION_SIMDS)]] void attention_dq(
     device const T* q [[buffer(0)]], device const T* k [[buffer(1)]], device const T* v [[buffer(2)]],
     device const uchar* mask [[buffer(3)]], device const int* cu_seq_q [[buffer(4)]],
@@ -26,12 +39,17 @@ template <typename T, uint kSize>
     device const T* rests [[buffer(13)]], constant AttentionParams& p [[buffer(14)]],
     uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
     uint simd [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
-  constexpr uint kDown = ATTENTION_DQ_DOWN(kSize, sizeof(T)), kSimds = ATTENTION_SIMDS;
-  constexpr uint kKeys = ATTENTION_KEYS(kSize, sizeof(T)), kPitch = kSize + 16 / sizeof(T), kAcross = kKeys / 8;
-  constexpr uint kQueries = 8 * kDown * kSimds;
-  alignas(16) threadgroup T tile[2 * kKeys * kPitch];
+  constexpr uint kDown = kNarrow ? 1 : ATTENTION_DQ_DOWN(kSize, sizeof(T));
+  constexpr uint kSimds = kNarrow ? ATTENTION_NARROW_BOTH_SIMDS(kSize, sizeof(T)) : ATTENTION_SIMDS;
+  constexpr uint kKeys = kNarrow ? ATTENTION_NARROW_DQ_KEYS(kSize, sizeof(T)) : ATTENTION_KEYS(kSize, sizeof(T));
+  constexpr uint kPitch = kSize + 16 / sizeof(T), kAcross = kKeys / 8, kQueries = 8 * kDown * kSimds;
+  // Narrow kernels have one tile for values and keys in turn.
+  constexpr uint kTileRows = kNarrow ? kKeys : 2 * kKeys;
+  alignas(16) threadgroup T tile[(kTileRows + (kNarrow ? 2 * kQueries : 0)) * kPitch];
   threadgroup T* const keys = tile;
-  threadgroup T* const values = tile + kKeys * kPitch;
+  threadgroup T* const values = kNarrow ? tile : tile + kKeys * kPitch;
+  threadgroup T* const own_queries = kNarrow ? tile + kTileRows * kPitch : tile;
+  threadgroup T* const own_gradients = kNarrow ? own_queries + kQueries * kPitch : tile;
 
   // Blocks with many keys come first.
   const uint index = p.first + group, head = index / p.blocks % p.heads, batch = index / p.blocks / p.heads;
@@ -43,19 +61,21 @@ template <typename T, uint kSize>
   const Visibility visibility = visibility_of(p, mask, seed, sequence, batch, head, sizeof(T));
 
   // Results are needed before the queries are.
-  Fragments<T, kDown, kSize / 8> queries, gradients;
-  load_by_tile<2 * kKeys, kPitch, kSimds>(queries, tile, rows_of(out, p.out, batch, head, sequence.q_first), block,
-                                          sequence.q_length, p.value_size, p.vectors, thread_index, simd);
-  load_by_tile<2 * kKeys, kPitch, kSimds>(gradients, tile, rows_of(d_out, p.d_out, batch, head, sequence.q_first),
+  OwnRows<kNarrow, T, kDown, kSize / 8> queries, gradients;
+  load_by_tile<kTileRows, kPitch, kSimds>(queries, own_queries, rows_of(out, p.out, batch, head, sequence.q_first),
                                           block, sequence.q_length, p.value_size, p.vectors, thread_index, simd);
+  load_by_tile<kTileRows, kPitch, kSimds>(gradients, own_gradients,
+                                          rows_of(d_out, p.d_out, batch, head, sequence.q_first), block,
+                                          sequence.q_length, p.value_size, p.vectors, thread_index, simd);
   const int64_t numbers = first_number(p, sequence, batch, head);
   float subtracted[kDown];
   fill(subtracted, 0.0f);
-  add_products(subtracted, queries, gradients);
+  add_products<kPitch>(subtracted, queries, gradients);
   if (sizeof(T) == 2) {
-    load_by_tile<2 * kKeys, kPitch, kSimds>(queries, tile, rows_of(rests, p.rests, batch, head, sequence.q_first),
-                                            block, sequence.q_length, p.value_size, p.vectors, thread_index, simd);
-    add_products(subtracted, queries, gradients);
+    load_by_tile<kTileRows, kPitch, kSimds>(queries, own_queries,
+                                            rows_of(rests, p.rests, batch, head, sequence.q_first), block,
+                                            sequence.q_length, p.value_size, p.vectors, thread_index, simd);
+    add_products<kPitch>(subtracted, queries, gradients);
   }
   Sum softmax[kDown];
 #pragma unroll
@@ -72,7 +92,7 @@ template <typename T, uint kSize>
     }
     subtracted[m] = sum;
   }
-  load_by_tile<2 * kKeys, kPitch, kSimds>(queries, tile, rows_of(q, p.q, batch, head, sequence.q_first), block,
+  load_by_tile<kTileRows, kPitch, kSimds>(queries, own_queries, rows_of(q, p.q, batch, head, sequence.q_first), block,
                                           sequence.q_length, p.head_size, p.vectors, thread_index, simd);
 
   float ones[kDown], factors[kDown];
@@ -85,17 +105,23 @@ template <typename T, uint kSize>
   const Range range =
       keys_of(p, visibility.shift, block, metal::min(block + kQueries, sequence.q_length) - 1, sequence.k_length);
   for (uint key = range.begin / kKeys * kKeys; key < range.end; key += kKeys) {
+    Fragments<float, kDown, kAcross> scores, products;
+    if (kNarrow) {
+      exchange_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(values, v_rows, key, sequence.k_length, p.value_size,
+                                                          p.vectors, thread_index);
+      product_transposed<kPitch>(products, gradients, values);
+    }
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     load_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(keys, k_rows, key, sequence.k_length, p.head_size, p.vectors,
                                                     thread_index);
-    load_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(values, v_rows, key, sequence.k_length, p.value_size, p.vectors,
-                                                    thread_index);
+    if (!kNarrow)
+      load_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(values, v_rows, key, sequence.k_length, p.value_size, p.vectors,
+                                                      thread_index);
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 
-    Fragments<float, kDown, kAcross> scores, products;
     product_transposed<kPitch>(scores, queries, keys);
-    product_transposed<kPitch>(products, gradients, values);
-    const bool edge = has_edge(p, visibility, query, 8 * kDown, key, kKeys);
+    if (!kNarrow) product_transposed<kPitch>(products, gradients, values);
+    const bool edge = has_edge<kGeneral>(p, visibility, query, 8 * kDown, key, kKeys);
 #pragma unroll
     for (uint m = 0; m < kDown; ++m) {
       const uint row = query + m * 8 + place.row;
@@ -104,15 +130,15 @@ template <typename T, uint kSize>
         const uint column = key + n * 8 + place.column;
         thread metal::float2& two = elements(scores.at[m][n]);
         metal::float2 gradient = elements(products.at[m][n]);
-        if (p.dropped != 0) gradient *= kept(p, visibility, row, column);
-        const Weight x = weight<T>(p, visibility, two.x, softmax[m], edge, row, column);
-        const Weight y = weight<T>(p, visibility, two.y, softmax[m], edge, row, column + 1);
+        if (kGeneral && p.dropped != 0) gradient *= kept(p, visibility, row, column);
+        const Weight x = weight<T, kGeneral>(p, visibility, two.x, softmax[m], edge, row, column);
+        const Weight y = weight<T, kGeneral>(p, visibility, two.y, softmax[m], edge, row, column + 1);
         two = metal::float2(x.derivative, y.derivative) * (gradient - subtracted[m]);
       }
     }
-    Fragments<T, kDown, kAcross> rounded;
+    Fragments<metal::conditional_t<kNarrow, float, T>, kDown, kAcross> rounded;
     round_to(rounded, scores);
-    add_product<kPitch>(sums, ones, rounded, keys);
+    add_product<kPitch, kNarrow>(sums, ones, rounded, keys);
   }
 
   store(sums, factors, first_row(dq, p.dq, batch, head, sequence.q_first), p.dq.row, query, sequence.q_length,
@@ -120,14 +146,20 @@ template <typename T, uint kSize>
 }
 
 // Names have the largest head size that a kernel takes.
-#define INSTANTIATE(T, size) \
-  template [[host_name("attention_dq_" #size "_" #T)]] [[kernel]] decltype(attention_dq<T, size>) attention_dq<T, size>;
-#define INSTANTIATE_SIZES(T) \
-  INSTANTIATE(T, 64)         \
-  INSTANTIATE(T, 96)         \
-  INSTANTIATE(T, 128)        \
-  INSTANTIATE(T, 192)        \
-  INSTANTIATE(T, 256)
-INSTANTIATE_SIZES(float)
-INSTANTIATE_SIZES(half)
-INSTANTIATE_SIZES(bfloat)
+#define INSTANTIATE(name, T, size, ...) \
+  template [[host_name(                 \
+      "attention_dq_" name #size        \
+      "_" #T)]] [[kernel]] decltype(attention_dq<T, size, __VA_ARGS__>) attention_dq<T, size, __VA_ARGS__>;
+#define INSTANTIATE_SIZES(T, name, ...)  \
+  INSTANTIATE(name, T, 64, __VA_ARGS__)  \
+  INSTANTIATE(name, T, 96, __VA_ARGS__)  \
+  INSTANTIATE(name, T, 128, __VA_ARGS__) \
+  INSTANTIATE(name, T, 192, __VA_ARGS__) \
+  INSTANTIATE(name, T, 256, __VA_ARGS__)
+#define INSTANTIATE_KINDS(T)                   \
+  INSTANTIATE_SIZES(T, "", false, true)        \
+  INSTANTIATE_SIZES(T, "narrow_", true, false) \
+  INSTANTIATE_SIZES(T, "narrow_general_", true, true)
+INSTANTIATE_KINDS(float)
+INSTANTIATE_KINDS(half)
+INSTANTIATE_KINDS(bfloat)

@@ -1,9 +1,10 @@
 // Attention's results, the logarithms of its sums, and what rounding takes from both (FlashAttention-2: Dao, 2023). A
 // simdgroup has 8 * kDown queries, and walks over the keys with a running maximum and sum. What it holds of queries,
-// sums and weights stays in registers.
+// sums and weights stays in registers, except for the queries of narrow kernels.
 #include "scores.h"
 
-template <typename T, uint kSize>
+// Only general kernels know masks, soft caps and dropout.
+template <typename T, uint kSize, bool kNarrow, bool kGeneral>
 [[kernel]] [[max_total_threads_per_threadgroup(32 * ATTENTION_SIMDS)]] void attention_forward(
     device const T* q [[buffer(0)]], device const T* k [[buffer(1)]], device const T* v [[buffer(2)]],
     device const uchar* mask [[buffer(3)]], device const float* sinks [[buffer(4)]],
@@ -13,12 +14,17 @@ template <typename T, uint kSize>
     constant AttentionParams& p [[buffer(12)]], uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]], uint simd [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  constexpr uint kDown = ATTENTION_DOWN(kSize), kSimds = ATTENTION_SIMDS, kKeys = ATTENTION_KEYS(kSize, sizeof(T));
+  constexpr uint kDown = kNarrow ? 1 : ATTENTION_DOWN(kSize);
+  constexpr uint kSimds = kNarrow ? ATTENTION_NARROW_SIMDS(kSize, sizeof(T)) : ATTENTION_SIMDS;
+  constexpr uint kKeys = kNarrow ? ATTENTION_NARROW_KEYS(kSize, sizeof(T)) : ATTENTION_KEYS(kSize, sizeof(T));
   constexpr uint kPitch = kSize + 16 / sizeof(T), kAcross = kKeys / 8, kQueries = 8 * kDown * kSimds;
-  constexpr bool kEarly = sizeof(T) == 2;  // there are registers to load the next tiles into while these are used
-  alignas(16) threadgroup T tile[2 * kKeys * kPitch];
+  constexpr bool kEarly = !kNarrow && sizeof(T) == 2;  // there are registers to load the next tiles into meanwhile
+  // Narrow kernels have one tile for keys and values in turn.
+  constexpr uint kTileRows = kNarrow ? kKeys : 2 * kKeys;
+  alignas(16) threadgroup T tile[(kTileRows + (kNarrow ? kQueries : 0)) * kPitch];
   threadgroup T* const keys = tile;
-  threadgroup T* const values = tile + kKeys * kPitch;
+  threadgroup T* const values = kNarrow ? tile : tile + kKeys * kPitch;
+  threadgroup T* const own = kNarrow ? tile + kTileRows * kPitch : tile;
 
   // Blocks with many keys come first.
   const uint index = p.first + group, head = index / p.blocks % p.heads, batch = index / p.blocks / p.heads;
@@ -29,8 +35,8 @@ template <typename T, uint kSize>
   const uint query = block + simd * 8 * kDown;
   const Visibility visibility = visibility_of(p, mask, seed, sequence, batch, head, sizeof(T));
 
-  Fragments<T, kDown, kSize / 8> queries;
-  load_by_tile<2 * kKeys, kPitch, kSimds>(queries, tile, rows_of(q, p.q, batch, head, sequence.q_first), block,
+  OwnRows<kNarrow, T, kDown, kSize / 8> queries;
+  load_by_tile<kTileRows, kPitch, kSimds>(queries, own, rows_of(q, p.q, batch, head, sequence.q_first), block,
                                           sequence.q_length, p.head_size, p.vectors, thread_index, simd);
   Fragments<float, kDown, kSize / 8> sums;
   clear(sums);
@@ -51,14 +57,19 @@ template <typename T, uint kSize>
     values_ahead.load(begin);
   }
   for (uint key = begin; key < range.end; key += kKeys) {
-    if (!kEarly) {
-      keys_ahead.load(key);
-      values_ahead.load(key);
+    if (kNarrow) {
+      exchange_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(keys, k_rows, key, sequence.k_length, p.head_size, p.vectors,
+                                                          thread_index);
+    } else {
+      if (!kEarly) {
+        keys_ahead.load(key);
+        values_ahead.load(key);
+      }
+      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      keys_ahead.store(keys, key);
+      values_ahead.store(values, key);
+      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     }
-    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    keys_ahead.store(keys, key);
-    values_ahead.store(values, key);
-    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     if (kEarly && key + kKeys < range.end) {
       keys_ahead.load(key + kKeys);
       values_ahead.load(key + kKeys);
@@ -66,8 +77,13 @@ template <typename T, uint kSize>
 
     Fragments<float, kDown, kAcross> scores;
     product_transposed<kPitch>(scores, queries, keys);
+    if (kNarrow) {  // values come while softmax is computed
+      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      load_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(values, v_rows, key, sequence.k_length, p.value_size, p.vectors,
+                                                      thread_index);
+    }
     float shrink[kDown];
-    const bool edge = has_edge(p, visibility, query, 8 * kDown, key, kKeys);
+    const bool edge = has_edge<kGeneral>(p, visibility, query, 8 * kDown, key, kKeys);
 #pragma unroll
     for (uint m = 0; m < kDown; ++m) {
       const uint row = query + m * 8 + place.row;
@@ -75,11 +91,11 @@ template <typename T, uint kSize>
 #pragma unroll
       for (uint n = 0; n < kAcross; ++n) {
         thread metal::float2& two = elements(scores.at[m][n]);
-        two = metal::float2(scaled(p, two.x), scaled(p, two.y));
+        two = metal::float2(scaled<kGeneral>(p, two.x), scaled<kGeneral>(p, two.y));
         if (edge) {
           const uint column = key + n * 8 + place.column;
-          two = metal::float2(masked<T>(p, visibility, two.x, row, column),
-                              masked<T>(p, visibility, two.y, row, column + 1));
+          two = metal::float2(masked<T, kGeneral>(p, visibility, two.x, row, column),
+                              masked<T, kGeneral>(p, visibility, two.y, row, column + 1));
         }
         most = metal::max(most, metal::max(two.x, two.y));
       }
@@ -94,16 +110,17 @@ template <typename T, uint kSize>
         thread metal::float2& two = elements(scores.at[m][n]);
         two = metal::fast::exp2(two - base);
         sum += two.x + two.y;
-        if (p.dropped != 0) {
+        if (kGeneral && p.dropped != 0) {
           const uint column = key + n * 8 + place.column;
           two *= kept(p, visibility, row, column);
         }
       }
       total[m] = metal::fma(total[m], shrink[m], sum);
     }
-    Fragments<T, kDown, kAcross> weights;
+    Fragments<metal::conditional_t<kNarrow, float, T>, kDown, kAcross> weights;
     round_to(weights, scores);
-    add_product<kPitch>(sums, shrink, weights, values);
+    if (kNarrow) metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    add_product<kPitch, kNarrow>(sums, shrink, weights, values);
   }
 
   float factors[kDown];
@@ -140,15 +157,20 @@ template <typename T, uint kSize>
 }
 
 // Names have the largest head size that a kernel takes.
-#define INSTANTIATE(T, size)                      \
-  template [[host_name("attention_forward_" #size \
-                       "_" #T)]] [[kernel]] decltype(attention_forward<T, size>) attention_forward<T, size>;
-#define INSTANTIATE_SIZES(T) \
-  INSTANTIATE(T, 64)         \
-  INSTANTIATE(T, 96)         \
-  INSTANTIATE(T, 128)        \
-  INSTANTIATE(T, 192)        \
-  INSTANTIATE(T, 256)
-INSTANTIATE_SIZES(float)
-INSTANTIATE_SIZES(half)
-INSTANTIATE_SIZES(bfloat)
+#define INSTANTIATE(name, T, size, ...) \
+  template [[host_name(                 \
+      "attention_forward_" name #size   \
+      "_" #T)]] [[kernel]] decltype(attention_forward<T, size, __VA_ARGS__>) attention_forward<T, size, __VA_ARGS__>;
+#define INSTANTIATE_SIZES(T, name, ...)  \
+  INSTANTIATE(name, T, 64, __VA_ARGS__)  \
+  INSTANTIATE(name, T, 96, __VA_ARGS__)  \
+  INSTANTIATE(name, T, 128, __VA_ARGS__) \
+  INSTANTIATE(name, T, 192, __VA_ARGS__) \
+  INSTANTIATE(name, T, 256, __VA_ARGS__)
+#define INSTANTIATE_KINDS(T)                   \
+  INSTANTIATE_SIZES(T, "", false, true)        \
+  INSTANTIATE_SIZES(T, "narrow_", true, false) \
+  INSTANTIATE_SIZES(T, "narrow_general_", true, true)
+INSTANTIATE_KINDS(float)
+INSTANTIATE_KINDS(half)
+INSTANTIATE_KINDS(bfloat)

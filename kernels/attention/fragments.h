@@ -14,12 +14,67 @@ METAL_FUNC void round_to(thread Fragments<T, kDown, kAcross>& rounded, thread Fr
   }
 }
 
-// c = a bᵀ, where b is the tile's first 8 * kAcross rows. Sums of float are made of shorter ones, which loses fewer
-// bits.
-template <uint kPitch, typename T, uint kDown, uint kDepth, uint kAcross>
-METAL_FUNC void product_transposed(thread Fragments<float, kDown, kAcross>& c,
-                                   thread const Fragments<T, kDown, kDepth>& a, threadgroup const T* tile) {
-  constexpr uint kPart = sizeof(T) == 4 ? 4 : kDepth, kTerms = kDown == 1 ? 4 : 2;
+// Floats of a tile of any type. Their matrices are loaded and multiplied one by one, as Apple's GPUs do that.
+template <uint kDown, uint kAcross>
+struct Floats {
+  metal::simdgroup_matrix<float, 8, 8> at[kDown][kAcross];
+};
+template <uint kPitch, typename T, uint kDown, uint kAcross>
+METAL_FUNC void load(thread Floats<kDown, kAcross>& floats, threadgroup const T* tile) {
+#pragma unroll
+  for (uint m = 0; m < kDown; ++m) {
+#pragma unroll
+    for (uint n = 0; n < kAcross; ++n) {
+      metal::simdgroup_matrix<T, 8, 8> one;
+      metal::simdgroup_load(one, tile + m * 8 * kPitch + n * 8, kPitch);
+      elements(floats.at[m][n]) = metal::float2(elements(one));
+    }
+  }
+}
+// The same for a tile whose rows are columns: at[k][n] is at row 8 n and column 8 k.
+template <uint kPitch, typename T, uint kTerms, uint kAcross>
+METAL_FUNC void load_transposed(thread Floats<kTerms, kAcross>& floats, threadgroup const T* tile) {
+#pragma unroll
+  for (uint k = 0; k < kTerms; ++k) {
+#pragma unroll
+    for (uint n = 0; n < kAcross; ++n) {
+      metal::simdgroup_matrix<T, 8, 8> one;
+      metal::simdgroup_load(one, tile + n * 8 * kPitch + k * 8, kPitch, ulong2(0), true);
+      elements(floats.at[k][n]) = metal::float2(elements(one));
+    }
+  }
+}
+template <typename Left, uint kDown, uint kTerms, uint kAcross>
+METAL_FUNC void multiply(thread Fragments<float, kDown, kAcross>& sums, thread const Left& a, uint first,
+                         thread const Floats<kTerms, kAcross>& b) {
+  metalcore_multiply_matrices(sums.at, a.at, first, b.at, 0L);
+}
+
+// The rows of a narrow kernel's simdgroup, which stay in threadgroup memory.
+template <typename T, uint kDown, uint kDepth>
+struct SharedRows {
+  threadgroup const T* first;
+};
+template <uint kPitch, typename T, typename Right, uint kDown, uint kDepth, uint kAcross>
+METAL_FUNC void multiply_rows(thread Fragments<float, kDown, kAcross>& sums,
+                              thread const Fragments<T, kDown, kDepth>& a, uint first, thread const Right& b) {
+  multiply(sums, a, first, b);
+}
+template <uint kPitch, typename T, uint kDown, uint kDepth, uint kTerms, uint kAcross>
+METAL_FUNC void multiply_rows(thread Fragments<float, kDown, kAcross>& sums,
+                              thread const SharedRows<T, kDown, kDepth>& a, uint first,
+                              thread const Floats<kTerms, kAcross>& b) {
+  Floats<kDown, kTerms> terms;
+  load<kPitch>(terms, a.first + first * 8);
+  multiply(sums, terms, 0, b);
+}
+
+// c = a bᵀ, where b is the tile's first 8 * kAcross rows, of which a Right takes some columns at once. The product is a
+// sum of those of kPart columns.
+template <typename Right, uint kDepth, uint kPart, uint kTerms, uint kPitch, typename Rows, typename T, uint kDown,
+          uint kAcross>
+METAL_FUNC void sum_of_parts(thread Fragments<float, kDown, kAcross>& c, thread const Rows& a,
+                             threadgroup const T* tile) {
   clear(c);
 #pragma unroll
   for (uint begin = 0; begin < kDepth; begin += kPart) {
@@ -27,9 +82,9 @@ METAL_FUNC void product_transposed(thread Fragments<float, kDown, kAcross>& c,
     clear(part);
 #pragma unroll
     for (uint k = begin; k < begin + kPart; k += kTerms) {
-      RightFragments<T, kTerms, kAcross> b;
+      Right b;
       load_transposed<kPitch>(b, tile + k * 8);
-      multiply(part, a, k, b);
+      multiply_rows<kPitch>(part, a, k, b);
     }
 #pragma unroll
     for (uint m = 0; m < kDown; ++m) {
@@ -38,20 +93,33 @@ METAL_FUNC void product_transposed(thread Fragments<float, kDown, kAcross>& c,
     }
   }
 }
+// Sums of float are made of shorter ones, which loses fewer bits.
+template <uint kPitch, typename T, uint kDown, uint kDepth, uint kAcross>
+METAL_FUNC void product_transposed(thread Fragments<float, kDown, kAcross>& c,
+                                   thread const Fragments<T, kDown, kDepth>& a, threadgroup const T* tile) {
+  constexpr uint kPart = sizeof(T) == 4 ? 4 : kDepth, kTerms = kDown == 1 ? 4 : 2;
+  sum_of_parts<RightFragments<T, kTerms, kAcross>, kDepth, kPart, kTerms, kPitch>(c, a, tile);
+}
+template <uint kPitch, typename T, uint kDown, uint kDepth, uint kAcross>
+METAL_FUNC void product_transposed(thread Fragments<float, kDown, kAcross>& c,
+                                   thread const SharedRows<T, kDown, kDepth>& a, threadgroup const T* tile) {
+  sum_of_parts<Floats<1, kAcross>, kDepth, 4, 1, kPitch>(c, a, tile);
+}
 
 // c = factors c + a b, where b is the tile's first 8 * kDepth rows. The product is summed by itself: a sum over all
-// tiles would lose the bits of many small products.
-template <uint kPitch, typename T, uint kDown, uint kDepth, uint kAcross>
+// tiles would lose the bits of many small products. Narrow kernels have floats in a, and any type in b.
+template <uint kPitch, bool kNarrow, typename M, typename T, uint kDown, uint kDepth, uint kAcross>
 METAL_FUNC void add_product(thread Fragments<float, kDown, kAcross>& c, thread const float* factors,
-                            thread const Fragments<T, kDown, kDepth>& a, threadgroup const T* tile) {
-  constexpr uint kTerms = kDown == 1 ? kDepth : kDepth % 2 == 0 ? 2 : 1, kColumns = 4;
+                            thread const Fragments<M, kDown, kDepth>& a, threadgroup const T* tile) {
+  constexpr uint kTerms = kNarrow ? 1 : kDown == 1 ? kDepth : kDepth % 2 == 0 ? 2 : 1, kColumns = 4;
+  using Right = metal::conditional_t<kNarrow, Floats<kTerms, kColumns>, RightFragments<T, kTerms, kColumns>>;
 #pragma unroll
   for (uint n = 0; n < kAcross; n += kColumns) {
     Fragments<float, kDown, kColumns> product;
     clear(product);
 #pragma unroll
     for (uint k = 0; k < kDepth; k += kTerms) {
-      RightFragments<T, kTerms, kColumns> b;
+      Right b;
       load<kPitch>(b, tile + k * 8 * kPitch + n * 8);
       multiply(product, a, k, b);
     }
@@ -80,6 +148,18 @@ METAL_FUNC void load_by_tile(thread Fragments<T, kDown, kAcross>& fragments, thr
   }
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 }
+
+// The same for a narrow kernel: all rows stay in `own`. A tile has no part in that.
+template <uint kRows, uint kPitch, uint kSimds, typename T, uint kDown, uint kAcross, typename Rows>
+METAL_FUNC void load_by_tile(thread SharedRows<T, kDown, kAcross>& shared, threadgroup T* own, Rows rows, uint first,
+                             uint count, uint size, bool vectors, uint thread_index, uint simd) {
+  exchange_rows<T, 8 * kDown * kSimds, 8 * kAcross, kPitch, 32 * kSimds>(own, rows, first, count, size, vectors,
+                                                                         thread_index);
+  shared.first = own + simd * 8 * kDown * kPitch;
+}
+// What a kernel has of its simdgroup's rows.
+template <bool kNarrow, typename T, uint kDown, uint kDepth>
+using OwnRows = metal::conditional_t<kNarrow, SharedRows<T, kDown, kDepth>, Fragments<T, kDown, kDepth>>;
 
 template <uint kDown>
 METAL_FUNC void fill(thread float (&values)[kDown], float value) {

@@ -52,24 +52,27 @@ METAL_FUNC Range queries_of(constant AttentionParams& p, int shift, uint first, 
 }
 
 // Whether some query of a block does not see some key of another one, or has a mask.
+template <bool kGeneral>
 METAL_FUNC bool has_edge(constant AttentionParams& p, Visibility v, uint query, uint queries, uint key, uint keys) {
   const int first = int(key) - v.shift, last = int(key + keys) - 1 - v.shift;
-  return p.mask_kind != ATTENTION_NO_MASK || key + keys > v.sequence.k_length ||
+  return (kGeneral && p.mask_kind != ATTENTION_NO_MASK) || key + keys > v.sequence.k_length ||
          query + queries > v.sequence.q_length || first < int(query + queries) - 1 - p.band.left ||
          last > int(query) + p.band.right;
 }
 
 // A score from a product of a query and a key: what softmax takes the power of 2 of, if the query sees the key.
+template <bool kGeneral>
 METAL_FUNC float scaled(constant AttentionParams& p, float product) {
   const float score = product * p.product_scale;
-  return p.softcap > 0.0f ? p.softcap * metal::precise::tanh(score) : score;
+  return kGeneral && p.softcap > 0.0f ? p.softcap * metal::precise::tanh(score) : score;
 }
 // The same for a block with edges: with the mask, and -inf if the query does not see the key.
-template <typename T>
+template <typename T, bool kGeneral>
 METAL_FUNC float masked(constant AttentionParams& p, Visibility v, float score, uint query, uint key) {
   const int distance = int(key) - int(query) - v.shift;
   if (query >= v.sequence.q_length || key >= v.sequence.k_length || distance < -p.band.left || distance > p.band.right)
     return -INFINITY;
+  if (!kGeneral) return score;
   const int64_t at = int64_t(query) * p.mask.row + int64_t(key) * p.mask.column;
   if (p.mask_kind == ATTENTION_BOOL_MASK) return v.mask[at] ? score : -INFINITY;
   if (p.mask_kind == ATTENTION_ADDED_MASK)
@@ -92,16 +95,16 @@ METAL_FUNC Sum sum_of(device const float* sums, int64_t numbers, int64_t number,
 struct Weight {
   float value, derivative;
 };
-template <typename T>
+template <typename T, bool kGeneral>
 METAL_FUNC Weight weight(constant AttentionParams& p, Visibility v, float product, Sum sum, bool edge, uint query,
                          uint key) {
   float score = product * p.product_scale, slope = 1.0f;
-  if (p.softcap > 0.0f) {
+  if (kGeneral && p.softcap > 0.0f) {
     const float capped = metal::precise::tanh(score);
     score = p.softcap * capped;
     slope = 1.0f - capped * capped;
   }
-  if (edge) score = masked<T>(p, v, score, query, key);
+  if (edge) score = masked<T, kGeneral>(p, v, score, query, key);
   // The largest score came from a product that may have been rounded in another order.
   const float value = metal::fast::exp2(metal::min(score - sum.largest, 0.0f) - sum.rest);
   return {value, value * slope};

@@ -103,3 +103,11 @@ METAL_FUNC void load_rows(threadgroup T* tile, Rows rows, uint first, uint count
     Ahead(rows, count, size, false, thread_index).store(tile, first);
   }
 }
+// The same between barriers: all threads are done with what was in the tile, and see what comes.
+template <typename T, uint kRows, uint kSize, uint kPitch, uint kThreads, typename Rows>
+METAL_FUNC void exchange_rows(threadgroup T* tile, Rows rows, uint first, uint count, uint size, bool vectors,
+                              uint thread_index) {
+  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  load_rows<T, kRows, kSize, kPitch, kThreads>(tile, rows, first, count, size, vectors, thread_index);
+  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+}

@@ -193,6 +193,15 @@ def _decode(scale):
         yield Workload("scaled_dot_product_attention", Sample("", shapes, {"enable_gqa": True}), keys, 1)
 
 
+def _attention(scale):
+    """Causal training of a few heads, of sizes that kernels differ for."""
+    for size in (64, 96, 128, 256):
+        for rows in _sizes(scale, 64, min(4096, scale.elements // 64)):
+            sample = Sample("", ((1, 4, rows, size),) * 3, {"is_causal": True})
+            for backward in (False, True):
+                yield Workload("scaled_dot_product_attention", sample, size, rows, backward)
+
+
 def _gemm(scale):
     """Few and many rows, times square matrices."""
     for length in _sizes(scale, 64, scale.largest):
@@ -230,6 +239,7 @@ def _parallelism(scale):
 
 _TABLES: dict[str, Callable[[Scale], Iterator[Workload]]] = {
     "parallelism": _parallelism,
+    "attention": _attention,
     "attention_decode": _decode,
     "gemm": _gemm,
     "joined_linear": _joined,

@@ -7,6 +7,7 @@ from references import DTYPES
 
 import metalcore
 
+pytestmark = pytest.mark.usefixtures("each_width")
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from attention_cases import by_torch, make
 from opinfo import check_samples
 from references import DTYPES, check_operator
+from rows import tuned
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.utils.checkpoint import checkpoint
@@ -172,6 +173,26 @@ def test_explain(device, size, tile):
     plan = metalcore.explain("scaled_dot_product_attention", *[(2, 4, 300, size)] * 3, dtype=torch.float16)
     assert plan.kernels == (f"attention_forward_{tile}_half",)
     assert ("faster" in plan.why) == (device == "cuda")
+
+
+@pytest.mark.parametrize("family", ["apple7", "apple8", "apple9", "apple10"])
+@pytest.mark.parametrize("size", [64, 96, 128, 192, 256])
+def test_plans_of_apple_gpus(family, size):
+    """Few registers a thread: 8 rows a simdgroup, and without masks, soft caps and dropout none of their branches."""
+    shapes = [(2, 4, 300, size)] * 3
+    with tuned(family):
+        for options, kind in (({}, "narrow"), ({"is_causal": True}, "narrow"), ({"softcap": 2.0}, "narrow_general")):
+            call = functools.partial(
+                metalcore.explain, "scaled_dot_product_attention", *shapes, dtype=torch.float16, **options
+            )
+            gradients = ("dkv",) if size < 128 else ("dk", "dv")
+            assert call().kernels == (f"attention_forward_{kind}_{size}_half",)
+            assert call(backward=True).kernels == tuple(
+                f"attention_{gradient}_{kind}_{size}_half" for gradient in ("dq", *gradients)
+            )
+            for plan in (call(), call(backward=True)):
+                assert plan.variant == "narrow_flash" and "128 registers" in plan.why
+                assert ("with masks" in plan.why) == (kind == "narrow_general")
 
 
 def test_other_tensors_go_to_pytorch():

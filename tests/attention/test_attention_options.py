@@ -14,6 +14,7 @@ import metalcore
 from metalcore.attention._composite import Options, attend
 from metalcore.attention._operators import attention
 
+pytestmark = pytest.mark.usefixtures("each_width")
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
@@ -78,11 +79,13 @@ def test_windows(device, dtype, window, rows, columns):
 
 
 @each_dtype
-def test_everything_together(device, dtype):
+@pytest.mark.parametrize("size", [64, 96, 128, 192, 256])
+def test_everything_together(device, dtype, size):
+    """With the tiles of each size."""
     sinks, mask = torch.randn(4).to(dtype), torch.randn(2, 1, 70, 75).to(dtype)
     check(
         device,
-        tensors(dtype),
+        tensors(dtype, size=size),
         mask,
         formula=formula,
         window=(20, 30),
@@ -188,10 +191,10 @@ def test_tokens_before_the_first_sequence(device):
 
 
 @each_dtype
-@pytest.mark.parametrize("probability", [0.25, 1.0])
-def test_dropout(device, dtype, probability):
+@pytest.mark.parametrize("probability, size", [(0.25, 64), (0.25, 128), (1.0, 64)])
+def test_dropout(device, dtype, probability, size):
     """The formula with the same random numbers gives the same results and gradients."""
-    q, k, v = (x.to(device).requires_grad_() for x in tensors(dtype))
+    q, k, v = (x.to(device).requires_grad_() for x in tensors(dtype, size=size))
     seed = torch.tensor([-5, 12345], dtype=torch.int32, device=device)
     options = Options(0, 0, -1, -1, False, 0.125, 0.0, probability)
     out, _ = attention(q, k, v, None, None, None, None, seed, *options)

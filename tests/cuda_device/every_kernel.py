@@ -117,6 +117,15 @@ def pages(device, dtype):
             yield f"pages {size} {heads}, cap", metalcore.paged.batch_decode(q, cache, *numbers, softcap=3.0)
 
 
+def attention(device, dtype):
+    """Wide and narrow kernels for heads of every size, with and without a soft cap, which general kernels know."""
+    for family, size, softcap in itertools.product(("baseline", "apple7"), (64, 96, 128, 192, 256), (0.0, 2.0)):
+        with tuned(family):
+            tensors = [random(device, dtype, 1, 2, 9, size) for _ in "qkv"]
+            run = functools.partial(metalcore.scaled_dot_product_attention, is_causal=True, softcap=softcap)
+            yield from with_gradients(f"attention {family} {size} {softcap}", run, *tensors)
+
+
 def layer_norm(device, dtype):
     for rows, length in row_shapes("layer_norm", dtype):
         tensors = [random(device, dtype, *shape) for shape in ((rows, length), (rows, length), (length,), (length,))]
@@ -293,7 +302,7 @@ def eigh(device):
 # name -> device -> [(what, result)]
 SECTIONS = {
     f"{section.__name__}-{str(dtype).removeprefix('torch.')}": functools.partial(section, dtype=dtype)
-    for section in (samples, softmax, rms_norm, layer_norm, group_norm, gemm, rope, loss, pages, optimizers)
+    for section in (samples, softmax, rms_norm, layer_norm, group_norm, gemm, rope, loss, attention, pages, optimizers)
     for dtype in DTYPES
 } | {section.__name__: section for section in (qr, cholesky, lu, triangular, svd, eigh, quant)}
 

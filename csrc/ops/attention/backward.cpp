@@ -1,6 +1,7 @@
 // attention_backward(grad, grad_lse, q, k, v, …) returns the gradients of q, k and v, and for each query the sum over
 // the keys of weights times their gradients. It takes two dispatches: the first has a block of queries in each
-// threadgroup, and the second a block of keys, so that no sums are made in memory.
+// threadgroup, and the second a block of keys, so that no sums are made in memory. Where threads have few registers,
+// gradients of long keys and those of values take a dispatch each.
 #include "call.h"
 
 #include <tuple>
@@ -53,9 +54,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
          dv = attention::new_like_heads(v, v.size(3)),
          delta = new_tensor({q.size(0), q.size(1), q.size(2)}, ScalarType::Float, q);
   const int64_t bytes = q.element_size(), size = call.size;
-  const int64_t q_rows = ATTENTION_DQ_ROWS(size, bytes), k_rows = ATTENTION_DKV_ROWS(size, bytes);
-  gpu::note_plan(op, "flash", [&] {
-    return std::to_string(q_rows) + " queries, then " + std::to_string(k_rows) + " keys for a threadgroup, " +
+  const attention::AttentionTuning& tuning = attention::attention_tuning(q);
+  const int64_t narrow_rows = ATTENTION_NARROW_BOTH_ROWS(size, bytes);
+  const int64_t q_rows = tuning.narrow_dq ? narrow_rows : ATTENTION_DQ_ROWS(size, bytes);
+  const int64_t k_rows = tuning.narrow_dkv ? narrow_rows : ATTENTION_DKV_ROWS(size, bytes);
+  const bool split = tuning.narrow_dkv && size >= ATTENTION_NARROW_SPLIT;
+  gpu::note_plan(op, tuning.narrow_dq || tuning.narrow_dkv ? "narrow_flash" : "flash", [&] {
+    return std::to_string(q_rows) + " queries" + attention::kind_text(call, tuning.narrow_dq) + ", then " +
+           std::to_string(k_rows) + " keys" + attention::kind_text(call, tuning.narrow_dkv) + " for a threadgroup" +
+           (split ? ", once for the gradient of keys and once for that of values, " : ", ") +
            attention::size_text(call);
   });
   const bool nothing = out.numel() == 0 || call.batches == 0;
@@ -78,28 +85,36 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
     params.blocks = grid_side(ceil_div(length, rows));
     return ceil_div(length, rows) * call.batches;
   };
-  // Products of queries and keys: three for the gradient of queries, and four for that of keys and values.
+  const auto threads = [](bool narrow, int64_t rows) {
+    return static_cast<uint32_t>(32 * (narrow ? rows / 8 : ATTENTION_SIMDS));
+  };
+  // Products of queries and keys: three for the gradient of queries, and four for that of keys and values, which take
+  // three and two by themselves.
   const double product = 2.0 * std::max(params.head_size, params.value_size);
-  const auto name = [&](gpu::Recording& recording, const char* stem) {
-    recording.kernel(stem, std::to_string(call.size), "_", suffix(q.scalar_type()));
+  const auto name = [&](gpu::Recording& recording, const char* stem, bool narrow) {
+    recording.kernel(stem, attention::kind_of(call, narrow), std::to_string(call.size), "_", suffix(q.scalar_type()));
     recording.buffer(0, call.q).buffer(1, call.k).buffer(2, call.v).buffer(3, call.mask);
     recording.buffer(4, call.cu_seq_q).buffer(5, call.cu_seq_k).buffer(6, call.seed);
   };
   gpu::record(dq, [&](gpu::Recording& recording) {
     const int64_t q_groups = blocks(call.longest_q, q_rows) * call.heads;
     attention::record_blocks(recording, params, q_groups, 3 * product * q_rows * call.longest_k, 14,
-                             32 * ATTENTION_SIMDS, [&] {
-                               name(recording, "attention_dq_");
+                             threads(tuning.narrow_dq, q_rows), [&] {
+                               name(recording, "attention_dq_", tuning.narrow_dq);
                                recording.buffer(7, results).buffer(8, sums).buffer(9, d_out).buffer(10, d_lse);
                                recording.buffer(11, dq).buffer(12, delta).buffer(13, rests);
                              });
     const int64_t k_groups = blocks(call.longest_k, k_rows) * call.k_heads;
-    attention::record_blocks(recording, params, k_groups, 4 * product * k_rows * call.longest_q * params.group, 12,
-                             32 * ATTENTION_SIMDS, [&] {
-                               name(recording, "attention_dkv_");
-                               recording.buffer(7, sums).buffer(8, delta).buffer(9, d_out);
-                               recording.buffer(10, dk).buffer(11, dv);
-                             });
+    const auto keys = [&](const char* stem, double products) {
+      const double flops = products * product * k_rows * call.longest_q * params.group;
+      attention::record_blocks(recording, params, k_groups, flops, 12, threads(tuning.narrow_dkv, k_rows), [&] {
+        name(recording, stem, tuning.narrow_dkv);
+        recording.buffer(7, sums).buffer(8, delta).buffer(9, d_out).buffer(10, dk).buffer(11, dv);
+      });
+    };
+    if (!split) return keys("attention_dkv_", 4);
+    keys("attention_dk_", 3);
+    keys("attention_dv_", 2);
   });
   return {dq, dk, dv, delta};
 }

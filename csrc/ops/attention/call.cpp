@@ -7,6 +7,18 @@
 namespace metalcore::attention {
 namespace {
 
+// Threads of Apple's GPUs have at most 128 registers, and wide kernels take up to 255. Nobody has timed either there.
+const gpu::Table<AttentionTuning> tuning_table(
+    "attention",
+    {{"narrow_forward", &AttentionTuning::narrow_forward},
+     {"narrow_dq", &AttentionTuning::narrow_dq},
+     {"narrow_dkv", &AttentionTuning::narrow_dkv}},
+    {{.family = "baseline"},
+     {.family = "apple7", .narrow_forward = true, .narrow_dq = true, .narrow_dkv = true},
+     {.family = "apple8", .narrow_forward = true, .narrow_dq = true, .narrow_dkv = true},
+     {.family = "apple9", .narrow_forward = true, .narrow_dq = true, .narrow_dkv = true},
+     {.family = "apple10", .narrow_forward = true, .narrow_dq = true, .narrow_dkv = true}});
+
 constexpr uint32_t kSizes[] = {ATTENTION_SIZES};
 constexpr int64_t kMostLength = ATTENTION_UNLIMITED - 1;
 
@@ -160,6 +172,26 @@ Call call_of(const char* op, const Arguments& a) {
   p.dropped = static_cast<uint32_t>(dropped);
   p.kept_scale = a.dropout < 1.0 ? static_cast<float>(1.0 / (1.0 - a.dropout)) : 0.0f;
   return call;
+}
+
+const AttentionTuning& attention_tuning(const Tensor& tensor) { return tuning_table(tensor); }
+
+namespace {
+// Narrow kernels without masks, soft caps and dropout leave these branches out of their loops.
+bool is_general(const Call& call) {
+  const AttentionParams& p = call.params;
+  return p.mask_kind != ATTENTION_NO_MASK || p.softcap != 0.0f || p.dropped != 0;
+}
+}  // namespace
+
+std::string kind_of(const Call& call, bool narrow) {
+  return !narrow ? "" : is_general(call) ? "narrow_general_" : "narrow_";
+}
+
+std::string kind_text(const Call& call, bool narrow) {
+  if (!narrow) return "";
+  return std::string(" (8 a simdgroup, which fits 128 registers a thread; ") + (is_general(call) ? "with" : "without") +
+         " masks, soft caps and dropout)";
 }
 
 void check_size(const char* op, const Call& call) {

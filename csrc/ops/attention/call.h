@@ -3,6 +3,7 @@
 
 #include "../../../kernels/attention/attention.h"
 #include "../../gpu/cost.h"
+#include "../../gpu/tuning.h"
 #include "../common.h"
 
 #include <optional>
@@ -30,6 +31,20 @@ struct Call {
 
 // Throws for arguments that do not go together.
 Call call_of(const char* op, const Arguments& arguments);
+
+// Which kernels a call takes: narrow ones have fewer registers (kernels/attention/attention.h).
+struct AttentionTuning {
+  const char* family;
+  bool narrow_forward = false;
+  bool narrow_dq = false;   // the gradient of queries
+  bool narrow_dkv = false;  // the gradients of keys and values
+};
+const AttentionTuning& attention_tuning(const Tensor& tensor);
+
+// What comes between a kernel's stem and its head size: "", or the kind of narrow kernel.
+std::string kind_of(const Call& call, bool narrow);
+// Why it is that kind: "8 queries a simdgroup, …".
+std::string kind_text(const Call& call, bool narrow);
 
 // Throws if no tiled kernel takes the call's head sizes.
 void check_size(const char* op, const Call& call);
