@@ -22,7 +22,7 @@ import struct
 import sys
 from pathlib import Path
 
-from .register_exceptions import NVIDIA, OVER
+from .register_exceptions import NVIDIA, OVER, UNDER_WORK
 
 KERNELS = Path(__file__).resolve().parents[1] / "kernels"
 CAPABILITY = 90
@@ -65,7 +65,7 @@ class Use:
         reason = reason_of(self.kernel, OVER)
         if self.fits:
             return f"it fits, and register_exceptions.py lists it: {reason}" if reason else ""
-        if reason or reason_of(self.kernel, NVIDIA):
+        if reason_of(self.kernel, NVIDIA | OVER | UNDER_WORK):
             return ""
         return (
             f"{self.local_bytes} bytes of a thread lie in local memory with {self.budget} registers, and a threadgroup "
@@ -73,7 +73,7 @@ class Use:
         )
 
     def __str__(self):
-        note = reason_of(self.kernel, NVIDIA) or reason_of(self.kernel, OVER)
+        note = reason_of(self.kernel, NVIDIA | OVER | UNDER_WORK)
         mark = "" if self.fits else f"  {'over' if self.fault else f'listed: {note}'}"
         return (
             f"{self.kernel:56} {self.threads or '-':>7} {self.budget:>6} {self.registers:>9} {self.local_bytes:>11} "
@@ -120,7 +120,7 @@ def uses_of(source, include_dirs=(), free=False, filename="program_source"):
 
 def _compiled(translation, described, bounds):
     """What Cubin.resources() has of these kernels, {name: (registers, bytes of local memory, bytes of threadgroup
-    memory)}. `bounds` says how many registers each may have, or None for what its promise leaves it on NVIDIA's GPUs."""
+    memory)}. `bounds` says how many registers each may have; None is what its promise leaves on NVIDIA's GPUs."""
     from metalcore.msl import cuda, nvrtc, signatures
     from metalcore.msl.cuda_source import cuda_source
 

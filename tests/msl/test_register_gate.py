@@ -13,7 +13,7 @@ from metalcore._core.registry import OPS
 from metalcore.msl import cuda
 from metalcore.tuning import workloads
 from tools import register_gate
-from tools.register_exceptions import NVIDIA, OVER
+from tools.register_exceptions import NVIDIA, OVER, UNDER_WORK
 
 pytestmark = pytest.mark.only_on("simulator", "cuda")  # Linux, where NVRTC is
 APPLE = [family for family in FAMILIES if family.startswith("apple")]  # those whose plans differ
@@ -84,7 +84,7 @@ def kernels():
     return {kernel for _, kernels in cuda.builtin_programs().values() for kernel in kernels}
 
 
-@pytest.mark.parametrize("pattern", [*NVIDIA, *OVER])
+@pytest.mark.parametrize("pattern", [*NVIDIA, *OVER, *UNDER_WORK])
 def test_every_exception_is_a_kernel(pattern):
     assert any(re.fullmatch(pattern, kernel) for kernel in kernels())
 
