@@ -144,8 +144,10 @@ def group_norm(device, dtype):
 
 
 def gemm(device, dtype):
-    """Enough tiles for large ones."""
+    """Enough tiles for large ones, and the short steps of Apple GPUs."""
     a, b = random(device, dtype, 1500, 40), random(device, dtype, 40, 1512)
+    with tuned("apple7"):
+        yield "matmul, short steps", metalcore.matmul(a[:70], b[:, :100])
     yield "matmul, large tiles", metalcore.matmul(a, b)
     yield "matmul, large tiles, transposed", metalcore.matmul(b.T, a.T)
 
@@ -272,9 +274,10 @@ def quant(device):
     for type in sorted(KERNELS):
         packed = packed_sample(type, 6, 512, device=device)
         yield f"dequantize {type}", metalcore.dequantize(packed, type)
-        for rows in (1, 3):
+        for family, rows in (("baseline", 1), ("baseline", 3), ("apple7", 3)):
             x = random(device, torch.float32, rows, 512)
-            yield f"quantized_linear {type}", metalcore.quantized_linear(x, packed, type)
+            with tuned(family):
+                yield f"quantized_linear {type}", metalcore.quantized_linear(x, packed, type)
 
 
 JACOBI_SIZES = (8, 16, 32, 64, 100)
@@ -287,6 +290,10 @@ def svd(device):
             A[1] = 0  # svd_complete makes its left singular vectors
             for tensor in torch.ops.metalcore.svd(A, full_matrices, compute_uv):
                 yield f"svd {m}x{n}", tensor
+    with tuned("apple7"):
+        for n in (32, 64):
+            for tensor in torch.ops.metalcore.svd(random(device, torch.float32, 3, n, n), False, True):
+                yield f"svd {n}x{n}, few registers", tensor
     with tuned("baseline"):
         for batch in (1, 13):  # threadgroups share the rows of one matrix, and not those of 13
             for tensor in torch.ops.metalcore.svd(random(device, torch.float32, batch, 140, 140), False, True):

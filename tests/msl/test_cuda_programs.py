@@ -57,7 +57,8 @@ def compiled(program, kernels, capability):
     return cubin
 
 
-# test_register_gate.py compiles all of them for 9.0. The headers have other code for GPUs before 8.0; what comes after them differs in the assembler alone.
+# test_register_gate.py compiles all of them for 9.0. The headers have other code for GPUs before 8.0; what comes after
+# them differs in the assembler alone.
 @pytest.mark.parametrize(
     ("name", "capability"),
     [
