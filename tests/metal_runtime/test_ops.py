@@ -43,6 +43,7 @@ encoders, dispatches, kernels = use_runtime.counts()
 assert encoders[0] > 100 and dispatches[0] > encoders[0]
 families = [set(line.split()[1:]) for line in open("build/metal_runtime/out/lib/index")]
 assert set().union(*families) >= kernels
+kernels.add("half_subnormals")  # the backend asks it on a queue of its own (test_metal_runtime.py)
 unused = [min(family) for family in families if not family & kernels]
 assert not unused, f"families of which no kernel ran, by one of their kernels: {unused}"
 """,
