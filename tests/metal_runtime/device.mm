@@ -4,7 +4,7 @@
 //   METAL_RUNTIME_DEVICES=0         no GPU, until metal_runtime_add_device() is called
 //   METAL_RUNTIME_DEVICES=default   the list of GPUs is empty, and there is a default one
 //   METAL_RUNTIME_MACOS=<n>         that version of macOS: 14, or else 15
-//   METAL_RUNTIME_CORES=<n>         the GPU has so many cores by IOKit's registry, which else says 8; 0: it says nothing
+//   METAL_RUNTIME_CORES=<n>         IOKit's registry says so many cores, and not 8; 0: it says nothing
 //   METAL_RUNTIME_REFUSES=<a>,<b>   no pipelines of kernels whose names begin so
 //   METAL_RUNTIME_THREADS=<n>       pipelines take no more threads a threadgroup
 #import "runtime.h"
