@@ -15,8 +15,8 @@ def on_first_use():
 
 
 def simulator_libraries(tasks, folder=KERNELS):
-    """lib/<instruction set>/<family>.so, and lib/checking/<family>.so for checking mode; or lib/on-first-use. What a family has for the mode
-    without subnormal numbers lies in a folder of that name with -flushing behind it."""
+    """lib/<instruction set>/<family>.so, and lib/checking/<family>.so for checking mode; or lib/on-first-use. What a
+    family has for the mode without subnormal numbers lies in a folder of that name with -flushing behind it."""
     if on_first_use():
         return [tasks.add("lib/on-first-use", [], [], lambda output: output.touch())]
     outputs = []
