@@ -21,7 +21,7 @@ def simulator_libraries(tasks, folder=KERNELS):
         return [tasks.add("lib/on-first-use", [], [], lambda output: output.touch())]
     outputs = []
     for family, source in families(folder).items():
-        variants = {"": ()}
+        variants: dict[str, tuple[str, ...]] = {"": ()}
         if has_flushing_variant(source, folder):
             variants["-flushing"] = (f"{HALF_SUBNORMALS} 0",)
         for place, isa, checking in _wanted():
