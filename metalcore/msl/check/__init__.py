@@ -3,8 +3,8 @@
 C++ accepts programs that MSL does not, so the simulator may run a program that a Mac does not compile. Here Clang reads
 the program as C++ for OpenCL, whose address spaces are those of MSL, and as C++14 with vectors of its own, both with
 declarations of metal_stdlib (include/), and once more in the order in which it is written (raw.py). Rules that Clang
-does not know are checked on the tokens (declarations.py, kernel_arguments.py, constructs.py, standard.py) and on
-Clang's syntax tree (tree.py).
+does not know are checked on the tokens (declarations.py, kernel_arguments.py, constructs.py, standard.py) and on its
+syntax tree (tree.py).
 """
 
 import re
