@@ -119,7 +119,7 @@ def prepare(program: Program, path: str | os.PathLike, folder: str | os.PathLike
         for kind, checking in (("normal", False), ("checking", True)):
             target = Path(folder) / kind / f"{name}.so"
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(generated.shared_object(name, checking), target)
+            shutil.copyfile(generated.shared_object(name, None, checking, False), target)
     return wanted
 
 
