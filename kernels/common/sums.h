@@ -28,22 +28,3 @@ struct LongSum {
   }
   V total() const { return sum + lost; }
 };
-
-// A sum of so many terms that even blocks of them are many. Short runs are added as they are.
-template <typename V>
-struct BlockedSum {
-  LongSum<V> blocks;
-  V block = V(0.0f);
-
-  // Adds the term with this number, from 0 on.
-  void add(V term, uint number) {
-    block += term;
-    if (number % 8 != 7) return;
-    blocks.add(block);
-    block = V(0.0f);
-  }
-  V total() {
-    blocks.add(block);
-    return blocks.total();
-  }
-};

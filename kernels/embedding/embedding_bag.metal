@@ -46,7 +46,7 @@ inline void bag_of_rows(device const T* table, device const long* indices, devic
     for (uint k = 0; k < kAtOnce; ++k) {
       const uint place = min(start + k, bag.end - 1);
       const long index = indices[place];
-      const bool known = index >= 0 && index < params.rows;
+      const bool known = ulong(index) < ulong(params.rows);                     // no negative one is
       present[k] = start + k < bag.end && !(known && index == params.padding);  // there may be no padding: it is -1
       share.template load<aligned>(v[k], table + (known ? index : 0) * depth, depth, 0.0f);
       const float factor = known ? params.weighted ? static_cast<float>(factors[place]) : 1.0f : NAN;

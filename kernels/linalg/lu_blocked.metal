@@ -191,7 +191,7 @@ constant constexpr uint kUpdateThreads = kTile * kTile / 16;
   float4 sum[4];
 #pragma unroll
   for (uint i = 0; i < 4; ++i) sum[i] = float4(0.0f);
-#pragma unroll(8)
+#pragma unroll(16)
   for (uint k = 0; k < LU_PANEL; ++k) {
     const float4 l = left[k * (kTile / 4) + y], u = right[k * (kTile / 4) + x];
 #pragma unroll

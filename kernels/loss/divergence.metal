@@ -73,21 +73,29 @@ inline float2 lse_of(Pair<T> pair, device const T* row, Team team, uint reductio
   return float2(maximum, log(team.sum(running.sum.total(), reduction + 1)));
 }
 
+// A thread adds blocks of so many steps of four elements, and carries what they round off.
+constexpr constant uint kBlockSteps = 32;
+
 // The divergence, and the sum of its derivatives. It leaves the normalizations in the pair.
 template <typename T, typename Team>
 inline float2 divergence(thread Pair<T>& pair, Team team) {
   constant DivergenceParams& params = *pair.params;
   pair.input_lse = params.input == DIVERGENCE_LOGITS ? lse_of(pair, pair.input, team, 0) : float2(0.0f);
   pair.target_lse = params.target == DIVERGENCE_LOGITS ? lse_of(pair, pair.target, team, 2) : float2(0.0f);
-  BlockedSum<float> loss, total;
-  uint step = 0;
-  for (uint i = 4 * team.thread_index; i < params.length; i += 4 * team.threads, ++step) {
-    const float4 log_p = pair.log_p(i), log_q = pair.log_q(i), p = probability(pair, i, log_p);
-    float4 term = terms(p, log_p, log_q, params.beta), h = derivatives(p, log_p, log_q, params.beta);
-    // What is beyond the row's end has no probability.
-    const bool4 inside = i + uint4(0, 1, 2, 3) < params.length;
-    loss.add(sum4(select(float4(0.0f), term, inside)), step);
-    total.add(sum4(select(float4(0.0f), h, inside)), step);
+  LongSum<float> loss, total;
+  for (uint first = 4 * team.thread_index; first < params.length; first += kBlockSteps * 4 * team.threads) {
+    float block_loss = 0.0f, block_total = 0.0f;
+    const uint end = min(params.length, first + kBlockSteps * 4 * team.threads);
+    for (uint i = first; i < end; i += 4 * team.threads) {
+      const float4 log_p = pair.log_p(i), log_q = pair.log_q(i), p = probability(pair, i, log_p);
+      float4 term = terms(p, log_p, log_q, params.beta), h = derivatives(p, log_p, log_q, params.beta);
+      // What is beyond the row's end has no probability.
+      const bool4 inside = i + uint4(0, 1, 2, 3) < params.length;
+      block_loss += sum4(select(float4(0.0f), term, inside));
+      block_total += sum4(select(float4(0.0f), h, inside));
+    }
+    loss.add(block_loss);
+    total.add(block_total);
   }
   return float2(team.sum(loss.total(), 4), team.sum(total.total(), 5));
 }
