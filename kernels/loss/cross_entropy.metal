@@ -78,10 +78,8 @@ struct RowLoss {
   float factor(float z_loss) const { return (mass + 2.0f * z_loss * lse()) / sum; }
 };
 
-// Four elements of a row at a time, at `threads` elements' distance, and blocks of so many of these. What blocks round
-// off is carried.
+// Four elements of a row at a time, at `threads` elements' distance.
 constexpr constant uint kStep = 4;
-constexpr constant uint kBlockSteps = 32;
 
 template <typename T, typename Team>
 inline RowLoss general_loss(LogitRow<T> row, Team team) {
@@ -91,29 +89,21 @@ inline RowLoss general_loss(LogitRow<T> row, Team team) {
   const float reference = isfinite(target) ? target : 0.0f;
   Running<float, float> running;
   LongSum<float> masses, linears;
-  for (uint first = team.thread_index; first < length; first += kBlockSteps * kStep * team.threads) {
-    float top = running.maximum, sum = 0.0f, mass = 0.0f, linear = 0.0f;
-    const uint end = min(length, first + kBlockSteps * kStep * team.threads);
-    for (uint start = first; start < end; start += kStep * team.threads) {
-      float4 x = float4(-INFINITY);
-      for (uint k = 0; k < kStep; ++k) {
-        const uint i = start + k * team.threads;
-        if (i >= end) break;
-        x[k] = row.logit(i);
-        if (!row.params->general) continue;
-        const float c = row.coefficient(i);
-        mass += c;
-        if (c != 0.0f) linear += c * (x[k] - reference);  // 0 * -inf would be NaN
-      }
-      const float before = top;
-      top = max(top, max4(x));
-      const float base = Running<float, float>::base(top);
-      sum = sum * exp(before - base) + sum4(exp(x - base));
+  for (uint start = team.thread_index; start < length; start += kStep * team.threads) {
+    float4 x = float4(-INFINITY), c = float4(0.0f), products = float4(0.0f);
+    for (uint k = 0; k < kStep; ++k) {
+      const uint i = start + k * team.threads;
+      if (i >= length) break;
+      x[k] = row.logit(i);
+      if (!row.params->general) continue;
+      c[k] = row.coefficient(i);
+      if (c[k] != 0.0f) products[k] = c[k] * (x[k] - reference);  // 0 * -inf would be NaN
     }
+    const float top = max(running.maximum, max4(x));
     running.raise(top);
-    running.sum.add(sum);
-    masses.add(mass);
-    linears.add(linear);
+    running.sum.add(sum4(exp(x - Running<float, float>::base(top))));
+    masses.add(sum4(c));
+    linears.add(sum4(products));
   }
   const float maximum = team.maximum(running.maximum, 0);
   running.raise(maximum);
