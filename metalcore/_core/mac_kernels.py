@@ -107,8 +107,9 @@ def this_release() -> Release:
 
 
 def since(operator: str) -> Release | None:
-    """The first release in which an operator of aten ends in a kernel of its own, or None."""
-    kernel = KERNELS.get(operator)
+    """The first release in which an operator of aten ends in a kernel of its own, or None. One that works in place,
+    such as relu_, has the kernel of the other."""
+    kernel = KERNELS.get(operator.removesuffix("_"))
     return kernel.since if kernel else None
 
 

@@ -83,7 +83,10 @@ def test_what_may_be_changed(device, name, dtype):
             continue
         tried += 1
         with metalcore.enable_pytorch_overrides(name):
-            expected = make(device).gradients()
+            try:
+                expected = make(device).gradients()
+            except NotImplementedError:  # the override leaves it to PyTorch, which has no kernel on the device either
+                continue
             ours = [changed(lambda: make(device), which) for which in range(count)]
         for which, found in enumerate(ours):
             if changed(lambda: make(where), which) is None:
