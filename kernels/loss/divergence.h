@@ -10,6 +10,10 @@
 #define DIVERGENCE_LOG_PROBABILITIES 1u
 #define DIVERGENCE_PROBABILITIES 2u
 
+// Numbers that are kept of a row: two logarithms, each as the sum of two, and a sum. Rows begin at multiples of 16
+// bytes.
+#define DIVERGENCE_SAVED 8
+
 struct DivergenceParams {
   uint32_t length;        // of a row
   uint32_t aligned;       // all rows begin and end at multiples of 16 bytes

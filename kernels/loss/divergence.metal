@@ -123,7 +123,7 @@ inline void forward_row(device const T* input, device const T* target, device fl
   const float2 found = divergence(pair, team);
   if (team.thread_index > 0) return;
   losses[row] = found.x;
-  saved += 5 * ulong(row);
+  saved += DIVERGENCE_SAVED * ulong(row);
   saved[0] = pair.input_lse.x;
   saved[1] = pair.input_lse.y;
   saved[2] = pair.target_lse.x;
@@ -136,7 +136,7 @@ inline void backward_row(device const float* scales, device const T* input, devi
                          device const float* saved, device T* gradient, constant DivergenceParams& params, uint row,
                          Team team) {
   const ulong offset = ulong(row) * params.length;
-  saved += 5 * ulong(row);
+  saved += DIVERGENCE_SAVED * ulong(row);
   const Pair<T> pair = {input + offset, target + offset, &params, float2(saved[0], saved[1]),
                         float2(saved[2], saved[3])};
   write_gradient(pair, gradient + offset, saved[4], scales[params.scale_of_row ? row : 0], team);

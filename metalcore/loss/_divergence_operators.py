@@ -12,6 +12,7 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel
 __all__ = ["LOGITS", "LOG_PROBABILITIES", "PROBABILITIES", "divergence", "divergence_by_torch", "require_options"]
 
 LOGITS, LOG_PROBABILITIES, PROBABILITIES = range(3)  # what an input holds, as the kernels number it
+_SAVED = 8  # numbers that kernels keep of a row
 
 
 def require_options(op, beta, temperature, reduction):
@@ -76,13 +77,13 @@ def _gradient(grad, input, target, beta, input_kind, target_kind, scale):
 @cpu_kernel("divergence")
 def _(input, target, *options):
     losses = divergence_by_torch(input, target, *options).float()
-    return losses, losses.new_zeros(len(losses), 5)
+    return losses, losses.new_zeros(len(losses), _SAVED)
 
 
 @fake_kernel("divergence")
 def _(input, target, *options):
     rows = input.shape[0]
-    return input.new_empty(rows, dtype=torch.float32), input.new_empty((rows, 5), dtype=torch.float32)
+    return input.new_empty(rows, dtype=torch.float32), input.new_empty((rows, _SAVED), dtype=torch.float32)
 
 
 @cpu_kernel("divergence_backward")

@@ -68,7 +68,7 @@ class Block(nn.Module):
         batch, tokens, _ = x.shape
         y = self.norm1(x)
         q, k, v = (p(y).view(batch, tokens, -1, self.SIZE).transpose(1, 2) for p in (self.q, self.k, self.v))
-        q, k = metalcore.rope(q, k, cosine, sine)
+        q, k = metalcore.rope(q, k, cosine, sine, rotary_dim=self.SIZE // 2)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + self.o(y.transpose(1, 2).reshape(batch, tokens, self.WIDTH))
         y = self.norm2(x)

@@ -69,17 +69,3 @@ def test_it_makes_no_directories(tmp_path, monkeypatch):
     monkeypatch.setenv("METALCORE_CACHE_DIR", str(tmp_path / "cache"))
     info.collect()
     assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("release", "macos", "expected"),
-    [
-        ("2.15.0", "14.7.1", "none: PyTorch 2.15.0 needs macOS 15 for the GPU, and this is 14.7.1"),
-        ("2.14.1", "14.7.1", "built into PyTorch, but no device"),
-        ("2.15.0", "15.0", "built into PyTorch, but no device"),
-        ("2.15.0", "", "built into PyTorch, but no device"),
-    ],
-)
-def test_a_macos_that_is_too_old_is_named(monkeypatch, release, macos, expected):
-    monkeypatch.setattr("torch.__version__", release)
-    assert info._without_gpu(macos) == expected

@@ -171,7 +171,7 @@ def test_overrides_are_measured_and_decide(gpu, capsys, monkeypatch):
     assert "overrides.silu" in out and "3.00 times as fast as PyTorch's in inference, 0.25 times in training" in out
     assert "| silu | 3.00 | 0.25 |" in out
     assert store.gains(gpu.device_type) == {"silu": (3.0, 0.25)}
-    forward, backward = metalcore._core.registry.OPS["silu"].override
+    forward, _, backward = metalcore._core.registry.OPS["silu"].override
     figures = store.gains(gpu.device_type)
     assert _gains.why_off("silu", forward, "mps", (2, 15), figures) is None
     assert _gains.why_off("silu", backward, "mps", (2, 15), figures) == _gains.SLOWER

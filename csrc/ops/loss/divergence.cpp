@@ -78,7 +78,7 @@ std::tuple<Tensor, Tensor> divergence(const Tensor& input_, const Tensor& target
   const Tensor input = as_contiguous(input_), target = as_contiguous(target_);
   const int64_t rows = input.sizes()[0];
   const Tensor losses = new_tensor({rows}, ScalarType::Float, input);
-  const Tensor saved = new_tensor({rows, 5}, ScalarType::Float, input);
+  const Tensor saved = new_tensor({rows, DIVERGENCE_SAVED}, ScalarType::Float, input);
   const DivergenceParams params = params_of(op, input, target, input, beta, input_kind, target_kind, scale);
   const Plan plan = plan_of(input);
   note(op, plan);
@@ -99,7 +99,7 @@ Tensor divergence_backward(const Tensor& grad_, const Tensor& input_, const Tens
   check_scale(op, grad, input);
   check_float32(op, "saved", saved);
   check_same_device(op, "saved", saved, input);
-  check(saved.numel() == 5 * input.sizes()[0] && saved.is_contiguous(), "metalcore::", op,
+  check(saved.numel() == DIVERGENCE_SAVED * input.sizes()[0] && saved.is_contiguous(), "metalcore::", op,
         ": saved does not belong to input");
   const Tensor gradient = new_like(input);
   DivergenceParams params = params_of(op, input, target, gradient, beta, input_kind, target_kind, scale);

@@ -87,7 +87,11 @@ def fused_linear_divergence(call):
 
 
 refused(
+    "cross_entropy_ahead", because="the override of torch's function alone calls it, with tensors that are no DTensors"
+)
+refused(
     "cross_entropy_",
+    "cross_entropy_finish_",
     "divergence_",
     "scale_",
     because="it writes an argument and returns another tensor, and DTensor takes what such an operator returns for "
