@@ -129,6 +129,7 @@ inline void forward_row(device const T* input, device const T* target, device fl
   saved[2] = pair.target_lse.x;
   saved[3] = pair.target_lse.y;
   saved[4] = found.y;
+  for (uint i = 5; i < DIVERGENCE_SAVED; ++i) saved[i] = 0.0f;
 }
 
 template <typename T, typename Team>
