@@ -10,9 +10,8 @@
 #define DIVERGENCE_LOG_PROBABILITIES 1u
 #define DIVERGENCE_PROBABILITIES 2u
 
-// Numbers that are kept of a row: two logarithms, each as the sum of two, and a sum. Rows begin at multiples of 16
-// bytes.
-#define DIVERGENCE_SAVED 8
+// Numbers that are kept of a row: two logarithms, each as the sum of two, and a sum.
+#define DIVERGENCE_SAVED 5
 
 struct DivergenceParams {
   uint32_t length;        // of a row

@@ -16,7 +16,9 @@ struct Pair {
   device const T* input;
   device const T* target;
   constant DivergenceParams* params;
-  float2 input_lse, target_lse;  // the logarithms of sums of exponentials, each as the sum of two numbers
+  // The logarithms of sums of exponentials, each as the sum of two numbers. They are stored at once.
+  alignas(16) float2 input_lse;
+  float2 target_lse;
 
   float4 load(device const T* row, uint i, float otherwise) const {
     return params->aligned ? load4<true>(row, i, params->length, otherwise)
@@ -129,7 +131,6 @@ inline void forward_row(device const T* input, device const T* target, device fl
   saved[2] = pair.target_lse.x;
   saved[3] = pair.target_lse.y;
   saved[4] = found.y;
-  for (uint i = 5; i < DIVERGENCE_SAVED; ++i) saved[i] = 0.0f;
 }
 
 template <typename T, typename Team>

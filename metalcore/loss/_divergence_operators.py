@@ -12,7 +12,7 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel
 __all__ = ["LOGITS", "LOG_PROBABILITIES", "PROBABILITIES", "divergence", "divergence_by_torch", "require_options"]
 
 LOGITS, LOG_PROBABILITIES, PROBABILITIES = range(3)  # what an input holds, as the kernels number it
-_SAVED = 8  # numbers that kernels keep of a row
+_SAVED = 5  # numbers that kernels keep of a row
 
 
 def require_options(op, beta, temperature, reduction):
