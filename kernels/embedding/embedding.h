@@ -39,4 +39,5 @@ struct EmbeddingGradientParams {
   uint32_t in_bags;  // indices belong to bags, whose gradients are given
   uint32_t weighted;
   uint32_t by_count;  // the gradient of a row is divided by how often its index occurs
+  uint32_t counted;   // the uses of indices are known
 };
