@@ -69,6 +69,18 @@ inline float2 sums_of(Slice slice, thread const Rows& v, thread const Rows& g, t
   return sums;
 }
 
+template <uint N>
+struct Unpacked {
+  float4 values[N];
+
+  template <typename Held>
+  Unpacked& operator=(thread const Held& held) {
+    for (uint n = 0; n < N; ++n) values[n] = held[n];
+    return *this;
+  }
+  float4 operator[](uint n) const { return values[n]; }
+};
+
 // A stream's rows, R of them at once and then those streams * R further on, by one team; and their part of the weight's
 // gradient where it is wanted. Rows are on their way while those before them are at work.
 template <bool aligned, bool nested, bool has_residual, uint N, uint R, typename T, typename W, typename Team>
@@ -78,6 +90,8 @@ inline void differentiate_rows(device const T* grad, device const T* x, device c
   typedef Slice<aligned, T, N> RowSlice;
   typedef typename RowSlice::template Of<conditional_t<aligned, T, float>> Held;  // elements by themselves unpacked
   constexpr bool ahead = N * sizeof(T) <= 4 && (aligned || sizeof(T) == 4);       // of others registers do not hold two
+  constexpr bool packed = N > 2;                                                  // in registers until they are used
+  constexpr bool keeps_weight = N * sizeof(W) <= 8;                               // or asks for it twice a row
   const uint length = params.length;
   const float inverse_length = 1.0f / static_cast<float>(length);
   const RowSlice slice(team.thread_index);
@@ -89,7 +103,7 @@ inline void differentiate_rows(device const T* grad, device const T* x, device c
     fetch_rows<nested>(slice, next_v, x, params.x, stream * R, params);
     fetch_rows<nested>(slice, next_g, grad, params.grad, stream * R, params);
   }
-  fetch_weight(slice, w, weight, params, length);
+  if constexpr (keeps_weight) fetch_weight(slice, w, weight, params, length);
   for (uint n = 0; n < N; ++n) gw[n] = float4(0.0f);
   uint parity = 0;  // a reduction's scratch is used again only after another one
   for (uint first = stream * R, next;; first = next) {
@@ -98,20 +112,19 @@ inline void differentiate_rows(device const T* grad, device const T* x, device c
       fetch_rows<nested>(slice, next_v, x, params.x, first, params);
       fetch_rows<nested>(slice, next_g, grad, params.grad, first, params);
     }
-    float4 v[R][N];
-    float4 g[R][N];
+    conditional_t<packed, Held, Unpacked<N>> v[R];
+    conditional_t<packed, Held, Unpacked<N>> g[R];
 #pragma unroll
     for (uint r = 0; r < R; ++r) {
-      for (uint n = 0; n < N; ++n) {
-        v[r][n] = next_v[r][n];
-        g[r][n] = next_g[r][n];
-      }
+      v[r] = next_v[r];
+      g[r] = next_g[r];
     }
     if constexpr (ahead) {
       fetch_rows<nested>(slice, next_v, x, params.x, next, params);
       fetch_rows<nested>(slice, next_g, grad, params.grad, next, params);
       simdgroup_barrier(mem_flags::mem_none);  // compilers would move the loads down to the reduction's barrier
     }
+    if constexpr (!keeps_weight) fetch_weight(slice, w, weight, params, length);
     float sums[2 * R];
 #pragma unroll
     for (uint r = 0; r < R; ++r) {
@@ -124,6 +137,7 @@ inline void differentiate_rows(device const T* grad, device const T* x, device c
     parity ^= 1;
     Held added[R];
     if constexpr (has_residual) fetch_rows<nested>(slice, added, residual, params.residual, first, params);
+    if constexpr (!keeps_weight) fetch_weight(slice, w, weight, params, length);
 #pragma unroll
     for (uint r = 0; r < R; ++r) {
       const uint row = first + r;
@@ -385,6 +399,10 @@ kernel void rms_norm_weight_partial(device const T* grad [[buffer(0)]], device c
   INSTANTIATE("rms_norm_backward_split_sums" layout, types, rms_norm_backward_split_sums<aligned, T, W>)       \
   INSTANTIATE("rms_norm_backward_split" layout, types, rms_norm_backward_split<aligned, T, W>)
 
+// Long rows of 16-bit elements, which the registers of NVIDIA's GPUs hold.
+#define INSTANTIATE_LONG(types, T, W) \
+  INSTANTIATE("rms_norm_backward_block8_aligned", types, rms_norm_backward_block<true, T, W, 8, 1, 512>)
+
 #define INSTANTIATE_TYPES(types, T, W)                                           \
   INSTANTIATE("rms_norm_backward_thread", types, rms_norm_backward_thread<T, W>) \
   INSTANTIATE_ROWS("", false, types, T, W)                                       \
@@ -395,6 +413,11 @@ INSTANTIATE_TYPES("_half", half, half)
 INSTANTIATE_TYPES("_bfloat", bfloat, bfloat)
 INSTANTIATE_TYPES("_half_float", half, float)
 INSTANTIATE_TYPES("_bfloat_float", bfloat, float)
+
+INSTANTIATE_LONG("_half", half, half)
+INSTANTIATE_LONG("_bfloat", bfloat, bfloat)
+INSTANTIATE_LONG("_half_float", half, float)
+INSTANTIATE_LONG("_bfloat_float", bfloat, float)
 
 INSTANTIATE("rms_norm_weight_partial", "_float", rms_norm_weight_partial<float>)
 INSTANTIATE("rms_norm_weight_partial", "_half", rms_norm_weight_partial<half>)

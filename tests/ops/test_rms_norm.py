@@ -117,6 +117,20 @@ def test_derivative_of_long_rows(device, dtype, rows, length):
             check(tensor(2, length, dtype=dtype, device=device), tensor(length, dtype=other, device=device))
 
 
+@pytest.mark.parametrize("rows, length, held", [(24, 8200, True), (23, 8200, False), (24, 8203, False), (25, 16384, True),
+                                                (24, 16392, False)])  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_derivative_of_long_rows_in_registers(device, dtype, rows, length, held):
+    """Where there are enough aligned rows of 16 bits for all threadgroups that fill 8 cores, each reads rows once."""
+    with tuned("baseline"):
+        plan = metalcore.explain("rms_norm", (rows, length), (length,), dtype=dtype, backward=True)
+        held = held and dtype != torch.float32
+        assert plan.variant == ("block8" if held else "split")
+        if held:
+            check_with_residual(rows, length, dtype, device)
+            check(tensor(rows, length, dtype=dtype, device=device), tensor(length, device=device))  # a wider weight
+
+
 def test_derivative_of_many_long_rows(device):
     """A threadgroup has 64 rows at most."""
     with tuned("baseline"):

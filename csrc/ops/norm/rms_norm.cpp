@@ -168,6 +168,20 @@ struct BackwardPlan {
 
 constexpr int64_t kLeastChunk = 8;
 
+// Long rows of 16-bit elements that a threadgroup's registers hold, so that x and the gradient are read once. There are
+// enough rows for all threadgroups that a GPU runs at once.
+constexpr RowKernels kHeld = {false, "block8", 32, 512, false};
+bool better_held(const NormShape& shape, const Tensor& on, bool aligned) {
+  return aligned && on.element_size() == 2 && shape.rows >= gpu::parallelism(on).fill_threadgroups &&
+         shape.length <= std::min(row_tuning(on).block_row, kHeld.block_elements * kHeld.block_threads);
+}
+
+NormBackwardPlan plan_held(const NormShape& shape, const Tensor& on) {
+  RowPlan rows = plan_rows(shape.rows, shape.length, 1, on, kHeld);
+  rows.grid.x = std::min(rows.grid.x, std::max(1u, row_tuning(on).row_threads / (2 * kHeld.block_threads)));
+  return {rows, kHeld, 1, rows.grid.x};
+}
+
 BackwardPlan plan_backward(const NormShape& shape, const Tensor& on, bool added) {
   NormBackwardPlan plan = plan_norm_backward(shape, on, added);
   if (std::strcmp(plan.rows.variant, "looped") != 0 || norm_tuning(on).few_registers) return {plan, {plan.rows, 0}};
@@ -199,18 +213,23 @@ std::tuple<Tensor, Tensor> differentiate(const Tensor& grad, const Tensor& input
     if (weight_wanted) torch::stable::zero_(gw);
     return {gx, gw};
   }
-  const BackwardPlan plan = plan_backward(shape, input, sum_grad.has_value());
-  const bool shared = plan.rows.chunk_rows > 0;
+  BackwardPlan plan = plan_backward(shape, input, sum_grad.has_value());
+  bool shared = plan.rows.chunk_rows > 0;
   const auto rows_in = [&](const Tensor& tensor) {
     return shared ? flat_rows_of(tensor, shape.length) : plan.parts.rows_of(tensor, shape.length);
   };
   const NestedRows x = rows_in(input), g = rows_in(grad), added = sum_grad ? rows_in(*sum_grad) : g;
+  const bool aligned = all_aligned16({&x, &g, &added}, {&weight}, shape.length);
+  if (shared && better_held(shape, input, aligned)) {
+    const NormBackwardPlan held = plan_held(shape, input);
+    plan = {held, {held.rows, 0}};
+    shared = false;
+  }
   const RowPlan& rows = plan.rows.rows;
   gpu::note_plan(op, rows.variant, [&] {
     return plan.rows.chunk_rows ? why_split(rows, shape.length)
                                 : why_rows(rows, shape.length, 1, input, plan.parts.kernels);
   });
-  const bool aligned = all_aligned16({&x, &g, &added}, {&weight}, shape.length);
   const ScalarType weight_dtype = weight ? weight->scalar_type() : dtype;
   // Whether a threadgroup has all rows of its columns, so that it makes the weight's gradient itself.
   const bool whole = shared && weight_wanted && plan.parts.chunks == 1 && gw.scalar_type() == weight_dtype;
