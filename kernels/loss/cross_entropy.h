@@ -16,6 +16,7 @@ struct CrossEntropyParams {
   uint32_t has_weight;     // of the classes
   uint32_t probabilities;  // of the classes are the targets, in the layout of contiguous logits
   uint32_t general;        // there are weights, probabilities, or label smoothing
+  uint32_t vectors;        // rows are read in whole vectors: there are neither weights nor probabilities
   uint32_t scale_of_row;   // each row has a scale of its own
   float smoothing;         // what of a target's probability all classes share
   float softcap;           // logits are softcap * tanh(logit / softcap), unless this is 0

@@ -10,8 +10,9 @@
 //   group    one threadgroup has a row
 //
 // Both exist for the loss, for the gradient from a saved m and s, and for both at once, where the gradient takes the
-// place of the logits or is written ahead of its use, which keeps no logits. Rows without weights, label smoothing or
-// class probabilities have c_j = 0 but for the target: they are read in whole vectors.
+// place of the logits or is written ahead of its use, which keeps no logits. Rows without weights and class
+// probabilities have one c_j for all classes except the target, 0 without label smoothing: they are read in whole
+// vectors.
 #include "common/running.h"
 #include "loss/cross_entropy.h"
 #include "loss/team.h"
@@ -127,36 +128,53 @@ inline void general_gradient(LogitRow<T> row, device T* gradient, RowLoss found,
   }
 }
 
-// Without weights, label smoothing and probabilities, for elements next to each other.
+// Without weights and probabilities, for elements next to each other.
 
-template <bool aligned, typename T>
+template <bool aligned, bool smooth, typename T>
 inline RowLoss plain_loss(LogitRow<T> row, Threadgroup team) {
   constexpr uint N = kLongStep<T>;
   const float softcap = row.params->softcap;
   const Edges<aligned, T> edges(row.past, row.params->length, team.thread_index);
   const float target = row.logit(row.target);
+  const float reference = isfinite(target) ? target : 0.0f;  // differences from it are small where the logits are large
   Running<T, float> running;
-  if (!aligned) running.add(capped(edges.load(row.x, -INFINITY), softcap));
+  LongSum<float> differences;
+  if (!aligned) {
+    const float x = capped(edges.load(row.x, -INFINITY), softcap);
+    running.add(x);
+    if (smooth && edges.present) differences.add(x - reference);
+  }
   float4 v[N];
   for (uint start = 0; start < edges.body; start += team.threads * 4 * N) {
-    Share<T, N>(team.thread_index, team.threads, start)
-        .template load<true>(v, row.x + edges.head, edges.body, -INFINITY);
+    const Share<T, N> share(team.thread_index, team.threads, start);
+    share.template load<true>(v, row.x + edges.head, edges.body, -INFINITY);
     if (softcap > 0.0f) {
 #pragma unroll
       for (uint n = 0; n < N; ++n) v[n] = capped(v[n], softcap);
     }
     add_all(running, v);
+    if constexpr (smooth) {
+      float4 part = float4(0.0f);
+#pragma unroll
+      for (uint n = 0; n < N; ++n)
+        part += share.at(n) < edges.body ? v[n] - reference : float4(0.0f);  // others are -inf
+      differences.add(sum4(part));
+    }
   }
   const float maximum = team.maximum(running.maximum, 0);
   running.raise(maximum);
-  const float sum = team.sum(running.sum.total(), 1);
-  return {(maximum - target) + log(sum), maximum, sum, 1.0f};
+  const float sum = team.sum(running.sum.total(), 1), log_sum = log(sum);
+  const float own = (maximum - target) + log_sum;
+  if constexpr (!smooth) return {own, maximum, sum, 1.0f};
+  const float even = ((maximum - reference) + log_sum) - team.sum(differences.total(), 2) / row.params->length;
+  return {row.own() * own + row.params->smoothing * even, maximum, sum, 1.0f};
 }
 
 template <bool aligned, typename T>
 inline void plain_gradient(LogitRow<T> row, device T* gradient, RowLoss found, float scale, Threadgroup team) {
   constexpr uint N = kLongStep<T>;
   const float softcap = row.params->softcap, factor = scale * found.factor(row.params->z_loss);
+  const float own = scale * row.own(), even = scale * row.params->smoothing / row.params->length;  // of a class
   const Edges<aligned, T> edges(row.past, row.params->length, team.thread_index);
   const uint target = row.target - edges.head;  // in the body, or far beyond it
   // From the row's end on, which the walk before has left in the cache.
@@ -176,16 +194,16 @@ inline void plain_gradient(LogitRow<T> row, device T* gradient, RowLoss found, f
 #pragma unroll
     for (uint n = 0; n < N; ++n) {
       const float4 x = capped(v[n], softcap);
-      v[n] = factor * exponential<T>(x - found.maximum);
+      v[n] = factor * exponential<T>(x - found.maximum) - even;
       const uint k = target - share.at(n);
-      if (k < 4) v[n] -= select(float4(0.0f), float4(scale), uint4(k) == uint4(0, 1, 2, 3));
+      if (k < 4) v[n] -= select(float4(0.0f), float4(own), uint4(k) == uint4(0, 1, 2, 3));
       if (softcap > 0.0f) v[n] *= slope(x, softcap);
     }
     store_body<aligned>(share, v, gradient + edges.head, edges.body, row.params->together);
   }
   if (aligned) return;
   const float x = capped(edges.load(row.x, -INFINITY), softcap);
-  const float value = factor * exponential<T>(x - found.maximum) - (edges.element == row.target ? scale : 0.0f);
+  const float value = factor * exponential<T>(x - found.maximum) - even - (edges.element == row.target ? own : 0.0f);
   edges.store(gradient, value * slope(x, softcap));
 }
 
@@ -195,8 +213,10 @@ inline RowLoss loss_of(LogitRow<T> row, Alone team) {
 }
 template <typename T>
 inline RowLoss loss_of(LogitRow<T> row, Threadgroup team) {
-  if (row.params->general) return general_loss(row, team);
-  return row.params->aligned ? plain_loss<true>(row, team) : plain_loss<false>(row, team);
+  if (!row.params->vectors) return general_loss(row, team);
+  if (row.params->smoothing > 0.0f)
+    return row.params->aligned ? plain_loss<true, true>(row, team) : plain_loss<false, true>(row, team);
+  return row.params->aligned ? plain_loss<true, false>(row, team) : plain_loss<false, false>(row, team);
 }
 
 template <typename T>
@@ -205,7 +225,7 @@ inline void write_gradient(LogitRow<T> row, device T* gradient, RowLoss found, f
 }
 template <typename T>
 inline void write_gradient(LogitRow<T> row, device T* gradient, RowLoss found, float scale, Threadgroup team) {
-  if (row.params->general)
+  if (!row.params->vectors)
     general_gradient(row, gradient, found, scale, team.thread_index, team.threads);
   else if (row.params->aligned)
     plain_gradient<true>(row, gradient, found, scale, team);

@@ -111,8 +111,8 @@ CrossEntropyParams params_of(const Shape& shape, const Rows& x, const Tensor& gr
                                reinterpret_cast<uintptr_t>(gradient.data_ptr()) % 16 == 0),
       .has_weight = weight.has_value(),
       .probabilities = probabilities,
-      // Vectors' edges need 15 elements.
-      .general = weight || probabilities || options.label_smoothing != 0 || shape.classes < 16,
+      .general = weight || probabilities || options.label_smoothing != 0,
+      .vectors = !weight && !probabilities && shape.classes >= 16,  // their edges need 15 elements
       .smoothing = static_cast<float>(options.label_smoothing),
       .softcap = static_cast<float>(options.softcap),
       .z_loss = static_cast<float>(options.z_loss),
