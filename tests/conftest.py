@@ -92,3 +92,12 @@ def strict_where_it_matters(request):
 
         strict = request.path.parent.name not in LENIENT and not request.node.get_closest_marker("lenient")
         device.set_strict(strict or switched_on("METALCORE_SIMULATOR_STRICT"))
+
+
+@pytest.fixture(params=["", "apple7"], ids=["own", "narrow"])
+def each_width(request):
+    """The device's own kernels of attention, and those whose threads have few registers."""
+    from rows import tuned  # which asks metalcore
+
+    with tuned(request.param):
+        yield request.param

@@ -22,7 +22,7 @@ import struct
 import sys
 from pathlib import Path
 
-from .register_exceptions import NVIDIA, OVER, UNDER_WORK
+from .register_exceptions import NVIDIA, OVER
 
 KERNELS = Path(__file__).resolve().parents[1] / "kernels"
 CAPABILITY = 90
@@ -65,7 +65,7 @@ class Use:
         reason = reason_of(self.kernel, OVER)
         if self.fits:
             return f"it fits, and register_exceptions.py lists it: {reason}" if reason else ""
-        if reason_of(self.kernel, NVIDIA | OVER | UNDER_WORK):
+        if reason_of(self.kernel, NVIDIA | OVER):
             return ""
         return (
             f"{self.local_bytes} bytes of a thread lie in local memory with {self.budget} registers, and a threadgroup "
@@ -73,7 +73,7 @@ class Use:
         )
 
     def __str__(self):
-        note = reason_of(self.kernel, NVIDIA | OVER | UNDER_WORK)
+        note = reason_of(self.kernel, NVIDIA | OVER)
         mark = "" if self.fits else f"  {'over' if self.fault else f'listed: {note}'}"
         return (
             f"{self.kernel:56} {self.threads or '-':>7} {self.budget:>6} {self.registers:>9} {self.local_bytes:>11} "

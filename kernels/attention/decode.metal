@@ -9,15 +9,21 @@
 
 constexpr constant uint kMaxSimdgroups = 4;
 
-// D and DV: the largest sizes of a head. T: the type of keys and values.
-template <typename T, uint D, uint DV, uint R>
+// D and DV: the largest sizes of a head. T: the type of keys and values. Narrow kernels are for threads with at most
+// 128 registers, as Apple's GPUs have them: more lanes have a key, so that each has fewer of a row's results.
+template <typename T, uint D, uint DV, uint R, bool kNarrow>
 struct DecodeShape {
   static constexpr constant uint kVector = 16 / sizeof(T);
   static constexpr constant uint kBytes = D * sizeof(T);
-  static constexpr constant uint kLanes = kBytes <= 256 ? 8 : kBytes <= 512 ? 16 : 32;  // that have a key
+  static constexpr constant uint kLanes =  // that have a key
+      kNarrow ? (D <= 256 ? D / 8 : 32)
+              : (kBytes <= 256   ? 8
+                 : kBytes <= 512 ? 16
+                                 : 32);
   static constexpr constant uint kTogether = 32 / kLanes;  // keys that a simdgroup has at a time
   // Keys of a lane whose loads are under way at once.
-  static constexpr constant uint kAhead = kBytes <= 1024 || sizeof(T) == 2 ? 2 : 1;
+  static constexpr constant uint kAhead = !kNarrow && (kBytes <= 1024 || sizeof(T) == 2) ? 2 : 1;
+  static constexpr constant bool kEarly = R < 8;  // there are registers to load the next keys into meanwhile
   static constexpr constant uint kKeyVectors = (D / kVector + kLanes - 1) / kLanes;
   static constexpr constant uint kValueVectors = (DV / kVector + kLanes - 1) / kLanes;
   static constexpr constant uint kPadded = kKeyVectors * kLanes * kVector;
@@ -47,7 +53,8 @@ inline void merge_groups(thread float4 (&result)[R][N], uint lane) {
   }
 }
 
-template <typename T, uint D, uint DV, uint R>
+// Only general kernels know masks, soft caps, and rows that cannot be loaded by vectors.
+template <typename T, uint D, uint DV, uint R, bool kNarrow, bool kGeneral>
 [[kernel]] [[max_total_threads_per_threadgroup(32 * kMaxSimdgroups)]] void attention_decode(
     device const uchar* q [[buffer(0)]], device const T* k [[buffer(1)]], device const T* v [[buffer(2)]],
     device const uchar* mask [[buffer(3)]], device const uchar* sinks [[buffer(4)]],
@@ -57,7 +64,7 @@ template <typename T, uint D, uint DV, uint R>
     constant AttentionDecodeParams& params [[buffer(12)]], uint3 group [[threadgroup_position_in_grid]],
     uint3 threads [[threads_per_threadgroup]], uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  using S = DecodeShape<T, D, DV, R>;
+  using S = DecodeShape<T, D, DV, R, kNarrow>;
   constexpr uint kQuads = S::kVector / 4;  // float4s of a vector
   alignas(16) threadgroup float shared[S::kShared];
   threadgroup float maxima[kMaxSimdgroups * R];
@@ -88,9 +95,10 @@ template <typename T, uint D, uint DV, uint R>
   Running running = {-INFINITY, -INFINITY, 0.0f};
   const RowPlaces places = {positions, query_rows, mask_rows, out_rows};
   threadgroup Pack<float>* const queries = reinterpret_cast<threadgroup Pack<float>*>(shared);
-  if (R == 8 && params.general)
-    walk<R == 8, true, T, S, R>(result, running, seen, first, simdgroups * S::kTogether, rows, keys, split, q, k, v,
-                                mask, mask_indptr, kv_indices, queries, places, params, thread_index, threads.x, lane);
+  if (kNarrow || (kGeneral && params.general))
+    walk<kGeneral, true, T, S, R>(result, running, seen, first, simdgroups * S::kTogether, rows, keys, split, q, k, v,
+                                  mask, mask_indptr, kv_indices, queries, places, params, thread_index, threads.x,
+                                  lane);
   else if (params.key_layout == KEYS_PAGED)
     walk<false, true, T, S, R>(result, running, seen, first * S::kAhead, step, rows, keys, split, q, k, v, mask,
                                mask_indptr, kv_indices, queries, places, params, thread_index, threads.x, lane);
@@ -166,17 +174,28 @@ template <typename T, uint D, uint DV, uint R>
   }
 }
 
-#define INSTANTIATE(name, T, ...) \
-  template [[host_name(name)]] [[kernel]] decltype(attention_decode<T, __VA_ARGS__>) attention_decode<T, __VA_ARGS__>;
-#define INSTANTIATE_SIZES(types, T)                            \
-  INSTANTIATE("attention_decode_64x4_" types, T, 64, 64, 4)    \
-  INSTANTIATE("attention_decode_64x8_" types, T, 64, 64, 8)    \
-  INSTANTIATE("attention_decode_128x4_" types, T, 128, 128, 4) \
-  INSTANTIATE("attention_decode_128x8_" types, T, 128, 128, 8) \
-  INSTANTIATE("attention_decode_256x4_" types, T, 256, 256, 4) \
-  INSTANTIATE("attention_decode_256x8_" types, T, 256, 256, 8) \
-  INSTANTIATE("attention_decode_576x8_" types, T, 576, 512, 8)
+// Names have the largest head size that a kernel takes, and its rows.
+#define INSTANTIATE(name, T, D, DV, R, ...)                         \
+  template [[host_name("attention_decode_" name #D "x" #R "_" #T)]] \
+  [[kernel]] decltype(attention_decode<T, D, DV, R, __VA_ARGS__>) attention_decode<T, D, DV, R, __VA_ARGS__>;
+#define INSTANTIATE_SIZES(T)                    \
+  INSTANTIATE("", T, 64, 64, 4, false, false)   \
+  INSTANTIATE("", T, 64, 64, 8, false, true)    \
+  INSTANTIATE("", T, 128, 128, 4, false, false) \
+  INSTANTIATE("", T, 128, 128, 8, false, true)  \
+  INSTANTIATE("", T, 256, 256, 4, false, false) \
+  INSTANTIATE("", T, 256, 256, 8, false, true)  \
+  INSTANTIATE("", T, 576, 512, 8, false, true)
+#define INSTANTIATE_NARROW(name, T, general)       \
+  INSTANTIATE(name, T, 64, 64, 4, true, general)   \
+  INSTANTIATE(name, T, 128, 128, 4, true, general) \
+  INSTANTIATE(name, T, 256, 256, 4, true, general) \
+  INSTANTIATE(name, T, 576, 512, 4, true, general)
+#define INSTANTIATE_KINDS(T)              \
+  INSTANTIATE_SIZES(T)                    \
+  INSTANTIATE_NARROW("narrow_", T, false) \
+  INSTANTIATE_NARROW("narrow_general_", T, true)
 
-INSTANTIATE_SIZES("float", float)
-INSTANTIATE_SIZES("half", half)
-INSTANTIATE_SIZES("bfloat", bfloat)
+INSTANTIATE_KINDS(float)
+INSTANTIATE_KINDS(half)
+INSTANTIATE_KINDS(bfloat)

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "attention/decode_rows.h"
-#include "common/matrices.h"
+#include "attention/fragments.h"
 
 // Keys that a simdgroup has at a time: the terms of a tensor core's product.
 constexpr constant uint kTileKeys = 16;
@@ -117,19 +117,46 @@ inline float2 widened(bfloat2 x) {
   return as_type<float2>(uint2(word << 16, word & 0xffff0000u));
 }
 
-// Makes operands of a product. A weight becomes two numbers, which have twice the bits of one: results are about as
-// exact as those of decode.metal, and memory remains the limit.
+// Weights as operands of a product of 16-bit matrices: each is two numbers, which have twice the bits of one. Results
+// are about as exact as those of decode.metal, and memory remains the limit. Narrow kernels multiply floats.
 template <typename T, uint kDown>
-METAL_FUNC void split_weights(thread Fragments<T, kDown, 2>& upper, thread Fragments<T, kDown, 2>& lower,
-                              thread Fragments<float, kDown, 2>& weights) {
+struct SplitWeights {
+  Fragments<T, kDown, 2> upper, lower;
+};
+template <typename T, uint kDown>
+METAL_FUNC void to_operands(thread SplitWeights<T, kDown>& split, thread Fragments<float, kDown, 2>& weights) {
 #pragma unroll
   for (uint m = 0; m < kDown; ++m) {
 #pragma unroll
     for (uint n = 0; n < 2; ++n) {
       const float2 two = elements(weights.at[m][n]);
-      elements(upper.at[m][n]) = vec<T, 2>(two);
-      elements(lower.at[m][n]) = vec<T, 2>(two - widened(elements(upper.at[m][n])));
+      elements(split.upper.at[m][n]) = vec<T, 2>(two);
+      elements(split.lower.at[m][n]) = vec<T, 2>(two - widened(elements(split.upper.at[m][n])));
     }
+  }
+}
+template <uint kDown>
+METAL_FUNC void to_operands(thread Fragments<float, kDown, 2>& operands, thread Fragments<float, kDown, 2>& weights) {
+  operands = weights;
+}
+
+// Adds weights times the values in the first 8 * kColumns columns of a tile.
+template <uint kPitch, typename T, uint kDown, uint kColumns>
+METAL_FUNC void add_values(thread Fragments<float, kDown, kColumns>& product,
+                           thread const SplitWeights<T, kDown>& split, threadgroup const T* tile) {
+  RightFragments<T, 2, kColumns> value;
+  load<kPitch>(value, tile);
+  multiply(product, split.lower, 0, value);
+  multiply(product, split.upper, 0, value);
+}
+template <uint kPitch, typename M, typename T, uint kDown, uint kColumns>
+METAL_FUNC void add_values(thread Fragments<float, kDown, kColumns>& product,
+                           thread const Fragments<M, kDown, 2>& weights, threadgroup const T* tile) {
+#pragma unroll
+  for (uint k = 0; k < 2; ++k) {
+    Floats<1, kColumns> value;
+    load<kPitch>(value, tile + k * 8 * kPitch);
+    multiply(product, weights, k, value);
   }
 }
 
@@ -193,7 +220,7 @@ struct MatrixWalk {
         key_rows(k + keys.key, share.part, params.head_size),
         value_rows(v + keys.value, share.part, params.value_size) {}
 };
-// Asks for the first keys.
+// Finds keys from `start` on, and asks for them.
 template <typename T, uint D>
 METAL_FUNC void begin(thread MatrixWalk<T, D>& walk, Seen seen, uint start, thread const KeyRows& keys,
                       device const int* kv_indices, constant AttentionDecodeParams& params, uint lane) {
@@ -203,11 +230,12 @@ METAL_FUNC void begin(thread MatrixWalk<T, D>& walk, Seen seen, uint start, thre
 }
 
 // Adds keys start, start + step …, and the fifteen behind each, to the rows' sums. `tile` is the simdgroup's own. Keys
-// and values come into it in turn: while it holds the one, the other is on its way into registers.
+// and values come into it in turn: while it holds the one, the other is on its way into registers. Narrow kernels have
+// no registers for that: they load each when the tile is free.
 //
 // Tensor cores round sums towards zero, so each product takes up to 2^-23 from them. Numbers of 16 bits do not show it
 // before a simdgroup has had some ten thousand keys, which several threadgroups share in nearly all calls.
-template <typename T, uint D, uint R>
+template <bool kNarrow, typename T, uint D, uint R>
 METAL_FUNC void run(thread MatrixWalk<T, D>& walk, thread Fragments<float, R / 8, D / 8>& sums,
                     thread RowSoftmax<R / 8>& softmax, Seen seen, uint start, uint step, thread const KeyRows& keys,
                     device const int* kv_indices, threadgroup const T* queries, threadgroup T* tile,
@@ -216,12 +244,13 @@ METAL_FUNC void run(thread MatrixWalk<T, D>& walk, thread Fragments<float, R / 8
   const Place place = place_of(lane);
   threadgroup T* const own = tile + walk.share.key * kPitch + walk.share.part * kPackElements<T>;
   for (; start < seen.end; start += step) {
+    if (kNarrow) begin(walk, seen, start, keys, kv_indices, params, lane);
     simdgroup_barrier(mem_flags::mem_threadgroup);
     walk.ahead.store(own, kPitch);
     simdgroup_barrier(mem_flags::mem_threadgroup);
-    walk.ahead.load(walk.value_rows, walk.places, params.v);
+    if (!kNarrow) walk.ahead.load(walk.value_rows, walk.places, params.v);
     const uint found = walk.places.found;
-    find(walk.places, start + step, seen.end, keys, kv_indices, params, walk.share, lane);
+    if (!kNarrow) find(walk.places, start + step, seen.end, keys, kv_indices, params, walk.share, lane);
 
     Fragments<float, kDown, 2> scores;
     clear(scores);
@@ -241,26 +270,24 @@ METAL_FUNC void run(thread MatrixWalk<T, D>& walk, thread Fragments<float, R / 8
     if (seen.bounded || found != kAllFound) hide(scores, start, found, seen.bounded, positions, place, params);
     float shrink[kDown];
     weigh(scores, softmax, shrink);
-    Fragments<T, kDown, 2> upper, lower;
-    split_weights(upper, lower, scores);
+    conditional_t<kNarrow, Fragments<float, kDown, 2>, SplitWeights<T, kDown>> weights;
+    to_operands(weights, scores);
 
+    if (kNarrow) walk.ahead.load(walk.value_rows, walk.places, params.v);
     simdgroup_barrier(mem_flags::mem_threadgroup);
     if (found != kAllFound) walk.ahead.clear_others(found, walk.share);
     walk.ahead.store(own, kPitch);
     simdgroup_barrier(mem_flags::mem_threadgroup);
-    walk.ahead.load(walk.key_rows, walk.places, params.k);
+    if (!kNarrow) walk.ahead.load(walk.key_rows, walk.places, params.k);
 #pragma unroll
     for (uint n = 0; n < D / 8; n += kColumns) {
       Fragments<float, kDown, kColumns> product;
-      RightFragments<T, 2, kColumns> value;
 #pragma unroll
       for (uint m = 0; m < kDown; ++m) {
 #pragma unroll
         for (uint i = 0; i < kColumns; ++i) elements(product.at[m][i]) = elements(sums.at[m][n + i]) * shrink[m];
       }
-      load<kPitch>(value, tile + n * 8);
-      multiply(product, lower, 0, value);
-      multiply(product, upper, 0, value);
+      add_values<kPitch>(product, weights, tile + n * 8);
 #pragma unroll
       for (uint m = 0; m < kDown; ++m) {
 #pragma unroll

@@ -111,7 +111,7 @@ inline void ask_values(thread KeysAhead<kGeneral, kPaged, T, S>& ahead) {
 }
 
 // Adds keys start, start + step …, and those that the simdgroup has with each, to the rows' results. The first ones are
-// on their way before the rows are found, and the next ones follow as soon as their registers are free. With 8 rows
+// on their way before the rows are found, and the next ones follow as soon as their registers are free, except where
 // there are no registers to load ahead into.
 template <bool kGeneral, bool kPaged, typename T, typename S, uint R, uint N>
 inline void walk(thread float4 (&result)[R][N], thread Running& running, Seen seen, uint first, uint step,
@@ -123,22 +123,21 @@ inline void walk(thread float4 (&result)[R][N], thread Running& running, Seen se
   constexpr uint kAhead = Ahead::kAhead;
   constexpr uint kQuads = S::kVector / 4;  // float4s of a vector
   constexpr uint kRowLanes = S::kLanes / R;
-  constexpr bool kEarly = R < 8;
   using Share = Shares<S, R, kAhead>;
   const uint part = lane % S::kLanes;
   const uint row = part / kRowLanes;
   const uint leader = lane & ~(S::kLanes - 1);  // the first lane of the group
   Ahead ahead(keys, k, v, params, part);
   uint start = seen.begin + first;
-  if (kEarly && start < seen.end) {
+  if (S::kEarly && start < seen.end) {
     ask_keys(ahead, start, seen, keys, kv_indices, params, lane);
     ask_values(ahead);
   }
   load_rows<S, R>(shared, places, rows, keys, split, q, mask_indptr, params, thread_index, threads);
   float base = base_of(running.reference);
   for (; start < seen.end; start += step) {
-    const bool more = kEarly && start + step < seen.end;
-    if (!kEarly) {
+    const bool more = S::kEarly && start + step < seen.end;
+    if (!S::kEarly) {
       ask_keys(ahead, start, seen, keys, kv_indices, params, lane);
       ask_values(ahead);
     }

@@ -1,5 +1,6 @@
 """Few queries and many keys where more than 4 rows of 16-bit numbers share keys: products of matrices. Weights have two
-numbers of 16 bits each, so that the bounds are those of the kernels that multiply in float32."""
+numbers of 16 bits each, or are floats in narrow kernels, so that the bounds are those of the kernels that multiply in
+float32."""
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import metalcore
 from metalcore import scaled_dot_product_attention as attend
 
 DTYPES = [torch.float16, torch.bfloat16]
-FAMILIES = ["baseline", "simulator", "hopper"]
+FAMILIES = ["baseline", "simulator", "hopper", "apple7"]
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
@@ -43,6 +44,9 @@ def test_rows(device, dtype, heads, kv_heads, queries, kernel):
     """Tiles that are full and not, which the causal limit cuts one by one."""
     tensors = inputs(device, dtype, heads, kv_heads, queries, keys=269)
     assert first_kernel(tensors) == f"{kernel}_{SUFFIXES[dtype]}"
+    with tuned("apple7"):
+        narrow = "matrices_narrow_64x16" if "matrices" in kernel else "narrow_64x4"
+        assert first_kernel(tensors) == f"{narrow}_{SUFFIXES[dtype]}"
     for family in FAMILIES:
         with tuned(family):
             check(attended(tensors), reference(*tensors))
@@ -57,7 +61,12 @@ def test_rows(device, dtype, heads, kv_heads, queries, kernel):
 def test_sizes(device, dtype, size, value_size, kernel):
     tensors = inputs(device, dtype, heads=12, kv_heads=1, size=size, value_size=value_size, batch=1)
     assert first_kernel(tensors).startswith(f"matrices_{kernel}x16" if kernel else "256x8")
-    check(attended(tensors), reference(*tensors))
+    expected = reference(*tensors)
+    check(attended(tensors), expected)
+    with tuned("apple7"):
+        narrow = {64: "matrices_narrow_64x16", 128: "matrices_narrow_128x8", None: "narrow_256x4"}[kernel]
+        assert first_kernel(tensors).startswith(narrow)
+        check(attended(tensors), expected)
 
 
 @each_dtype
@@ -66,10 +75,10 @@ def test_sizes(device, dtype, size, value_size, kernel):
 def test_keys(device, dtype, keys, heads):
     """Below and above the keys that a simdgroup and a threadgroup have at a time: some simdgroups have a step more than
     others, or none at all."""
-    tensors = inputs(device, dtype, keys=keys, batch=1, heads=heads, kv_heads=1)
+    tensors = inputs(device, dtype, keys=keys, batch=1, heads=heads, kv_heads=1, size=80 if heads == 20 else 64)
     for family in FAMILIES:
         with tuned(family):
-            assert (len(kernels(*tensors)) == 2) == (keys >= {"baseline": 256, "simulator": 256, "hopper": 128}[family])
+            assert (len(kernels(*tensors)) == 2) == (keys >= (128 if family == "hopper" else 256))
             check(attended(tensors), reference(*tensors))
 
 
@@ -105,18 +114,23 @@ def test_rows_that_see_no_key(device, dtype):
 @each_dtype
 def test_large_scores(device, dtype):
     q, k, v = inputs(device, dtype, heads=24)
-    check(attended((q * 64, k, v)), reference(q * 64, k, v))
+    expected = reference(q * 64, k, v)
+    for family in FAMILIES:
+        with tuned(family):
+            check(attended((q * 64, k, v)), expected)
 
 
 @each_dtype
 def test_numbers_that_are_not_finite(device, dtype):
     q, k, v = inputs(device, dtype, heads=12, kv_heads=1, batch=2)
     v[0, 0, 7, 3], k[1, 0, 5, 2] = torch.inf, torch.nan
-    out, lse = attended((q, k, v))
-    assert out[1].isnan().all() and lse[1].isnan().all() and lse[0].isfinite().all()
-    # An infinite value times the smaller number of a weight, which may be 0, is NaN.
-    hidden = ~out[0].isfinite().cpu()
-    assert hidden[..., 3].all() and hidden.sum() == 12
+    for family in FAMILIES:
+        with tuned(family):
+            out, lse = attended((q, k, v))
+        assert out[1].isnan().all() and lse[1].isnan().all() and lse[0].isfinite().all()
+        # An infinite value times the smaller number of a weight, which may be 0, is NaN.
+        hidden = ~out[0].isfinite().cpu()
+        assert hidden[..., 3].all() and hidden.sum() == 12
 
 
 @each_dtype
@@ -144,6 +158,10 @@ def test_other_calls(device):
     assert first_kernel(tensors, attn_mask=mask) == "64x8_half"
     assert first_kernel(tensors, softcap=3.0) == "64x8_half"
     assert first_kernel([x.float() for x in tensors]) == "64x8_float"
+    with tuned("apple7"):
+        assert first_kernel(tensors) == "matrices_narrow_64x16_half"
+        assert first_kernel(tensors, attn_mask=mask) == "narrow_general_64x4_half"
+        assert first_kernel([x.float() for x in tensors]) == "narrow_64x4_float"
 
 
 def test_explain(device):

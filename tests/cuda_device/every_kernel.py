@@ -106,15 +106,17 @@ def optimizers(device, dtype):
 
 
 def pages(device, dtype):
-    """Decoding with heads of every size that there is a kernel for, and heads to share keys of every number of rows."""
+    """Decoding with heads of every size that there is a kernel for, wide and narrow, and heads to share keys of every
+    number of rows."""
     numbers = [torch.tensor(values, device=device) for values in ([0, 2, 3], [4, 1, 2], [3, 4])]
-    for size, value_size, heads in itertools.product((64, 128, 256, 576), (64, 512), (4, 8, 12, 24)):
-        if value_size <= size:
-            cache = random(device, dtype, 5, 4, 1, size), random(device, dtype, 5, 4, 1, value_size)
-            q = random(device, dtype, 2, heads, size)
-            yield f"pages {size} {heads}", metalcore.paged.batch_decode(q, cache, *numbers)
+    sizes, families = ((64, 64), (128, 64), (256, 64), (576, 64), (576, 512)), ("baseline", "apple7")
+    for (size, value_size), heads, family in itertools.product(sizes, (4, 8, 12, 24), families):
+        cache = random(device, dtype, 5, 4, 1, size), random(device, dtype, 5, 4, 1, value_size)
+        q = random(device, dtype, 2, heads, size)
+        with tuned(family):
+            yield f"pages {family} {size} {heads}", metalcore.paged.batch_decode(q, cache, *numbers)
             # No product of matrices has a cap.
-            yield f"pages {size} {heads}, cap", metalcore.paged.batch_decode(q, cache, *numbers, softcap=3.0)
+            yield f"pages {family} {size} {heads}, cap", metalcore.paged.batch_decode(q, cache, *numbers, softcap=3.0)
 
 
 def attention(device, dtype):

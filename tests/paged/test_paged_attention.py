@@ -12,6 +12,7 @@ from metalcore.paged import batch_decode, batch_prefill, merge_states
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 each_layout = pytest.mark.parametrize("layout", ["NHD", "HND"])
+each_width = pytest.mark.usefixtures("each_width")
 LENGTHS, COUNTS = [37, 0, 5, 70], [3, 0, 5, 1]
 
 
@@ -38,14 +39,15 @@ def test_decode(device, layout, page_size):
     requests = Requests(device, lengths, page_size, 2, 64, layout=layout)
     q = tensor(4, 4, 64, device=device)
     expected = attention(q, requests, [1] * 4)
-    for family in ("baseline", "simulator"):
+    for family in ("baseline", "simulator", "apple7"):
         with tuned(family):
             found, recording = record(decode, q, requests)
-        assert ("attention_merge_float" in recording.kernels) == (family == "baseline")
+        assert ("attention_merge_float" in recording.kernels) == (family != "simulator")
         check(found, expected)
     assert (found[0][2] == 0).all() and (found[1][2] == -torch.inf).all()
 
 
+@each_width
 @each_layout
 @pytest.mark.parametrize("page_size", [1, 16, 23])
 def test_prefill(device, layout, page_size):
@@ -55,6 +57,7 @@ def test_prefill(device, layout, page_size):
         check(prefill(q, requests, COUNTS, **options), attention(q, requests, COUNTS, **options))
 
 
+@each_width
 @pytest.mark.parametrize("q_dtype, dtype", [(d, d) for d in DTYPES] + [(DTYPES[0], d) for d in DTYPES[1:]], ids=str)
 def test_dtypes(device, q_dtype, dtype):
     """The cache may have another dtype than the queries, of which the result is."""
@@ -66,6 +69,7 @@ def test_dtypes(device, q_dtype, dtype):
     check(found, attention(q, requests, COUNTS, causal=True, sinks=sinks, scale=0.2))
 
 
+@each_width
 def test_many_queries(device):
     """More rows than a threadgroup has, in requests of different lengths, of which there are more than lanes."""
     counts = [1 + i % 3 for i in range(40)]
@@ -76,6 +80,7 @@ def test_many_queries(device):
     check(prefill(q, requests, counts, causal=True), attention(q, requests, counts, causal=True))
 
 
+@each_width
 def test_custom_mask(device):
     requests = Requests(device, LENGTHS, 8, 2, 32)
     q = tensor(sum(COUNTS), 2, 32, device=device)
@@ -98,6 +103,7 @@ def test_a_custom_mask_of_another_size(device):
 
 
 @pytest.mark.only_on("simulator")
+@each_width
 @pytest.mark.parametrize("index", range(3))
 def test_numbers_that_do_not_fit_in_32_bits(device, index):
     requests = Requests(device, [11, 5], 4, 2, 16)
@@ -223,6 +229,7 @@ def test_wrong_numbers(device, name, wrong, match):
     assert out.isfinite().all()
 
 
+@each_width
 def test_a_page_that_does_not_exist_is_not_seen(device):
     requests = Requests(device, [24], 8, 1, 64)
     indptr, indices, last = requests.pages

@@ -10,7 +10,7 @@ from test_paged_attention import check, decode, prefill
 from metalcore._core.recording import record
 from metalcore.nn.attention import varlen_attn
 
-FAMILIES = ["baseline", "simulator", "hopper"]
+FAMILIES = ["baseline", "simulator", "hopper", "apple7"]
 each_dtype = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 
 

@@ -18,14 +18,20 @@ struct DecodeTuning {
   uint32_t simdgroups = 4;                                      // of a threadgroup
   uint32_t least_share = 128;                                   // keys of a threadgroup
   gpu::Count fill_matrices = gpu::filling_threadgroups(4);      // as above, of the kernels that multiply matrices
+  bool narrow = false;                                          // threads have at most 128 registers
 };
 const gpu::Table<DecodeTuning> decode_tuning(
     "attention_decode",
     {{"fill_threadgroups", &DecodeTuning::fill_threadgroups, {1, 2048}},
      {"simdgroups", &DecodeTuning::simdgroups, {1, 4}},
      {"least_share", &DecodeTuning::least_share, {32, 4096}},
-     {"fill_matrices", &DecodeTuning::fill_matrices, {1, 2048}}},
+     {"fill_matrices", &DecodeTuning::fill_matrices, {1, 2048}},
+     {"narrow", &DecodeTuning::narrow}},
     {{.family = "baseline"},
+     {.family = "apple7", .narrow = true},
+     {.family = "apple8", .narrow = true},
+     {.family = "apple9", .narrow = true},
+     {.family = "apple10", .narrow = true},
      {.family = "hopper", .fill_threadgroups = gpu::per_core(3), .least_share = 32, .fill_matrices = 256},
      {.family = "simulator", .fill_threadgroups = 2, .fill_matrices = 2}});
 
@@ -56,6 +62,7 @@ struct DecodePlan {
   int64_t group, kv_heads;
   int64_t keys;  // of a request, taking all to have the same number where only the device knows it
   bool general;  // there is a mask or a soft cap, or rows that cannot be loaded by vectors, or lie far apart
+  bool narrow;
 };
 
 bool aligned16(const Tensor& tensor) {
@@ -91,9 +98,11 @@ DecodePlan plan_decode(const DecodeCall& call) {
   // Of each request, taking all to have as many where only the device knows it.
   const int64_t usual_rows = ragged ? ceil_div(call.queries, call.batch) * group : rows;
   const bool matrices = usual_rows > kMostPlainRows && takes_matrices(call, kernel_size, general);
-  const uint32_t tile = matrices                                ? usual_rows <= 16 ? 16 : 32
-                        : few && !general && kernel_size <= 256 ? 4
-                                                                : 8;  // kernels of 4 rows are not general
+  const uint32_t wide_tile = matrices                                ? usual_rows <= 16 ? 16 : 32
+                             : few && !general && kernel_size <= 256 ? 4
+                                                                     : 8;  // kernels of 4 rows are not general
+  const uint32_t narrow_tile = !matrices ? 4 : kernel_size <= 64 ? 16 : 8;
+  const uint32_t tile = tuning.narrow ? narrow_tile : wide_tile;
   const int64_t tiles = ceil_div<int64_t>(rows, tile) + (ragged ? call.batch : 0);
   const int64_t of_request = call.pages || call.k_indptr ? ceil_div(call.keys, call.batch) : call.keys;
   const int64_t keys = std::min(of_request, call.left + call.right + call.queries);
@@ -102,13 +111,19 @@ DecodePlan plan_decode(const DecodeCall& call) {
   const int64_t least_share = std::max<int64_t>(tuning.least_share, matrices ? kMatrixStep : 1);
   const int64_t splits = std::clamp<int64_t>(fill / std::max<int64_t>(busy, 1), 1,
                                              std::clamp<int64_t>(keys / least_share, 1, kMostSplits));
-  return {matrices, kernel_size, tile, tiles, splits, tuning.simdgroups, group, kv_heads, keys, general};
+  return {matrices, kernel_size, tile, tiles, splits, tuning.simdgroups, group, kv_heads, keys, general, tuning.narrow};
+}
+
+// What comes before the sizes in a kernel's name.
+std::string kind_of(const DecodePlan& plan) {
+  if (plan.matrices) return plan.narrow ? "matrices_narrow_" : "matrices_";
+  return !plan.narrow ? "" : plan.general ? "narrow_general_" : "narrow_";
 }
 
 std::string why(const DecodeCall& call, const DecodePlan& plan) {
   std::string text = "a threadgroup has up to " + std::to_string(plan.rows) + " rows of " +
                      std::to_string(call.queries) + " queries and " + std::to_string(plan.group) +
-                     " heads that share keys";
+                     " heads that share keys" + (plan.narrow ? ", which fit 128 registers a thread" : "");
   if (plan.matrices) text += ", and multiplies matrices, since for more than 4 rows arithmetic is the limit";
   if (plan.splits > 1)
     text += "; " + std::to_string(plan.splits) + " threadgroups share " + std::to_string(call.keys) +
@@ -258,9 +273,8 @@ void decode(const char* op, const DecodeCall& call) {
     const gpu::Work each = {2 * plan.rows * keys * sizes, keys * sizes * static_cast<double>(call.k.element_size())};
     gpu::in_pieces(recording, plan.tiles, each, [&](const gpu::Piece& piece) {
       params.first_tile = grid_side(piece.first);
-      recording.kernel(plan.matrices ? "attention_decode_matrices_" : "attention_decode_",
-                       std::to_string(plan.kernel_size), "x", std::to_string(plan.rows), "_",
-                       suffix(call.k.scalar_type()));
+      recording.kernel("attention_decode_", kind_of(plan), std::to_string(plan.kernel_size), "x",
+                       std::to_string(plan.rows), "_", suffix(call.k.scalar_type()));
       recording.buffer(0, call.q).buffer(1, call.k).buffer(2, call.v);
       if (!plan.matrices) recording.buffer(3, call.mask).buffer(9, call.mask_indptr);
       recording.buffer(4, call.sinks).buffer(5, call.q_indptr);
