@@ -12,6 +12,7 @@ from ..gguf._config import config_of, layout_of
 from ..gguf._keys import unread
 from ..gguf._load import check_types
 from ..gguf._metadata import Metadata
+from ..gguf._parts import WholeFile, whole
 from ..gguf._tokenizer import TAKEN
 from ..quant._types import KERNELS
 
@@ -25,7 +26,7 @@ def add_parser(commands):
         "info",
         help="what a file holds",
         description="Metadata, layout and types of tensors of a GGUF file, whether their types have kernels, and "
-        "whether the layout can be loaded. Exits with 2 if the file is damaged.",
+        "whether the layout can be loaded; of a model in parts those of all. Exits with 2 if the file is damaged.",
     )
     info.add_argument("file", metavar="FILE")
     info.add_argument("--tensors", action="store_true", help="list every tensor")
@@ -34,8 +35,7 @@ def add_parser(commands):
 
 
 def run(arguments):
-    file = GGUFFile(arguments.file)
-    found = collect(file)
+    found = collect(*_opened(arguments.file))
     if not arguments.tensors:
         del found["tensors"]
     if arguments.json:
@@ -44,15 +44,29 @@ def run(arguments):
         _print(found)
 
 
-def collect(file: GGUFFile) -> dict[str, Any]:
-    """What there is to say about a file, as JSON has it."""
+def _opened(path):
+    """A file with its other parts, or a part by itself and why the others cannot be had."""
+    try:
+        return whole(path), None
+    except GGUFError as error:
+        return GGUFFile(path), error
+
+
+def collect(file: GGUFFile, error: GGUFError | None = None) -> dict[str, Any]:
+    """What there is to say about a file, as JSON has it.
+
+    Args:
+        error: why its model is not whole.
+    """
     weights = sum(math.prod(info.shape) for info in file.tensors.values())
     nbytes = sum(info.nbytes for info in file.tensors.values())
-    loads = _loads(file)
+    loads = _loads(file) if error is None else str(error).removeprefix(f"{file.path}: ")
+    parts = file.parts if isinstance(file, WholeFile) else ()
     return {
         "file": str(file.path),
         "bytes": file.size,
         "version": file.version,
+        "parts": [{"file": str(part.path), "bytes": part.size, "tensors": len(part.tensors)} for part in parts],
         "layout": file.metadata.get("general.architecture"),
         "loads": loads,
         "weights": weights,
@@ -101,6 +115,9 @@ def _plain(value):
 def _print(found):
     bits = found["bits_per_weight"]
     print(f"file       {_printable(found['file'])}: {found['bytes']:,} bytes, GGUF version {found['version']}")
+    for number, part in enumerate(found["parts"], 1):
+        name = _printable(part["file"])
+        print(f"part {number:<5} {name}: {part['bytes']:,} bytes, {part['tensors']:,} tensors")
     print(f"layout     {_printable(str(found['layout']))}")
     print("loads      " + ("yes" if found["loads"] is True else f"no: {_printable(found['loads'])}"))
     print(f"weights    {found['weights']:,}" + (f", {bits} bits each" if bits else ""))

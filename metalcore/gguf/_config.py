@@ -27,10 +27,8 @@ def layout_of(file: GGUFFile) -> Layout:
     if architecture not in LAYOUTS:
         known = ", ".join(sorted(LAYOUTS))
         raise GGUFError(f"{file.path}: architecture {architecture!r} cannot be loaded; these can: {known}")
-    if file.metadata.get("split.count", 1) not in (0, 1):
-        raise GGUFError(f"{file.path}: it is one of {file.metadata['split.count']} parts; merge them by gguf-split")
-    if architecture == "llama" and file.metadata.get("llama.expert_count"):
-        raise GGUFError(f"{file.path}: architecture 'llama' with experts (Mixtral) cannot be loaded")
+    if architecture == "llama" and Metadata(file).get("expert_count", int, 0):
+        return MODEL_TYPES["mixtral"]
     if architecture == "llama" and "mistral" in str(file.metadata.get("general.name")).lower():
         return MODEL_TYPES["mistral"]
     return LAYOUTS[architecture]
@@ -118,6 +116,11 @@ def _experts(metadata, fields):
     }
 
 
+def _mixtral(metadata, fields):
+    count, used = _counts_of_experts(metadata)
+    return {"num_local_experts": count, "num_experts_per_tok": used, "sliding_window": None}
+
+
 def _qwen2_moe(metadata, fields):
     shared = metadata.count("expert_shared_feed_forward_length", fields["intermediate_size"])
     bias = "blk.0.attn_q.bias" in metadata.file.tensors
@@ -199,6 +202,7 @@ def _gpt_oss(metadata, fields):
 _MORE: dict[str, Callable[[Metadata, dict[str, Any]], dict[str, Any]]] = {
     "llama": _llama,
     "mistral": lambda metadata, fields: {"sliding_window": None},
+    "mixtral": _mixtral,
     "qwen2": lambda metadata, fields: {},
     "qwen2_moe": _qwen2_moe,
     "qwen3": _qwen3,

@@ -59,8 +59,8 @@ def check_keys(metadata: Metadata, model_type: str, fields: dict[str, Any]) -> N
     expected: dict[str, tuple[Any, ...]] = dict(REFUSED)
     expected.update({key: (fields[name],) for key, name in _OF_WINDOWS.items()})
     expected["expert_gating_func"] = (0, 3) if model_type == "gpt_oss" else (0, 1)  # softmax
-    if "norm_topk_prob" in fields:
-        expected["expert_weights_norm"] = (fields["norm_topk_prob"],)
+    if "norm_topk_prob" in fields or model_type == "mixtral":
+        expected["expert_weights_norm"] = (fields.get("norm_topk_prob", True),)
     if model_type != "phi3":  # transformers rotates whole heads of the others, and llama.cpp refuses llama's
         expected["rope.dimension_count"] = (fields["head_dim"],)
     if model_type != "gemma3_text":

@@ -94,12 +94,13 @@ _GPT_OSS = {
 }
 _ROUTER = {"mlp.gate": "ffn_gate_inp"}
 
-# Mistral's files have the architecture llama, and are told by their name.
+# Mistral's and Mixtral's files have the architecture llama; their name tells the one, and their experts the other.
 MODEL_TYPES: dict[str, Layout] = {
     layout.model_type: layout
     for layout in (
         Layout("llama", "llama", {**_ATTENTION, **_MLP}, permuted=True),
         Layout("llama", "mistral", {**_ATTENTION, **_MLP}, permuted=True),
+        Layout("llama", "mixtral", {**_ATTENTION, **_ROUTER}, permuted=True, experts="mlp.experts"),
         Layout("qwen2", "qwen2", {**_ATTENTION, **_MLP}),
         Layout("qwen2moe", "qwen2_moe", {**_ATTENTION, **_ROUTER, **_SHARED_EXPERT}, experts="mlp.experts"),
         Layout("qwen3", "qwen3", {**_ATTENTION, **_HEAD_NORMS, **_MLP}),

@@ -18,6 +18,7 @@ from ..quant._types import KERNELS
 from ._config import config_of, layout_of
 from ._layouts import Layout
 from ._metadata import Metadata
+from ._parts import whole
 from ._reader import GGUFError, GGUFFile
 from ._rope import FACTORS
 from ._rows import from_interleaved
@@ -55,8 +56,8 @@ def load(
     """Loads a model from a GGUF file. Its weights are copied to the device once, as they are packed in the file.
 
     Args:
-        path: of a GGUF file with a layout of llama (Mistral too), qwen2, qwen2moe, qwen3, qwen3moe, gemma2, gemma3,
-            phi3 or gpt-oss.
+        path: of a GGUF file with a layout of llama (Mistral and Mixtral too), qwen2, qwen2moe, qwen3, qwen3moe, gemma2,
+            gemma3, phi3 or gpt-oss, or of any part of one that was split.
         device: where the model is to be, by default PyTorch's default device.
         dtype: of activations, norms and biases, and of weights that are not packed; by default float32 on the CPU and
             bfloat16 elsewhere.
@@ -67,14 +68,14 @@ def load(
         (model, tokenizer). Weights of types without kernels (IQ1 to IQ3, TQ) become numbers, with a warning.
 
     Raises:
-        GGUFError: the file is damaged, or its layout or a tensor's type is unknown.
+        GGUFError: the file is damaged, its layout or a tensor's type is unknown, or a part is missing.
         OSError: it cannot be read.
         TypeError: dtype is no floating-point torch.dtype.
         ImportError: transformers is not installed, or older than 5.4.
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise TypeError(f"gguf.load: dtype must be a floating-point torch.dtype, not {dtype!r}")
-    file = GGUFFile(path)
+    file = whole(path)
     layout = layout_of(file)
     check_types(file)
     device = torch.device(torch.get_default_device() if device is None else device)
@@ -221,8 +222,8 @@ class _Filling:
     def _experts(self, path, module):
         names = self._expert_names(path)
         config, interleaved = self.config, self.layout.model_type == "gpt_oss"
-        count = config.num_local_experts if interleaved else config.num_experts
-        hidden, width = config.hidden_size, config.intermediate_size if interleaved else config.moe_intermediate_size
+        count = getattr(config, "num_experts", None) or config.num_local_experts
+        hidden, width = config.hidden_size, getattr(config, "moe_intermediate_size", config.intermediate_size)
         types = []
         for (part, leaf), name in names.items():
             rows, length = (hidden, width) if part == "down" else (width, hidden)

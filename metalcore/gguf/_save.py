@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from ..nn import QuantizedEmbedding, QuantizedExperts, QuantizedLinear
 from ..quant import dequantize, quantize, type_of
 from ..quant._types import Type
 from ._layouts import MODEL_TYPES, Layout
+from ._parts import part_path
 from ._rows import to_interleaved
 from ._save_keys import keys_of
 from ._save_tokenizer import tokenizer_keys
@@ -23,7 +25,14 @@ __all__ = ["save_gguf"]
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
-def save_gguf(model: Any, path: str | os.PathLike[str], tokenizer: Any = None, *, name: str | None = None) -> None:
+def save_gguf(
+    model: Any,
+    path: str | os.PathLike[str],
+    tokenizer: Any = None,
+    *,
+    name: str | None = None,
+    max_size: int | None = None,
+) -> list[Path]:
     """Writes a model to a GGUF file that llama.cpp opens. Packed weights are written as they are, other weights of
     Linear, Embedding and experts in their dtype, all else in float32. One tensor at a time is in the CPU's memory.
 
@@ -34,10 +43,15 @@ def save_gguf(model: Any, path: str | os.PathLike[str], tokenizer: Any = None, *
         tokenizer: transformers' fast tokenizer, byte-level or SentencePiece-like BPE. By default the file has the
             vocabulary of the GGUF file that the model was loaded from, or none.
         name: general.name, by default that of the file that the model was loaded from, or of the configuration.
+        max_size: the most bytes of tensors in a file. A larger model becomes parts as gguf-split's, in the place of
+            "model.gguf" "model-00001-of-00003.gguf" and so on. A tensor is never divided.
+
+    Returns:
+        The files.
 
     Raises:
         ValueError: llama.cpp's layouts have no place for the model, one of its settings or parameters, or the
-            tokenizer.
+            tokenizer, or max_size is no positive int.
         RuntimeError: the package gguf is not installed.
         ImportError: the tokenizer splits texts by a pattern, and transformers is older than 5.18.
     """
@@ -53,16 +67,42 @@ def save_gguf(model: Any, path: str | os.PathLike[str], tokenizer: Any = None, *
     for factor, numbers in factors.items():
         given = torch.tensor(numbers)
         tensors.append(_Tensor(factor, type_of("F32"), (len(numbers),), lambda given=given: given))
+    if max_size is not None and (type(max_size) is not int or max_size < 1):
+        raise ValueError(f"save_gguf: max_size must be a positive int, not {max_size!r}")
     path = Path(path)
-    partial = path.with_name(path.name + ".part")
+    parts = _parts(tensors, max_size)
+    paths = [path] if len(parts) == 1 else [part_path(path.with_suffix(""), i, len(parts)) for i in range(len(parts))]
+    partial = [one.with_name(one.name + ".part") for one in paths]
     try:
-        writer = gguf.GGUFWriter(str(partial), layout.architecture)
-        for key, value in keys.items():
-            _add(gguf, writer, key, value)
-        _write(gguf, writer, tensors)
-        os.replace(partial, path)
+        for number, (one, part) in enumerate(zip(partial, parts)):
+            writer = gguf.GGUFWriter(str(one), layout.architecture)
+            for key, value in keys.items() if number == 0 else ():
+                _add(gguf, writer, key, value)
+            if len(parts) > 1:
+                writer.add_uint16("split.no", number)
+                writer.add_uint16("split.count", len(parts))
+                writer.add_int32("split.tensors.count", len(tensors))
+            _write(gguf, writer, part)
+        for one, to in zip(partial, paths):
+            os.replace(one, to)
     finally:
-        partial.unlink(missing_ok=True)
+        for one in partial:
+            one.unlink(missing_ok=True)
+    return paths
+
+
+def _parts(tensors, most):
+    """Tensors in their order, in lists of at most so many bytes; one that is larger is alone."""
+    parts: list[list[_Tensor]] = [[]]
+    size = 0
+    for one in tensors:
+        nbytes = math.prod(one.shape) // one.type.block * one.type.nbytes
+        if most is not None and parts[-1] and size + nbytes > most:
+            parts.append([])
+            size = 0
+        parts[-1].append(one)
+        size += nbytes
+    return parts
 
 
 class _Tensor(NamedTuple):

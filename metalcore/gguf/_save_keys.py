@@ -134,6 +134,12 @@ def _moe(config, keys, head_dim):
         keys["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
 
 
+def _mixtral(config, keys, head_dim):
+    _no_window(config, keys, head_dim)
+    keys["expert_count"] = config.num_local_experts
+    keys["expert_used_count"] = config.num_experts_per_tok
+
+
 def _gpt_oss(config, keys, head_dim):
     _window(config, keys, 2)
     _require("gpt_oss", "swiglu_alpha", getattr(config, "swiglu_alpha", 1.702), 1.702)
@@ -146,6 +152,7 @@ def _gpt_oss(config, keys, head_dim):
 _MORE = {
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
+    "mixtral": _mixtral,
     "phi3": _phi3,
     "qwen2_moe": _moe,
     "qwen3_moe": _moe,

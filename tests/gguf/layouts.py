@@ -65,6 +65,7 @@ CASES = {
     "llama-tied": Case("Llama", "llama", dict(tie_word_embeddings=True, attention_bias=True), ("Q8_0",)),
     "llama-plain": Case("Llama", "llama", dict(num_key_value_heads=4), ("F32",)),
     "mistral": Case("Mistral", "llama", dict(sliding_window=None, head_dim=32), ("Q4_0", "Q6_K")),
+    "mixtral": Case("Mixtral", "llama", dict(num_local_experts=4, num_experts_per_tok=2), ("Q4_K", "Q8_0", "Q6_K")),
     "qwen2": Case("Qwen2", "qwen2", dict(rope_parameters=YARN), ("Q5_0", "Q5_1", "Q4_1")),
     "qwen2moe": Case(
         "Qwen2Moe",
@@ -170,9 +171,11 @@ def _keys(writer, config, architecture):
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    if architecture in ("qwen2moe", "qwen3moe", "gpt-oss"):
-        writer.add_expert_count(config.num_local_experts if architecture == "gpt-oss" else config.num_experts)
+    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
+    if experts:
+        writer.add_expert_count(experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
+    if architecture in ("qwen2moe", "qwen3moe", "gpt-oss"):
         writer.add_expert_feed_forward_length(256)
     if architecture == "qwen2moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)

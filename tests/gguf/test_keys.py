@@ -47,10 +47,11 @@ def test_a_setting_that_the_layout_has_is_taken(tmp_path, made, key):
     assert torch.equal(logits(found), logits(gguf.load(made("llama-plain").path, tokenizer=False).model))
 
 
-@pytest.mark.parametrize("name, normalized", [("qwen2moe", True), ("qwen3moe", False)])
+@pytest.mark.parametrize("name, normalized", [("qwen2moe", True), ("qwen3moe", False), ("mixtral", False)])
 def test_weights_of_experts(tmp_path, name, normalized):
-    path = changed(tmp_path, set_key(f"{name}.expert_weights_norm", normalized), name)
-    with pytest.raises(gguf.GGUFError, match=f"key '{name}.expert_weights_norm'"):
+    key = f"{layouts.CASES[name].architecture}.expert_weights_norm"
+    path = changed(tmp_path, set_key(key, normalized), name)
+    with pytest.raises(gguf.GGUFError, match=f"key '{key}'"):
         gguf.load(path, tokenizer=False)
 
 
