@@ -9,6 +9,8 @@ from pathlib import Path
 from . import devices
 
 _DTYPES = ("float32", "float16", "bfloat16")
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+_OPTIONS = ("temperature", "top_k", "top_p", "min_p", *_PENALTIES, "cache", "stop")
 
 
 def add_parser(commands):
@@ -27,6 +29,9 @@ def add_parser(commands):
     parser.add_argument("--top-k", type=int, help="only the K most probable tokens")
     parser.add_argument("--top-p", type=float, help="only the most probable tokens that have this share together")
     parser.add_argument("--min-p", type=float, help="only tokens this many times as probable as the first")
+    parser.add_argument("--repetition-penalty", type=float, default=1.0, help="of tokens that are there; 1 is none")
+    parser.add_argument("--presence-penalty", type=float, default=0.0, help="of new tokens that are there")
+    parser.add_argument("--frequency-penalty", type=float, default=0.0, help="of new tokens, each time they are there")
     parser.add_argument("--seed", type=int, help="of the random numbers")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end where this text is written")
     parser.add_argument("--ignore-eos", action="store_true", help="go on where the model ends its text")
@@ -55,7 +60,7 @@ def run(arguments):
         if not -(2**63) <= arguments.seed < 2**64:
             raise ValueError(f"--seed {arguments.seed}: PyTorch's seeds are from -2^63 to 2^64 - 1")
         generator = torch.Generator(device).manual_seed(arguments.seed)
-    options = {name: getattr(arguments, name) for name in ("temperature", "top_k", "top_p", "min_p", "cache", "stop")}
+    options = {name: getattr(arguments, name) for name in _OPTIONS}
     if arguments.ignore_eos:
         options["eos_token_id"] = ()
     _write(model, tokenizer, tokens, generator=generator, max_new_tokens=arguments.tokens, **options)

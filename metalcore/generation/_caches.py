@@ -16,6 +16,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from ..integrations._attention import attention_forward
 from ..integrations._masks import Band, Mask
 from ..paged import PagedKVCache, append_kv, batch_decode
+from ._prefix import Prefix
 
 __all__ = ["KeysAndValues", "PagedKeysAndValues", "StaticKeysAndValues"]
 
@@ -30,6 +31,7 @@ class KeysAndValues(Cache):
 
     Attributes:
         reading: whether the prompts are being read, and not one token of each row.
+        read_from: the column of the prompts where that begins: keys and values of those before it are there.
         place: int64 (1,): which column the next tokens are in.
         seen: bool (rows, length): which columns hold tokens that a query sees.
     """
@@ -38,6 +40,7 @@ class KeysAndValues(Cache):
         made: list[Any] = [layer(self, index) for index in range(layers)]  # pyright: ignore[reportCallIssue]
         super().__init__(layers=made)
         self.reading, self.length = True, length
+        self.read_from = 0
         rows, prompt = seen.shape
         self.place = torch.full((1,), prompt, device=seen.device)
         self.seen = seen.new_zeros(rows, length)
@@ -64,10 +67,10 @@ class _Layer(CacheLayerMixin):
         self.cache, self.index = cache, index
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return (query_length if self.cache.reading else self.cache.length), 0
+        return (self.cache.read_from + query_length if self.cache.reading else self.cache.length), 0
 
     def get_seq_length(self) -> int:
-        return 0  # of what was there when the prompts were read; later steps ask `mask`
+        return self.cache.read_from if self.cache.reading else 0  # later steps ask `mask`
 
     def get_max_length(self) -> int:
         return self.cache.length
@@ -79,6 +82,8 @@ class _StaticLayer(_Layer):
             x.new_zeros(*x.shape[:2], self.cache.length, x.shape[3]) for x in (key_states, value_states)
         )
         self.is_initialized = True
+        if self.cache.prefix is not None:  # pyright: ignore[reportAttributeAccessIssue]
+            self.cache.prefix.copy(self.index, self.keys, self.values)  # pyright: ignore[reportAttributeAccessIssue]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
@@ -86,19 +91,26 @@ class _StaticLayer(_Layer):
         keys, values = self.keys, self.values
         assert keys is not None and values is not None
         if self.cache.reading:
-            keys[:, :, : key_states.shape[2]] = key_states
-            values[:, :, : value_states.shape[2]] = value_states
-            return key_states, value_states
+            begin = self.cache.read_from
+            end = begin + key_states.shape[2]
+            keys[:, :, begin:end] = key_states
+            values[:, :, begin:end] = value_states
+            return (key_states, value_states) if begin == 0 else (keys[:, :, :end], values[:, :, :end])
         keys.index_copy_(2, self.cache.place, key_states)
         values.index_copy_(2, self.cache.place, value_states)
         return keys, values
 
 
 class StaticKeysAndValues(KeysAndValues):
-    """One tensor (rows, heads, length, size) of each layer's keys, and one of its values."""
+    """One tensor (rows, heads, length, size) of each layer's keys, and one of its values.
 
-    def __init__(self, layers: int, seen: Tensor, length: int):
+    Args:
+        prefix: the part of the prompts whose keys and values are known.
+    """
+
+    def __init__(self, layers: int, seen: Tensor, length: int, prefix: Prefix | None = None):
         super().__init__(layers, seen, length, _StaticLayer)
+        self.prefix, self.read_from = prefix, 0 if prefix is None else prefix.columns
         self.columns = torch.arange(length, device=seen.device)
 
     def mask(self, band: Band | None, function: Any, **options) -> Tensor:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..paged import PagedKVCache
+from ._adjustments import Adjustments
+from ._prefix import PrefixCache
 from ._prompts import padded_left
 from ._run import Run, Sampling
 from ._stops import Stops, end_tokens
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = ["generate", "stream"]
+
+Processor = Callable[[Tensor, Tensor], Tensor]
 
 
 def generate(
@@ -34,7 +38,12 @@ def generate(
     stop: str | Iterable[Any] = (),
     tokenizer: PreTrainedTokenizerBase | None = None,
     pad_token_id: int | None = None,
-    cache: str | PagedKVCache = "static",
+    cache: str | PagedKVCache | PrefixCache = "static",
+    repetition_penalty: float = 1.0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    logit_bias: Mapping[int, float] | Tensor | None = None,
+    logits_processor: Processor | Iterable[Processor] = (),
     callback: Callable[[list[int | None]], object] | None = None,
     return_logprobs: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -56,6 +65,16 @@ def generate(
         pad_token_id: for rows that ended, by default the model's, or else the first that ends a row, or 0.
         cache: "static": tensors for the longest row. "paged": pages, of a pool made for this call, or a PagedKVCache.
             "dynamic": transformers' own, which models with other states than keys and values take in any case.
+            A PrefixCache: tensors that the next call with the same beginning goes on from.
+        repetition_penalty: divides positive logits of tokens of the prompt and the text, and multiplies negative ones;
+            1 is none. Padding has none.
+        presence_penalty, frequency_penalty: subtracted from logits of new tokens that are there, and for each time that
+            they are; 0 is none.
+        logit_bias: what is added to the logits: numbers by token, of which -inf forbids one, or a tensor (vocabulary,)
+            or (rows, vocabulary).
+        logits_processor: functions of tokens so far (rows, length), padded on the left, and float32 logits (rows,
+            vocabulary), that return logits; transformers' LogitsProcessors are some. They follow bias and penalties,
+            and precede temperature. With them, steps are not replayed as a CUDA graph.
         callback: called with each step's tokens, one of each row, and None for rows that ended.
         return_logprobs: return the logarithms of the probabilities that the model gave the tokens.
 
@@ -64,6 +83,7 @@ def generate(
         temperature and the other options, and 0 for padding.
 
     Raises:
+        TypeError: an option is of a wrong type.
         ValueError: an option is out of its range, or does not go with the model.
         RuntimeError: a pool has too few free pages.
     """
@@ -73,6 +93,7 @@ def generate(
         attention_mask,
         max_new_tokens,
         Sampling(temperature, top_k, top_p, min_p, generator),
+        Adjustments(repetition_penalty, presence_penalty, frequency_penalty, logit_bias, logits_processor),
         Stops(end_tokens(model, eos_token_id), stop, tokenizer),
         cache,
         return_logprobs,
@@ -93,18 +114,38 @@ def stream(
         model, tokens, attention_mask: as for `generate`.
         options: `generate`'s, except for callback, pad_token_id and return_logprobs.
     """
-    sampling = [options.pop(name, default) for name, default in _SAMPLING.items()]
+    sampling, adjustments = (
+        [options.pop(name, default) for name, default in names.items()] for names in (_SAMPLING, _ADJUSTMENTS)
+    )
     stops = Stops(
         end_tokens(model, options.pop("eos_token_id", None)), options.pop("stop", ()), options.pop("tokenizer", None)
     )
     new, cache = options.pop("max_new_tokens", 128), options.pop("cache", "static")
     if options:
         raise TypeError(f"stream: unknown options {', '.join(options)}")
-    texts = _Texts(model, tokens, attention_mask, new, Sampling(*sampling), stops, cache, False, watched=True)
+    texts = _Texts(
+        model,
+        tokens,
+        attention_mask,
+        new,
+        Sampling(*sampling),
+        Adjustments(*adjustments),
+        stops,
+        cache,
+        False,
+        watched=True,
+    )
     return texts.steps()  # pyright: ignore[reportReturnType]  (they are watched)
 
 
 _SAMPLING = {"temperature": 0.0, "top_k": None, "top_p": None, "min_p": None, "generator": None}
+_ADJUSTMENTS = {
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "logit_bias": None,
+    "logits_processor": (),
+}
 
 
 def _padding(model, given, stops):
@@ -138,6 +179,7 @@ class _Texts:
         attention_mask,
         new,
         sampling,
+        adjustments,
         stops,
         cache,
         logprobs,
@@ -149,7 +191,7 @@ class _Texts:
             raise ValueError("generate: the model has an encoder; it is for causal language models")
         sampling = sampling._replace(top_k=sampling.top_k or None)
         tokens, seen, lengths = padded_left(tokens, attention_mask, model.device, _vocabulary(model))
-        self.run = Run(_without_wrapper(model), tokens, seen, lengths, new, cache, sampling, logprobs)
+        self.run = Run(_without_wrapper(model), tokens, seen, lengths, new, cache, sampling, adjustments, logprobs)
         self.new, self.stops = new, stops
         self.watched = watched or bool(stops)
         self.rows: list[list[int]] = [[] for _ in lengths]  # what the host has read

@@ -13,6 +13,8 @@ from ..nn._joined import join
 from ..paged import PagedKVCache
 from ..replay._cuda_graph import captured
 from ..sampling import sample
+from ._adjustments import Adjustments
+from ._prefix import PrefixCache
 
 __all__ = ["Run", "Sampling"]
 
@@ -43,16 +45,19 @@ class Run:
         seen: Tensor,
         lengths: list[int],
         new: int,
-        cache: str | PagedKVCache,
+        cache: str | PagedKVCache | PrefixCache,
         sampling: Sampling,
+        adjustments: Adjustments,
         logprobs: bool,
     ):
-        self.model, self.sampling = model, sampling
+        self.model, self.sampling, self.adjustments = model, sampling, adjustments
         self.rows, self.prompt = tokens.shape
         self.length = self.prompt + new
         accepted = inspect.signature(model.forward).parameters
         self.accepted = accepted
-        self.cache: Any = self._cache(cache, seen, lengths, new)
+        self.kept = cache if isinstance(cache, PrefixCache) else None
+        self.lengths = lengths
+        self.cache: Any = self._cache(cache, tokens, seen, new)
         join(model)
         self.tokens = torch.cat([tokens, tokens.new_zeros(self.rows, new)], 1)
         self.logprobs = torch.zeros(self.tokens.shape, device=tokens.device) if logprobs else None
@@ -64,9 +69,10 @@ class Run:
         self.padded = min(lengths) < self.prompt
         self.graph: torch.cuda.CUDAGraph | None = None
         self.steps = 0
-        self.capture = self.by_metalcore and tokens.is_cuda and new >= _CAPTURED
+        # What the caller's functions are given grows from step to step.
+        self.capture = self.by_metalcore and tokens.is_cuda and new >= _CAPTURED and not adjustments.processors
 
-    def _cache(self, kind, seen, lengths, new):
+    def _cache(self, kind, tokens, seen, new):
         if "past_key_values" not in self.accepted:
             raise ValueError(f"generate: {type(self.model).__name__} keeps no keys and values")
         from transformers import DynamicCache
@@ -76,6 +82,10 @@ class Run:
         ordinary = all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in own.layers)
         settable = getattr(type(self.model), "_can_set_attn_implementation", lambda: False)()
         if kind == "dynamic" or not (ordinary and own.layers and settable and "position_ids" in self.accepted):
+            if isinstance(kind, PrefixCache):
+                raise ValueError(
+                    f"generate: {type(self.model).__name__} takes no PrefixCache; cache='dynamic' is its own"
+                )
             if kind not in ("dynamic", "static"):
                 raise ValueError(f"generate: {type(self.model).__name__} takes no pages; cache='dynamic' is its own")
             self.by_metalcore = False
@@ -85,18 +95,24 @@ class Run:
 
         register()
         self.by_metalcore = True
-        if kind == "static":
-            return StaticKeysAndValues(len(own.layers), seen, self.length)
+        if kind == "static" or self.kept is not None:
+            prefix = None if self.kept is None else self.kept.match(self.model, tokens, self.lengths)
+            return StaticKeysAndValues(len(own.layers), seen, self.length, prefix)
         if kind != "paged" and not isinstance(kind, PagedKVCache):
-            raise ValueError(f"generate: cache must be 'static', 'paged', 'dynamic' or a PagedKVCache, not {kind!r}")
+            kinds = "'static', 'paged', 'dynamic', a PagedKVCache or a PrefixCache"
+            raise ValueError(f"generate: cache must be {kinds}, not {kind!r}")
         pool = kind if isinstance(kind, PagedKVCache) else None
-        return PagedKeysAndValues(len(own.layers), seen, self.length, lengths, new, pool)
+        return PagedKeysAndValues(len(own.layers), seen, self.length, self.lengths, new, pool)
 
     @torch.no_grad()
     def read(self) -> None:
         """Reads the prompts, and draws the first token of each row."""
         mask = self.seen[:, : self.prompt] if self.padded else None
-        self._draw(self._forward(self.tokens[:, : self.prompt], mask, self.positions))
+        columns = slice(self.cache.read_from if self.by_metalcore else 0, self.prompt)
+        logits = self._forward(self.tokens[:, columns], mask, self.positions[:, columns])
+        if self.adjustments.any:
+            self.adjustments.begin(self.tokens[:, : self.prompt], self.seen[:, : self.prompt], logits.shape[-1])
+        self._draw(logits, self.prompt)
         self.positions = self.positions[:, -1:].clone()
         if self.by_metalcore:
             self.cache.reading = False
@@ -120,7 +136,7 @@ class Run:
         mask = None if self.by_metalcore or not self.padded else self.seen[:, : self.held + 1]
         logits = self._forward(self.token, mask, self.positions)
         self.place.add_(1)
-        self._draw(logits)
+        self._draw(logits, self.held + 1)
 
     def _capture(self):
         generator = self.sampling.generator
@@ -148,15 +164,22 @@ class Run:
             found = self.model(tokens, **options)
         return found.logits[:, -1]
 
-    def _draw(self, logits):
-        drawn = sample(logits, *self.sampling)[:, None]
+    def _draw(self, logits, held):
+        """Draws tokens after so many columns."""
+        scores = self.adjustments(logits, self.tokens[:, :held]) if self.adjustments.any else logits
+        drawn = sample(scores, *self.sampling)[:, None]
+        self.adjustments.count(drawn)
         self.token.copy_(drawn)
         self.tokens.index_copy_(1, self.place, drawn)
         if self.logprobs is not None:
             self.logprobs.index_copy_(1, self.place, logits.float().log_softmax(-1).gather(1, drawn))
 
     def close(self) -> None:
-        """Gives back what others lent."""
+        """Gives back what others lent, and keeps for the next call what it asked for."""
+        if self.kept is not None and not self.cache.reading:
+            layers = [(layer.keys, layer.values) for layer in self.cache.layers]
+            lengths = [length + self.held - self.prompt for length in self.lengths]
+            self.kept.keep(self.model, layers, self.tokens[:, : self.held], lengths)
         release = getattr(self.cache, "release", None)
         if release is not None:
             release()

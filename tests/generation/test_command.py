@@ -55,6 +55,11 @@ def test_it_prints_what_the_model_writes(run, device):
 def test_options(run, folder):
     drawn = [run("-p", "Hello", "-n", "12", "--temperature", "1", "--seed", seed)[1] for seed in ("1", "1", "2")]
     assert drawn[0] == drawn[1] != drawn[2]
+    plain, *penalized = [
+        run("-p", "Hello", "-n", "12", *words)[1]
+        for words in ((), ("--repetition-penalty", "0.5"), ("--presence-penalty", "-9"), ("--frequency-penalty", "-9"))
+    ]
+    assert plain not in penalized
     (folder / "text").write_text("Hello")
     assert run("-p", f"@{folder / 'text'}", "-n", "5")[1] == run("-p", "Hello", "-n", "5")[1]
 
