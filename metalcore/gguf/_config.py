@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from . import _deepseek
 from ._keys import check_keys
 from ._layouts import LAYOUTS, MODEL_TYPES, Layout
 from ._metadata import Metadata
@@ -29,6 +30,8 @@ def layout_of(file: GGUFFile) -> Layout:
         raise GGUFError(f"{file.path}: architecture {architecture!r} cannot be loaded; these can: {known}")
     if architecture == "llama" and Metadata(file).get("expert_count", int, 0):
         return MODEL_TYPES["mixtral"]
+    if architecture == "deepseek2":
+        return MODEL_TYPES[_deepseek.version(Metadata(file))]
     if architecture == "llama" and "mistral" in str(file.metadata.get("general.name")).lower():
         return MODEL_TYPES["mistral"]
     return LAYOUTS[architecture]
@@ -58,13 +61,6 @@ def _common(metadata):
     if layers > len(file.tensors) or f"blk.{layers - 1}.attn_norm.weight" not in file.tensors:
         raise GGUFError(f"{file.path}: {layers} layers are promised, and tensors of the last are missing")
     hidden, heads = metadata.count("embedding_length"), metadata.count("attention.head_count")
-    head_dim = metadata.count("attention.key_length", max(1, hidden // heads))
-    # Frequencies of rotary embeddings are made for a head of this length, before any tensor is looked at.
-    query = file.tensors.get("blk.0.attn_q.weight") or file.tensors.get("blk.0.attn_qkv.weight")
-    if query is None or heads * head_dim > query.shape[0]:
-        raise GGUFError(f"{file.path}: blk.0 has no weights of {heads} heads of {head_dim} for queries")
-    if metadata.count("attention.value_length", head_dim) != head_dim:
-        raise GGUFError(f"{file.path}: heads whose keys and values have different lengths cannot be loaded")
     eps = metadata.number("attention.layer_norm_rms_epsilon")
     if eps < 0:
         raise GGUFError(f"{file.path}: attention.layer_norm_rms_epsilon is {eps}, which is less than 0")
@@ -74,16 +70,33 @@ def _common(metadata):
         "intermediate_size": metadata.count("feed_forward_length", 1),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": metadata.count("attention.head_count_kv", heads),
-        "head_dim": head_dim,
         "max_position_embeddings": metadata.count("context_length"),
         "rms_norm_eps": eps,
-        "rope_parameters": rope_parameters(metadata, head_dim),
+        **(
+            _deepseek.attention(metadata, heads)
+            if metadata.architecture == "deepseek2"
+            else _heads(metadata, hidden, heads)
+        ),
         "tie_word_embeddings": "output.weight" not in file.tensors,
     }
     for token, name in (("bos", "bos"), ("eos", "eos"), ("padding", "pad")):
         fields[f"{name}_token_id"] = metadata.token(token)
     return fields
+
+
+def _heads(metadata, hidden, heads):
+    file, head_dim = metadata.file, metadata.count("attention.key_length", max(1, hidden // heads))
+    # Frequencies of rotary embeddings are made for a head of this length, before any tensor is looked at.
+    query = file.tensors.get("blk.0.attn_q.weight") or file.tensors.get("blk.0.attn_qkv.weight")
+    if query is None or heads * head_dim > query.shape[0]:
+        raise GGUFError(f"{file.path}: blk.0 has no weights of {heads} heads of {head_dim} for queries")
+    if metadata.count("attention.value_length", head_dim) != head_dim:
+        raise GGUFError(f"{file.path}: heads whose keys and values have different lengths cannot be loaded")
+    return {
+        "num_key_value_heads": metadata.count("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "rope_parameters": rope_parameters(metadata, head_dim),
+    }
 
 
 def _llama(metadata, fields):
@@ -211,4 +224,6 @@ _MORE: dict[str, Callable[[Metadata, dict[str, Any]], dict[str, Any]]] = {
     "gemma3_text": _gemma3,
     "phi3": _phi3,
     "gpt_oss": _gpt_oss,
+    "deepseek_v2": _deepseek.config,
+    "deepseek_v3": _deepseek.config,
 }

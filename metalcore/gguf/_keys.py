@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 from typing import Any
 
+from . import _deepseek
 from ._metadata import Metadata
 from ._reader import GGUFError
 
@@ -56,7 +57,9 @@ def check_keys(metadata: Metadata, model_type: str, fields: dict[str, Any]) -> N
     Raises:
         GGUFError: one is another; the message names it.
     """
-    expected: dict[str, tuple[Any, ...]] = dict(REFUSED)
+    deepseek = model_type.startswith("deepseek")
+    honoured = _deepseek.HONOURED if deepseek else ()
+    expected: dict[str, tuple[Any, ...]] = {key: values for key, values in REFUSED.items() if key not in honoured}
     expected.update({key: (fields[name],) for key, name in _OF_WINDOWS.items()})
     expected["expert_gating_func"] = (0, 3) if model_type == "gpt_oss" else (0, 1)  # softmax
     if "norm_topk_prob" in fields or model_type == "mixtral":
@@ -65,6 +68,8 @@ def check_keys(metadata: Metadata, model_type: str, fields: dict[str, Any]) -> N
         expected["rope.dimension_count"] = (fields["head_dim"],)
     if model_type != "gemma3_text":
         expected["rope.freq_base_swa"] = (fields["rope_parameters"]["rope_theta"],)
+    if deepseek:
+        expected.update(_deepseek.expected(model_type))
     for key, values in expected.items():
         found = metadata.get(key, (int, float, bool, list, array.array))
         if found is not None and found not in values:

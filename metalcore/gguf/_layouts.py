@@ -17,10 +17,11 @@ class Layout(NamedTuple):
         architecture: general.architecture of the files.
         model_type: transformers' name of the model.
         layer: transformers' modules and parameters of a layer, without "model.layers.N.", and llama.cpp's of them,
-            without "blk.N.".
+            without "blk.N.". A name with a "." is whole.
         permuted: whether rows of q and k are stored so that neighbours are rotated together.
         norm_offset: what the file's weights of norms are larger by.
         experts: the path of the module of experts within a layer, or None.
+        buffers: names of buffers that files have.
     """
 
     architecture: str
@@ -29,6 +30,7 @@ class Layout(NamedTuple):
     permuted: bool = False
     norm_offset: float = 0.0
     experts: str | None = None
+    buffers: tuple[str, ...] = ()
 
     def name(self, parameter: str) -> str | None:
         """llama.cpp's name of a parameter of the model ("model.layers.0.self_attn.q_proj.weight"), or None."""
@@ -38,7 +40,7 @@ class Layout(NamedTuple):
         else:
             names, prefix, rest = _OUTSIDE, "", parameter
         if rest in names:
-            return f"{prefix}{names[rest]}.weight"
+            return prefix + (names[rest] if "." in names[rest] else f"{names[rest]}.weight")
         module, _, leaf = rest.rpartition(".")
         return f"{prefix}{names[module]}.{leaf}" if module in names else None
 
@@ -93,6 +95,21 @@ _GPT_OSS = {
     "mlp.router": "ffn_gate_inp",
 }
 _ROUTER = {"mlp.gate": "ffn_gate_inp"}
+_DEEPSEEK = {
+    **_ATTENTION,
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
+    **_MLP,
+    **_ROUTER,
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+}
 
 # Mistral's and Mixtral's files have the architecture llama; their name tells the one, and their experts the other.
 MODEL_TYPES: dict[str, Layout] = {
@@ -109,6 +126,8 @@ MODEL_TYPES: dict[str, Layout] = {
         Layout("gemma3", "gemma3_text", {**_GEMMA, **_HEAD_NORMS}, norm_offset=1.0),
         Layout("phi3", "phi3", _PHI3),
         Layout("gpt-oss", "gpt_oss", _GPT_OSS, experts="mlp.experts"),
+        Layout("deepseek2", "deepseek_v2", _DEEPSEEK, experts="mlp.experts"),
+        Layout("deepseek2", "deepseek_v3", _DEEPSEEK, experts="mlp.experts", buffers=("e_score_correction_bias",)),
     )
 }
 LAYOUTS: dict[str, Layout] = {layout.architecture: layout for layout in reversed(MODEL_TYPES.values())}

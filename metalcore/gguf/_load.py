@@ -16,6 +16,7 @@ from ..nn._quantized import TiedLinear
 from ..quant import dequantize
 from ..quant._types import KERNELS
 from ._config import config_of, layout_of
+from ._deepseek import joined, sources
 from ._layouts import Layout
 from ._metadata import Metadata
 from ._parts import whole
@@ -57,7 +58,7 @@ def load(
 
     Args:
         path: of a GGUF file with a layout of llama (Mistral and Mixtral too), qwen2, qwen2moe, qwen3, qwen3moe, gemma2,
-            gemma3, phi3 or gpt-oss, or of any part of one that was split.
+            gemma3, phi3, gpt-oss or deepseek2, or of any part of one that was split.
         device: where the model is to be, by default PyTorch's default device.
         dtype: of activations, norms and biases, and of weights that are not packed; by default float32 on the CPU and
             bfloat16 elsewhere.
@@ -139,8 +140,8 @@ class _Filling:
         places = [
             _Place(path, module, leaf, self._name(f"{path}.{leaf}"))
             for path, module in modules
-            for leaf, _ in module.named_parameters(recurse=False)
-            if path not in experts and not (self.tied and path == "lm_head")
+            for leaf in (*module._parameters, *(name for name in self.layout.buffers if name in module._buffers))
+            if getattr(module, leaf) is not None and path not in experts and not (self.tied and path == "lm_head")
         ]
         self._check_names([place.name for place in places], experts)
         for place in places:
@@ -163,7 +164,8 @@ class _Filling:
         return name
 
     def _check_names(self, parameters, experts):
-        names = {*parameters, *(name for path in experts for name in self._expert_names(path).values())}
+        parts = {part for name in parameters for part in sources(name, self.file.tensors)}
+        names = parts | {name for path in experts for name in self._expert_names(path).values()}
         missing = sorted(names - self.file.tensors.keys())
         if missing:
             raise GGUFError(f"{self.file.path}: {len(missing)} tensors are missing: {_few(missing)}")
@@ -184,8 +186,10 @@ class _Filling:
         moved = packed.clone() if self.device.type == "cpu" else packed.to(self.device)
         return moved if heads is None else from_interleaved(moved, heads)
 
-    def _numbers(self, name: str, heads: int | None = None, shift: float = 0.0) -> Tensor:
-        """A tensor's numbers, in the model's dtype."""
+    def _numbers(
+        self, name: str, heads: int | None = None, shift: float = 0.0, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """A tensor's numbers, in the model's dtype or another."""
         type = self.file.tensors[name].type
         if type.name not in _FLOATS and type.name not in KERNELS:
             self.without_kernels.setdefault(type.name, []).append(name)
@@ -196,12 +200,22 @@ class _Filling:
             numbers = dequantize(packed, type).view(self.file.tensors[name].shape)
         if shift:
             numbers = numbers.float() - shift
-        numbers = numbers.to(self.device, self.dtype)
+        numbers = numbers.to(self.device, dtype or self.dtype)
         return numbers if heads is None else from_interleaved(numbers, heads)
 
     def _parameter(self, place: _Place):
         path, module, leaf, name = place
         shape = getattr(module, leaf).shape
+        if len(parts := sources(name, self.file.tensors)) > 1:
+            numbers = joined(*map(self._numbers, parts))
+            if numbers.shape != shape:
+                raise GGUFError(f"{self.file.path}: {' and '.join(parts)} are no {tuple(shape)} together")
+            setattr(module, leaf, torch.nn.Parameter(numbers))
+            return
+        if leaf in self.layout.buffers:
+            self._info(name, shape)
+            setattr(module, leaf, self._numbers(name, dtype=torch.float32))
+            return
         info = self._info(name, shape)
         heads = self.layout.rotated(f"{path}.{leaf}", self.config)
         packs = isinstance(module, torch.nn.Linear | torch.nn.Embedding) and leaf == "weight"

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..nn import QuantizedEmbedding, QuantizedExperts, QuantizedLinear
 from ..quant import dequantize, quantize, type_of
 from ..quant._types import Type
+from ._deepseek import divided, sources
 from ._layouts import MODEL_TYPES, Layout
 from ._parts import part_path
 from ._rows import to_interleaved
@@ -186,8 +187,12 @@ def _tensors(model: Any, layout: Layout) -> Iterator[_Tensor]:
         else:
             packed = isinstance(module, QuantizedLinear | QuantizedEmbedding)
             leaves = ["weight"] * packed + [leaf for leaf, _ in module.named_parameters(recurse=False)]
+            leaves += [leaf for leaf in layout.buffers if leaf in module._buffers]
             for leaf in leaves:
-                yield _parameter(f"{path}.{leaf}", module, leaf, layout, config)
+                if path.endswith(".kv_b_proj") and layout.architecture == "deepseek2":
+                    yield from _kv_b(layout.name(f"{path}.{leaf}"), module, config)
+                else:
+                    yield _parameter(f"{path}.{leaf}", module, leaf, layout, config)
     if layout.model_type == "gemma2" and not _is_tied(model):
         raise ValueError("llama.cpp's gemma2 has no output of its own: lm_head must be the embedding")
 
@@ -224,6 +229,22 @@ def _parameter(parameter, module, leaf, layout, config):
         return (made.float() + shift if shift else made).reshape(shape)
 
     return _Tensor(name, type_of(_NAMES[value.dtype] if kept else "F32"), shape, numbers)
+
+
+def _kv_b(name, module, config):
+    """DeepSeek's keys and values of all heads, as numbers: rows of the one lie across those of the other."""
+    packed = isinstance(module, QuantizedLinear)
+    type = "F32" if packed else _NAMES[module.weight.dtype]
+    rows, length, heads = module.out_features, module.in_features, config.num_attention_heads
+    nope = config.qk_nope_head_dim
+    shapes = (heads, length, nope), (heads, rows // heads - nope, length)
+    for number, (one, shape) in enumerate(zip(sources(name, ()), shapes)):
+
+        def numbers(number=number):
+            weight = dequantize(module.packed, module.type) if packed else module.weight
+            return divided(weight, config)[number]
+
+        yield _Tensor(one, type_of(type), shape, numbers)
 
 
 def _experts(path, module, layout):

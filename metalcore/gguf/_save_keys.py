@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from . import _deepseek
 from ._layouts import Layout
 from ._rope import rope_keys
 
@@ -44,7 +45,10 @@ def keys_of(config: Any, layout: Layout) -> tuple[dict[str, Any], dict[str, list
         keys["attention.causal"] = False
     _require(kind, "use_bidirectional_attention", getattr(config, "use_bidirectional_attention", None) or False, False)
     _require(kind, "hidden_act", _activation(config), "gelu_pytorch_tanh" if "gemma" in kind else "silu")
-    _MORE.get(kind, _no_window)(config, keys, head_dim)
+    if kind.startswith("deepseek"):
+        keys.update(_deepseek.keys(config, keys, _require))
+    else:
+        _MORE.get(kind, _no_window)(config, keys, head_dim)
     return keys, factors
 
 

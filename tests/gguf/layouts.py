@@ -110,6 +110,31 @@ CASES = {
         ("Q8_0", "MXFP4", "Q8_0"),
     ),
 }
+DEEPSEEK = dict(
+    kv_lora_rank=128,
+    qk_nope_head_dim=64,
+    qk_rope_head_dim=32,
+    v_head_dim=64,
+    n_routed_experts=8,
+    num_experts_per_tok=2,
+    n_shared_experts=2,
+    moe_intermediate_size=256,
+    first_k_dense_replace=1,
+    num_hidden_layers=3,
+    num_key_value_heads=4,
+    rms_norm_eps=1e-6,
+    routed_scaling_factor=1.5,
+)
+DEEPSEEK_YARN = {**YARN, "factor": 40.0, "mscale": 0.707, "mscale_all_dim": 0.707}
+CASES["deepseek2-lite"] = Case(
+    "DeepseekV2", "deepseek2", {**DEEPSEEK, "q_lora_rank": None, "rope_parameters": DEEPSEEK_YARN}, ("Q4_K", "Q6_K")
+)
+CASES["deepseek2"] = Case(
+    "DeepseekV3",
+    "deepseek2",
+    {**DEEPSEEK, "q_lora_rank": 256, "n_group": 4, "topk_group": 2, "norm_topk_prob": True},
+    ("Q4_0", "Q8_0"),
+)
 
 
 class Made(NamedTuple):
@@ -122,6 +147,13 @@ def make(name, path, types=None):
     """Writes a model to a file."""
     case = CASES[name]
     case = case if types is None else case._replace(types=types)
+    writer, model = filled(case, path)
+    finish(writer)
+    return Made(str(path), model, case)
+
+
+def filled(case, path):
+    """(a writer that has written nothing yet, the model)."""
     torch.manual_seed(0)
     config = getattr(transformers, f"{case.config}Config")(**{**SIZES, **case.options})
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
@@ -130,11 +162,14 @@ def make(name, path, types=None):
     _keys(writer, config, case.architecture)
     _vocabulary(writer)
     _Tensors(writer, model, case).write()
+    return writer, model
+
+
+def finish(writer):
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return Made(str(path), model, case)
 
 
 def _keys(writer, config, architecture):
@@ -143,11 +178,13 @@ def _keys(writer, config, architecture):
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_head_count_kv(1 if architecture == "deepseek2" else config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if head_dim != config.hidden_size // config.num_attention_heads or architecture == "gpt-oss":
+    if architecture == "deepseek2":
+        _deepseek_keys(writer, config)
+    elif head_dim != config.hidden_size // config.num_attention_heads or architecture == "gpt-oss":
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
@@ -171,7 +208,8 @@ def _keys(writer, config, architecture):
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    experts = next((count for name in names if (count := getattr(config, name, None))), None)
     if experts:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
@@ -179,6 +217,30 @@ def _keys(writer, config, architecture):
         writer.add_expert_feed_forward_length(256)
     if architecture == "qwen2moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+
+
+def _deepseek_keys(writer, config):
+    short, rotated, third = config.kv_lora_rank, config.qk_rope_head_dim, config.model_type == "deepseek_v3"
+    writer.add_key_length(short + rotated)
+    writer.add_value_length(short)
+    writer.add_key_length_mla(config.qk_nope_head_dim + rotated)
+    writer.add_value_length_mla(config.v_head_dim)
+    writer.add_kv_lora_rank(short)
+    if config.q_lora_rank:
+        writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_rope_dimension_count(rotated)
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    functions = gguf.ExpertGatingFuncType
+    writer.add_expert_gating_func(functions.SIGMOID if third else functions.SOFTMAX)
+    if third:
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+    if "mscale_all_dim" in config.rope_parameters:
+        writer.add_rope_scaling_yarn_log_mul(0.1 * config.rope_parameters["mscale_all_dim"])
 
 
 def _vocabulary(writer):
@@ -217,7 +279,8 @@ class _Tensors:
         if rope.get("rope_type") == "longrope":
             self._add("rope_factors_long.weight", torch.tensor(rope["long_factor"]))
             self._add("rope_factors_short.weight", torch.tensor(rope["short_factor"]))
-        for name, parameter in self.model.named_parameters():
+        biases = [item for item in self.model.named_buffers() if item[0].endswith("e_score_correction_bias")]
+        for name, parameter in (*self.model.named_parameters(), *biases):
             self._fill(name, parameter)
             self._parameter(name, parameter)
 
@@ -238,6 +301,14 @@ class _Tensors:
             self._experts(name, parameter)
             return
         module, leaf = name.rsplit(".", 1)
+        if leaf == "e_score_correction_bias":
+            module, leaf = f"{module}.e_score_correction", "bias"
+        if module.endswith("kv_b_proj"):
+            heads, size = self.config.num_attention_heads, self.config.qk_nope_head_dim
+            both = parameter.unflatten(0, (heads, -1))
+            for kind, part in (("k_b", both[:, :size].mT), ("v_b", both[:, size:])):
+                self._add(f"{self.names.get_name(module.replace('kv_b', kind))}.{leaf}", part)
+            return
         if leaf == "sinks":
             module, leaf = name, "weight"
         to = f"{self.names.get_name(module)}.{leaf}"

@@ -5,10 +5,11 @@ import json
 import layouts
 import pytest
 import torch
-from changed import changed, set_key
+from changed import changed, drop, drop_key, set_key
 
 from metalcore import cli, gguf
 from metalcore.gguf._keys import REFUSED
+from metalcore.quant import dequantize, quantize
 
 OTHERS = {  # a value that changes results, by key
     **dict.fromkeys(REFUSED, 0.5),
@@ -85,6 +86,143 @@ def test_windows_that_are_not_causal_are_refused(tmp_path, made):
     model.config.is_causal = False
     with pytest.raises(ValueError, match="has sliding_window None, and the model 8"):
         gguf.save_gguf(model, tmp_path / "y.gguf")
+
+
+DEEPSEEK = {  # a value that the layout does not take, by key
+    "rope.scaling.attn_factor": (1.5, "key 'deepseek2.rope.scaling.attn_factor': 1.5 cannot be loaded"),
+    "rope.scaling.type": ("linear", "rope scaling of type 'linear' is unknown for deepseek2"),
+    "expert_gating_func": (3, "key 'deepseek2.expert_gating_func': 3 cannot be loaded"),
+    "expert_weights_norm": (True, "key 'deepseek2.expert_weights_norm': True cannot be loaded"),
+    "expert_used_count": (9, "9 of 8 experts in 1 of 1 groups cannot be used"),
+    "expert_group_count": (3, "2 of 8 experts in 1 of 3 groups"),
+    "leading_dense_block_count": (4, "4 of 3 layers cannot be dense"),
+    "attention.layer_norm_rms_epsilon": (1e-5, "attention.layer_norm_rms_epsilon is .*, and transformers' has 1e-06"),
+    "attention.key_length": (100, r"\(1, 100, 128\) do not go with rows of 128"),
+    "attention.value_length": (64, r"\(1, 160, 64\) do not go"),
+    "attention.head_count_kv": (4, r"\(4, 160, 128\) do not go"),
+    "attention.key_length_mla": (300, "blk.0.attn_q.weight is not there, or has not 4 heads of 300"),
+    "attention.value_length_mla": (128, "attn_k_b.weight and .*attn_v_b.weight are no .* together"),
+    "attention.kv_lora_rank": (64, r"do not go with rows of 64"),
+    "rope.dimension_count": (96, "96 of 96 numbers of a head cannot be rotated"),
+    "expert_shared_count": (0, "expert_shared_count': 0 is no number"),
+    "nextn_predict_layers": (1, "key 'deepseek2.nextn_predict_layers'"),
+    "attention.temperature_scale": (0.1, "key 'deepseek2.attention.temperature_scale'"),
+}
+
+
+@pytest.mark.parametrize("key", DEEPSEEK)
+def test_settings_that_deepseek2_has_not(tmp_path, key):
+    value, message = DEEPSEEK[key]
+    path = changed(tmp_path, set_key(f"deepseek2.{key}", value), "deepseek2-lite")
+    with pytest.raises(gguf.GGUFError, match=message):
+        gguf.load(path, tokenizer=False)
+
+
+@pytest.mark.parametrize(
+    "name, key, value, field",
+    [
+        ("deepseek2-lite", "rope.scaling.yarn_log_multiplier", 0.0, ("rope_parameters", "attention_factor")),
+        ("deepseek2-lite", "rope.scaling.yarn_log_multiplier", 0.1, ("rope_parameters", "mscale_all_dim")),
+        ("deepseek2-lite", "expert_weights_scale", 2.5, ("routed_scaling_factor",)),
+        ("deepseek2-lite", "expert_group_count", 4, ("topk_method",)),
+        ("deepseek2", "expert_group_used_count", 1, ("topk_group",)),
+        ("deepseek2", "expert_weights_norm", False, ("norm_topk_prob",)),
+        ("deepseek2", "expert_used_count", 3, ("num_experts_per_tok",)),
+    ],
+)
+def test_settings_of_deepseek2(tmp_path, made, name, key, value, field):
+    """They change the model, and are written as they were."""
+    path = changed(tmp_path, set_key(f"deepseek2.{key}", value), name)
+    model, before = (gguf.load(one, dtype=torch.float32, tokenizer=False).model for one in (path, made(name).path))
+    here, there = model.config.to_dict(), before.config.to_dict()
+    for part in field:
+        here, there = here[part], there[part]
+    assert here != there
+    assert not torch.allclose(logits(model), logits(before), rtol=1e-3)
+    gguf.save_gguf(model, tmp_path / "y.gguf")
+    again = gguf.load(tmp_path / "y.gguf", dtype=torch.float32, tokenizer=False).model
+    assert torch.equal(logits(again), logits(model))
+
+
+def test_deepseek_without_a_bias_of_experts_is_refused(tmp_path):
+    path = changed(tmp_path, drop("blk.1.exp_probs_b.bias"), "deepseek2")
+    with pytest.raises(gguf.GGUFError, match="1 tensors are missing: blk.1.exp_probs_b.bias"):
+        gguf.load(path, tokenizer=False)
+
+
+@pytest.mark.parametrize("type", ["Q8_0", "F16"])
+def test_kv_b_in_other_types_and_in_one(tmp_path, made, type):
+    """Packed halves become numbers; older files have one tensor, and other lengths of heads."""
+    kinds, packed = layouts.gguf.GGMLQuantizationType, {}
+
+    def pack(writer):
+        for number in range(3):
+            for half in "kv":
+                name = f"blk.{number}.attn_{half}_b.weight"
+                numbers = torch.from_numpy(writer.tensors[0].pop(name).tensor)
+                packed[name] = raw = quantize(numbers, type)
+                writer.add_tensor(name, raw.numpy(), raw_dtype=getattr(kinds, type))
+
+    def one(writer):
+        pack(writer)
+        for number in range(3):
+            k, v = (packed[f"blk.{number}.attn_{half}_b.weight"] for half in "kv")
+            for half in "kv":
+                writer.tensors[0].pop(f"blk.{number}.attn_{half}_b.weight")
+            both = torch.cat([dequantize(k, type).mT, dequantize(v, type)], 1).flatten(0, 1)
+            writer.add_tensor(f"blk.{number}.attn_kv_b.weight", both.contiguous().numpy())
+        for key in ("key_length_mla", "value_length_mla"):
+            drop_key(f"deepseek2.attention.{key}")(writer)
+        for key, value in (("key_length", 96), ("value_length", 64), ("head_count_kv", 4)):
+            set_key(f"deepseek2.attention.{key}", value)(writer)
+
+    (tmp_path / "one").mkdir()
+    two, single = (
+        gguf.load(changed(folder, change, "deepseek2"), dtype=torch.float32, tokenizer=False).model
+        for folder, change in ((tmp_path, pack), (tmp_path / "one", one))
+    )
+    assert torch.equal(logits(two), logits(single))
+    plain = gguf.load(made("deepseek2").path, dtype=torch.float32, tokenizer=False).model
+    for found, expected in zip(two.model.layers, plain.model.layers):
+        weight = expected.self_attn.kv_b_proj.weight.detach()
+        # Q8_0's step is a block's largest number over 127, and float16's 2^-11 of each.
+        torch.testing.assert_close(
+            found.self_attn.kv_b_proj.weight, weight, rtol=0, atol=weight.abs().max().item() / 250
+        )
+
+
+@pytest.mark.parametrize(
+    "name, change, message",
+    [
+        ("deepseek2", dict(rope_interleave=False), "rope_interleave True, and the model False"),
+        ("deepseek2", dict(rms_norm_eps=1e-5), "rms_norm_eps 1e-06, and the model 1e-05"),
+        ("deepseek2", dict(attention_bias=True), "attention_bias False"),
+        ("deepseek2-lite", dict(norm_topk_prob=True), "norm_topk_prob False"),
+        (
+            "deepseek2-lite",
+            dict(rope_parameters={**layouts.DEEPSEEK_YARN, "mscale": 1.0}),
+            "attention factor of YaRN 1.0, and the model 1.085",
+        ),
+        (
+            "deepseek2-lite",
+            dict(rope_parameters=dict(rope_type="linear", rope_theta=1e4, factor=2.0)),
+            "no rotary embedding of type 'linear'",
+        ),
+    ],
+)
+def test_deepseek_models_that_have_no_file(tmp_path, made, name, change, message):
+    model = gguf.load(made(name).path, tokenizer=False).model
+    for field, value in change.items():
+        setattr(model.config, field, value)
+    with pytest.raises(ValueError, match=message):
+        gguf.save_gguf(model, tmp_path / "x.gguf")
+
+
+def test_groups_of_deepseek_v2_are_a_warning(tmp_path, made):
+    model = gguf.load(made("deepseek2-lite").path, tokenizer=False).model
+    model.config.update(dict(topk_method="group_limited_greedy", n_group=4, topk_group=2))
+    with pytest.warns(UserWarning, match="llama.cpp chooses groups by their two best experts"):
+        gguf.save_gguf(model, tmp_path / "x.gguf")
 
 
 def _qwen2(**yarn):

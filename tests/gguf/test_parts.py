@@ -26,10 +26,7 @@ def write(path, keys, tensors=("a",), architecture="llama"):
         add(f"split.{key}", value)
     for name in tensors:
         writer.add_tensor(name, torch.ones(32).numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    layouts.finish(writer)
 
 
 @torch.no_grad()
