@@ -36,7 +36,8 @@ class _Scale(torch.nn.Module):
 
 class MLP:
     """The recipe for down(dropout(act(gate(x)) * up(x))). `halves` names the one layer that computes gate and up, and
-    then `gate` and `up` are their places in its result. Else they name two layers."""
+    then `gate` and `up` are their places in its result. Else they name two layers. `down` is None where another module
+    has that layer, as in diffusers' feed-forward networks."""
 
     read = frozenset()
     override: str
@@ -56,7 +57,7 @@ class MLP:
         inside, outside = self.dropouts
         if inside is not None:
             y = layers[inside](y)
-        y = layers[self.down](y)
+        y = y if self.down is None else layers[self.down](y)
         return y if outside is None else layers[outside](y)
 
     def run(self, module, args, kwargs):
@@ -71,7 +72,8 @@ class MLP:
 
     @property
     def layers(self):
-        return (self.gate, self.up, self.down) if self.halves is None else (self.halves, self.down)
+        names = (self.gate, self.up, self.down) if self.halves is None else (self.halves, self.down)
+        return tuple(name for name in names if name is not None)
 
 
 def examine_mlp(module, forward):
@@ -79,7 +81,7 @@ def examine_mlp(module, forward):
     linears = [name for name, child in module._modules.items() if hasattr(child, "in_features")]
     dropouts = [name for name, child in module._modules.items() if isinstance(child, torch.nn.Dropout)]
     others = [child for name, child in module._modules.items() if child is not None and name not in linears]
-    if len(linears) not in (2, 3) or module._parameters or any(True for child in others for _ in child.parameters()):
+    if len(linears) not in (1, 2, 3) or module._parameters or any(True for child in others for _ in child.parameters()):
         return None
     x = torch.randn(2, 5, _IN) * 3
     factors = {name: _Scale(0.25 * (index + 1)) for index, name in enumerate(dropouts)}
@@ -89,7 +91,8 @@ def examine_mlp(module, forward):
             layouts = [MLP(None, order[0], order[1], order[2], (None, None))]
         else:
             sizes = ((_IN, 2 * _MID), (_MID, _IN))
-            layouts = [MLP(order[0], gate, 1 - gate, order[1], (None, None)) for gate in (0, 1)]
+            down = order[1] if len(order) == 2 else None
+            layouts = [MLP(order[0], gate, 1 - gate, down, (None, None)) for gate in (0, 1)]
         layers = {name: torch.nn.Linear(*size) for name, size in zip(order, sizes)}
         try:
             trial = copy_of(module, children={**factors, **layers})

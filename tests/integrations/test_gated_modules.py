@@ -92,6 +92,36 @@ def test_what_a_module_computes_decides(device, activation, override):
     assert counts == {name: 2 * (name == override) for name in counts}
 
 
+class GLU(torch.nn.Module):
+    """As diffusers has them: the gate is the second half, and the layer after it is another module's."""
+
+    def __init__(self, activation, gate=1):
+        super().__init__()
+        self.proj, self.activation, self.gate = torch.nn.Linear(8, 24), activation, gate
+
+    def forward(self, x, *arguments):
+        both = self.proj(x).chunk(2, dim=-1)
+        return both[1 - self.gate] * self.activation(both[self.gate])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("gate", [0, 1])
+@pytest.mark.parametrize("activation, override", [(torch.nn.SiLU(), "swiglu"), (torch.nn.GELU(), "geglu")], ids=str)
+def test_a_gate_without_the_layer_after_it(device, activation, override, gate, dtype):
+    module, x = GLU(activation, gate).to(device, dtype), torch.randn(3, 5, 8).to(device, dtype)
+    expected = module(x)
+    expected.sum().backward()
+    gradient, module.proj.weight.grad = module.proj.weight.grad, None
+    with metalcore.enable_pytorch_overrides("swiglu", "geglu"):
+        found = module(x)
+        found.sum().backward()
+        assert ran(override) == {"GLU": 1}
+    # Eager PyTorch rounds the activation, its product and their gradients to the dtype, each by half an eps.
+    bound = dict(rtol=4 * torch.finfo(dtype).eps, atol=4 * torch.finfo(dtype).eps)
+    torch.testing.assert_close(found, expected, **bound)
+    torch.testing.assert_close(module.proj.weight.grad, gradient, rtol=bound["rtol"] * 15, atol=bound["atol"] * 15)
+
+
 def test_one_of_the_two_overrides(device):
     module = GatedMLP(torch.nn.SiLU()).to(device).eval()
     x = torch.randn(3, 8).to(device)
