@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import _deepseek
+from . import _deepseek, _gemma4
 from ._keys import check_keys
 from ._layouts import LAYOUTS, MODEL_TYPES, Layout
 from ._metadata import Metadata
@@ -67,25 +67,23 @@ def _common(metadata):
     fields = {
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
-        "intermediate_size": metadata.count("feed_forward_length", 1),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "max_position_embeddings": metadata.count("context_length"),
         "rms_norm_eps": eps,
-        **(
-            _deepseek.attention(metadata, heads)
-            if metadata.architecture == "deepseek2"
-            else _heads(metadata, hidden, heads)
-        ),
         "tie_word_embeddings": "output.weight" not in file.tensors,
     }
+    fields.update(_ATTENTION.get(metadata.architecture, _heads)(metadata, heads, layers))
+    if "intermediate_size" not in fields:
+        fields["intermediate_size"] = metadata.count("feed_forward_length", 1)
     for token, name in (("bos", "bos"), ("eos", "eos"), ("padding", "pad")):
         fields[f"{name}_token_id"] = metadata.token(token)
     return fields
 
 
-def _heads(metadata, hidden, heads):
-    file, head_dim = metadata.file, metadata.count("attention.key_length", max(1, hidden // heads))
+def _heads(metadata, heads, layers):
+    file, hidden = metadata.file, metadata.count("embedding_length")
+    head_dim = metadata.count("attention.key_length", max(1, hidden // heads))
     # Frequencies of rotary embeddings are made for a head of this length, before any tensor is looked at.
     query = file.tensors.get("blk.0.attn_q.weight") or file.tensors.get("blk.0.attn_qkv.weight")
     if query is None or heads * head_dim > query.shape[0]:
@@ -226,4 +224,7 @@ _MORE: dict[str, Callable[[Metadata, dict[str, Any]], dict[str, Any]]] = {
     "gpt_oss": _gpt_oss,
     "deepseek_v2": _deepseek.config,
     "deepseek_v3": _deepseek.config,
+    "gemma4_text": _gemma4.config,
 }
+# The fields of heads and rotary embeddings, where they are not as in other layouts.
+_ATTENTION = {"deepseek2": _deepseek.attention, "gemma4": _gemma4.attention}

@@ -38,7 +38,7 @@ def version(metadata: Metadata) -> str:
     return "deepseek_v3" if metadata.get("expert_gating_func", int, 0) == _SIGMOID else "deepseek_v2"
 
 
-def attention(metadata: Metadata, heads: int) -> dict[str, Any]:
+def attention(metadata: Metadata, heads: int, layers: int) -> dict[str, Any]:
     """The fields of heads and rotary embeddings."""
     file = metadata.file
     short, rotated = metadata.count("attention.kv_lora_rank"), metadata.count("rope.dimension_count")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import array
 from typing import Any
 
-from . import _deepseek
+from . import _deepseek, _gemma4
 from ._metadata import Metadata
 from ._reader import GGUFError
 
@@ -66,10 +66,12 @@ def check_keys(metadata: Metadata, model_type: str, fields: dict[str, Any]) -> N
         expected["expert_weights_norm"] = (fields.get("norm_topk_prob", True),)
     if model_type != "phi3":  # transformers rotates whole heads of the others, and llama.cpp refuses llama's
         expected["rope.dimension_count"] = (fields["head_dim"],)
-    if model_type != "gemma3_text":
+    if model_type not in ("gemma3_text", "gemma4_text"):
         expected["rope.freq_base_swa"] = (fields["rope_parameters"]["rope_theta"],)
     if deepseek:
         expected.update(_deepseek.expected(model_type))
+    if model_type == "gemma4_text":
+        expected.update(_gemma4.expected(fields))
     for key, values in expected.items():
         found = metadata.get(key, (int, float, bool, list, array.array))
         if found is not None and found not in values:

@@ -56,7 +56,14 @@ class Layout(NamedTuple):
         return self.norm_offset if parameter.endswith("norm.weight") else 0.0
 
 
-_OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+_OUTSIDE = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
+}
 _ATTENTION = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -73,6 +80,14 @@ _GEMMA = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
+}
+_GEMMA4 = {
+    **_GEMMA,
+    **_HEAD_NORMS,
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+    "layer_scalar": "layer_output_scale",
 }
 _PHI3 = {
     "input_layernorm": "attn_norm",
@@ -124,6 +139,7 @@ MODEL_TYPES: dict[str, Layout] = {
         Layout("qwen3moe", "qwen3_moe", {**_ATTENTION, **_HEAD_NORMS, **_ROUTER}, experts="mlp.experts"),
         Layout("gemma2", "gemma2", _GEMMA, norm_offset=1.0),
         Layout("gemma3", "gemma3_text", {**_GEMMA, **_HEAD_NORMS}, norm_offset=1.0),
+        Layout("gemma4", "gemma4_text", _GEMMA4, buffers=("layer_scalar",)),
         Layout("phi3", "phi3", _PHI3),
         Layout("gpt-oss", "gpt_oss", _GPT_OSS, experts="mlp.experts"),
         Layout("deepseek2", "deepseek_v2", _DEEPSEEK, experts="mlp.experts"),

@@ -58,7 +58,7 @@ def load(
 
     Args:
         path: of a GGUF file with a layout of llama (Mistral and Mixtral too), qwen2, qwen2moe, qwen3, qwen3moe, gemma2,
-            gemma3, phi3, gpt-oss or deepseek2, or of any part of one that was split.
+            gemma3, gemma4, phi3, gpt-oss or deepseek2, or of any part of one that was split.
         device: where the model is to be, by default PyTorch's default device.
         dtype: of activations, norms and biases, and of weights that are not packed; by default float32 on the CPU and
             bfloat16 elsewhere.
@@ -214,7 +214,7 @@ class _Filling:
             return
         if leaf in self.layout.buffers:
             self._info(name, shape)
-            setattr(module, leaf, self._numbers(name, dtype=torch.float32))
+            setattr(module, leaf, self._numbers(name, dtype=None if leaf == "layer_scalar" else torch.float32))
             return
         info = self._info(name, shape)
         heads = self.layout.rotated(f"{path}.{leaf}", self.config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from . import _deepseek
+from . import _deepseek, _gemma4
 from ._layouts import Layout
 from ._rope import rope_keys
 
@@ -19,25 +19,26 @@ def keys_of(config: Any, layout: Layout) -> tuple[dict[str, Any], dict[str, list
         ValueError: llama.cpp's layout has another value of a setting, and no key for it.
     """
     kind = layout.model_type
+    fourth = kind == "gemma4_text"
     heads = config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    rope = config.rope_parameters
     keys = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
         "block_count": config.num_hidden_layers,
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": heads,
-        "attention.head_count_kv": config.num_key_value_heads,
-        "attention.key_length": head_dim,
-        "attention.value_length": head_dim,
         "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
         "vocab_size": config.vocab_size,
     }
+    head_dim = 0 if fourth else getattr(config, "head_dim", None) or config.hidden_size // heads
+    if not fourth:
+        keys["attention.head_count_kv"] = config.num_key_value_heads
+        keys["attention.key_length"] = keys["attention.value_length"] = head_dim
+    rope = config.rope_parameters
     rope = rope.get("full_attention", rope)
-    own, factors = rope_keys(rope, head_dim)
+    own, factors = _gemma4.rope_keys(config, _require) if fourth else rope_keys(rope, head_dim)
     keys.update(own)
-    if kind != "phi3":  # transformers rotates whole heads
+    if kind not in ("phi3", "gemma4_text"):  # transformers rotates whole heads
         _require(kind, "partial_rotary_factor", rope.get("partial_rotary_factor", 1.0), 1.0)
     _check_yarn(kind, rope)
     if not getattr(config, "is_causal", True):
@@ -47,6 +48,8 @@ def keys_of(config: Any, layout: Layout) -> tuple[dict[str, Any], dict[str, list
     _require(kind, "hidden_act", _activation(config), "gelu_pytorch_tanh" if "gemma" in kind else "silu")
     if kind.startswith("deepseek"):
         keys.update(_deepseek.keys(config, keys, _require))
+    elif fourth:
+        keys.update(_gemma4.keys(config, _require))
     else:
         _MORE.get(kind, _no_window)(config, keys, head_dim)
     return keys, factors

@@ -135,6 +135,40 @@ CASES["deepseek2"] = Case(
     {**DEEPSEEK, "q_lora_rank": 256, "n_group": 4, "topk_group": 2, "norm_topk_prob": True},
     ("Q4_0", "Q8_0"),
 )
+GEMMA4 = dict(
+    num_hidden_layers=6,
+    head_dim=64,
+    global_head_dim=128,
+    sliding_window=8,
+    tie_word_embeddings=True,
+    vocab_size_per_layer_input=VOCABULARY,
+)
+_TYPES = ["sliding_attention", "sliding_attention", "full_attention"]
+CASES["gemma4"] = Case(  # as E2B: layers that share keys and values, with embeddings of their own
+    "Gemma4Text",
+    "gemma4",
+    {
+        **GEMMA4,
+        "layer_types": [*_TYPES, _TYPES[0], *_TYPES[1:]],
+        "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 64,
+    },
+    ("Q4_0", "Q8_0"),
+)
+CASES["gemma4-dense"] = Case(  # as 31B: keys for values, and fewer heads, in layers without a window
+    "Gemma4Text",
+    "gemma4",
+    {
+        **GEMMA4,
+        "layer_types": _TYPES * 2,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "hidden_size_per_layer_input": 0,
+        "final_logit_softcapping": 30.0,
+    },
+    ("Q5_0", "Q8_0"),
+)
 
 
 class Made(NamedTuple):
@@ -176,11 +210,14 @@ def _keys(writer, config, architecture):
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(1 if architecture == "deepseek2" else config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
+    if architecture == "gemma4":
+        _gemma4_keys(writer, config)
+        return
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count_kv(1 if architecture == "deepseek2" else config.num_key_value_heads)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if architecture == "deepseek2":
         _deepseek_keys(writer, config)
@@ -217,6 +254,32 @@ def _keys(writer, config, architecture):
         writer.add_expert_feed_forward_length(256)
     if architecture == "qwen2moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+
+
+def _gemma4_keys(writer, config):
+    slides = [kind == "sliding_attention" for kind in config.layer_types]
+    shared = config.num_kv_shared_layers
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern(slides)
+    writer.add_key_length(128)
+    writer.add_value_length(128)
+    writer.add_key_length_swa(64)
+    writer.add_value_length_swa(64)
+    writer.add_rope_dimension_count(128)
+    writer.add_rope_dimension_count_swa(64)
+    writer.add_rope_freq_base(config.rope_parameters["full_attention"]["rope_theta"])
+    writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+    widths, heads = config.intermediate_size, SIZES["num_key_value_heads"]
+    if config.use_double_wide_mlp:
+        widths = [WIDTH] * (len(slides) - shared) + [2 * WIDTH] * shared
+    if config.attention_k_eq_v:
+        heads = [2 if one else 1 for one in slides]
+    writer.add_feed_forward_length(widths)
+    writer.add_head_count_kv(heads)
+    if config.final_logit_softcapping:
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
 
 
 def _deepseek_keys(writer, config):
@@ -279,14 +342,18 @@ class _Tensors:
         if rope.get("rope_type") == "longrope":
             self._add("rope_factors_long.weight", torch.tensor(rope["long_factor"]))
             self._add("rope_factors_short.weight", torch.tensor(rope["short_factor"]))
-        biases = [item for item in self.model.named_buffers() if item[0].endswith("e_score_correction_bias")]
-        for name, parameter in (*self.model.named_parameters(), *biases):
+        if self.case.architecture == "gemma4":
+            self._add("rope_freqs.weight", torch.tensor([1.0] * 16 + [1e30] * 48))  # a quarter of 128
+        buffers = ("e_score_correction_bias", "layer_scalar")
+        stored = [item for item in self.model.named_buffers() if item[0].endswith(buffers)]
+        for name, parameter in (*self.model.named_parameters(), *stored):
             self._fill(name, parameter)
             self._parameter(name, parameter)
 
     def _fill(self, name, parameter):
         if parameter.dim() == 1:
-            centre = 1.0 if name.endswith("norm.weight") and "gemma" not in self.case.architecture else 0.0
+            shifted = self.case.architecture in ("gemma2", "gemma3")
+            centre = 1.0 if name.endswith(("norm.weight", "layer_scalar")) and not shifted else 0.0
             parameter.normal_(std=0.2).add_(centre)
         else:
             length = parameter.shape[-2] if self._transposed(name) else parameter.shape[-1]
@@ -309,17 +376,17 @@ class _Tensors:
             for kind, part in (("k_b", both[:, :size].mT), ("v_b", both[:, size:])):
                 self._add(f"{self.names.get_name(module.replace('kv_b', kind))}.{leaf}", part)
             return
-        if leaf == "sinks":
+        if leaf in ("sinks", "layer_scalar"):
             module, leaf = name, "weight"
         to = f"{self.names.get_name(module)}.{leaf}"
         rows = None
         if self.case.architecture == "llama" and ("q_proj" in name or "k_proj" in name):
             heads = self.config.num_attention_heads if "q_proj" in name else self.config.num_key_value_heads
             rows = torch.arange(len(parameter)).view(heads, 2, -1).mT.flatten()
-        if "gemma" in self.case.architecture and name.endswith("norm.weight"):
+        if self.case.architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
             parameter.copy_((parameter + 1) - 1)  # what can be told from a sum with 1
             self._add(to, parameter + 1)
-        elif parameter.dim() == 1 or "gate.weight" in name or "router" in name:
+        elif parameter.dim() == 1 or "mlp.gate.weight" in name or "shared_expert_gate" in name or "router" in name:
             self._add(to, parameter[0] if "shared_expert_gate" in name else parameter, rows)
         else:
             parameter.copy_(self._pack(to, parameter, rows, self._type(name)))

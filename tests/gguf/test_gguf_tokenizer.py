@@ -112,3 +112,29 @@ def test_transformers_that_is_too_old_makes_no_model(tmp_path, monkeypatch):
     version(monkeypatch, "5.3.0.dev0")
     with pytest.raises(ImportError, match="metalcore.gguf.load needs transformers 5.4 or newer, and this is 5.3.0"):
         gguf.load(path)
+
+
+@needs_tokenizers
+def test_gemma4_has_a_vocabulary_with_merges(tmp_path):
+    """Spaces are U+2581 as in SentencePiece's, pairs are joined in the order of the merges."""
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokens += ["▁", *"adehnt", "th", "the", "▁the", "at"]
+    tokens += [f"<unused{number}>" for number in range(ROWS - len(tokens))]
+
+    def change(writer):
+        for key, value in {
+            "model": "gemma4",
+            "tokens": tokens,
+            "token_type": [3, 3, 3, 2] + [6] * 256 + [1] * (ROWS - 260),
+            "merges": ["t h", "th e", "▁ the", "a t"],
+            "add_space_prefix": False,
+            "add_bos_token": True,
+            "bos_token_id": 2,
+            "eos_token_id": 1,
+        }.items():
+            set_key(f"{KEY}{key}", value)(writer)
+
+    tokenizer = gguf.load(changed(tmp_path, change, "gemma4")).tokenizer
+    assert tokenizer.tokenize("the the hat") == ["the", "▁the", "▁", "h", "at"]
+    found = tokenizer("the\u00f1")["input_ids"]
+    assert found == [2, tokens.index("the"), 4 + 0xC3, 4 + 0xB1] and tokenizer.decode(found[1:]) == "the\u00f1"

@@ -5,7 +5,7 @@ import json
 import layouts
 import pytest
 import torch
-from changed import changed, drop, drop_key, set_key
+from changed import add, changed, drop, drop_key, set_key
 
 from metalcore import cli, gguf
 from metalcore.gguf._keys import REFUSED
@@ -142,6 +142,79 @@ def test_settings_of_deepseek2(tmp_path, made, name, key, value, field):
     gguf.save_gguf(model, tmp_path / "y.gguf")
     again = gguf.load(tmp_path / "y.gguf", dtype=torch.float32, tokenizer=False).model
     assert torch.equal(logits(again), logits(model))
+
+
+GEMMA4 = {  # a value that the layout does not take, by key
+    "expert_count": (4, "key 'gemma4.expert_count': 4 cannot be loaded for gemma4_text, which has 0"),
+    "rope.dimension_count": (64, "key 'gemma4.rope.dimension_count': 64 cannot be loaded"),
+    "rope.dimension_count_swa": (32, "key 'gemma4.rope.dimension_count_swa': 32 cannot be loaded"),
+    "rope.scaling.factor": (2.0, "rope scaling of type 'linear' by 2.0 is unknown for gemma4"),
+    "rope.scaling.type": ("yarn", "rope scaling of type 'yarn'"),
+    "attention.shared_kv_layers": (2, "attention.shared_kv_layers is 2: the layers before must be one with a window"),
+    "attention.sliding_window_pattern": ([True] * 6, "must have a boolean for each of 6 layers, and the last"),
+    "attention.key_length": (256, "keys and values have different lengths"),
+    "attention.key_length_swa": (128, "blk.0 has no weights of 4 heads of 128"),
+    "attention.value_length": (64, "keys and values have different lengths"),
+    "attention.value_length_swa": (32, "key 'gemma4.attention.value_length_swa': 32 cannot be loaded"),
+    "attention.head_count_kv": ([2, 2, 1] * 2, "head_count_kv': 1 and 2 need keys for values"),
+    "feed_forward_length": ([512] * 5 + [1024], "feed_forward_length': only layers that share may be double"),
+    "embedding_length_per_layer_input": (32, "tensor 'blk.0.inp_gate.weight' has shape"),
+    "attention.sliding_window": (0, "attention.sliding_window': 0 is no number from 1"),
+    "attention.causal": (False, "attention.causal is false, and windows"),
+}
+
+
+@pytest.mark.parametrize("key", GEMMA4)
+def test_settings_that_gemma4_has_not(tmp_path, key):
+    value, message = GEMMA4[key]
+    path = changed(tmp_path, set_key(f"gemma4.{key}", value), "gemma4")
+    with pytest.raises(gguf.GGUFError, match=message):
+        gguf.load(path, tokenizer=False)
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("rope.freq_base", 5000.0),
+        ("rope.freq_base_swa", 500.0),
+        ("attention.sliding_window", 3),
+        ("final_logit_softcapping", 2.0),
+        ("attention.layer_norm_rms_epsilon", 0.1),
+    ],
+)
+def test_settings_of_gemma4(tmp_path, made, key, value):
+    """They change the model, and are written as they were."""
+    path = changed(tmp_path, set_key(f"gemma4.{key}", value), "gemma4")
+    model, before = (gguf.load(one, dtype=torch.float32, tokenizer=False).model for one in (path, made("gemma4").path))
+    assert not torch.allclose(logits(model), logits(before), rtol=1e-3)
+    gguf.save_gguf(model, tmp_path / "y.gguf")
+    again = gguf.load(tmp_path / "y.gguf", dtype=torch.float32, tokenizer=False).model
+    assert torch.equal(logits(again), logits(model))
+
+
+@pytest.mark.parametrize("factors", [None, [1.0] * 16 + [2.0] * 48, [1e30] * 48 + [1.0] * 16])
+def test_factors_of_gemma4(tmp_path, factors):
+    name = "rope_freqs.weight"
+    path = changed(tmp_path, drop(name) if factors is None else add(name, factors), "gemma4")
+    with pytest.raises(gguf.GGUFError, match="'rope_freqs.weight' (is missing|must have ones, and then)"):
+        gguf.load(path, tokenizer=False)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(enable_moe_block=True), "enable_moe_block False, and the model True"),
+        (dict(vocab_size_per_layer_input=7), "vocab_size_per_layer_input 288, and the model 7"),
+        (dict(num_kv_shared_layers=2), "cannot share keys and values of 2 layers"),
+        (dict(use_bidirectional_attention="vision"), "use_bidirectional_attention False"),
+    ],
+)
+def test_gemma4_models_that_have_no_file(tmp_path, made, change, message):
+    model = gguf.load(made("gemma4").path, tokenizer=False).model
+    for field, value in change.items():
+        setattr(model.config, field, value)
+    with pytest.raises(ValueError, match=message):
+        gguf.save_gguf(model, tmp_path / "x.gguf")
 
 
 def test_deepseek_without_a_bias_of_experts_is_refused(tmp_path):
