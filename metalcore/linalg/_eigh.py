@@ -9,13 +9,14 @@ from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import low_rank, separated
 from .._core.sharded import beside
+from ._broadening import check_broadening, division
 from ._by_torch import by_torch
-from ._common import Tensors, in_float32, skew, write_out
+from ._common import Tensors, in_float32, skew, without_autocast, write_out
 from ._overriding import override, takes_square
 from ._results import linalg_eigh
 
 
-def eigh(A: torch.Tensor, UPLO: str = "L", *, out: Tensors | None = None) -> linalg_eigh:
+def eigh(A: torch.Tensor, UPLO: str = "L", *, broadening: float = 0.0, out: Tensors | None = None) -> linalg_eigh:
     """The eigenvalue decomposition A = V diag(L) Vᵀ of symmetric matrices, as torch.linalg.eigh. V is orthogonal, and L
     is in ascending order.
 
@@ -26,6 +27,8 @@ def eigh(A: torch.Tensor, UPLO: str = "L", *, out: Tensors | None = None) -> lin
         A: (*, n, n), any strides. float32; float16 and bfloat16 are computed in float32, and the results are cast
             back. Other input goes to PyTorch's op.
         UPLO: "L" reads only the lower triangle, "U" only the upper one.
+        broadening: as for `svd`: above zero, the derivative multiplies by x / (x² + d²) where it divides by a
+            difference x of eigenvalues, with d = broadening * max(|L|), and is finite for every A.
         out: a pair of tensors to write L and V to.
 
     Returns:
@@ -33,16 +36,24 @@ def eigh(A: torch.Tensor, UPLO: str = "L", *, out: Tensors | None = None) -> lin
         have gradients of any order, by PyTorch's formula (Giles 2008). The gradient of A is symmetric, whichever
         triangle was read. The gradients hold for functions that do not depend on the signs of eigenvectors or, where
         eigenvalues repeat, on the choice of vectors within their space. The derivative of V divides by differences of
-        eigenvalues. Where these repeat, it is infinite or NaN, as in PyTorch, while the derivative of L is finite.
+        eigenvalues. Where these repeat, it is infinite or NaN, as in PyTorch and unless there is a broadening, while
+        the derivative of L is finite.
 
     Raises:
+        ValueError: the broadening is no finite number of at least zero, or A is complex and there is one.
         RuntimeError: the matrices are not square, UPLO is another string, or `out` does not fit. A matrix that holds
             NaN or infinity raises nothing, because a check would have to wait for the GPU. Its results are NaN.
     """
+    broadened = check_broadening("eigh", A, broadening)
     if not accelerated(A) or type(UPLO) is not str:
+        if broadened and needs_gradient(A) and out is None:
+            return linalg_eigh(_Broadened.apply(A, UPLO, broadening))
         return by_torch(torch.linalg.eigh, A, UPLO, out=out)
-    results = write_out("linalg_eigh", out, lambda: in_float32(lambda A: _eigh(A, UPLO, True), A), A)
-    return linalg_eigh(tuple(results))
+
+    def factors(A):
+        return _Broadened.apply(A, UPLO, broadening) if broadened and needs_gradient(A) else _eigh(A, UPLO, True)
+
+    return linalg_eigh(tuple(write_out("linalg_eigh", out, lambda: in_float32(factors, A), A)))
 
 
 def eigvalsh(A: torch.Tensor, UPLO: str = "L", *, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -85,17 +96,43 @@ def _save(ctx, inputs, output):
 
 
 def _backward(ctx, grad_L, grad_V):
-    """V (skew(Vᵀ grad_V) / 2E + diag(grad_L)) Vᵀ, where E[i, j] = L[j] - L[i]."""
     if not ctx.compute_v:
         raise RuntimeError("metalcore::eigh: the derivative needs V; use compute_v=True.")
-    L, V = ctx.saved_tensors
+    return _gradient(*ctx.saved_tensors, grad_L, grad_V), None, None
+
+
+class _Broadened(torch.autograd.Function):
+    """eigh with a derivative that is finite where eigenvalues repeat."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(A, UPLO, broadening):
+        return ops.eigh(A, UPLO, True) if accelerated(A) else tuple(by_torch(torch.linalg.eigh, A, UPLO))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.broadening = inputs[2]
+        ctx.save_for_backward(*output)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx, *grads):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _gradient(*ctx.saved_tensors, *grads, ctx.broadening), None, None
+
+
+@without_autocast
+def _gradient(L, V, grad_L, grad_V, broadening=0.0):
+    """V (skew(Vᵀ grad_V) / 2E + diag(grad_L)) Vᵀ, where E[i, j] = L[j] - L[i]."""
     if grad_V is None:
-        return None if grad_L is None else (V * grad_L.unsqueeze(-2)) @ V.mT, None, None
+        return None if grad_L is None else (V * grad_L.unsqueeze(-2)) @ V.mT
     identity = beside(L, torch.eye(L.shape[-1], dtype=L.dtype, device=L.device))  # E's diagonal divides only zeros
-    M = skew(V.mT @ grad_V) / (2 * (L.unsqueeze(-2) - L.unsqueeze(-1)) + identity)
+    differences = 2 * (L.unsqueeze(-2) - L.unsqueeze(-1)) + identity
+    largest = torch.maximum(L[..., :1].abs(), L[..., -1:].abs())[..., None] if broadening else None
+    M = division(largest, 2 * broadening)(skew(V.mT @ grad_V), differences)
     if grad_L is not None:
         M = M + grad_L.diag_embed()
-    return V @ M @ V.mT, None, None
+    return V @ M @ V.mT
 
 
 _eigh = autograd("eigh", _backward, _save)

@@ -9,8 +9,9 @@ from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import low_rank, separated
 from .._core.sharded import beside
+from ._broadening import check_broadening, division
 from ._by_torch import by_torch
-from ._common import Tensors, in_float32, skew, write_out
+from ._common import Tensors, in_float32, skew, without_autocast, write_out
 from ._overriding import override, takes
 from ._results import linalg_svd
 
@@ -19,7 +20,12 @@ _DRIVERS = ("gesvd", "gesvdj", "gesvda")
 
 
 def svd(
-    A: torch.Tensor, full_matrices: bool = True, *, driver: str | None = None, out: Tensors | None = None
+    A: torch.Tensor,
+    full_matrices: bool = True,
+    *,
+    driver: str | None = None,
+    broadening: float = 0.0,
+    out: Tensors | None = None,
 ) -> linalg_svd:
     """The singular value decomposition A = U diag(S) Vh, as torch.linalg.svd: U and Vhᵀ have orthonormal columns, S is
     not negative and descends.
@@ -33,6 +39,12 @@ def svd(
         full_matrices: whether U is (*, m, m) and Vh (*, n, n). Otherwise, with k = min(m, n), U is (*, m, k) and Vh
             (*, k, n). S is (*, k) in both cases.
         driver: None or, on CUDA, "gesvd", "gesvdj" or "gesvda", as in PyTorch. It has no effect.
+        broadening: PyTorch's function has no such argument. Above zero, the derivative is finite for every A. Where it
+            divides by x, which is a difference or a sum of singular values or a value itself, it multiplies by the
+            Lorentzian x / (x² + d²), with d = broadening * S[0] (Liao et al. 2019, arXiv:1903.09650). Terms with
+            |x| >> d change by the factor 1 - (d / x)², and no factor is above 1 / 2d. So functions that do not depend
+            on the choice of vectors within the space of a repeated value keep their derivative, up to the squares of
+            d over the gaps. 1e-4 suits float32, and 1e-6 float64. Real input of every dtype and device takes it.
         out: three tensors to write U, S and Vh to.
 
     Returns:
@@ -40,19 +52,28 @@ def svd(
         formula (Townsend 2016). The gradients hold for functions that do not depend on the signs of singular vectors
         or, where singular values repeat, on the choice of vectors within their space. The derivatives of U and Vh
         divide by differences of singular values, and for matrices that are not square by the values themselves. Where
-        such a divisor is zero, they are infinite or NaN, as in PyTorch, while the derivative of S is finite. Columns of
-        U and rows of Vh after the first k count as constants.
+        such a divisor is zero, they are infinite or NaN, as in PyTorch and unless there is a broadening, while the
+        derivative of S is finite. Columns of U and rows of Vh after the first k count as constants.
 
     Raises:
+        ValueError: the broadening is no finite number of at least zero, or A is complex and there is one.
         RuntimeError: A has fewer than two dimensions, PyTorch does not know the driver, or `out` does not fit. A matrix
             that holds NaN or infinity raises nothing, because a check would have to wait for the GPU. Its results are
             NaN.
     """
+    broadened = check_broadening("svd", A, broadening)
     if not accelerated(A) or type(full_matrices) is not bool or driver is not None and type(driver) is not str:
+        if broadened and needs_gradient(A) and out is None:
+            return linalg_svd(_Broadened.apply(A, full_matrices, driver, broadening))
         return by_torch(torch.linalg.svd, A, full_matrices, driver=driver, out=out)
     _check_driver(A, driver)
-    results = write_out("linalg_svd", out, lambda: in_float32(lambda A: _svd(A, full_matrices, True), A), A)
-    return linalg_svd(tuple(results))
+
+    def factors(A):
+        if broadened and needs_gradient(A):
+            return _Broadened.apply(A, full_matrices, driver, broadening)
+        return _svd(A, full_matrices, True)
+
+    return linalg_svd(tuple(write_out("linalg_svd", out, lambda: in_float32(factors, A), A)))
 
 
 def svdvals(A: torch.Tensor, *, driver: str | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -117,18 +138,40 @@ def _save(ctx, inputs, output):
 def _backward(ctx, grad_U, grad_S, grad_Vh):
     if not ctx.compute_uv:
         raise RuntimeError("metalcore::svd: the derivative needs U and Vh; use compute_uv=True.")
-    U, S, Vh = ctx.saved_tensors
+    return _gradient(*ctx.saved_tensors, grad_U, grad_S, grad_Vh), None, None
+
+
+class _Broadened(torch.autograd.Function):
+    """svd with a derivative that is finite where divisors are zero."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(A, full_matrices, driver, broadening):
+        if accelerated(A):
+            return ops.svd(A, full_matrices, True)
+        return tuple(by_torch(torch.linalg.svd, A, full_matrices, driver=driver))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.broadening = inputs[3]
+        ctx.save_for_backward(*output)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx, *grads):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _gradient(*ctx.saved_tensors, *grads, ctx.broadening), None, None, None
+
+
+@without_autocast
+def _gradient(U, S, Vh, grad_U, grad_S, grad_Vh, broadening=0.0):
+    """The gradient of the reduced A = U diag(S) Vᵀ: U M Vᵀ with M = (skew(Uᵀ grad_U) S + S skew(Vᵀ grad_V)) / E +
+    diag(grad_S), where E[i, j] = S[j]² - S[i]². If A is not square, the part of grad_U or grad_V outside of the space
+    of U or V, divided by S, is added."""
     U, V = U[..., : S.shape[-1]], Vh.mT[..., : S.shape[-1]]
     # A slice of all is an alias, which autograd's is_grads_batched does not know; narrow() is none.
     grad_U = None if grad_U is None else grad_U.narrow(-1, 0, S.shape[-1])
     grad_V = None if grad_Vh is None else grad_Vh.mT.narrow(-1, 0, S.shape[-1])
-    return _gradient(U, grad_U, V, grad_V, S, grad_S), None, None
-
-
-def _gradient(U, grad_U, V, grad_V, S, grad_S):
-    """The gradient of the reduced A = U diag(S) Vᵀ: U M Vᵀ with M = (skew(Uᵀ grad_U) S + S skew(Vᵀ grad_V)) / E +
-    diag(grad_S), where E[i, j] = S[j]² - S[i]². If A is not square, the part of grad_U or grad_V outside of the space
-    of U or V, divided by S, is added."""
     if grad_U is None and grad_V is None:
         return None if grad_S is None else (U * grad_S.unsqueeze(-2)) @ V.mT
     column, row = S.unsqueeze(-1), S.unsqueeze(-2)
@@ -142,15 +185,16 @@ def _gradient(U, grad_U, V, grad_V, S, grad_S):
         terms.append(column * skew(inside_V))
     # E's two factors divide one after the other, because their product might overflow. E's diagonal divides only zeros.
     identity = beside(S, torch.eye(S.shape[-1], dtype=S.dtype, device=S.device))
-    M = sum(terms[1:], terms[0]) / (row - column + identity) / (row + column + identity)
+    divide = division(S[..., :1, None] if S.shape[-1] else None, broadening)
+    M = divide(divide(sum(terms[1:], terms[0]), row - column + identity), row + column + identity)
     if grad_S is not None:
         M = M + grad_S.diag_embed()
     gradient_V = U @ M
     if inside_U is not None and U.shape[-2] > U.shape[-1]:
-        gradient_V = gradient_V + (grad_U - U @ inside_U) / row
+        gradient_V = gradient_V + divide(grad_U - U @ inside_U, row)
     gradient = gradient_V @ V.mT
     if inside_V is not None and V.shape[-2] > V.shape[-1]:
-        gradient = gradient + (U / row) @ (grad_V - V @ inside_V).mT
+        gradient = gradient + divide(U, row) @ (grad_V - V @ inside_V).mT
     return gradient
 
 

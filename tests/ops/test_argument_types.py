@@ -13,6 +13,7 @@ from metalcore._core.registry import OPS
 LEFT_OUT = {
     "conv2d": ["scale", "residual", "activation"],
     "cross_entropy": ["softcap", "z_loss", "inplace"],
+    "eigh": ["broadening"],
     "gelu": ["approximate"],
     "linear": ["activation"],
     "matrix_rank": ["tol"],
@@ -20,6 +21,7 @@ LEFT_OUT = {
     "rms_norm": ["offset"],
     "scaled_dot_product_attention": ["window", "lower_right", "softcap", "sinks", "return_lse"],
     "softmax": ["temperature"],
+    "svd": ["broadening"],
 }
 # Options in place of the sample's. PyTorch's matrix_rank takes two numbers or two tensors as tolerances.
 OPTIONS = {"matrix_rank": {"rtol": None}}
