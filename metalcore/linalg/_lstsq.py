@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from .._core.operators import ops
+from .._core.operators import cpu_kernel, fake_kernel, needs_gradient, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
+from . import _qr_pivoted  # noqa: F401  (it registers an operator)
 from ._by_torch import by_torch
 from ._common import in_float32, without_autocast
+from ._pinv import by_pseudoinverse
 from ._results import linalg_lstsq
 
 _DRIVERS = ("gels", "gelsy", "gelsd", "gelss")
@@ -18,23 +20,35 @@ _DRIVERS = ("gels", "gelsy", "gelsd", "gelss")
 def lstsq(A: torch.Tensor, B: torch.Tensor, rcond: float | None = None, *, driver: str | None = None) -> linalg_lstsq:
     """The X with the least norm of A X - B, as torch.linalg.lstsq. If several X have it, the one of least norm.
 
-    It is for matrices of full rank, and uses QR as LAPACK's gels does: A = Q R gives X = R⁻¹ Qᵀ B. With more unknowns
-    than equations, Aᵀ = Q R gives X = Q R⁻ᵀ B (Golub and Van Loan, Matrix Computations, 5.3 and 5.6). The rank is not
-    checked: a matrix of lower rank gives inf, nan or large numbers, as PyTorch's op does on CUDA. A may have norms
-    above float32's range, because it is scaled first, as in gels.
+    The driver says what is known about A's rank.
+    "gels", the default as in PyTorch on GPUs, is for matrices of full rank. It uses QR: A = Q R gives X = R⁻¹ Qᵀ B.
+    With more unknowns than equations, Aᵀ = Q R gives X = Q R⁻ᵀ B (Golub and Van Loan, Matrix Computations, 5.3 and
+    5.6). The rank is not checked: a matrix of lower rank gives inf, nan or large numbers. Where no gradient is asked, A
+    and B have up to 128 columns together and A is not wider than a tree of blocks takes, one walk over A and B
+    gives R, Qᵀ B and the residuals, and Q is never formed (TSQR, Demmel et al. 2012).
+    "gelsy" finds the rank by QR with column pivoting and an estimate of the condition number after each column (Bischof
+    1990), and solves by a complete orthogonal decomposition (Golub and Van Loan, 5.5).
+    "gelsd" and "gelss" find it by the singular values, X = V diag(1 / S) Uᵀ B, and are the same here.
+
+    A may have norms above float32's range, because it is scaled first.
 
     Args:
         A: (*, m, n), any strides. float32; float16 and bfloat16 are computed in float32, and the results are cast
             back.
             Other input goes to PyTorch's op.
         B: (*, m, k), or (*, m) with A's batch, of A's dtype. The batches of A and B broadcast.
-        rcond: has no meaning for matrices of full rank.
-        driver: "gels", "gelsy", "gelsd" or "gelss". The algorithm is the same for all of them.
+        rcond: for "gelsd" and "gelss", singular values of at most rcond times the largest count as zero; for "gelsy",
+            columns of R count until its estimated condition number exceeds 1 / rcond. By default max(m, n) * eps of
+            float32, also for the 16-bit dtypes; below 0, eps ("gelsd", "gelss"). It has no meaning for "gels".
+        driver: None, "gels", "gelsy", "gelsd" or "gelss".
 
     Returns:
-        A torch.return_types.linalg_lstsq, as from the driver "gels": the solution (*, n, k), or (*, n); residuals (*,
-        k), which are the sums of squares of A X - B if m > n, or else empty; rank and singular_values, which are empty.
-        The solution and the residuals have gradients of any order.
+        A torch.return_types.linalg_lstsq, as PyTorch's on the CPU: the solution (*, n, k), or (*, n); residuals (*, k),
+        which are the sums of squares of A X - B if m > n, or else empty; rank, of A's batch, int64, and empty for
+        "gels"; singular_values (*, min(m, n)) in descending order, of A's batch, for "gelsd" and "gelss". "gelsy" has
+        no residuals, and "gelsd" and "gelss" have some only if all matrices have rank n: the host waits to know it. The
+        solution and the residuals have gradients of any order; where A lacks rank, those of a constant rank (Golub and
+        Pereyra 1973).
 
     Raises:
         RuntimeError: shapes do not fit, or the driver is unknown. The messages are PyTorch's.
@@ -51,11 +65,22 @@ def lstsq(A: torch.Tensor, B: torch.Tensor, rcond: float | None = None, *, drive
     ):
         return by_torch(torch.linalg.lstsq, A, B, rcond, driver=driver)
     is_vector = _check(A, B, driver)
-    solution, residuals = in_float32(_least_squares, A, B.unsqueeze(-1) if is_vector else B)
+    if driver in (None, "gels"):
+        solve = _of_full_rank
+    else:
+        tolerance = max(1, *A.shape[-2:]) * _EPS if rcond is None else float(rcond)
+        tolerance = _EPS if tolerance < 0 and driver != "gelsy" else tolerance
+
+        def solve(A, B):
+            return _by_rank(A, B, tolerance, driver)
+
+    results = in_float32(without_autocast(solve), A, B.unsqueeze(-1) if is_vector else B)
     if is_vector:
-        solution = solution.squeeze(-1)
-    rank = torch.empty(0, dtype=torch.int64, device=A.device)
-    return linalg_lstsq((solution, residuals, rank, A.new_empty(0)))
+        results[0] = results[0].squeeze(-1)
+    return linalg_lstsq(results)
+
+
+_EPS = torch.finfo(torch.float32).eps
 
 
 def _is_number(value):
@@ -85,15 +110,113 @@ def _check(A, B, driver):
     return is_vector
 
 
-@without_autocast
+def _of_full_rank(A, B):
+    X, residuals = _least_squares(A, B)
+    return [X, residuals, torch.empty(0, dtype=torch.int64, device=A.device), A.new_empty(0)]
+
+
 def _least_squares(A, B):
     m, n = A.shape[-2:]
     if m < n:
         Q, R, scale = ops.qr_scaled(A.mT)
         return Q @ ops.solve_triangular(R.mT, B, False, True, False) * scale, A.new_empty(0)
+    if _fits(m, n, B.shape[-1]) and not needs_gradient(A) and not needs_gradient(B):
+        if A.shape[:-2] != B.shape[:-2]:
+            batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
+            A, B = A.expand(*batch, -1, -1), B.expand(*batch, -1, -1)
+        X, residuals = ops.lstsq(A, B)
+        return X, residuals if m > n else A.new_empty(0)
     Q, R, scale = ops.qr_scaled(A)
     X = ops.solve_triangular(R, Q.mT @ B, True, True, False) * scale
     return X, (A @ X - B).square().sum(-2) if m > n else A.new_empty(0)
+
+
+def _fits(m, n, sides):
+    """Whether a threadgroup of the kernels of lstsq.metal holds all columns of A and B, and either all rows or so many
+    that a level of the tree halves them."""
+    columns = n + sides
+    if not 0 < n < columns <= 128:
+        return False
+    rows = 1024 if columns <= 16 else 512 if columns <= 32 else 256 if columns <= 64 else 128
+    return m <= rows or rows >= 2 * n
+
+
+@cpu_kernel("lstsq")
+def _(A, B):
+    Q, R, scale = ops.qr_scaled(A)
+    X = torch.linalg.solve_triangular(R, Q.mT @ B, upper=True) * scale
+    return X.contiguous(), (A @ X - B).square().sum(-2)
+
+
+@fake_kernel("lstsq")
+def _(A, B):
+    *batch, _, n = A.shape
+    sides = B.shape[-1]
+    return A.new_empty([*batch, n, sides]), A.new_empty([*batch, sides])
+
+
+# Matrices that may lack rank
+
+
+def _by_rank(A, B, rcond, driver):
+    call = _ByRank.apply if needs_gradient(A) or needs_gradient(B) else _solve_by_rank
+    X, rank, S = call(A, B, rcond, driver)
+    m, n = A.shape[-2:]
+    residuals = A.new_empty(0)
+    if m > n and driver != "gelsy" and (rank.is_meta or bool((rank == n).all())):
+        residuals = (A @ X - B).square().sum(-2)
+    return [X, residuals, rank, S]
+
+
+def _solve_by_rank(A, B, rcond, driver):
+    *batch, m, n = A.shape
+    if 0 in (m, n):
+        shape = (*torch.broadcast_shapes(A.shape[:-2], B.shape[:-2]), n, B.shape[-1])
+        rank = torch.zeros(batch, dtype=torch.int64, device=A.device)
+        # PyTorch's singular values of a matrix without entries have the batch's shape only where there is a batch.
+        return A.new_zeros(shape), rank, A.new_empty(0 if driver == "gelsy" else [*batch, 0])
+    if driver == "gelsy":
+        return *_by_pivots(A, B, rcond), A.new_empty(0)
+    U, S, Vh = ops.svd(A, False, True)
+    counted = ~(rcond * S[..., :1] >= S)  # NaN counts, so that it reaches the solution
+    inverse = S.reciprocal().where(counted, 0.0)[..., None]
+    return Vh.mT @ (inverse * (U.mT @ B)), counted.sum(-1), S
+
+
+def _by_pivots(A, B, rcond):
+    """A P = Q R of a first QR, which brings all that follows to min(m, n) rows, and one with pivots. Then R's
+    independent rows are Tᵀ Zᵀ, and X = P Z T⁻ᵀ Qᵀ B has the least norm."""
+    n = A.shape[-1]
+    Q, R, scale = ops.qr_scaled(A)
+    k = R.shape[-2]
+    identity = torch.eye(k, device=A.device).expand(*R.shape[:-1], k)
+    W, order, rank = ops.qr_pivoted(torch.cat([R, identity], -1), n, rcond)
+    independent = torch.arange(k, device=A.device) < rank[..., None]
+    rows = W.mT.where(independent[..., None], 0.0)
+    Z, T = ops.qr(rows[..., :n].triu().mT, "reduced")
+    T = T + (~independent).to(T.dtype).diag_embed()  # its rows and columns there are zeros
+    right = rows[..., n:] @ (Q.mT @ B)
+    X = Z @ ops.solve_triangular(T.mT, right, False, True, False) * scale
+    places = order[..., None].expand(X.shape)
+    return torch.empty_like(X).scatter(-2, places, X), rank
+
+
+class _ByRank(torch.autograd.Function):
+    forward = staticmethod(_solve_by_rank)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs[:2])
+        ctx.rcond = inputs[2]
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx, grad, *_):  # pyright: ignore[reportIncompatibleMethodOverride]
+        if grad is None:
+            return None, None, None, None
+        A, B = ctx.saved_tensors
+        return *by_pseudoinverse(A, B, grad, ctx.rcond), None, None
 
 
 register(
@@ -102,10 +225,26 @@ register(
         lstsq,
         namesake="torch.linalg.lstsq",
         results=lambda found: [found.solution],
-        operators=("qr_scaled", "solve_triangular"),
+        operators=("lstsq", "qr_pivoted", "qr", "qr_scaled", "solve_triangular", "svd"),
         samples=lambda: tuple(
-            Sample(f"{m}x{n}", ((3, m, n), (3, m, 5)), prepare=(well_conditioned,), terms=max(m, n))
-            for m, n in ((20, 12), (12, 20))
+            Sample(
+                f"{driver}{m}x{n}",
+                ((batch, m, n), (batch, m, sides)),
+                {"driver": driver[:-2]} if driver else {},
+                prepare=(well_conditioned,),
+                terms=max(m, n),
+            )
+            for driver, batch, m, n, sides in (
+                ("", 3, 20, 12, 5),
+                ("", 3, 12, 20, 5),
+                ("", 2, 100, 12, 5),
+                ("", 2, 200, 40, 5),
+                ("", 2, 400, 12, 5),
+                ("", 1, 2500, 6, 3),
+                ("gelsy, ", 3, 20, 12, 5),
+                ("gelsy, ", 1, 200, 200, 2),
+                ("gelsd, ", 3, 12, 20, 5),
+            )
         ),
     )
 )

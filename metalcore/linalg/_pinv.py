@@ -94,6 +94,15 @@ def _gradient(A, P, G):
     return KPt - (P @ K).mT - (A @ P) @ KPt + (Pt @ P) @ (Gt - K @ A)
 
 
+def by_pseudoinverse(A, B, grad, rcond):
+    """The gradients of X = pinv(A) B by A and B, where singular values of at most rcond times the largest are zeros."""
+    P = _Pinv.apply(A, 0.0, rcond, False) if needs_gradient(A) else _pinv(A, 0.0, rcond, False)
+    by_P = grad @ B.mT
+    wide = A.shape[-2] <= A.shape[-1]
+    by_A = _gradient(A, P, by_P) if wide else _gradient(A.mT, P.mT, by_P.mT).mT
+    return by_A.sum_to_size(A.shape), (P.mT @ grad).sum_to_size(B.shape)
+
+
 register(
     Op(
         "pinv",

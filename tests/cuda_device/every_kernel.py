@@ -197,6 +197,13 @@ def qr(device):
                     yield f"qr {m}x{n} {mode}", tensor
 
 
+def lstsq(device):
+    for m, n, sides in ((50, 6, 2), (100, 6, 2), (200, 40, 5), (400, 20, 5), (2500, 6, 3)):
+        A, B = random(device, torch.float32, 2, m, n), random(device, torch.float32, 2, m, sides)
+        for tensor in metalcore.lstsq(A, B)[:2]:
+            yield f"lstsq {m}x{n}", tensor
+
+
 def cholesky(device):
     """The smallest matrices whose plan takes a kernel that no plan before took."""
     taken = set()
@@ -313,7 +320,7 @@ SECTIONS = {
     f"{section.__name__}-{str(dtype).removeprefix('torch.')}": functools.partial(section, dtype=dtype)
     for section in (samples, softmax, rms_norm, layer_norm, group_norm, gemm, rope, loss, attention, pages, optimizers)
     for dtype in DTYPES
-} | {section.__name__: section for section in (qr, cholesky, lu, triangular, svd, eigh, quant)}
+} | {section.__name__: section for section in (qr, lstsq, cholesky, lu, triangular, svd, eigh, quant)}
 
 
 def watched(results, launched):
