@@ -46,6 +46,11 @@ def _scaled_factors():
     torch.ops.metalcore.qr_scaled(torch.randn(3, 5, 4, device="mps"))
 
 
+def _least_squares_without_gradients():
+    _scaled_factors()
+    metalcore.lstsq(*torch.randn(2, 3, 5, 4, device="mps"))
+
+
 def _loss_of_each_row():
     hidden, weight = (torch.randn(rows, 6, device="mps", requires_grad=True) for rows in (4, 7))
     target = torch.randint(0, 7, (4,), device="mps")
@@ -68,7 +73,7 @@ MORE = {
     "fused_linear_cross_entropy": _loss_of_each_row,
     "layer_norm": _layer_norm_without_gradients,
     "add_layer_norm": _layer_norm_without_gradients,
-    "lstsq": _scaled_factors,
+    "lstsq": _least_squares_without_gradients,
     "scaled_dot_product_attention": _attention_without_gradients,
     "qr": _scaled_factors,
     "softmax": lambda: metalcore.softmax(torch.randn(3, 5, device="mps"), -1, temperature=2.0),
