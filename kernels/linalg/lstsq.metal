@@ -48,9 +48,8 @@ template <uint G, uint QUADS>
     device const float* a [[buffer(0)]], device const float* b [[buffer(1)]], device const float* stack [[buffer(2)]],
     device const float* stack_scales [[buffer(3)]], device const float* stack_squares [[buffer(4)]],
     device float* r [[buffer(5)]], device float* scales [[buffer(6)]], device float* squares [[buffer(7)]],
-    device float* x [[buffer(8)]], constant LstsqParams& p [[buffer(9)]],
-    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
-    uint threads [[threads_per_threadgroup]]) {
+    device float* x [[buffer(8)]], constant LstsqParams& p [[buffer(9)]], uint group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
   typedef ColumnTile<G, QUADS> Tile;
   threadgroup float4 reflectors[2 * Tile::kSlots];
 
@@ -159,9 +158,9 @@ template <uint G, uint QUADS>
   }
 }
 
-#define INSTANTIATE(lanes, quads, rows)                                                                             \
-  template [[host_name("lstsq_" #rows)]] [[kernel]] void lstsq<lanes, quads>(                                       \
-      device const float*, device const float*, device const float*, device const float*, device const float*,      \
+#define INSTANTIATE(lanes, quads, rows)                                                                        \
+  template [[host_name("lstsq_" #rows)]] [[kernel]] void lstsq<lanes, quads>(                                  \
+      device const float*, device const float*, device const float*, device const float*, device const float*, \
       device float*, device float*, device float*, device float*, constant LstsqParams&, uint, uint, uint);
 
 INSTANTIATE(4, 4, 64)

@@ -54,7 +54,8 @@ inline void start_column(Pivoted a, uint at, uint lane) {
 
 // The column with the longest rest goes to the place `step`. NaN counts as the longest. All threads of a threadgroup
 // call it.
-inline void choose_pivot(Pivoted a, uint step, uint thread_index, threadgroup float* lengths, threadgroup uint* places) {
+inline void choose_pivot(Pivoted a, uint step, uint thread_index, threadgroup float* lengths,
+                         threadgroup uint* places) {
   const bool known = a.values[2] != 0.0f;
   float longest = -1.0f;
   uint place = step;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,6 +15,7 @@ from .._core.routing import alike, autocast_to_float32, is_plain, on_cuda, requi
 from .._core.samples import rows
 from .._core.sharded import is_dtensor
 from ._cross_entropy_operators import cap, cross_entropy_ahead, cross_entropy_rows
+from ._cross_entropy_output import Wanted, log_sum, output, target_probability, target_weight
 
 __all__ = ["cross_entropy", "selective_log_softmax"]
 
@@ -32,7 +35,11 @@ def cross_entropy(
     softcap: float | None = None,
     z_loss: float = 0.0,
     inplace: bool = False,
-) -> Tensor:
+    token_scaling: bool = False,
+    return_z_loss: bool = False,
+    return_token_accuracy: bool = False,
+    return_predicted_tokens: bool = False,
+) -> Any:  # Tensor | CrossEntropyOutput
     """The cross entropy of logits and targets, as torch.nn.functional.cross_entropy.
 
     The logits are read once for the loss. The gradient reads them once more.
@@ -54,26 +61,38 @@ def cross_entropy(
             a walk over the logits are saved where classes are the targets, the reduction is no "none", the input
             requires a gradient, is contiguous and neither a leaf nor a view of one, and nothing traces the call.
             backward() then runs once.
+        token_scaling: each target's loss is multiplied by the probability of its class, which counts as a constant.
+            "mean" divides by the same number as without.
+        return_z_loss, return_token_accuracy, return_predicted_tokens: what to return besides the loss. These four
+            need classes as targets, and no DTensor. The classes with the largest logits take another walk over them.
 
     Logits may be a DTensor that is sharded along C: they are not gathered (metalcore/distributed/losses.py).
 
     Returns:
         A tensor of the input's dtype, or float32 if autocast makes PyTorch's result float32. It has gradients of any
-        order, and the same inputs give the same bits.
+        order, and the same inputs give the same bits. With one of the return_… a `CrossEntropyOutput`.
     """
     if size_average is not None or reduce is not None:
         reduction = torch.nn._reduction.legacy_get_string(size_average, reduce)  # pyright: ignore[reportAttributeAccessIssue]
+    wanted = Wanted(return_z_loss, return_token_accuracy, return_predicted_tokens)
+    if any(wanted) or token_scaling:
+        require_classes("cross_entropy", input, target)
     if is_dtensor(input):
         from ..distributed import losses
 
         return losses.cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing, softcap, z_loss)
     if not _takes(input, target, weight, reduction, label_smoothing, ignore_index):
-        return _by_torch(input, target, weight, ignore_index, reduction, label_smoothing, softcap, z_loss)
+        options = ignore_index, reduction, label_smoothing, softcap, z_loss
+        if any(wanted) or token_scaling:
+            return _more_by_torch(input, target, weight, *options, token_scaling, wanted)
+        return _by_torch(input, target, weight, *options)
     probabilities = target.is_floating_point()  # whose loss ends in a sum, which autocast leaves in 16 bits on mps
     if autocast_to_float32("log_softmax", input) and (not probabilities or on_cuda(input)):
         input = input.float()
         target = target.float() if probabilities else target
     options = ignore_index, float(label_smoothing), float(softcap or 0.0), float(z_loss)
+    if any(wanted) or token_scaling:
+        return _more(input, target, weight, reduction, options, token_scaling, wanted)
     if inplace and _replaceable(input, target, reduction):
         return _Replaced.apply(input, target, weight, reduction == "mean", options)
     return cross_entropy_rows(input, target, weight, REDUCTIONS[reduction], *options)
@@ -155,6 +174,58 @@ def _by_torch(input, target, weight, ignore_index, reduction, label_smoothing, s
     return loss + {"none": squares, "sum": squares.sum(), "mean": (squares.sum() / divisor).to(x.dtype)}[reduction]
 
 
+# With more results, or losses that are scaled by row
+
+
+def require_classes(name, input, target):
+    """Raises an error for what has no predicted classes."""
+    if not isinstance(target, Tensor) or target.is_floating_point():
+        raise ValueError(f"{name}: token_scaling and the results besides the loss need classes as targets")
+    if is_dtensor(input) or is_dtensor(target):
+        raise NotImplementedError(f"{name}: DTensors have neither token_scaling nor results besides the loss")
+
+
+def _more(input, target, weight, reduction, options, token_scaling, wanted):
+    kind = 0 if token_scaling else REDUCTIONS[reduction]
+    loss, saved, total = ops.cross_entropy(input, target, weight, kind, *options)
+    ignore_index, _, softcap, z_loss = options
+    probability = None
+    with torch.no_grad():
+        saved = saved.view(*target.shape, 3)
+        squares = z_loss * log_sum(saved).square()
+        logits = input.movedim(1, -1) if input.dim() > 1 else input
+        predicted = logits.argmax(-1) if wanted.predictions else None
+        if token_scaling:
+            probability = target_probability(logits, target, ignore_index, softcap, saved)
+            total = target_weight(target, weight, ignore_index, reduction == "mean")
+    if probability is not None:
+        loss, squares = _scaled(loss, probability, reduction, total), squares * probability
+    return output(loss, wanted, target, ignore_index, reduction, total, squares, predicted) if any(wanted) else loss
+
+
+def _scaled(losses, factors, reduction, total):
+    scaled = losses.to(factors.dtype) * factors
+    return (scaled if reduction == "none" else scaled.sum() / total.squeeze()).to(losses.dtype)
+
+
+def _more_by_torch(
+    input, target, weight, ignore_index, reduction, label_smoothing, softcap, z_loss, token_scaling, wanted
+):
+    softcap = softcap or 0.0
+    loss = _by_torch(
+        input, target, weight, ignore_index, "none" if token_scaling else reduction, label_smoothing, softcap, z_loss
+    )
+    with torch.no_grad():
+        logits = input.movedim(1, -1) if input.dim() > 1 else input
+        squares = z_loss * cap(logits, softcap).logsumexp(-1).square()
+        predicted = logits.argmax(-1) if wanted.predictions else None
+        total = target_weight(target, weight, ignore_index, reduction == "mean").to(squares.dtype)
+        probability = target_probability(logits, target, ignore_index, softcap) if token_scaling else None
+    if probability is not None:
+        loss, squares = _scaled(loss, probability, reduction, total), squares * probability
+    return output(loss, wanted, target, ignore_index, reduction, total, squares, predicted) if any(wanted) else loss
+
+
 # In place of the logits
 
 
@@ -171,16 +242,6 @@ def _replaceable(input, target, reduction):
         and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
     )
-
-
-def target_weight(target: Tensor, weight: Tensor | None, ignore_index: int, mean: bool) -> Tensor:
-    """What losses are divided by: the sum of the targets' weights, or 1; one float32 number on the device."""
-    if not mean:
-        return torch.ones(1, dtype=torch.float32, device=target.device)
-    counted = target != ignore_index
-    if weight is not None:
-        return (weight.float()[target.where(counted & (target >= 0) & (target < len(weight)), 0)] * counted).sum()[None]
-    return counted.sum(dtype=torch.float32)[None]
 
 
 class _Replaced(torch.autograd.Function):

@@ -14,6 +14,7 @@ from .._core.sharded import beside
 from ._divergence import jsd_reference
 from ._divergence_operators import LOGITS, divergence_by_torch, require_options
 from ._fused_linear import chunk_of, scaled
+from ._weight_gradient import WeightGradient, accumulation
 
 __all__ = ["fused_linear_jsd", "fused_linear_kl_div"]
 
@@ -107,7 +108,7 @@ def _(hidden, weight, teacher_hidden, teacher_weight, scales, beta, scale, chunk
     losses = hidden.new_empty(rows, dtype=torch.float32)
     student, teacher = hidden.new_empty((2, min(chunk, rows), classes))
     gh = torch.empty_like(hidden, memory_format=torch.contiguous_format) if hidden_wanted else hidden.new_empty(0)
-    gw = torch.empty_like(weight, memory_format=torch.contiguous_format) if weight_wanted else hidden.new_empty(0)
+    gw = WeightGradient(weight, accumulation(weight, rows, chunk, None)) if weight_wanted else None
     options = beta, LOGITS, LOGITS, scale
     for first in range(0, rows, chunk):
         part = slice(first, min(first + chunk, rows))
@@ -120,9 +121,9 @@ def _(hidden, weight, teacher_hidden, teacher_weight, scales, beta, scale, chunk
         losses[part] = ops.divergence_(y, z, scales[part], *options)
         if hidden_wanted:
             torch.mm(y, weight, out=gh[part])
-        if weight_wanted:
-            torch.mm(y.t(), x, out=gw) if first == 0 else gw.addmm_(y.t(), x)
-    return (losses * scales).sum(), gh, gw
+        if gw is not None:
+            gw.add(x, y)
+    return (losses * scales).sum(), gh, hidden.new_empty(0) if gw is None else gw.result()
 
 
 @fake_kernel("fused_linear_divergence")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +15,10 @@ from .._core.operators import autograd, composed_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import alike, autocast_dtype, is_plain, require_tensors
 from .._core.sharded import is_dtensor
-from ._cross_entropy import REDUCTIONS, _classes, _takes, cross_entropy, target_weight
+from ._cross_entropy import REDUCTIONS, _classes, _takes, cross_entropy, require_classes
 from ._cross_entropy_operators import cross_entropy_gradient as of_logits
+from ._cross_entropy_output import CrossEntropyOutput, Wanted, log_sum, output, target_probability, target_weight
+from ._weight_gradient import WeightGradient, accumulation
 
 __all__ = ["fused_linear_cross_entropy"]
 
@@ -40,7 +43,13 @@ def fused_linear_cross_entropy(
     softcap: float | None = None,
     z_loss: float = 0.0,
     chunk: int | None = None,
-) -> Tensor:
+    token_weight: Tensor | None = None,
+    token_scaling: bool = False,
+    accum_dtype: torch.dtype | None = None,
+    return_z_loss: bool = False,
+    return_token_accuracy: bool = False,
+    return_predicted_tokens: bool = False,
+) -> Any:  # Tensor | CrossEntropyOutput
     """cross_entropy(hidden @ weight.T + bias, target) with the logits of one chunk of rows in memory at a time.
 
     Each chunk's logits give way to their gradient as soon as their losses are known, and this to its products with the
@@ -54,14 +63,39 @@ def fused_linear_cross_entropy(
         bias: (C) or None.
         class_weight, ignore_index, reduction, label_smoothing, softcap, z_loss: as for `cross_entropy`.
         chunk: the rows of a chunk; by default as many as have 256 MiB of logits, and at least 256.
+        token_weight: of target's shape: each target's loss is multiplied by it, and "mean" divides by the sum of these
+            weights, times the class weights of the targets. It is a constant; with a gradient of its own, or on a
+            DTensor, it takes all logits into memory.
+        token_scaling: as for `cross_entropy`: the losses are multiplied by the targets' probabilities.
+        accum_dtype: in which the gradient of a 16-bit weight is summed over the chunks: float32, the weight's dtype, or
+            None for float32 where there are more than 4 chunks. float32 takes a buffer of twice the weight's memory
+            until the forward pass ends. The error of the weight's dtype grows with the number of chunks: it is twice
+            that of one chunk with 16 of them, and ten times with 1,024.
+        return_z_loss, return_token_accuracy, return_predicted_tokens: what to return besides the loss, as for
+            `cross_entropy`. token_scaling and return_z_loss read the logits of a chunk once more, and so do the
+            predictions.
 
     Returns:
-        The loss, float32 under autocast, otherwise of hidden's dtype. With reduction="none" the gradient computes the
-        logits again. The gradient of the weight is summed over the chunks in the weight's dtype. backward()
-        overwrites the gradients that the forward pass has made, except with retain_graph=True, which copies them.
+        The loss, float32 under autocast, otherwise of hidden's dtype, or a `CrossEntropyOutput`. With reduction="none"
+        the gradient computes the logits again. backward() overwrites the gradients that the forward pass has made,
+        except with retain_graph=True, which copies them.
     """
     require_tensors("fused_linear_cross_entropy", hidden=hidden, weight=weight, target=target)
-    require_tensors("fused_linear_cross_entropy", optional=True, bias=bias, class_weight=class_weight)
+    optional = {"bias": bias, "class_weight": class_weight, "token_weight": token_weight}
+    require_tensors("fused_linear_cross_entropy", optional=True, **optional)  # pyright: ignore[reportArgumentType]
+    if token_weight is not None and (token_weight.shape != target.shape or not token_weight.is_floating_point()):
+        raise ValueError(
+            f"fused_linear_cross_entropy: token_weight must have target's shape {list(target.shape)} and a "
+            f"floating-point dtype, not {list(token_weight.shape)} and {token_weight.dtype}"
+        )
+    if accum_dtype not in (None, torch.float32, weight.dtype):
+        raise ValueError(
+            "fused_linear_cross_entropy: accum_dtype must be None, torch.float32 or the weight's dtype, "
+            f"not {accum_dtype}"
+        )
+    wanted = Wanted(return_z_loss, return_token_accuracy, return_predicted_tokens)
+    if any(wanted) or token_scaling:
+        require_classes("fused_linear_cross_entropy", hidden, target)
     if chunk is not None and (type(chunk) is not int or chunk < 1):
         raise ValueError(f"fused_linear_cross_entropy: chunk must be a positive number of rows, not {chunk!r}")
     autocast = autocast_dtype(hidden)
@@ -69,47 +103,112 @@ def fused_linear_cross_entropy(
         hidden, weight = hidden.to(autocast), weight.to(autocast)
         bias = bias if bias is None else bias.to(autocast)
     out = hidden.dtype if autocast is None else torch.float32
-    if is_dtensor(hidden) and reduction != "none":
+    if is_dtensor(hidden) and reduction != "none" and token_weight is None:
         from ..distributed import losses
 
         size = chunk or chunk_of(hidden.shape[:-1].numel(), len(weight), hidden.element_size())
         options = ignore_index, reduction, label_smoothing, softcap, z_loss
         return losses.fused_linear_cross_entropy(hidden, weight, target, bias, class_weight, *options, size).to(out)
     taken = _fusible(hidden, weight, target, bias, class_weight, reduction, label_smoothing, ignore_index)
+    if token_weight is not None:
+        same_device = is_plain(token_weight) and token_weight.device == hidden.device
+        taken = taken and same_device and not token_weight.requires_grad
     if is_dtensor(hidden) or not taken:
-        logits = F.linear(hidden, weight, bias)
-        logits, shape = logits.reshape(-1, logits.shape[-1]), target.shape
-        loss = cross_entropy(
-            logits.to(out),
-            target.reshape(-1),
-            class_weight if class_weight is None else class_weight.to(out),
-            None,
-            ignore_index,
-            None,
-            reduction,
-            label_smoothing,
-            softcap=softcap,
-            z_loss=z_loss,
+        options = ignore_index, reduction, label_smoothing, softcap, z_loss
+        return _unfused(
+            F.linear(hidden, weight, bias).to(out), target, class_weight, token_weight, *options, token_scaling, wanted
         )
-        return loss.view(shape) if reduction == "none" else loss
     rows = hidden.reshape(-1, hidden.shape[-1])
     chunk = chunk or chunk_of(len(rows), len(weight), rows.element_size())
-    wanted = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (hidden, weight, bias)]
-    loss = _fused(
+    gradients = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (hidden, weight, bias)]
+    classes = target.reshape(-1)
+    loss, squares, predicted = _fused(
         rows,
         weight,
-        target.reshape(-1),
+        classes,
         bias,
         class_weight,
+        token_weight if token_weight is None else token_weight.reshape(-1).float(),
         REDUCTIONS[reduction],
+        return_z_loss,
+        wanted.predictions,
+        token_scaling,
+        accumulation(weight, len(rows), chunk, accum_dtype) is not weight.dtype,
         ignore_index,
         float(label_smoothing),
         float(softcap or 0.0),
         float(z_loss),
         chunk,
-        *wanted,
-    )[0]
-    return (loss.view(target.shape) if reduction == "none" else loss).to(out)
+        *gradients,
+    )
+    loss = (loss.view(target.shape) if reduction == "none" else loss).to(out)
+    if not any(wanted):
+        return loss
+    with torch.no_grad():
+        total = target_weight(
+            classes,
+            class_weight,
+            ignore_index,
+            reduction == "mean",
+            None if token_weight is None else token_weight.reshape(-1),
+        )
+        squares, predicted = (
+            part.view(target.shape) if asked else None
+            for part, asked in ((squares, return_z_loss), (predicted, wanted.predictions))
+        )
+        return output(loss, wanted, target, ignore_index, reduction, total, squares, predicted)
+
+
+def _unfused(
+    logits,
+    target,
+    class_weight,
+    token_weight,
+    ignore_index,
+    reduction,
+    label_smoothing,
+    softcap,
+    z_loss,
+    scaling,
+    wanted,
+):
+    """The same with all logits in memory."""
+    found = cross_entropy(
+        logits.reshape(-1, logits.shape[-1]),
+        target.reshape(-1),
+        class_weight if class_weight is None else class_weight.to(logits.dtype),
+        None,
+        ignore_index,
+        None,
+        reduction if token_weight is None else "none",
+        label_smoothing,
+        softcap=softcap,
+        z_loss=z_loss,
+        token_scaling=scaling,
+        return_z_loss=wanted.z_loss,
+        return_token_accuracy=wanted.token_accuracy,
+        return_predicted_tokens=wanted.predicted_tokens,
+    )
+    found = found if isinstance(found, CrossEntropyOutput) else CrossEntropyOutput(found)
+    loss, squares, accuracy, predicted = found
+    classes, counted = target.reshape(-1), target.reshape(-1) != ignore_index
+    if token_weight is not None:
+        factors = token_weight.reshape(-1).to(loss.dtype)
+        total = target_weight(classes, class_weight, ignore_index, reduction == "mean", factors).squeeze()
+
+        def weighted(part):
+            part = (part * factors).where(counted, 0.0)
+            return part if reduction == "none" else (part.sum() / total).to(part.dtype)
+
+        loss, squares = weighted(loss), squares if squares is None else weighted(squares)
+        if accuracy is not None and reduction != "none":
+            accuracy = accuracy.sum() / counted.sum()
+    if reduction == "none":
+        loss = loss.view(target.shape)
+        squares, accuracy = (part if part is None else part.view(target.shape) for part in (squares, accuracy))
+    if not any(wanted):
+        return loss
+    return CrossEntropyOutput(loss, squares, accuracy, predicted if predicted is None else predicted.view(target.shape))
 
 
 def _fusible(hidden, weight, target, bias, class_weight, reduction, label_smoothing, ignore_index):
@@ -134,44 +233,75 @@ def _product(x, weight, bias, out):
     return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
 
 
-def _gradients(hidden, weight, target, bias, class_weight, scale, options, chunk, wanted):
-    """The losses of rows, and the gradients of sum(scale * loss) by hidden, weight and bias where they are wanted."""
+def _gradients(hidden, weight, target, bias, class_weight, scale, scaling, wide, options, chunk, wanted, more):
+    """The losses of rows, the gradients of sum(scale * loss) by hidden, weight and bias where they are wanted, the part
+    of z_loss in the losses, and the predicted classes.
+
+    scaling: whether each loss is multiplied by its target's probability.
+    more: whether the last two are wanted.
+    """
     hidden_wanted, weight_wanted, bias_wanted = wanted
+    squares_wanted, predictions_wanted = more
+    ignore_index, _, softcap, z_loss = options
     rows, classes = len(hidden), len(weight)
     losses = hidden.new_empty(rows, dtype=torch.float32)
     logits = hidden.new_empty((min(chunk, rows), classes))
     gh = torch.empty_like(hidden, memory_format=torch.contiguous_format) if hidden_wanted else hidden.new_empty(0)
-    gw = torch.empty_like(weight, memory_format=torch.contiguous_format) if weight_wanted else hidden.new_empty(0)
+    gw = WeightGradient(weight, torch.float32 if wide else weight.dtype) if weight_wanted else None
     gb = torch.zeros(classes, dtype=torch.float32, device=hidden.device) if bias_wanted else None
+    squares = hidden.new_empty(rows if squares_wanted else 0, dtype=torch.float32)
+    predicted = hidden.new_empty(rows if predictions_wanted else 0, dtype=torch.int64)
     for first in range(0, rows, chunk):
         part = slice(first, min(first + chunk, rows))
         x, y = hidden[part], logits[: part.stop - first]
         _product(x, weight, bias, y)
-        if not any(wanted):
-            losses[part] = ops.cross_entropy(y.float(), target[part], class_weight, 0, *options)[0]
-            continue
-        losses[part] = ops.cross_entropy_(
-            y, target[part], class_weight, scale if scale.numel() == 1 else scale[part], *options
-        )
+        of_rows, factors = scale if scale.numel() == 1 else scale[part], None
+        if predictions_wanted:
+            predicted[part] = y.argmax(-1)
+        if squares_wanted or scaling:
+            saved = ops.cross_entropy(y, target[part], None, 0, ignore_index, 0.0, softcap, 0.0)[1]
+            if scaling:
+                factors = target_probability(y, target[part], ignore_index, softcap, saved)
+                of_rows = of_rows * factors
+            if squares_wanted:
+                found = z_loss * log_sum(saved).square()
+                squares[part] = found if factors is None else found * factors
+        if any(wanted):
+            found = ops.cross_entropy_(y, target[part], class_weight, of_rows, *options)
+        else:
+            found = ops.cross_entropy(y.float(), target[part], class_weight, 0, *options)[0]
+        losses[part] = found if factors is None else found * factors
         if hidden_wanted:
             torch.mm(y, weight, out=gh[part])
-        if weight_wanted:
-            torch.mm(y.t(), x, out=gw) if first == 0 else gw.addmm_(y.t(), x)
+        if gw is not None:
+            gw.add(x, y)
         if gb is not None:
             gb += y.sum(0, dtype=torch.float32)
-    return losses, gh, gw, hidden.new_empty(0) if gb is None else gb.to(hidden.dtype)
+    del logits
+    none = hidden.new_empty(0)
+    gw, gb = none if gw is None else gw.result(), none if gb is None else gb.to(hidden.dtype)
+    return losses, gh, gw, gb, squares, predicted
 
 
 @composed_kernel("fused_linear_cross_entropy")
-def _(hidden, weight, target, bias, class_weight, reduction, ignore_index, *rest):
-    *options, chunk, hidden_wanted, weight_wanted, bias_wanted = rest
-    total = target_weight(target, class_weight, ignore_index, reduction == 1)
-    # Without a reduction the upstream gradient has to be known first.
-    wanted = (hidden_wanted, weight_wanted, bias_wanted) if reduction else (False, False, False)
-    losses, gh, gw, gb = _gradients(
-        hidden, weight, target, bias, class_weight, total.reciprocal(), (ignore_index, *options), chunk, wanted
+def _(hidden, weight, target, bias, class_weight, token_weight, reduction, *rest):
+    squares_wanted, predictions_wanted, scaling, wide, ignore_index, *options, chunk, of_hidden, of_weight, of_bias = (
+        rest
     )
-    return losses.sum() / total[0] if reduction else losses, gh, gw, gb
+    total = target_weight(target, class_weight, ignore_index, reduction == 1, token_weight)
+    scale = total.reciprocal() if token_weight is None else token_weight / total
+    # Without a reduction the upstream gradient has to be known first.
+    wanted = (of_hidden, of_weight, of_bias) if reduction else (False, False, False)
+    options, more = (ignore_index, *options), (squares_wanted, predictions_wanted)
+    losses, gh, gw, gb, squares, predicted = _gradients(
+        hidden, weight, target, bias, class_weight, scale, scaling, wide, options, chunk, wanted, more
+    )
+    if token_weight is not None:
+        counted = target != ignore_index
+        losses, squares = (
+            (part * token_weight).where(counted, 0.0) if part.numel() else part for part in (losses, squares)
+        )
+    return losses.sum() / total[0] if reduction else losses, gh, gw, gb, squares, predicted
 
 
 def _fake(hidden, weight, bias, wanted):
@@ -180,17 +310,32 @@ def _fake(hidden, weight, bias, wanted):
 
 
 @fake_kernel("fused_linear_cross_entropy")
-def _(hidden, weight, target, bias, class_weight, reduction, *rest):
+def _(hidden, weight, target, bias, class_weight, token_weight, reduction, squares_wanted, predictions_wanted, *rest):
     wanted = rest[-3:] if reduction else (False, False, False)
     loss = hidden.new_empty(() if reduction else target.shape, dtype=torch.float32)
-    return loss, *_fake(hidden, weight, bias, wanted)
+    squares = hidden.new_empty(len(hidden) if squares_wanted else 0, dtype=torch.float32)
+    predicted = hidden.new_empty(len(hidden) if predictions_wanted else 0, dtype=torch.int64)
+    return loss, *_fake(hidden, weight, bias, wanted), squares, predicted
 
 
 @composed_kernel("fused_linear_cross_entropy_backward")
-def _(grad, hidden, weight, target, bias, class_weight, *rest):
-    *options, chunk, hidden_wanted, weight_wanted, bias_wanted = rest
-    wanted = (hidden_wanted, weight_wanted, bias_wanted)
-    return _gradients(hidden, weight, target, bias, class_weight, grad.contiguous(), options, chunk, wanted)[1:]
+def _(grad, hidden, weight, target, bias, class_weight, scaling, wide, *rest):
+    *options, chunk, of_hidden, of_weight, of_bias = rest
+    wanted = (of_hidden, of_weight, of_bias)
+    return _gradients(
+        hidden,
+        weight,
+        target,
+        bias,
+        class_weight,
+        grad.contiguous(),
+        scaling,
+        wide,
+        options,
+        chunk,
+        wanted,
+        (False, False),
+    )[1:4]
 
 
 @fake_kernel("fused_linear_cross_entropy_backward")
@@ -211,27 +356,28 @@ def scaled(made: Sequence[Tensor], grad: Tensor) -> Sequence[Tensor]:
 
 
 def _save(ctx, inputs, output):
-    hidden, weight, target, bias, class_weight, *ctx.options = inputs
-    _, *made = output
-    ctx.mark_non_differentiable(*made)
+    hidden, weight, target, bias, class_weight, token_weight, ctx.reduction, _, _, *ctx.options = inputs
+    _, *made, squares, predicted = output
+    ctx.mark_non_differentiable(*made, squares, predicted)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(hidden, weight, target, bias, class_weight, *made)
+    ctx.save_for_backward(hidden, weight, target, bias, class_weight, token_weight, *made)
 
 
 def _backward(ctx, grad, *_):
     if grad is None:
-        return (None,) * 14
-    hidden, weight, target, bias, class_weight, *made = ctx.saved_tensors
-    reduction, *options = ctx.options
-    wanted = options[-3:]
-    if reduction == 0 or torch.is_grad_enabled():  # backward() with create_graph
-        if reduction:
-            grad = (grad / target_weight(target, class_weight, options[0], reduction == 1)).expand(target.shape)
-        made = _fused_gradient(grad, hidden, weight, target, bias, class_weight, *options)
+        return (None,) * 19
+    hidden, weight, target, bias, class_weight, token_weight, *made = ctx.saved_tensors
+    ignore_index, wanted = ctx.options[2], ctx.options[-3:]
+    if ctx.reduction == 0 or torch.is_grad_enabled():  # backward() with create_graph
+        if ctx.reduction:
+            total = target_weight(target, class_weight, ignore_index, ctx.reduction == 1, token_weight)
+            grad = (grad / total).expand(target.shape)
+        grad = grad if token_weight is None else grad * token_weight
+        made = _fused_gradient(grad, hidden, weight, target, bias, class_weight, *ctx.options)
     else:
         made = scaled(made, grad)
     gh, gw, gb = (gradient if want else None for gradient, want in zip(made, wanted))
-    return gh, gw, None, gb, *((None,) * 10)
+    return gh, gw, None, gb, *((None,) * 15)
 
 
 def _save_backward(ctx, inputs, output):
@@ -243,18 +389,28 @@ def _save_backward(ctx, inputs, output):
 def _double_backward(ctx, *cotangents):
     """Differentiates the gradients' formula, for which the logits are in memory."""
     grad, hidden, weight, target, bias, class_weight = ctx.saved_tensors
-    *options, _, _, _, _ = ctx.options
+    scaling, _, ignore_index, *options, _, _, _, _ = ctx.options
 
     def gradients(rows, x, matrix, added):
         one = torch.ones(1, dtype=torch.float32, device=x.device)
-        gradient = of_logits(rows, F.linear(x, matrix, added), target, class_weight, one, 0, *options)
+        logits = F.linear(x, matrix, added)
+        if scaling:
+            rows = rows * target_probability(logits.detach(), target, ignore_index, options[1])
+        gradient = of_logits(rows, logits, target, class_weight, one, 0, ignore_index, *options)
         return gradient @ matrix, gradient.t() @ x, gradient.sum(0)
 
     grad, hidden, weight, bias = derive(gradients, (grad, hidden, weight, bias), cotangents)
-    return grad, hidden, weight, None, bias, *((None,) * 9)
+    return grad, hidden, weight, None, bias, *((None,) * 11)
 
 
-_fused = autograd("fused_linear_cross_entropy", _backward, _save)
+_call = autograd("fused_linear_cross_entropy", _backward, _save)
+
+
+def _fused(*inputs):
+    loss, _, _, _, squares, predicted = _call(*inputs)
+    return loss, squares, predicted
+
+
 _fused_gradient = autograd("fused_linear_cross_entropy_backward", _double_backward, _save_backward)
 
 

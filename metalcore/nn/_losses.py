@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ..loss import cross_entropy, fused_linear_cross_entropy
@@ -10,7 +12,37 @@ __all__ = ["CrossEntropyLoss", "LinearCrossEntropyLoss"]
 
 
 class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
-    def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """torch.nn.CrossEntropyLoss, with the further options of `metalcore.cross_entropy`: softcap, z_loss, token_scaling,
+    return_z_loss, return_token_accuracy, return_predicted_tokens. With one of the last three it returns a
+    `CrossEntropyOutput`."""
+
+    def __init__(
+        self,
+        weight: torch.Tensor | None = None,
+        size_average: bool | None = None,
+        ignore_index: int = -100,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        *,
+        softcap: float | None = None,
+        z_loss: float = 0.0,
+        token_scaling: bool = False,
+        return_z_loss: bool = False,
+        return_token_accuracy: bool = False,
+        return_predicted_tokens: bool = False,
+    ):
+        super().__init__(weight, size_average, ignore_index, reduce, reduction, label_smoothing)
+        self.options = {
+            "softcap": softcap,
+            "z_loss": z_loss,
+            "token_scaling": token_scaling,
+            "return_z_loss": return_z_loss,
+            "return_token_accuracy": return_token_accuracy,
+            "return_predicted_tokens": return_predicted_tokens,
+        }
+
+    def forward(self, input: torch.Tensor, target: torch.Tensor) -> Any:  # Tensor | CrossEntropyOutput
         return cross_entropy(
             input,
             target,
@@ -18,6 +50,7 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
             ignore_index=self.ignore_index,
             reduction=self.reduction,
             label_smoothing=self.label_smoothing,
+            **self.options,  # pyright: ignore[reportArgumentType]
         )
 
 
@@ -31,7 +64,8 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         num_classes: of the targets (N).
         bias, device, dtype: of the linear layer.
         weight, reduction, ignore_index, label_smoothing: as of CrossEntropyLoss.
-        softcap, z_loss, chunk: as of metalcore.fused_linear_cross_entropy.
+        softcap, z_loss, chunk, token_scaling, accum_dtype, return_z_loss, return_token_accuracy,
+            return_predicted_tokens: as of metalcore.fused_linear_cross_entropy. A call takes its token_weight.
     """
 
     def __init__(
@@ -49,6 +83,11 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         softcap: float | None = None,
         z_loss: float = 0.0,
         chunk: int | None = None,
+        token_scaling: bool = False,
+        accum_dtype: torch.dtype | None = None,
+        return_z_loss: bool = False,
+        return_token_accuracy: bool = False,
+        return_predicted_tokens: bool = False,
     ):
         super().__init__()
         self.linear = torch.nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=dtype)
@@ -60,15 +99,23 @@ class LinearCrossEntropyLoss(torch.nn.Module):
             "softcap": softcap,
             "z_loss": z_loss,
             "chunk": chunk,
+            "token_scaling": token_scaling,
+            "accum_dtype": accum_dtype,
+            "return_z_loss": return_z_loss,
+            "return_token_accuracy": return_token_accuracy,
+            "return_predicted_tokens": return_predicted_tokens,
         }
 
-    def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, input: torch.Tensor, target: torch.Tensor, token_weight: torch.Tensor | None = None
+    ) -> Any:  # Tensor | CrossEntropyOutput
         linear = self.linear
         return fused_linear_cross_entropy(
             input,
             linear.weight,
             target,
             linear.bias,
+            token_weight=token_weight,
             class_weight=self.weight,  # pyright: ignore[reportArgumentType]
             **self.options,  # pyright: ignore[reportArgumentType]
         )

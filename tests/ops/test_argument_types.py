@@ -12,7 +12,15 @@ from metalcore._core.registry import OPS
 # Arguments that are not tried, because PyTorch's function has other names or kinds for them.
 LEFT_OUT = {
     "conv2d": ["scale", "residual", "activation"],
-    "cross_entropy": ["softcap", "z_loss", "inplace"],
+    "cross_entropy": [
+        "softcap",
+        "z_loss",
+        "inplace",
+        "token_scaling",
+        "return_z_loss",
+        "return_token_accuracy",
+        "return_predicted_tokens",
+    ],
     "eigh": ["broadening"],
     "gelu": ["approximate"],
     "linear": ["activation"],

@@ -72,8 +72,7 @@ std::tuple<Tensor, Tensor> lstsq(const Tensor& a_, const Tensor& b_) {
     p.last = p.blocks == 1;
     const Tensor r = new_tensor({shape.batch, int64_t{p.blocks} * n, width}, ScalarType::Float, a_);
     const Tensor scales = new_tensor({shape.batch, p.blocks, width}, ScalarType::Float, a_);
-    const Tensor squares =
-        p.last ? residuals : new_tensor({shape.batch, p.blocks, sides}, ScalarType::Float, a_);
+    const Tensor squares = p.last ? residuals : new_tensor({shape.batch, p.blocks, sides}, ScalarType::Float, a_);
     gpu::record(x, [&](gpu::Recording& recording) {
       recording.kernel(kernel.name).buffer(0, given_if(!p.parts, a.tensor)).buffer(1, given_if(!p.parts, b.tensor));
       recording.buffer(2, stack).buffer(3, stack_scales).buffer(4, stack_squares);

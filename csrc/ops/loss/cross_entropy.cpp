@@ -364,12 +364,15 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
   // Made of products and of the operators here, in Python (metalcore/loss).
   m.def(
       "fused_linear_cross_entropy(Tensor hidden, Tensor weight, Tensor target, Tensor? bias, Tensor? class_weight, "
-      "int reduction, int ignore_index, float label_smoothing, float softcap, float z_loss, int chunk, "
-      "bool hidden_wanted, bool weight_wanted, bool bias_wanted) -> (Tensor, Tensor, Tensor, Tensor)");
+      "Tensor? token_weight, int reduction, bool squares_wanted, bool predictions_wanted, bool token_scaling, "
+      "bool wide, int ignore_index, float label_smoothing, float softcap, float z_loss, int chunk, "
+      "bool hidden_wanted, bool weight_wanted, bool bias_wanted) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "fused_linear_cross_entropy_backward(Tensor grad, Tensor hidden, Tensor weight, Tensor target, Tensor? bias, "
-      "Tensor? class_weight, int ignore_index, float label_smoothing, float softcap, float z_loss, int chunk, "
-      "bool hidden_wanted, bool weight_wanted, bool bias_wanted) -> (Tensor, Tensor, Tensor)");
+      "Tensor? class_weight, bool token_scaling, bool wide, int ignore_index, float label_smoothing, float softcap, "
+      "float z_loss, int chunk, bool hidden_wanted, bool weight_wanted, bool bias_wanted) "
+      "-> (Tensor, Tensor, Tensor)");
   m.def(
       "cross_entropy_(Tensor(a!) x, Tensor target, Tensor? weight, Tensor scale, int ignore_index, "
       "float label_smoothing, float softcap, float z_loss) -> Tensor");

@@ -38,8 +38,10 @@ def fused_linear_cross_entropy(call):
                 Shard(0) if made and call.hidden_wanted else Replicate(),
                 Partial() if made and call.weight_wanted else Replicate(),
                 Partial() if made and call.bias_wanted else Replicate(),
+                Shard(0) if call.squares_wanted else Replicate(),
+                Shard(0) if call.predictions_wanted else Replicate(),
             ),
-            {"hidden": Shard(0), "target": Shard(0)},
+            {"hidden": Shard(0), "target": Shard(0), "token_weight": Shard(0)},
         )
 
 

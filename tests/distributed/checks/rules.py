@@ -48,7 +48,9 @@ def _scaled_factors():
 
 def _least_squares_without_gradients():
     _scaled_factors()
-    metalcore.lstsq(*torch.randn(2, 3, 5, 4, device="mps"))
+    A, B = torch.randn(2, 3, 5, 4, device="mps")
+    metalcore.lstsq(A, B)
+    metalcore.lstsq(A, B, driver="gelsy")
 
 
 def _loss_of_each_row():
