@@ -14,10 +14,13 @@ from transformers.quantizers.auto import (
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from ..nn import QuantizedEmbedding
 from ..nn._packing import packed_weight
+from ..nn._quantized import PackedModule
 from ..quant import type_of
 from ..quant._mixtures import MIXTURES
 from ..quant._model import Plan, embedding_of, patterns, plan, replace_modules
+from . import peft as _peft  # noqa: F401  peft's adapters know packed layers from then on
 
 __all__ = ["MetalcoreConfig", "MetalcoreQuantizer", "note"]
 
@@ -110,6 +113,20 @@ class MetalcoreQuantizer(HfQuantizer):
 
     def is_serializable(self) -> Any:
         return True
+
+    def get_state_dict_and_metadata(self, model):
+        """What is packed is written down as it is now: layers may have got numbers, as by a merge of adapters."""
+        config = self.quantization_config
+        modules = dict(model.named_modules(remove_duplicate=False))
+        config.packed = {
+            name: [module.type.name] if isinstance(module := modules.get(name), PackedModule) else types
+            for name, types in config.packed.items()
+            if "weight" not in getattr(modules.get(name), "_parameters", ())
+        }
+        head, embedding = (embedding_of(model, kind) for kind in ("output", "input"))
+        if isinstance(embedding, QuantizedEmbedding) and "weight" in getattr(head, "_parameters", ()):
+            model.config.tie_word_embeddings = False
+        return super().get_state_dict_and_metadata(model)
 
     @property
     def is_trainable(self) -> Any:

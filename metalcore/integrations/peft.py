@@ -1,34 +1,220 @@
 """peft's adapters on layers with packed weights.
 
-from metalcore.integrations.peft import packed_layers
-model = get_peft_model(model, packed_layers(LoraConfig(target_modules=["q_proj", "v_proj"])))
+    model = get_peft_model(model, LoraConfig(target_modules="all-linear"))
+
+Packed layers are torch.nn.Linear and torch.nn.Embedding for peft, which makes its own adapters for them. This module
+adds what peft cannot know: merges are undone exactly, saved modules get weights that are trained, and prompts find the
+packed embedding. peft knows all that where metalcore packs a model of transformers; `packed_layers` chooses what
+adapters are merged into.
 """
 
 from __future__ import annotations
 
-import warnings
+import functools
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from importlib.abc import MetaPathFinder
 from typing import Any
 
-from ..nn import QuantizedLinear
+import torch
 
-__all__ = ["packed_layers"]
+from ..nn import QuantizedEmbedding, QuantizedLinear
+from ..nn._packed_weight import PackingError, error_of, write
+from ..nn._quantized import PackedModule
+from ..quant._types import KERNELS
+
+__all__ = ["packed_layers", "packing_errors"]
 
 
-def packed_layers(config: Any) -> Any:
-    """Lets a LoraConfig adapt metalcore.nn.QuantizedLinear, and returns it. Adapters can be saved and loaded, and not
-    merged into packed weights.
+def packed_layers(config: Any, merged: str = "packed") -> Any:
+    """Says what adapters on packed layers are merged into, and returns the configuration.
+
+    Args:
+        config: of peft, of any kind.
+        merged: what `merge_and_unload` and `merge_adapter` leave in a layer's place: "packed", the sum packed in the
+            layer's type; GGML's name of another type, in which it is packed; or "dense", a torch.nn.Linear with the
+            sum. `packing_errors` says what packing lost.
 
     Raises:
         ImportError: peft is not installed.
+        ValueError: merged is nothing of that.
     """
-    lora = import_module("peft.tuners.lora")
-
-    class PackedLinear(lora.Linear):
-        def __init__(self, *args, **kwargs):
-            with warnings.catch_warnings():  # peft does not know the layer, and finds its sizes by their names
-                warnings.filterwarnings("ignore", "Unsupported layer type")
-                super().__init__(*args, **kwargs)
-
-    config._register_custom_module({QuantizedLinear: PackedLinear})
+    if merged not in ("packed", "dense") and not (isinstance(merged, str) and merged.upper() in KERNELS):
+        types = ", ".join(sorted(KERNELS))
+        raise ValueError(f'packed_layers: merged must be "packed", "dense" or one of {types}, not {merged!r}')
+    import_module("peft")
+    config.merged = merged  # no field of the dataclass, and so not saved
     return config
+
+
+def packing_errors(model: torch.nn.Module) -> dict[str, PackingError]:
+    """The errors of packed layers, by their names, to which numbers were written, as by a merge or by PiSSA."""
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, PackedModule)}
+    return {name: layer.packing_error for name, layer in layers.items() if layer.packing_error is not None}
+
+
+class _OnPackedLayer:
+    """An adapter's layer on a packed one. A merge adds all adapters to the numbers before it packs them, and keeps what
+    the layer was, which is there again after unmerge()."""
+
+    base_layer: Any
+    merged_adapters: Any
+    _before: Any = None
+    _merged = "packed"
+
+    def merge(self, safe_merge: bool = False, adapter_names: Any = None) -> None:
+        if self._before is None and not _is_packed(self.base_layer):
+            super().merge(safe_merge, adapter_names)  # pyright: ignore[reportAttributeAccessIssue]
+            return
+        names = import_module("peft.tuners.tuners_utils").check_adapters_to_merge(self, adapter_names)
+        if not names:
+            return
+        if self._before is not None:
+            names = [*self.merged_adapters, *names]
+            self.unmerge()
+        layer = self.base_layer
+        bias = getattr(layer, "bias", None)
+        before = (layer, layer.packed, layer.packing_error, None if bias is None else bias.data)
+        self.base_layer = dense = numbers_of(layer).requires_grad_(False)
+        if bias is not None:
+            dense.bias = torch.nn.Parameter(bias.data.clone(), False)
+        try:
+            super().merge(safe_merge, names)  # pyright: ignore[reportAttributeAccessIssue]
+            if self._merged == "packed":
+                write(layer, dense.weight)  # pyright: ignore[reportArgumentType]
+                self.base_layer = layer
+                if bias is not None:
+                    bias.data = dense.bias.data
+            elif self._merged != "dense":
+                pack = (
+                    QuantizedEmbedding.from_embedding if hasattr(layer, "to_embedding") else QuantizedLinear.from_linear
+                )
+                self.base_layer = made = pack(dense, self._merged)  # pyright: ignore[reportArgumentType]
+                made.packing_error = error_of(made, dense.weight, layer.weight.float())  # pyright: ignore
+        except BaseException:
+            self.base_layer = layer
+            self.merged_adapters.clear()
+            raise
+        self._before = before
+
+    def unmerge(self) -> None:
+        if self._before is None:
+            super().unmerge()  # pyright: ignore[reportAttributeAccessIssue]
+            return
+        device = self.base_layer.weight.device
+        layer, packed, error, bias = self._before
+        if self.base_layer is layer:
+            layer.packed, layer.packing_error = packed.to(device), error
+            if bias is not None:
+                layer.bias.data = bias.to(device)
+        self.base_layer, self._before = layer.to(device), None
+        self.merged_adapters.clear()
+        getattr(self, "_caches", {}).clear()
+
+
+@functools.cache
+def _on_packed_layer(adapter: Any) -> Any:
+    return type(adapter.__name__, (_OnPackedLayer, adapter), {"__module__": adapter.__module__})
+
+
+def numbers_of(layer: Any) -> torch.nn.Module:
+    """A layer with the same numbers as a parameter."""
+    return layer.to_embedding() if isinstance(layer, QuantizedEmbedding) else layer.to_linear()
+
+
+def _teach() -> None:
+    """Makes peft know what its classes cannot see of packed layers."""
+    other, model = import_module("peft.utils.other"), import_module("peft.peft_model")
+    tuners, prompts = import_module("peft.tuners.tuners_utils"), import_module("peft.tuners.adaption_prompt.layer")
+
+    def around(owner: Any, name: str, function: Any) -> None:
+        before = getattr(owner, name)
+        setattr(
+            owner, name, functools.wraps(before)(lambda self, *args, **kwargs: function(self, before, *args, **kwargs))
+        )
+
+    def inject(self, before, model, adapter_name, *args, **kwargs):
+        config = self.peft_config[adapter_name]
+        if getattr(config, "init_lora_weights", None) == "loftq" and any(map(_is_packed, model.modules())):
+            raise ValueError(
+                'init_lora_weights="loftq" starts from weights that are not packed, and rounds them to NF4. These are '
+                'packed already: take init_lora_weights=True, "pissa" or "olora"'
+            )
+        before(self, model, adapter_name, *args, **kwargs)
+        for module in model.modules():
+            if isinstance(module, tuners.BaseTunerLayer) and _is_packed(getattr(module, "base_layer", None)):
+                if not isinstance(module, _OnPackedLayer):
+                    module.__class__ = _on_packed_layer(type(module))
+                module._merged = getattr(config, "merged", "packed")  # pyright: ignore[reportAttributeAccessIssue]
+
+    def save(self, before, adapter_name, *args, **kwargs):
+        before(self, adapter_name, *args, **kwargs)
+        copied = self.modules_to_save[adapter_name]
+        if _is_packed(copied):
+            trained = adapter_name in self.active_adapters
+            self.modules_to_save[adapter_name] = numbers_of(copied).requires_grad_(trained)
+
+    def set_up_prompts(self, before, adapter_name):
+        with _found_by_name(self.base_model):
+            before(self, adapter_name)
+
+    def adapt_attention(self, before, model_type, adapter_len, model, *args, **kwargs):
+        packed = next(filter(_is_packed, model.modules()), None)
+        if packed is not None and next(model.parameters(), None) is None:  # from which peft takes the device
+            packed.bias = torch.nn.Parameter(packed.packed.new_empty(0, dtype=packed.dtype))
+            try:
+                before(self, model_type, adapter_len, model, *args, **kwargs)
+            finally:
+                packed.bias = None
+        else:
+            before(self, model_type, adapter_len, model, *args, **kwargs)
+
+    around(tuners.BaseTuner, "inject_adapter", inject)
+    around(other.ModulesToSaveWrapper, "update", save)
+    around(model.PeftModel, "_setup_prompt_encoder", set_up_prompts)
+    around(prompts._BaseAdaptedAttention, "__init__", adapt_attention)
+
+
+def _is_packed(module: Any) -> bool:
+    return isinstance(module, PackedModule)
+
+
+@contextmanager
+def _found_by_name(model: Any) -> Iterator[None]:
+    """peft looks for the embedding by this name first, and then by parameters, of which a packed one has none."""
+    embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    if not isinstance(embedding, QuantizedEmbedding) or hasattr(model, "embeddings"):
+        yield
+        return
+    model.embeddings = torch.nn.ModuleDict({"word_embeddings": embedding})
+    try:
+        yield
+    finally:
+        del model.embeddings
+
+
+class _WhenImported(MetaPathFinder):
+    """Teaches peft when it is imported."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        if fullname != "peft":
+            return None
+        others = [finder for finder in sys.meta_path if not isinstance(finder, _WhenImported)]
+        spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_teach(module):
+                execute(module)
+                _teach()
+
+            spec.loader.exec_module = execute_and_teach
+        return spec
+
+
+if "peft" in sys.modules:
+    _teach()
+else:
+    sys.meta_path.insert(0, _WhenImported())

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..quant import quantize, quantized_embedding, quantized_linear, type_of
+from ..quant import dequantize, quantize, quantized_embedding, quantized_linear, type_of
 from ..quant._linear import add_bias
+from ._packed_weight import PackedWeight, PackingError
 
 if TYPE_CHECKING:
     from ._joined import Joined
@@ -17,38 +17,21 @@ if TYPE_CHECKING:
 __all__ = ["QuantizedEmbedding", "QuantizedLinear"]
 
 
-@dataclasses.dataclass(frozen=True)
-class PackedWeight:
-    """What code of models asks a weight that is packed: no tensor, and no numbers.
+class PackedModule(torch.nn.Module):
+    """Rows of packed weights: the buffer `packed`, uint8. The state_dict also has GGML's number of the type, as a
+    tensor, so that safetensors can hold all of it, and other packed weights are not taken for these.
 
     Attributes:
-        dtype: of the numbers that were packed, and not of the bytes.
-        device: where the bytes are.
-        shape: of the numbers, (rows, weights of a row).
+        packing_error: of the last numbers that were written to `weight`, a `PackingError`, or None.
     """
 
-    dtype: torch.dtype
-    device: torch.device
-    shape: torch.Size
-    _is_hf_initialized = True  # transformers draws no random numbers for it while it loads packed weights
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"a packed weight has a dtype, a device and a shape, and no {name}; metalcore.dequantize(module.packed, "
-            "module.type) gives its numbers"
-        )
-
-
-class _Packed(torch.nn.Module):
-    """Rows of packed weights: the buffer `packed`, uint8. The state_dict also has GGML's number of the type, as a
-    tensor, so that safetensors can hold all of it, and other packed weights are not taken for these."""
-
     packed: Tensor
+    packing_error: PackingError | None = None
     dtype: torch.dtype
     type: Any  # pyright: ignore[reportIncompatibleMethodOverride, reportIncompatibleVariableOverride]
 
     def __init__(self, rows: int, length: int, type: Any, device: torch.device | str | None, dtype: torch.dtype | None):
-        super().__init__()
+        torch.nn.Module.__init__(self)
         self.type = type_of(type)
         self.dtype = dtype or torch.get_default_dtype()
         if length % self.type.block:
@@ -57,11 +40,29 @@ class _Packed(torch.nn.Module):
         self.register_buffer("packed", torch.zeros(shape, dtype=torch.uint8, device=device))
 
     @property
-    def weight(self) -> PackedWeight:
-        """What is known of the weight. Models read its dtype and its device."""
-        rows, nbytes = self.packed.shape
-        shape = torch.Size((rows, nbytes // self.type.nbytes * self.type.block))
-        return PackedWeight(self.dtype, self.packed.device, shape)
+    def weight(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The weight as numbers, which are unpacked where they are read: a `PackedWeight`."""
+        if torch.compiler.is_compiling():
+            return dequantize(self.packed, self.type, dtype=self.dtype)
+        return PackedWeight(self)
+
+    @property
+    def holder(self) -> PackedModule:
+        """The module that has the bytes."""
+        return self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight":
+            if isinstance(value, PackedWeight) and value.layer is self:
+                return
+            raise AttributeError(
+                f"the weight of {type(self).__name__} is packed: weight.data = numbers packs others, and to_linear() "
+                "or to_embedding() makes a layer with a weight that is a parameter"
+            )
+        super().__setattr__(name, value)
+
+    def reset_parameters(self) -> None:
+        raise RuntimeError(f"the weight of {type(self).__name__} is packed, and has no initial numbers")
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         # model.half() and model.to(dtype) convert weights that are numbers, and no tensor here has their dtype.
@@ -77,8 +78,9 @@ class _Packed(torch.nn.Module):
             raise ValueError(f"the weights are packed as {found.name}, and the module is for {self.type.name}")
 
 
-class QuantizedLinear(_Packed):
-    """As torch.nn.Linear, with a weight that is packed in one of GGML's types and is not trained.
+class QuantizedLinear(PackedModule, torch.nn.Linear):  # pyright: ignore[reportIncompatibleVariableOverride]
+    """As torch.nn.Linear, with a weight that is packed in one of GGML's types and is not trained. It is a
+    torch.nn.Linear for code that looks for such layers, and its `weight` is a tensor that is unpacked when it is read.
 
     Args:
         in_features, out_features: lengths of x's and of the result's rows. The type's blocks divide in_features.
@@ -90,6 +92,7 @@ class QuantizedLinear(_Packed):
         ValueError: the type is unknown, or its blocks do not divide in_features.
     """
 
+    bias: torch.nn.Parameter | None  # pyright: ignore[reportIncompatibleVariableOverride]
     joined: Joined | None = None  # layers that are given the same tensor, while a model generates
 
     def __init__(
@@ -115,15 +118,17 @@ class QuantizedLinear(_Packed):
         made.bias = linear.bias
         return made
 
-    @property
-    def qweight(self) -> Tensor:
-        """The packed weight by the name that peft looks for."""
-        return self.packed
+    def to_linear(self) -> torch.nn.Linear:
+        """A torch.nn.Linear with the numbers as its weight, a parameter, and this layer's bias."""
+        made = torch.nn.Linear(self.in_features, self.out_features, False, "meta", self.dtype)
+        made.weight = torch.nn.Parameter(dequantize(self.packed, self.type, dtype=self.dtype))
+        made.bias = self.bias  # pyright: ignore[reportAttributeAccessIssue]
+        return made.train(self.training)
 
-    def forward(self, x: Tensor) -> Tensor:
-        product = None if self.joined is None else self.joined.product(self, x)
+    def forward(self, input: Tensor) -> Tensor:
+        product = None if self.joined is None else self.joined.product(self, input)
         if product is None:
-            return quantized_linear(x, self.packed, self.type, self.bias)
+            return quantized_linear(input, self.packed, self.type, self.bias)
         return product if self.bias is None else add_bias(product, self.bias)
 
     def extra_repr(self) -> str:
@@ -144,8 +149,19 @@ class TiedLinear(QuantizedLinear):
         self._embedding = (embedding,)  # not a child of this module
 
     @property
+    def holder(self) -> PackedModule:
+        return self._embedding[0]
+
+    @property
     def packed(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._embedding[0].packed
+
+    @packed.setter
+    def packed(self, value: Tensor) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        raise RuntimeError(
+            "the weight of this layer is the embedding's, which a change would change too: put the layer's to_linear() "
+            "in its place, or merge its adapter into a dense layer (packed_layers(config, merged='dense'))"
+        )
 
     @property
     def dtype(self) -> torch.dtype:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -155,8 +171,9 @@ class TiedLinear(QuantizedLinear):
         return torch.nn.Module._apply(self, fn, recurse)  # the embedding converts its own dtype
 
 
-class QuantizedEmbedding(_Packed):
-    """As torch.nn.Embedding, with a weight that is packed in one of GGML's types and is not trained.
+class QuantizedEmbedding(PackedModule, torch.nn.Embedding):  # pyright: ignore[reportIncompatibleVariableOverride]
+    """As torch.nn.Embedding, with a weight that is packed in one of GGML's types and is not trained. It is a
+    torch.nn.Embedding for code that looks for one.
 
     Args:
         num_embeddings, embedding_dim: the number of rows and their length, which the type's blocks divide.
@@ -181,6 +198,8 @@ class QuantizedEmbedding(_Packed):
         super().__init__(num_embeddings, embedding_dim, type, device, dtype)
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.scale = torch.tensor(scale, dtype=self.dtype, device="cpu").item()
+        self.padding_idx, self.max_norm, self.norm_type = None, None, 2.0  # as torch.nn.Embedding has them
+        self.scale_grad_by_freq, self.sparse = False, False
 
     @classmethod
     def from_embedding(cls, embedding: torch.nn.Embedding, type: Any) -> QuantizedEmbedding:
@@ -193,16 +212,34 @@ class QuantizedEmbedding(_Packed):
         made.packed = quantize(weight, type)
         return made
 
+    def to_embedding(self) -> torch.nn.Embedding:
+        """A torch.nn.Embedding with the numbers as its weight, a parameter."""
+        made = torch.nn.Embedding(self.num_embeddings, self.embedding_dim, device="meta", dtype=self.dtype)
+        if self.scale != 1:
+            made = ScaledEmbedding(self.num_embeddings, self.embedding_dim, device="meta", dtype=self.dtype)
+            made.scalar_embed_scale = self.scale
+        made.weight = torch.nn.Parameter(dequantize(self.packed, self.type, dtype=self.dtype))
+        return made.train(self.training)
+
     def _apply(self, fn: Any, recurse: bool = True) -> QuantizedEmbedding:
         super()._apply(fn, recurse)
         self.scale = torch.tensor(self.scale, dtype=self.dtype, device="cpu").item()
         return self
 
-    def forward(self, indices: Tensor) -> Tensor:
-        rows = quantized_embedding(indices, self.packed, self.type, self.dtype)
+    def forward(self, input: Tensor) -> Tensor:
+        rows = quantized_embedding(input, self.packed, self.type, self.dtype)
         return rows if self.scale == 1 else rows * self.scale
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, type={self.type.name}" + (
             f", scale={self.scale}" if self.scale != 1 else ""
         )
+
+
+class ScaledEmbedding(torch.nn.Embedding):
+    """An embedding whose rows are multiplied by a number, as transformers' of Gemma."""
+
+    scalar_embed_scale = 1.0
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * self.scalar_embed_scale

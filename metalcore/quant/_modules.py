@@ -16,6 +16,8 @@ _READ_BY_PARENTS = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLaye
 
 def kind_of(module: Any) -> str | None:
     """What weights a module has: "linear", "embedding", "columns" of a linear layer, "experts" or None."""
+    if hasattr(module, "packed"):
+        return None
     if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
         return "linear" if isinstance(module, torch.nn.Linear) else "embedding"
     if is_columns(module):

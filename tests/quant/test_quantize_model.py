@@ -308,12 +308,10 @@ def test_adapters_train_as_on_the_dequantized_model(device):
 def test_peft(device):
     from peft import LoraConfig, get_peft_model
 
-    from metalcore.integrations.peft import packed_layers
-
     model = llama(device)
     quantize_model(model, "q4_k_m")
     before = logits(model, device)
-    model = get_peft_model(model, packed_layers(LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"])))
+    model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"]))
     assert torch.equal(logits(model, device), before)
     assert (
         metalcore.generate(model, tokens(device), max_new_tokens=1).flatten().tolist()
