@@ -22,7 +22,6 @@ void check_pages(const Call& call, const metalcore_pages* pages) {
   for (const Size& size : {Size{"pages->page_size", pages->page_size}, Size{"pages->heads", pages->heads},
                            Size{"pages->head_size", pages->head_size}})
     call.require_positive(size);
-  call.require(pages->page_size <= 256, "pages->page_size", "must be at most 256");
   call.require(pages->requests >= 0, "pages->requests", "must not be negative");
 }
 

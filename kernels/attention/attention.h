@@ -52,8 +52,10 @@
 struct AttentionStrides {
   int64_t batch, head, row;
 };
+// `first` is the place of the first query and key. Strides may be negative: where a mask has a number for each distance
+// of a key and a query, the number is that of key - query.
 struct AttentionMaskStrides {
-  int64_t batch, head, row, column;
+  int64_t batch, head, row, column, first;
 };
 
 // Query i sees key j where  i + shift - left <= j <= i + shift + right.  The shift is 0, or if the band is aligned to

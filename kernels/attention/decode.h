@@ -46,6 +46,7 @@ struct AttentionDecodeParams {
   float softcap;                    // times log2(e), or 0
   DecodeStrides q, k, v, out, lse;  // of k and v: `batch` from page to page
   int64_t mask_batch, mask_head, mask_query, mask_key;
+  int64_t mask_first;      // the place of the first query and key; strides may be negative
   uint32_t mask_elements;  // of a mask that holds the queries times the keys of one request after the other
   int64_t rests;           // see AttentionMergeParams; 0 where `lse` takes natural logarithms
 };

@@ -21,7 +21,7 @@ METAL_FUNC int shift_of(constant AttentionParams& p, Sequence sequence) {
 METAL_FUNC device const uchar* mask_of(device const uchar* mask, constant AttentionParams& p, uint batch, uint head,
                                        uint element_size) {
   const int64_t size = p.mask_kind == ATTENTION_BOOL_MASK ? 1 : p.mask_kind == ATTENTION_ADDED_MASK ? element_size : 4;
-  return mask + (int64_t(batch) * p.mask.batch + int64_t(head) * p.mask.head) * size;
+  return mask + (p.mask.first + int64_t(batch) * p.mask.batch + int64_t(head) * p.mask.head) * size;
 }
 
 // Where a head's numbers of one per query begin: lse, and what the gradients of softmax subtract.

@@ -37,15 +37,16 @@ inline uint smallest(uint value, threadgroup uint* scratch, Threadgroup team) {
 template <typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(1024)]] void sample_rows(
     device const T* x [[buffer(0)]], device const float* uniform [[buffer(1)]], device long* classes [[buffer(2)]],
-    constant SampleParams& params [[buffer(3)]], uint row [[threadgroup_position_in_grid]],
+    constant SampleParams& params [[buffer(3)]], device const SampleOptions* own_options [[buffer(4)]], uint row [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[2 * 32 * kDigits];
   threadgroup float totals[32];
   threadgroup uint places[32];
   const Threadgroup team(thread_index, threads, scratch);
-  const bool greedy = params.temperature == 0.0f;
+  const SampleOptions options = params.per_row ? own_options[row] : params.options;
+  const bool greedy = options.temperature <= 0.0f;
   Logits<T> logits = {
-      x + row * params.x_stride, params.length, greedy ? 1.0f : 1.0f / params.temperature, -INFINITY, 0, -INFINITY};
+      x + row * params.x_stride, params.length, greedy ? 1.0f : 1.0f / options.temperature, -INFINITY, 0, -INFINITY};
   float maximum = -INFINITY;
   for (uint i = thread_index; i < params.length; i += threads) maximum = max(maximum, logits.at(i));
   logits.maximum = team.maximum(maximum, 0);
@@ -58,9 +59,10 @@ template <typename T>
     if (thread_index == 0) classes[row] = first;
     return;
   }
-  if (params.top_k > 0 && params.top_k < params.length) logits.least = selected<false, T>(logits, params.top_k, team);
-  if (params.top_p < 1.0f) logits.least = max(logits.least, selected<true, T>(logits, params.top_p, team));
-  if (params.min_p > 0.0f) logits.floor = logits.maximum + params.temperature * log(params.min_p);
+  if (options.top_k > 0.0f && options.top_k < static_cast<float>(params.length))
+    logits.least = selected<false, T>(logits, options.top_k, team);
+  if (options.top_p < 1.0f) logits.least = max(logits.least, selected<true, T>(logits, options.top_p, team));
+  if (options.min_p > 0.0f) logits.floor = logits.maximum + options.temperature * log(options.min_p);
   // The largest one stays, whatever roundings do.
   logits.floor = min(logits.floor, logits.maximum);
 

@@ -5,7 +5,8 @@
 #include <cstdint>
 #endif
 
-#define TOP_K_MOST 1024  // values that topk sorts
+#define TOP_K_MOST 1024        // values that topk sorts in threadgroup memory
+#define TOP_K_LONG_MOST 65536  // in device memory
 
 #define RENORM_MASK_TOP_K 0u
 #define RENORM_TOP_K 1u

@@ -26,22 +26,14 @@ struct Entry {
 };
 inline bool comes_before(Entry a, Entry b) { return a.key > b.key || (a.key == b.key && a.index < b.index); }
 
-template <typename T>
-[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void top_k_rows(
-    device const T* x [[buffer(0)]], device T* values [[buffer(1)]], device long* indices [[buffer(2)]],
-    constant TopKParams& params [[buffer(3)]], uint row [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
-  threadgroup float scratch[2 * 32 * kDigits];
-  threadgroup uint2 counts[32];
-  threadgroup uint keys[TOP_K_MOST];
-  threadgroup uint places[TOP_K_MOST];
-  const Threadgroup team(thread_index, threads, scratch);
-  const Candidates<T> numbers = {x + row * params.x_stride, params.length, params.smallest != 0, 0};
-  const uint wanted = selected<false, T>(numbers, params.k, team) >> kLastShift<T>;
-
+// Writes the k largest numbers of a row and their places, in no order, and lets what lies behind them come last.
+template <typename T, typename Memory>
+inline void collect(Candidates<T> numbers, uint k, uint count, Memory keys, Memory places, threadgroup uint2* counts,
+                    Threadgroup team) {
+  const uint wanted = selected<false, T>(numbers, k, team) >> kLastShift<T>;
   // Each simdgroup has a part of the row. It counts what comes before the k-th number, and what equals it.
-  const uint simdgroups = threads / 32, part = (params.length + threads - 1) / threads * 32;
-  const uint begin = min(team.simdgroup * part, params.length), end = min(begin + part, params.length);
+  const uint simdgroups = team.threads / 32, part = (numbers.length + team.threads - 1) / team.threads * 32;
+  const uint begin = min(team.simdgroup * part, numbers.length), end = min(begin + part, numbers.length);
   uint before = 0, equal = 0;
   for (uint i = begin + team.lane; i < end; i += 32) {
     const uint digits = numbers.ordered(numbers.at(i)) >> kLastShift<T>;
@@ -62,34 +54,88 @@ template <typename T>
     const uint digits = key >> kLastShift<T>;
     const bool is_before = i < end && digits > wanted, is_equal = i < end && digits == wanted;
     const uint2 ahead = uint2(simd_prefix_exclusive_sum(uint(is_before)), simd_prefix_exclusive_sum(uint(is_equal)));
-    const uint to = is_before ? place.x + ahead.x : is_equal ? all.x + place.y + ahead.y : params.k;
-    if (to < params.k) keys[to] = key, places[to] = i;
+    const uint to = is_before ? place.x + ahead.x : is_equal ? all.x + place.y + ahead.y : k;
+    if (to < k) keys[to] = key, places[to] = i;
     place += uint2(simd_sum(uint(is_before)), simd_sum(uint(is_equal)));
   }
+  for (uint i = k + team.thread_index; i < count; i += team.threads) keys[i] = 0, places[i] = ~0u;
+}
 
-  // A bitonic sort of the next power of two.
+// The halves of a step of a bitonic sort.
+template <typename Memory>
+inline void exchange(Memory keys, Memory places, uint count, uint size, uint apart, Threadgroup team) {
+  for (uint i = team.thread_index; i < count / 2; i += team.threads) {
+    const uint low = i / apart * 2 * apart + i % apart, high = low + apart;
+    const Entry a = {keys[low], places[low]}, b = {keys[high], places[high]};
+    if (low & size ? comes_before(a, b) : comes_before(b, a)) {
+      keys[low] = b.key, places[low] = b.index;
+      keys[high] = a.key, places[high] = a.index;
+    }
+  }
+}
+
+template <typename T, typename Memory>
+inline void write(Candidates<T> numbers, uint k, ulong first, Memory places, device T* values, device long* indices,
+                  Threadgroup team) {
+  for (uint i = team.thread_index; i < k; i += team.threads) {
+    values[first + i] = numbers.x[places[i]];
+    indices[first + i] = places[i];
+  }
+}
+
+inline uint power_of_two(uint k) {
   uint count = 1;
-  while (count < params.k) count *= 2;
-  for (uint i = params.k + thread_index; i < count; i += threads) keys[i] = 0, places[i] = ~0u;
+  while (count < k) count *= 2;
+  return count;
+}
+
+template <typename T>
+[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void top_k_rows(
+    device const T* x [[buffer(0)]], device T* values [[buffer(1)]], device long* indices [[buffer(2)]],
+    constant TopKParams& params [[buffer(3)]], uint row [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
+  threadgroup float scratch[2 * 32 * kDigits];
+  threadgroup uint2 counts[32];
+  threadgroup uint keys[TOP_K_MOST];
+  threadgroup uint places[TOP_K_MOST];
+  const Threadgroup team(thread_index, threads, scratch);
+  const Candidates<T> numbers = {x + row * params.x_stride, params.length, params.smallest != 0, 0};
+  const uint count = power_of_two(params.k);
+  collect<T, threadgroup uint*>(numbers, params.k, count, keys, places, counts, team);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   for (uint size = 2; size <= count; size *= 2) {
     for (uint apart = size / 2; apart > 0; apart /= 2) {
-      for (uint i = thread_index; i < count / 2; i += threads) {
-        const uint low = i / apart * 2 * apart + i % apart, high = low + apart;
-        const Entry a = {keys[low], places[low]}, b = {keys[high], places[high]};
-        if (low & size ? comes_before(a, b) : comes_before(b, a)) {
-          keys[low] = b.key, places[low] = b.index;
-          keys[high] = a.key, places[high] = a.index;
-        }
-      }
+      exchange<threadgroup uint*>(keys, places, count, size, apart, team);
       threadgroup_barrier(mem_flags::mem_threadgroup);
     }
   }
-  for (uint i = thread_index; i < params.k; i += threads) {
-    const ulong to = ulong(row) * params.k + i;
-    values[to] = numbers.x[places[i]];
-    indices[to] = places[i];
+  write<T, threadgroup uint*>(numbers, params.k, ulong(row) * params.k, places, values, indices, team);
+}
+
+// The same for more values than threadgroup memory holds. `sorted` has the keys and the places of a row side by side,
+// each as many as the power of two that k fits.
+template <typename T>
+[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void top_k_long_rows(
+    device const T* x [[buffer(0)]], device T* values [[buffer(1)]], device long* indices [[buffer(2)]],
+    constant TopKParams& params [[buffer(3)]], device uint* sorted [[buffer(4)]],
+    uint row [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
+    uint threads [[threads_per_threadgroup]]) {
+  threadgroup float scratch[2 * 32 * kDigits];
+  threadgroup uint2 counts[32];
+  const Threadgroup team(thread_index, threads, scratch);
+  const Candidates<T> numbers = {x + row * params.x_stride, params.length, params.smallest != 0, 0};
+  const uint count = power_of_two(params.k);
+  device uint* const keys = sorted + 2 * ulong(row) * count;
+  device uint* const places = keys + count;
+  collect<T, device uint*>(numbers, params.k, count, keys, places, counts, team);
+  threadgroup_barrier(mem_flags::mem_device);
+  for (uint size = 2; size <= count; size *= 2) {
+    for (uint apart = size / 2; apart > 0; apart /= 2) {
+      exchange<device uint*>(keys, places, count, size, apart, team);
+      threadgroup_barrier(mem_flags::mem_device);
+    }
   }
+  write<T, device uint*>(numbers, params.k, ulong(row) * params.k, places, values, indices, team);
 }
 
 #define INSTANTIATE(name, ...) template [[host_name(name)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
@@ -97,3 +143,6 @@ template <typename T>
 INSTANTIATE("top_k_float", top_k_rows<float>)
 INSTANTIATE("top_k_half", top_k_rows<half>)
 INSTANTIATE("top_k_bfloat", top_k_rows<bfloat>)
+INSTANTIATE("top_k_long_float", top_k_long_rows<float>)
+INSTANTIATE("top_k_long_half", top_k_long_rows<half>)
+INSTANTIATE("top_k_long_bfloat", top_k_long_rows<bfloat>)

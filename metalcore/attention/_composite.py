@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Options", "attend", "gradients"]
+__all__ = ["Options", "attend", "gradients", "spread"]
 
 
 class Options(NamedTuple):
@@ -52,7 +52,10 @@ def attend(q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, options: Options) -> 
     Args:
         q: (batch, heads, length, head size). With cu_seq_q and cu_seq_k, batch is 1 and sequences follow each other.
         k, v: (batch, heads, length, size), where heads divide those of q.
-        mask: bool or floating-point, of the shape (batch, heads of q, length of q, length of k), or None.
+        mask: bool or floating-point, of the shape (batch, heads of q, length of q, length of k), or None. A mask of one
+            row and length of q + length of k - 1 columns has a number for each distance of a key and a query, from
+            that of the last query and the first key on (`spread`). With cu_seq_q, a mask has this form, a batch item
+            for each sequence, and the lengths max_q and max_k.
         sinks: a logit for each head of q, which takes part in the sum and has no value, or None.
         cu_seq_q, cu_seq_k: where sequences begin, and where the last one ends; int32, or None.
         seed: two int32 numbers for dropout, or None.
@@ -105,6 +108,7 @@ def _weights(q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, o: Options) -> _Wei
         capped = torch.tanh(s / o.softcap)
         s = capped * o.softcap
     if mask is not None:
+        mask = spread(mask, rows, columns, cu_seq_q, cu_seq_k, o)
         s = s.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else s + mask
     hidden = _hidden(rows, columns, cu_seq_q, cu_seq_k, o, q.device)
     if hidden is not None:
@@ -147,6 +151,21 @@ def _hidden(rows, columns, cu_seq_q, cu_seq_k, o: Options, device):
     if o.right >= 0:
         hidden = hidden | (distance > o.right)
     return hidden
+
+
+def spread(mask, rows, columns, cu_seq_q, cu_seq_k, o: Options):
+    """A mask with a number for each distance as one with a number for each query and key. Others stay as they are."""
+    if cu_seq_q is None and (rows <= 1 or mask.shape[2:] != (1, rows + columns - 1)):
+        return mask
+    i = torch.arange(rows, device=mask.device).unsqueeze(-1)
+    j = torch.arange(columns, device=mask.device)
+    if cu_seq_q is None:
+        return mask[:, :, 0, j - i + rows - 1]
+    sequence, i, lengths = _places(i, cu_seq_q)
+    _, j, _ = _places(j, cu_seq_k)
+    distance = (j - i + o.max_q - 1).clamp(0, mask.shape[3] - 1)  # of other sequences, it may be any
+    sequence = sequence.clamp(0, lengths.numel() - 1) if mask.shape[0] > 1 else torch.zeros_like(sequence)
+    return mask[:, :, 0][sequence, :, distance].permute(2, 0, 1).unsqueeze(0)
 
 
 def _places(index, cu_seq):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._core.derivatives import derive
 from .._core.operators import autograd, cpu_kernel, fake_kernel, plain_operator
-from ._composite import Options, attend, gradients
+from ._composite import Options, attend, gradients, spread
 
 __all__ = ["attention", "plain_attention"]
 
@@ -100,7 +100,15 @@ def _backward(ctx, grad, grad_lse):
     *found[:3], delta = _gradient(grad, grad_lse, q, k, v, out, sums, rests, *others, *ctx.options)
     if mask is not None and ctx.needs_input_grad[3]:
         of_scores = gradients(grad, grad_lse, q, k, v, *others, Options(*ctx.options))[3]
-        found[3] = of_scores.sum_to_size(mask.shape).to(mask.dtype)
+        with torch.enable_grad():
+            given = mask.detach().requires_grad_()
+            spread_out = spread(given, *of_scores.shape[2:], cu_seq_q, cu_seq_k, Options(*ctx.options))
+        if spread_out is given:
+            found[3] = of_scores.sum_to_size(mask.shape).to(mask.dtype)
+        else:
+            (found[3],) = torch.autograd.grad(
+                spread_out, given, of_scores.sum_to_size(spread_out.shape).to(mask.dtype), create_graph=True
+            )
     if sinks is not None and ctx.needs_input_grad[4]:
         # A sink is a score whose value is zero.
         weight = (sinks.to(lse.dtype).view(1, -1, 1) - lse).exp()

@@ -13,8 +13,9 @@ from .._core.operators import needs_gradient
 from .._core.registry import Op, Override, Sample, register
 from .._core.routing import accelerated, alike, autocast_dtype, converted, is_plain, on_cuda, require_tensors
 from .._core.shapes import broadcast_shapes
-from ._composite import Options, attend
+from ._composite import Options, attend, spread
 from ._operators import attention, plain_attention
+from ._slopes import bias_of, check_slopes
 
 __all__ = ["scaled_dot_product_attention"]
 
@@ -45,13 +46,15 @@ def scaled_dot_product_attention(
     lower_right: bool = False,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(query keyᵀ scale + attn_mask) value, as torch.nn.functional.scaled_dot_product_attention.
 
     The kernels keep no scores in memory, in either direction (FlashAttention-2: Dao, 2023), except for the gradient of
     a floating-point attn_mask, which takes some float32 tensors of the scores' size. They sum in float32 and in a fixed
-    order, so that the same input gives the same bits. A query that sees no key gives zeros, and zero gradients.
+    order, so that the same input gives the same bits. A query that sees no key gives zeros, and zero gradients. The
+    biases of alibi_slopes take a number for each head and distance, except for a gradient of theirs.
 
     Args:
         query: (…, heads, L, E), float32, float16 or bfloat16, with any strides. E and Ev are at most 256, or without
@@ -72,6 +75,8 @@ def scaled_dot_product_attention(
         softcap: a score s becomes softcap * tanh(s / softcap) before masks. 0 stands for none.
         sinks: a logit for each head of query, of any floating-point dtype, that takes its part of the softmax, and has
             no value (gpt-oss).
+        alibi_slopes: numbers (heads,) or (batch, heads): the score of query i and key j gets -slope * |i - j|, where
+            lower_right moves i as it does for window.
         return_lse: return the logarithms of the softmax's sums, too.
 
     Returns:
@@ -82,12 +87,13 @@ def scaled_dot_product_attention(
         RuntimeError: shapes, dtypes or devices do not go together.
         TypeError: sinks is no tensor.
         ValueError: dropout_p is above 1 (or negative, together with an option that PyTorch's function lacks), window
-            has no two numbers of -1 and more, softcap is negative or not finite, or sinks has not one number for each
-            head.
+            has no two numbers of -1 and more, softcap is negative or not finite, or sinks or alibi_slopes has not one
+            number for each head.
     """
     if not _is_typed(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
         return _by_torch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     plain = attn_mask is None and not dropout_p and sinks is None and window == (-1, -1) and not lower_right
+    plain = plain and alibi_slopes is None
     if plain and type(softcap) is float and softcap == 0 and _are_usual(query, key, value, enable_gqa):
         if not return_lse:
             return plain_attention(query, key, value, is_causal, _scale(query, scale))
@@ -98,8 +104,9 @@ def scaled_dot_product_attention(
     if attn_mask is not None and type(attn_mask) is not Tensor:
         bias, causal, lower_right = _causal_bias(attn_mask, is_causal, lower_right)
     extended = (left, right) != (-1, -1) or lower_right or bool(softcap) or sinks is not None or return_lse
+    extended = extended or alibi_slopes is not None
     inputs = _autocast(query, key, value, bias)
-    taken = accelerated(*inputs[:3], sinks) and (bias is None or bias.device == query.device)
+    taken = accelerated(*inputs[:3], sinks, alibi_slopes) and (bias is None or bias.device == query.device)
     problem, tensors = _four_dimensions(*inputs, enable_gqa, causal) if taken or extended else (None, None)  # pyright: ignore[reportCallIssue]
     if tensors is None or dropout_p < 0 or not (taken and takes(*tensors[:3], dropout_p)):  # pyright: ignore[reportCallIssue]
         if not extended:  # errors and odd cases are PyTorch's
@@ -113,6 +120,8 @@ def scaled_dot_product_attention(
     q, k, v, mask = tensors  # pyright: ignore[reportGeneralTypeIssues]
     _check(_NAME, q, dropout_p, softcap, sinks)
     options = _options(q, dropout_p, left, 0 if causal else right, lower_right, scale, softcap)
+    if alibi_slopes is not None:
+        mask = _with_slopes(q, k, mask, check_slopes(_NAME, alibi_slopes, q.shape[0], q.shape[1], q), options)
     seed = new_seed(q.device) if dropout_p > 0 else None
     if taken:
         out, lse = attention(q, k, v, mask, sinks, None, None, seed, *options)
@@ -120,6 +129,15 @@ def scaled_dot_product_attention(
         out, lse = attend(q, k, v, mask, sinks, None, None, seed, options)
     out = _as_dimensions(out, *inputs[:3])
     return (out, _as_dimensions(lse.unsqueeze(-1), *inputs[:3]).squeeze(-1)) if return_lse else out
+
+
+def _with_slopes(q, k, mask, slopes, options):
+    rows, columns = q.shape[2], k.shape[2]
+    bias = bias_of(slopes, columns - rows if options.lower_right else 0, rows, columns)
+    if mask is None:
+        return bias
+    bias = spread(bias, rows, columns, None, None, options)
+    return bias.where(mask, -torch.inf) if mask.dtype == torch.bool else bias + mask
 
 
 def _is_typed(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):

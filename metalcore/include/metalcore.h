@@ -144,7 +144,7 @@ METALCORE_API int metalcore_embedding_float(const float* table, const int32_t* i
 METALCORE_API int metalcore_embedding_bfloat16(const metalcore_bfloat16* table, const int32_t* indices,
                                                metalcore_bfloat16* out, int table_rows, int width, int count);
 
-/* The k largest numbers of each row, in descending order, and where they stand. k is at most 1024. */
+/* The k largest numbers of each row, in descending order, and where they stand. k is at most 65536. */
 METALCORE_API int metalcore_topk_float(const float* in, float* values, int64_t* indices, int batch, int vocab, int k);
 METALCORE_API int metalcore_topk_bfloat16(const metalcore_bfloat16* in, metalcore_bfloat16* values, int64_t* indices,
                                           int batch, int vocab, int k);
@@ -165,7 +165,7 @@ METALCORE_API int metalcore_sample_bfloat16(const metalcore_bfloat16* logits, co
  * kv_indices[kv_indptr[r + 1] - 1], the last of which has kv_last_page_len[r] tokens. */
 typedef struct metalcore_pages {
   int pages;                 /* of the pool */
-  int page_size;             /* tokens of a page, 1 to 256 */
+  int page_size;             /* tokens of a page, 1 and more */
   int heads;                 /* of keys and values */
   int head_size;             /* of keys and values */
   int heads_first;           /* 0: (pages, page_size, heads, head_size); 1: (pages, heads, page_size, head_size) */

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._core.after_import import after_import
 from ..attention import scaled_dot_product_attention
 from ..attention._varlen import varlen_attention
 from ..overrides import _report
@@ -23,6 +26,32 @@ def register() -> None:
     models, masks = (import_module(f"transformers.{name}_utils") for name in ("modeling", "masking"))
     models.AttentionInterface.register("metalcore", _counted_forward)
     masks.AttentionMaskInterface.register("metalcore", mask)
+    _batch_continuously()
+
+
+@functools.cache
+def _batch_continuously():
+    """Lets continuous batching take the name, when somebody imports it. It asks whether attention is flash's, which
+    reads sequences of different lengths without a mask, as metalcore's does."""
+    for name in ("continuous_api", "cache"):
+        module = f"transformers.generation.continuous_batching.{name}"
+        after_import(module, functools.partial(_take_for_flash, module))
+
+
+def _take_for_flash(name):
+    module = import_module(name)
+    by_transformers: Any = getattr(module, "is_flash_attention_requested", None)
+    if by_transformers is None:  # an older release
+        return
+
+    @functools.wraps(by_transformers)
+    def is_flash_attention_requested(config=None, requested_attention_implementation=None, version=None):
+        asked = requested_attention_implementation if config is None else config._attn_implementation
+        if asked == "metalcore" and version is None:
+            return True
+        return by_transformers(config, requested_attention_implementation, version)
+
+    vars(module)["is_flash_attention_requested"] = is_flash_attention_requested
 
 
 def _counted_forward(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
@@ -66,16 +95,20 @@ def attention_forward(
         position_bias: is added to the scores, (batch or 1, heads, length, length of key).
         indices: the keys that a query sees of those that the mask shows, (batch, length, count).
         cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k: of packed sequences, which a data collator gives.
+        cache: the cache of continuous batching, which takes the new keys and values, and gives those of all tokens
+            that packed sequences read.
 
     Returns:
         (batch, length, heads, head size), and None.
 
     Raises:
-        ValueError: a cache of continuous batching, which is read by other functions; or block_indices, the keys that
-            a query sees by blocks.
+        ValueError: block_indices, the keys that a query sees by blocks; or a cache of a release of transformers before
+            5.23.
     """
     if cache is not None:
-        raise ValueError('attn_implementation="metalcore" takes no paged cache of continuous batching')
+        key, value, cu_seq_lens_k, max_length_k = _through_pages(
+            cache, module, key, value, {"cu_seq_lens_k": cu_seq_lens_k, "max_length_k": max_length_k, **kwargs}
+        )
     if block_indices is not None:
         raise ValueError('attn_implementation="metalcore" takes no block_indices; use "sdpa" or "eager" for this model')
     causal = module.is_causal if is_causal is None and hasattr(module, "is_causal") else is_causal is not False
@@ -125,6 +158,15 @@ def attention_forward(
         out, lse = found
         found = out * torch.sigmoid(lse.unsqueeze(-1) - sinks.float()).to(out.dtype)
     return found.transpose(1, 2).contiguous(), None
+
+
+def _through_pages(cache, module, key, value, read):
+    """Puts new keys and values into the cache of continuous batching. Returns those that all sequences read, where
+    they begin, and the length of the longest one."""
+    if "kwargs" not in inspect.signature(cache.update).parameters:
+        raise ValueError('attn_implementation="metalcore" batches continuously with transformers 5.23 and newer')
+    key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=read)
+    return key, value, read["cu_seq_lens_k"], read["max_length_k"]
 
 
 def _with_bias(mask, bias):

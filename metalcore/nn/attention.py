@@ -40,6 +40,9 @@ def varlen_attn(
         window_size: (left, right): a query sees keys from `left` before its position to `right` behind it, where the
             last query of a sequence is at its last key. -1 stands for no limit, so that (-1, 0) is causal.
         enable_gqa: query may have a multiple of the heads of key and value.
+        seqused_k: how many keys of each sequence are seen, (sequences,), integers.
+        block_table: (sequences, most), integers: the pages of each sequence. Key and value are (pages, page_size,
+            heads, E) and (…, Ev) then, and seqused_k says how many keys there are.
         num_splits: is accepted. The order of sums does not depend on the batch.
 
     Returns:
@@ -49,15 +52,14 @@ def varlen_attn(
         TypeError: an argument is no tensor, or max_q or max_k is no integer.
         ValueError: heads differ without enable_gqa, or window_size is wrong; or, where the host sees the numbers,
             offsets descend or lead out of the tokens, or a sequence is longer than max_q or max_k says.
-        NotImplementedError: seqused_k and block_table. metalcore.paged reads caches of pages.
         RuntimeError: shapes, dtypes or devices do not go together.
     """
-    if seqused_k is not None or block_table is not None:
-        raise NotImplementedError("metalcore.nn.attention.varlen_attn takes no seqused_k and no block_table")
+    if block_table is not None and seqused_k is None:
+        raise ValueError("metalcore.nn.attention.varlen_attn: block_table needs seqused_k")
     require_tensors("metalcore.nn.attention.varlen_attn", query=query, key=key)
-    if not enable_gqa and query.dim() == key.dim() == 3 and query.shape[1] != key.shape[1]:
+    if not enable_gqa and query.dim() == 3 and key.dim() in (3, 4) and query.shape[1] != key.shape[-2]:
         raise ValueError(
-            f"query has {query.shape[1]} heads, and key has {key.shape[1]}: enable_gqa=True lets several heads of "
+            f"query has {query.shape[1]} heads, and key has {key.shape[-2]}: enable_gqa=True lets several heads of "
             "query share one"
         )
     want_lse = return_aux is not None and return_aux.lse
@@ -71,5 +73,7 @@ def varlen_attn(
         max_k,
         scale=scale,
         window=window_size,
+        seqused_k=seqused_k,
+        block_table=block_table,
         return_lse=want_lse,
     )

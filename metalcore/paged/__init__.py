@@ -1,8 +1,8 @@
 """Attention over keys and values that lie in pages, in FlashInfer's terms and layouts.
 
-A cache is a pool of pages of 1 to 256 tokens: one tensor (pages, 2, page_size, heads, size) in the layout "NHD", or
-(pages, 2, heads, page_size, size) in "HND", with keys and values in this order; or a tuple of two tensors without that
-dimension, whose values may have another size.
+A cache is a pool of pages: one tensor (pages, 2, page_size, heads, size) in the layout "NHD", or (pages, 2, heads,
+page_size, size) in "HND", with keys and values in this order; or a tuple of two tensors without that dimension, whose
+values may have another size. A cache whose pages have one token may lack the dimension page_size.
 
 Request i of a batch has the pages kv_indices[kv_indptr[i]:kv_indptr[i + 1]], in this order. All are full except the
 last, which has kv_last_page_len[i] tokens. Where requests have several queries, qo_indptr[i]:qo_indptr[i + 1] are those

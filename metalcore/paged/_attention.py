@@ -13,6 +13,7 @@ from .._core.routing import accelerated
 from .._core.samples import integers
 from . import _composite
 from ._pages import check_mask, check_pages, check_tensors, index_vector, split_cache
+from ._scales import scaled
 
 __all__ = ["batch_decode", "batch_prefill", "merge_states"]
 
@@ -25,8 +26,8 @@ def batch_prefill(
     paged_kv_cache: Tensor | tuple[Tensor, Tensor],
     qo_indptr: Tensor,
     kv_indptr: Tensor,
-    kv_indices: Tensor,
-    kv_last_page_len: Tensor,
+    kv_indices: Tensor | None = None,
+    kv_last_page_len: Tensor | None = None,
     *,
     kv_layout: str = "NHD",
     causal: bool = False,
@@ -34,7 +35,11 @@ def batch_prefill(
     softcap: float = 0.0,
     scale: float | None = None,
     custom_mask: Tensor | None = None,
+    packed_custom_mask: Tensor | None = None,
     sinks: Tensor | None = None,
+    q_scale: float | Tensor | None = None,
+    k_scale: float | Tensor | None = None,
+    v_scale: float | Tensor | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of each request's queries to its keys in pages, as FlashInfer's BatchPrefillWithPagedKVCacheWrapper.
@@ -44,7 +49,9 @@ def batch_prefill(
     Args:
         q: (tokens, heads, size): float32, float16 or bfloat16. Heads may be a multiple of the cache's.
         paged_kv_cache: the cache (see `metalcore.paged`): float32, float16 or bfloat16, whatever q is.
-        qo_indptr, kv_indptr, kv_indices, kv_last_page_len: the requests' queries and pages.
+        qo_indptr, kv_indptr, kv_indices, kv_last_page_len: the requests' queries and pages. Without the last two, pages
+            have one token, and those of each request follow each other, as keys and values do that are in no pages
+            (FlashInfer's BatchPrefillWithRaggedKVCacheWrapper).
         kv_layout: "NHD" or "HND".
         causal: a query sees the keys up to its own place.
         window: (left, right): it sees so many keys before and behind its place. -1 stands for no limit.
@@ -52,7 +59,11 @@ def batch_prefill(
         scale: 1 / sqrt(size) by default.
         custom_mask: bool, True where a query sees a key: (queries, keys) of the first request, then of the next …, all
             in one vector. It restricts what causal and window leave.
+        packed_custom_mask: the same with 8 elements in a byte, the first one in the lowest bit, as FlashInfer's
+            segment_packbits packs them: uint8, where each request begins with a byte of its own.
         sinks: a logit for each head that takes its part of the softmax, and has no value.
+        q_scale, k_scale, v_scale: what queries, keys and values are multiplied by, as those of a quantized cache: a
+            number, or a floating-point tensor with one, or with one for each head (of q, or of the cache).
         return_lse: return the logarithms of the softmax's sums, too.
 
     Returns:
@@ -61,9 +72,16 @@ def batch_prefill(
 
     Raises:
         RuntimeError: shapes, dtypes or devices do not go together.
-        ValueError: the cache has another layout; vectors are of different numbers of requests; or, where the host sees
-            the numbers, there is no such page, or custom_mask has another number of elements.
+        ValueError: the cache has another layout; vectors are of different numbers of requests; both masks are given; a
+            scale has not one number or one for each head; or, where the host sees the numbers, there is no such page,
+            or custom_mask has another number of elements.
     """
+    if kv_indices is None:
+        check_tensors("batch_prefill", 1, kv_indptr=kv_indptr)
+        kv_indices, kv_last_page_len = _tokens(paged_kv_cache, kv_layout, kv_indptr, kv_last_page_len)
+    packed = packed_custom_mask is not None
+    if packed and custom_mask is not None:
+        raise ValueError("metalcore.paged.batch_prefill: give custom_mask or packed_custom_mask")
     return _attend(
         "batch_prefill",
         q,
@@ -75,9 +93,11 @@ def batch_prefill(
         window,
         softcap,
         scale,
-        custom_mask,
+        _bits(packed_custom_mask) if packed else custom_mask,
         sinks,
+        (q_scale, k_scale, v_scale),
         return_lse,
+        packed,
     )
 
 
@@ -93,6 +113,9 @@ def batch_decode(
     softcap: float = 0.0,
     scale: float | None = None,
     sinks: Tensor | None = None,
+    q_scale: float | Tensor | None = None,
+    k_scale: float | Tensor | None = None,
+    v_scale: float | Tensor | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of one query of each request to its keys in pages, as FlashInfer's BatchDecodeWithPagedKVCacheWrapper.
@@ -101,8 +124,8 @@ def batch_decode(
 
     Args:
         q: (requests, heads, size). The query stands at its request's last key.
-        paged_kv_cache, kv_indptr, kv_indices, kv_last_page_len, kv_layout, window, softcap, scale, sinks, return_lse:
-            as for `batch_prefill`.
+        paged_kv_cache, kv_indptr, kv_indices, kv_last_page_len, kv_layout, window, softcap, scale, sinks, q_scale,
+            k_scale, v_scale, return_lse: as for `batch_prefill`.
 
     Returns:
         (requests, heads, size of values), and with return_lse (requests, heads); as `batch_prefill`.
@@ -120,6 +143,7 @@ def batch_decode(
         scale,
         None,
         sinks,
+        (q_scale, k_scale, v_scale),
         return_lse,
     )
 
@@ -143,7 +167,23 @@ def merge_states(v: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     return _composite.merge(v, s)
 
 
-def _attend(function, q, cache, qo_indptr, pages, kv_layout, causal, window, softcap, scale, mask, sinks, return_lse):
+def _attend(
+    function,
+    q,
+    cache,
+    qo_indptr,
+    pages,
+    kv_layout,
+    causal,
+    window,
+    softcap,
+    scale,
+    mask,
+    sinks,
+    scales,
+    return_lse,
+    packed=False,
+):
     check_tensors(function, 3, q=q)
     k, v = split_cache(function, cache, kv_layout)
     left, right = _limits(function, window)
@@ -164,13 +204,17 @@ def _attend(function, q, cache, qo_indptr, pages, kv_layout, causal, window, sof
         check_tensors(function, 1, sinks=sinks)
     if mask is not None:
         check_tensors(function, 1, custom_mask=mask)
-        mask, mask_indptr = mask.contiguous(), _mask_indptr(qo_indptr, *pages[::2], k.shape[2 if heads_first else 1])
+        page_size = k.shape[2 if heads_first else 1]
+        mask, mask_indptr = mask.contiguous(), _mask_indptr(qo_indptr, *pages[::2], page_size, packed)
         check_mask(function, mask, mask_indptr)
+    dtype = q.dtype
+    q, scale, of_values = scaled(function, q, k.shape[1 if heads_first else 2], scale, *scales)
     arguments = (q, qo_indptr, k, v, *pages, heads_first, mask, mask_indptr, sinks, left, right, scale, float(softcap))
     if accelerated(q, k, v, sinks) and _has_kernel(k, v) and not _needs_gradient(q, k, v, sinks):
         out, lse = ops.paged_attention(*arguments)
     else:
         out, lse = _composite.attend(*arguments)  # pyright: ignore[reportCallIssue]
+    out = (out if of_values is None else out.to(lse.dtype) * of_values).to(dtype)
     return (out, lse) if return_lse else out
 
 
@@ -180,11 +224,32 @@ def _limits(function, window):
     return [_FAR if size < 0 else min(size, _FAR) for size in window]
 
 
-def _mask_indptr(qo_indptr, kv_indptr, kv_last_page_len, page_size):
-    """Where the mask of each request begins."""
+def _tokens(cache, kv_layout, kv_indptr, kv_last_page_len):
+    """The indices of all pages, each of which has one token."""
+    k, _ = split_cache("batch_prefill", cache, kv_layout)
+    if k.shape[2 if kv_layout == "HND" else 1] != 1 or kv_last_page_len is not None:
+        raise ValueError(
+            "metalcore.paged.batch_prefill: kv_indices and kv_last_page_len are None for pages of one token"
+        )
+    return torch.arange(k.shape[0], dtype=torch.int32, device=k.device), torch.ones_like(kv_indptr[1:])
+
+
+def _bits(packed):
+    """The elements of a packed mask."""
+    check_tensors("batch_prefill", 1, packed_custom_mask=packed)
+    if packed.dtype != torch.uint8:
+        raise ValueError(f"metalcore.paged.batch_prefill: packed_custom_mask must be uint8, not {packed.dtype}")
+    places = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    return (packed.unsqueeze(-1) >> places & 1).flatten().bool()
+
+
+def _mask_indptr(qo_indptr, kv_indptr, kv_last_page_len, page_size, packed):
+    """Where the mask of each request begins: of a packed one, at a byte of its own."""
     pages = kv_indptr[1:] - kv_indptr[:-1]
     lengths = torch.where(pages > 0, (pages - 1) * page_size + kv_last_page_len, 0)
     sizes = (qo_indptr[1:] - qo_indptr[:-1]) * lengths
+    if packed:
+        sizes = (sizes + 7) // 8 * 8
     return torch.cat([sizes.new_zeros(1), sizes.cumsum(0, dtype=torch.int32)])
 
 

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from .._core.host_numbers import host_sees
 from ._append import append_kv
-from ._pages import LAYOUTS, MOST_TOKENS
+from ._pages import LAYOUTS, check_tensors, index_vector
 
 __all__ = ["PageTable", "PagedKVCache"]
 
@@ -33,6 +35,52 @@ class PageTable(NamedTuple):
         """The first three."""
         return self.kv_indptr, self.kv_indices, self.kv_last_page_len
 
+    @classmethod
+    def from_block_table(cls, block_table: Tensor, lengths: Tensor, page_size: int) -> PageTable:
+        """A table with a row for each request, as flash-attention and vLLM have it. The host does not wait for the
+        device.
+
+        Args:
+            block_table: (requests, most), integers: the request's pages. Those behind its last token may be any
+                numbers.
+            lengths: the requests' tokens, (requests,), integers.
+            page_size: tokens of a page.
+
+        Returns:
+            A table whose kv_indices has as many numbers as block_table. Those behind the last page are of no request.
+
+        Raises:
+            TypeError: an argument is no tensor.
+            ValueError: shapes or dtypes are others; or, where the host sees the numbers, a request has more tokens
+                than its pages.
+        """
+        name = "PageTable.from_block_table"
+        check_tensors(name, 2, block_table=block_table)
+        lengths = index_vector(name, "lengths", lengths, block_table)
+        requests, most = block_table.shape
+        table = index_vector(name, "block_table", block_table.reshape(-1), block_table)
+        if lengths.shape[0] != requests:
+            raise ValueError(
+                f"metalcore.paged.{name}: block_table has rows for {requests} requests, and lengths has "
+                f"{lengths.shape[0]}"
+            )
+        if host_sees(lengths):
+            for request, length in enumerate(lengths.tolist()):
+                if not 0 <= length <= most * page_size:
+                    raise ValueError(
+                        f"metalcore.paged.{name}: request {request} has {length} tokens, and {most} pages of "
+                        f"{page_size} in block_table"
+                    )
+        pages = ((lengths + page_size - 1) // page_size).clamp(0, most)
+        indptr = F.pad(pages.cumsum(0), (1, 0)).to(torch.int32)
+        last = (lengths - (pages - 1) * page_size).where(pages > 0, 0)
+        if table.numel():
+            place = torch.arange(table.numel(), dtype=torch.int32, device=table.device)
+            request = torch.searchsorted(indptr[1:], place, right=True).clamp(max=requests - 1)
+            number = (place - indptr[request]).clamp(max=most - 1)
+            table = table[request * most + number]
+        return cls(indptr, table, last.to(torch.int32))
+
 
 class PagedKVCache:
     """A pool of pages for the keys and values of sequences that grow, and may begin alike.
@@ -48,7 +96,7 @@ class PagedKVCache:
 
     Args:
         pages: that the pool has.
-        page_size: tokens of a page, 1 to 256.
+        page_size: tokens of a page, 1 and more.
         heads, head_size: of keys and values.
         layers: of a model; all have the same tables.
         kv_layout: "NHD" or "HND".
@@ -71,8 +119,8 @@ class PagedKVCache:
     ):
         if kv_layout not in LAYOUTS:
             raise ValueError(f"PagedKVCache: kv_layout must be one of {', '.join(LAYOUTS)}, not {kv_layout!r}")
-        if not 1 <= page_size <= MOST_TOKENS:
-            raise ValueError(f"PagedKVCache: page_size must be 1 to {MOST_TOKENS}, not {page_size}")
+        if page_size < 1:
+            raise ValueError(f"PagedKVCache: page_size must be 1 and more, not {page_size}")
         inner = (page_size, heads) if kv_layout == "NHD" else (heads, page_size)
         self.data = torch.zeros(layers, pages, 2, *inner, head_size, dtype=dtype, device=device)
         self.page_size = page_size

@@ -11,7 +11,6 @@ __all__ = ["Cache", "check_append", "check_mask", "check_pages", "check_tensors"
 
 Cache = Tensor | tuple[Tensor, Tensor]
 LAYOUTS = ("NHD", "HND")
-MOST_TOKENS = 256  # of a page
 
 
 def check_tensors(function: str, dims: int, **tensors: object) -> None:
@@ -24,31 +23,33 @@ def check_tensors(function: str, dims: int, **tensors: object) -> None:
 
 
 def split_cache(function: str, cache: Cache, kv_layout: str) -> tuple[Tensor, Tensor]:
-    """The pools of keys and of values, with 4 dimensions each."""
+    """The pools of keys and of values, with 4 dimensions each. Pages of one token may lack their dimension."""
     if kv_layout not in LAYOUTS:
         raise ValueError(
             f"metalcore.paged.{function}: kv_layout must be one of {', '.join(LAYOUTS)}, not {kv_layout!r}"
         )
     if isinstance(cache, Tensor):
-        if cache.dim() != 5 or cache.shape[1] != 2:
+        if cache.dim() not in (4, 5) or cache.shape[1] != 2:
             raise ValueError(
                 f"metalcore.paged.{function}: a cache that is one tensor has the shape (pages, 2, …) and 5 dimensions, "
-                f"not {tuple(cache.shape)}"
+                f"or 4 for pages of one token, not {tuple(cache.shape)}"
             )
         k, v = cache[:, 0], cache[:, 1]
     else:
         if not isinstance(cache, (tuple, list)) or len(cache) != 2:
             raise TypeError(f"metalcore.paged.{function}: a cache is a tensor or two, not {type(cache).__name__}")
         k, v = cache
-        check_tensors(function, 4, keys=k, values=v)
+        check_tensors(function, 3 if isinstance(k, Tensor) and k.dim() == 3 else 4, keys=k, values=v)
+    if k.dim() == 3:
+        k, v = (pool.unsqueeze(1 if kv_layout == "NHD" else 2) for pool in (k, v))
     if k.shape[:3] != v.shape[:3]:
         raise ValueError(
             f"metalcore.paged.{function}: keys and values of the shapes {tuple(k.shape)} and {tuple(v.shape)} are no "
             "cache"
         )
     size = k.shape[1 if kv_layout == "NHD" else 2]
-    if not 1 <= size <= MOST_TOKENS:
-        raise ValueError(f"metalcore.paged.{function}: pages must have 1 to {MOST_TOKENS} tokens, not {size}")
+    if size < 1:
+        raise ValueError(f"metalcore.paged.{function}: pages must have a token and more, not {size}")
     return k, v
 
 

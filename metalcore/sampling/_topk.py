@@ -11,7 +11,7 @@ from .._core.routing import accelerated
 
 __all__ = ["topk"]
 
-_MOST = 1024  # TOP_K_MOST of kernels/sampling/top_k.h
+_MOST = 65536  # TOP_K_LONG_MOST of kernels/sampling/top_k.h
 _COUNTED = 2**24  # up to here float32 counts
 
 
@@ -24,7 +24,7 @@ def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: boo
     Args:
         input: float32, float16 or bfloat16, any strides, with up to 2**24 elements along `dim`. PyTorch's op takes all
             other input.
-        k: how many; up to 1024, more are left to PyTorch.
+        k: how many; up to 65536, more are left to PyTorch. Above 1024 they are sorted in device memory.
         dim: the dimension.
         largest: whether the largest are wanted, and not the smallest.
         sorted: the results are in their order in any case.
@@ -81,13 +81,13 @@ _topk = autograd("topk", _backward, _save)
 
 
 def _distinct(dim):
-    """Makes the 1000 largest numbers along a dimension different in all dtypes: which of equal ones are chosen differs
+    """Makes the 1100 largest numbers along a dimension different in all dtypes: which of equal ones are chosen differs
     from PyTorch's op."""
 
     def change(x):
         rank = x.argsort(dim, descending=True).argsort(dim)
-        different = (0x4000 - rank.clamp(max=1000)).to(torch.int16).view(torch.bfloat16).float()  # 2 and less
-        return different.where(rank < 1000, -x.abs())
+        different = (0x4000 - rank.clamp(max=1100)).to(torch.int16).view(torch.bfloat16).float()  # 2 and less
+        return different.where(rank < 1100, -x.abs())
 
     return change
 
@@ -107,6 +107,7 @@ register(
             _sample("all", 3, 20, k=20),
             _sample("smallest of columns", 2, 300, 3, k=4, dim=1, largest=False),
             _sample("none", 3, 20, k=0),
+            _sample("many", 2, 1100, k=1050),
         ),
         production=lambda batch_size=4, vocab_size=32000, k=50: _sample("", batch_size, vocab_size, k=k),
     )

@@ -33,7 +33,7 @@ def prefill(q, requests, counts, **options):
 
 
 @each_layout
-@pytest.mark.parametrize("page_size", [1, 3, 16, 256])
+@pytest.mark.parametrize("page_size", [1, 3, 16, 256, 999])
 def test_decode(device, layout, page_size):
     lengths = [1000, 1, 0, 41]
     requests = Requests(device, lengths, page_size, 2, 64, layout=layout)
@@ -251,7 +251,10 @@ def test_a_page_that_does_not_exist_is_not_seen(device):
         ({"q": torch.zeros(2, 3, 64)}, RuntimeError, "3 heads of q are no multiple of 2"),
         ({"q": torch.zeros(2, 2, 32)}, RuntimeError, "do not go together"),
         ({"paged_kv_cache": torch.zeros(4, 8, 2, 64)}, ValueError, r"the shape \(pages, 2, …\)"),
-        ({"paged_kv_cache": torch.zeros(4, 2, 300, 2, 64)}, ValueError, "1 to 256 tokens, not 300"),
+        ({"paged_kv_cache": torch.zeros(4, 2, 0, 2, 64)}, ValueError, "a token and more, not 0"),
+        ({"k_scale": "1"}, TypeError, "k_scale must be a number or a tensor, not str"),
+        ({"q_scale": torch.ones(3)}, ValueError, r"q_scale must be a floating-point number or 2 of them, not \(3,\)"),
+        ({"v_scale": torch.ones(2, dtype=torch.int32)}, ValueError, "v_scale must be a floating-point number or 2"),
         ({"kv_indices": torch.zeros(2)}, ValueError, "kv_indices must have integers"),
         ({"kv_last_page_len": torch.zeros(3, dtype=torch.int32)}, ValueError, "2 numbers in kv_last_page_len, not 3"),
         ({"window": (1, -2)}, ValueError, "window must be two integers"),

@@ -19,7 +19,7 @@ def first_kernel(function, *arguments, **options):
 
 
 @each_dtype
-@pytest.mark.parametrize("page_size", [1, 3, 16, 256])
+@pytest.mark.parametrize("page_size", [1, 3, 16, 256, 999])
 def test_decode(device, dtype, page_size):
     layout = "HND" if page_size == 3 else "NHD"
     requests = Requests(device, [1000, 1, 0, 41], page_size, 2, 64, dtype=dtype, layout=layout)

@@ -61,20 +61,22 @@ uint32_t mask_kind(const char* op, const Arguments& a) {
   return ATTENTION_ADDED_FLOAT_MASK;
 }
 
-// A view of the mask with a number for each pair of a query and a key. Dimensions of size 1 are for all.
-Tensor expanded_mask(const char* op, const Arguments& a) {
-  const int64_t shape[4] = {a.q.size(0), a.q.size(1), a.q.size(2), a.k.size(2)};
-  bool fits = a.mask->dim() == 4;
-  int64_t strides[4];
-  for (int64_t d = 0; fits && d < 4; ++d) {
-    fits = a.mask->size(d) == shape[d] || a.mask->size(d) == 1;
-    strides[d] = a.mask->size(d) == 1 ? 0 : a.mask->stride(d);
-  }
-  check(fits, "metalcore::", op, ": mask must have shape ", shape_text(Sizes(shape, 4)), ", or 1 in places, not ",
-        shape_text(*a.mask));
-  AtenTensorHandle result = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_as_strided(a.mask->get(), shape, strides, &result));
-  return Tensor(result);
+// Where the mask has the number for a query and a key. Dimensions of size 1 are for all; a row that is longer has a
+// number for each distance, from that of the last query to the first key on.
+AttentionMaskStrides mask_strides(const char* op, const Arguments& a, int64_t batches) {
+  const Tensor& mask = *a.mask;
+  const bool variable = a.cu_seq_q.has_value();
+  const int64_t queries = variable ? a.max_q : a.q.size(2), keys = variable ? a.max_k : a.k.size(2);
+  const int64_t others = std::max<int64_t>(queries, 1) - 1, distances = others + keys;
+  const int64_t shape[4] = {batches, a.q.size(1), queries, keys};
+  const bool diagonal = mask.dim() == 4 && mask.size(2) == 1 && mask.size(3) == distances && (variable || queries > 1);
+  bool fits = mask.dim() == 4 && (diagonal || !variable);
+  for (int64_t d = 0; fits && d < (diagonal ? 2 : 4); ++d) fits = mask.size(d) == shape[d] || mask.size(d) == 1;
+  check(fits, "metalcore::", op, ": mask must have shape ", shape_text(Sizes(shape, 4)), ", or 1 in places, or ",
+        distances, " columns in one row, not ", shape_text(mask));
+  const auto stride = [&](int64_t d) { return mask.size(d) == 1 ? 0 : mask.stride(d); };
+  if (!diagonal) return {stride(0), stride(1), stride(2), stride(3), 0};
+  return {stride(0), stride(1), -stride(3), stride(3), stride(3) * others};
 }
 
 int32_t limit(int64_t n) { return static_cast<int32_t>(n < 0 ? ATTENTION_UNLIMITED : std::min(n, kMostLength)); }
@@ -113,7 +115,7 @@ Call call_of(const char* op, const Arguments& a) {
     check_integers(op, "cu_seq_k", *a.cu_seq_k, a.q);
     check(a.cu_seq_q->numel() == a.cu_seq_k->numel() && a.cu_seq_q->numel() > 0, "metalcore::", op,
           ": cu_seq_q and cu_seq_k must have one number more than there are sequences");
-    check(a.q.size(0) == 1 && !a.mask, "metalcore::", op, ": with cu_seq_q there must be one batch item, and no mask");
+    check(a.q.size(0) == 1, "metalcore::", op, ": with cu_seq_q there must be one batch item");
   }
   check(0.0 <= a.dropout && a.dropout <= 1.0, "metalcore::", op, ": dropout must be in [0, 1], not ", a.dropout);
   if (a.dropout > 0.0) {
@@ -136,7 +138,7 @@ Call call_of(const char* op, const Arguments& a) {
       .q = q,
       .k = k,
       .v = v,
-      .mask = a.mask ? MaybeTensor(expanded_mask(op, a)) : std::nullopt,
+      .mask = a.mask,
       .sinks = sinks,
       .cu_seq_q = a.cu_seq_q,
       .cu_seq_k = a.cu_seq_k,
@@ -153,7 +155,7 @@ Call call_of(const char* op, const Arguments& a) {
   p.q = strides_of(q, variable);
   p.k = strides_of(k, variable);
   p.v = strides_of(v, variable);
-  if (call.mask) p.mask = {call.mask->stride(0), call.mask->stride(1), call.mask->stride(2), call.mask->stride(3)};
+  if (call.mask) p.mask = mask_strides(op, a, call.batches);
   p.band = {limit(a.left), limit(a.right), a.lower_right};
   p.heads = grid_side(heads);
   p.group = k_heads > 0 ? grid_side(heads / k_heads) : 1;

@@ -182,10 +182,11 @@ AttentionDecodeParams params_of(const DecodeCall& call, const DecodePlan& plan) 
     params.mask_elements = grid_side(call.mask->numel());
     params.mask_key = 1;
   } else if (call.mask) {
-    params.mask_batch = call.mask->stride(0);
-    params.mask_head = call.mask->stride(1);
-    params.mask_query = call.mask->stride(2);
-    params.mask_key = call.mask->stride(3);
+    params.mask_batch = call.mask_strides.batch;
+    params.mask_head = call.mask_strides.head;
+    params.mask_query = call.mask_strides.row;
+    params.mask_key = call.mask_strides.column;
+    params.mask_first = call.mask_strides.first;
   }
   return params;
 }

@@ -2,6 +2,7 @@
 // dispatch merges their results. Keys and values of requests lie one after the other, or in pages.
 #pragma once
 
+#include "../../../kernels/attention/attention.h"
 #include "../../../kernels/attention/decode.h"
 #include "../common.h"
 
@@ -28,6 +29,7 @@ struct DecodeCall {
   Tensor q, k, v, out, lse;        // lse: without the last dimension
   Dims query_dims, key_dims;       // of pages: batch is that of the pages
   MaybeTensor mask, sinks;         // the mask: (batch, heads, queries, keys), or one number after the other for pages
+  AttentionMaskStrides mask_strides{};
   MaybeTensor mask_indptr;         // where the mask of each request begins, then
   MaybeTensor q_indptr, k_indptr;  // where each request's queries begin, and its keys if they are not in pages
   std::optional<Pages> pages;

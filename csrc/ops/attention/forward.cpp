@@ -34,6 +34,7 @@ attention::DecodeCall decode_call(const Call& call, const Tensor& out, const Ten
       .key_dims = dims,
       .mask = call.mask,
       .sinks = call.sinks,
+      .mask_strides = p.mask,
       .q_indptr = call.cu_seq_q,
       .k_indptr = call.cu_seq_k,
       .batch = call.batches,

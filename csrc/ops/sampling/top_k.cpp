@@ -6,6 +6,7 @@
 #include "../rows.h"
 #include "threads.h"
 
+#include <bit>
 #include <string>
 #include <tuple>
 
@@ -23,8 +24,8 @@ std::tuple<Tensor, Tensor> topk(const Tensor& x, int64_t k, bool largest) {
   const char* const op = "topk";
   check_rows(op, x);
   const int64_t rows = x.sizes()[0], length = x.sizes()[1];
-  check(k >= 0 && k <= length && k <= TOP_K_MOST, "metalcore::", op, ": k is ", k, " for rows of ", length,
-        ", and must be at most ", TOP_K_MOST);
+  check(k >= 0 && k <= length && k <= TOP_K_LONG_MOST, "metalcore::", op, ": k is ", k, " for rows of ", length,
+        ", and must be at most ", TOP_K_LONG_MOST);
   const Tensor values = new_tensor({rows, k}, x.scalar_type(), x);
   const Tensor indices = new_tensor({rows, k}, ScalarType::Long, x);
   topk_into(values, indices, x, largest);
@@ -37,12 +38,20 @@ void topk_into(const Tensor& values, const Tensor& indices, const Tensor& x, boo
   if (values.numel() == 0) return;
   const int64_t rows = x.sizes()[0], length = x.sizes()[1], k = values.sizes()[1];
   const Rows numbers = rows_of(x, length);
-  gpu::note_plan("topk", "group", [] { return std::string("a threadgroup has a row"); });
+  const bool is_long = k > TOP_K_MOST;
+  MaybeTensor sorted;
+  if (is_long) sorted = new_tensor({rows, 2 * static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(k)))},
+                                   ScalarType::Int, x);
+  gpu::note_plan("topk", is_long ? "long" : "group", [&] {
+    return std::string("a threadgroup has a row, and sorts in ") + (is_long ? "device" : "threadgroup") + " memory";
+  });
   gpu::record(values, [&](gpu::Recording& recording) {
-    recording.kernel("top_k_", suffix(x.scalar_type())).buffer(0, numbers.tensor).buffer(1, values).buffer(2, indices);
+    recording.kernel(is_long ? "top_k_long_" : "top_k_", suffix(x.scalar_type()));
+    recording.buffer(0, numbers.tensor).buffer(1, values).buffer(2, indices);
     recording.bytes(
         3,
         TopKParams{.length = grid_side(length), .k = grid_side(k), .smallest = !largest, .x_stride = numbers.stride});
+    if (sorted) recording.buffer(4, sorted);
     recording.dispatch_threadgroups({grid_side(rows)}, {selection_threads(length, row_tuning(x).looped_threads)});
   });
 }

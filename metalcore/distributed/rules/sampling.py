@@ -7,7 +7,8 @@ from ._rule import Shard, rule
 
 @rule("sample")
 def sample(call):
-    yield Shard(0), {"x": Shard(0), "uniform": Shard(0)}
+    own = {"options": Shard(0)} if call.options is not None else {}
+    yield Shard(0), {"x": Shard(0), "uniform": Shard(0), **own}
 
 
 @rule("renorm_rows")
