@@ -105,9 +105,8 @@ def _per_row(given, logits, batch):
             try:
                 columns.append(option.detach().to(torch.float32).expand(batch).reshape(-1))
             except RuntimeError as error:
-                raise RuntimeError(
-                    f"sample: {name} {tuple(option.shape)} does not broadcast to {tuple(batch)}"
-                ) from error
+                shapes = f"{tuple(option.shape)} does not broadcast to {tuple(batch)}"
+                raise RuntimeError(f"sample: {name} of the shape {shapes}") from error
         else:
             number = float(default if option is None else option)
             columns.append(torch.full((math.prod(batch),), number, dtype=torch.float32, device=logits.device))

@@ -80,20 +80,20 @@ def _backward(ctx, grad, _):
 _topk = autograd("topk", _backward, _save)
 
 
-def _distinct(dim):
-    """Makes the 1100 largest numbers along a dimension different in all dtypes: which of equal ones are chosen differs
-    from PyTorch's op."""
+def _distinct(dim, count):
+    """Makes the `count` largest numbers along a dimension different in all dtypes: PyTorch's op may choose others of
+    equal ones."""
 
     def change(x):
         rank = x.argsort(dim, descending=True).argsort(dim)
-        different = (0x4000 - rank.clamp(max=1100)).to(torch.int16).view(torch.bfloat16).float()  # 2 and less
-        return different.where(rank < 1100, -x.abs())
+        different = (0x4000 - rank.clamp(max=count)).to(torch.int16).view(torch.bfloat16).float()  # 2 and less
+        return different.where(rank < count, -x.abs())
 
     return change
 
 
 def _sample(name, *shape, k, **options):
-    return Sample(name, (shape,), {"k": k, **options}, prepare=(_distinct(options.get("dim", -1)),))
+    return Sample(name, (shape,), {"k": k, **options}, prepare=(_distinct(options.get("dim", -1), max(1000, k)),))
 
 
 register(

@@ -233,6 +233,7 @@ def every_case(dtype):
         add(dtype, in_place=True),
         topk(dtype),
         topk(dtype, vocab=9, k=9),
+        topk(dtype, vocab=1500, k=1100),
         top_k_mask_logits(dtype),
         top_k_mask_logits(dtype, k=100),
         gemm(dtype),

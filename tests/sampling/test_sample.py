@@ -72,6 +72,46 @@ def test_what_is_kept(device, dtype):
         assert (counts - wanted).abs().max() <= 1.01
 
 
+@each_dtype
+@pytest.mark.parametrize("place", ["cpu", "device"])
+def test_options_of_each_row(device, dtype, place):
+    """Each point of a grid through each row's distribution, and the same numbers for all rows as tensors."""
+    place = "cpu" if place == "cpu" else device
+    logits = torch.randn(200).mul(3).to(dtype)
+    points = (torch.arange(500) + 0.5) / 500
+    options = torch.tensor([[1.0, 17, 1.0, 0.0], [2.0, 0, 0.5, 0.0], [3.0, 150, 0.95, 0.1], [0.0, 5, 1.0, 0.0]])
+    each = options.repeat_interleave(500, 0)
+    x, uniform = logits.to(place).expand(2000, 200), points.repeat(4).to(place)
+    drawn = torch.ops.metalcore.sample(x, uniform, 1.0, 0, 1.0, 0.0, each.to(place)).cpu().view(4, 500)
+    for row, own in zip(drawn, options):
+        wanted = distribution(logits.double(), *own.tolist()[:1], int(own[1]), *own.tolist()[2:]) * 500
+        assert (row.bincount(minlength=200) - wanted).abs().max() <= 1.01
+        same = torch.ops.metalcore.sample(x[:500], uniform[:500], float(own[0]), int(own[1]), *own.tolist()[2:])
+        assert torch.equal(same.cpu(), row)
+
+
+def test_tensors_of_options(device):
+    """They broadcast, and go beside numbers; some rows are greedy."""
+    x = tensor(3, 4, 50, device=device)
+    first = x.argmax(-1)
+    assert torch.equal(metalcore.sample(x, torch.zeros(4, device=device)), first)
+    assert torch.equal(metalcore.sample(x, top_k=torch.ones(3, 1, dtype=torch.int64, device=device)), first)
+    assert torch.equal(metalcore.sample(x, 0.5, top_p=torch.full((3, 4), 1e-6, device=device)), first)
+    assert torch.equal(metalcore.sample(x, min_p=torch.ones((), device=device), top_k=7), first)
+    greedy = torch.tensor([0.0, 1.0, 1.0, 1.0], device=device)
+    assert torch.equal(metalcore.sample(x, greedy, generator=torch.Generator(device).manual_seed(1))[:, 0], first[:, 0])
+    counts = torch.arange(1, 5, device=device)
+    drawn = torch.stack([metalcore.sample(x, 9.0, top_k=counts) for _ in range(40)])
+    rank = x.argsort(-1, descending=True).argsort(-1)
+    assert (rank.gather(-1, drawn.movedim(0, -1)) < counts.view(4, 1)).all()
+
+    def draw(x, heat, counts):
+        return metalcore.sample(x, heat, top_k=counts)
+
+    compiled = torch.compile(draw, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x, greedy * 0, counts), first)
+
+
 @pytest.mark.parametrize("family", ["baseline", "simulator"])
 def test_long_rows(device, family):
     with tuned(family):
@@ -139,6 +179,9 @@ def test_opcheck(device, place):
     check_operator(
         torch.ops.metalcore.sample, tensor(3, 5, device=place), torch.rand(3, device=place), 1.0, 3, 0.9, 0.1
     )
+    options = torch.tensor([[1.0, 3, 0.9, 0.1]] * 3, device=place)
+    given = tensor(3, 5, device=place), torch.rand(3, device=place), 1.0, 0, 1.0, 0.0, options
+    check_operator(torch.ops.metalcore.sample, *given)
 
 
 @pytest.mark.parametrize(
@@ -147,6 +190,23 @@ def test_opcheck(device, place):
 def test_options_out_of_range(device, options):
     with pytest.raises(ValueError, match=f"sample: {next(iter(options))} must be "):
         metalcore.sample(tensor(3, 5, device=device), **options)
+
+
+@pytest.mark.parametrize(
+    "options, error, match",
+    [
+        ({"temperature": torch.tensor([1.0, -1.0, 1.0])}, ValueError, "temperature must be a number from 0 on, not"),
+        ({"top_k": torch.tensor([1, 0, 1])}, ValueError, "top_k must be a positive int, not"),
+        ({"top_p": torch.tensor([0.0])}, ValueError, r"top_p must be in \(0, 1\], not"),
+        ({"min_p": torch.tensor(1.5)}, ValueError, r"min_p must be in \[0, 1\], not"),
+        ({"top_k": torch.ones(3)}, TypeError, "top_k must not be of torch.float32"),
+        ({"top_p": torch.ones(3, dtype=torch.int32)}, TypeError, "top_p must not be of torch.int32"),
+        ({"min_p": torch.ones(2)}, RuntimeError, r"min_p of the shape \(2,\) does not broadcast to \(3,\)"),
+    ],
+)
+def test_tensors_out_of_range(device, options, error, match):
+    with pytest.raises(error, match=match):
+        metalcore.sample(tensor(3, 5), **options)
 
 
 def test_bad_input(device):

@@ -5,6 +5,7 @@ import torch
 from references import DTYPES, check_operator, tensor, wide
 
 import metalcore
+from metalcore._core.recording import record
 from metalcore.sampling._renorm import _by_torch
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -28,6 +29,25 @@ def test_topk(device, dtype, largest):
     """Rows of one simdgroup, of several, and of more numbers than threads have; ties in 16 bits."""
     for length, k in ((1, 1), (7, 3), (32, 32), (127, 5), (129, 64), (1000, 1000), (1025, 1024), (5000, 50)):
         assert_topk(tensor(3, length, dtype=dtype, device=device), k, largest=largest)
+
+
+@each_dtype
+@pytest.mark.parametrize("largest", [True, False])
+def test_many(device, dtype, largest):
+    """Those that are sorted in device memory, on both sides of a power of two and of the most. 16 bits have ties."""
+    for length, k in ((1025, 1025), (3000, 2048), (5000, 2049)):
+        assert_topk(tensor(2, length, dtype=dtype, device=device), k, largest=largest)
+    x = torch.zeros(2, 1500, dtype=dtype)
+    x[0, 7::9], x[1, 100], x[1, 200:205] = 1.0, -torch.inf, torch.nan
+    assert_topk(x.to(device), 1200, largest=largest)
+
+
+def test_the_most(device):
+    x = tensor(1, 65600, device=device)
+    assert_topk(x, 65536)
+    if device != "cpu":
+        for k, kernels in ((1024, ("top_k_float",)), (65536, ("top_k_long_float",)), (65537, ())):
+            assert record(metalcore.topk, x, k)[1].kernels == kernels
 
 
 @each_dtype
