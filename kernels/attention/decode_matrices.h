@@ -8,10 +8,9 @@
 
 #include "attention/decode_walk_matrices.h"
 
-constexpr constant uint kMaxSimdgroups = 4;
-
-// Narrow kernels are for threads with at most 128 registers, as Apple's GPUs have them.
-template <typename T, uint D, uint R, bool kNarrow>
+// A threadgroup's memory has tiles for kMaxSimdgroups. Narrow kernels are for threads with at most 128 registers, as
+// Apple's GPUs have them.
+template <typename T, uint D, uint R, bool kNarrow, uint kMaxSimdgroups = 4>
 [[kernel]] [[max_total_threads_per_threadgroup(32 * kMaxSimdgroups)]] void attention_decode_matrices(
     device const T* q [[buffer(0)]], device const T* k [[buffer(1)]], device const T* v [[buffer(2)]],
     device const uchar* sinks [[buffer(4)]], device const int* qo_indptr [[buffer(5)]],

@@ -60,20 +60,20 @@ inline void find(thread KeyPlaces& places, uint start, uint end, thread const Ke
 template <typename T, uint N>
 struct LaneVectors {
   device const uchar* first;  // of the first row of the first page
-  uint further;               // bytes to the second vector
+  uint further[N];            // bytes to the vectors
 
   METAL_FUNC LaneVectors(device const T* rows, uint part, uint size) {
     const uint last = size / kPackElements<T> - 1, place = min(part, last);
     first = reinterpret_cast<device const uchar*>(rows) + place * sizeof(Pack<T>);
-    further = (min(part + kRowLanes, last) - place) * sizeof(Pack<T>);
+#pragma unroll
+    for (uint n = 0; n < N; ++n) further[n] = (min(part + n * kRowLanes, last) - place) * sizeof(Pack<T>);
   }
   METAL_FUNC void load(thread Pack<T> (&to)[N], uint page, uint slot, constant DecodeStrides& strides) const {
-    static_assert(N <= 2, "a lane has one or two vectors of a row");
     device const uchar* const row = first + (static_cast<ulong>(page) * strides.batch +
                                              static_cast<ulong>(slot) * static_cast<uint>(strides.token)) *
                                                 sizeof(T);
 #pragma unroll
-    for (uint n = 0; n < N; ++n) to[n] = *reinterpret_cast<device const Pack<T>*>(row + n * further);
+    for (uint n = 0; n < N; ++n) to[n] = *reinterpret_cast<device const Pack<T>*>(row + further[n]);
   }
 };
 

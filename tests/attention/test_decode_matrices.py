@@ -56,16 +56,17 @@ def test_rows(device, dtype, heads, kv_heads, queries, kernel):
 @each_dtype
 @pytest.mark.parametrize(
     "size, value_size, kernel",
-    [(64, 64, 64), (40, 8, 64), (64, 72, 128), (72, 64, 128), (8, 128, 128), (128, 128, 128), (128, 136, None)],
-)
+    [(64, 64, 64), (40, 8, 64), (64, 72, 128), (72, 64, 128), (8, 128, 128), (128, 128, 128), (128, 136, 256),
+     (136, 64, 256), (192, 128, 256), (256, 256, 256), (264, 8, None)],
+)  # fmt: skip
 def test_sizes(device, dtype, size, value_size, kernel):
     tensors = inputs(device, dtype, heads=12, kv_heads=1, size=size, value_size=value_size, batch=1)
-    assert first_kernel(tensors).startswith(f"matrices_{kernel}x16" if kernel else "256x8")
+    assert first_kernel(tensors).startswith(f"matrices_{kernel}x16" if kernel else "576x8")
     expected = reference(*tensors)
     check(attended(tensors), expected)
     with tuned("apple7"):
-        narrow = {64: "matrices_narrow_64x16", 128: "matrices_narrow_128x8", None: "narrow_256x4"}[kernel]
-        assert first_kernel(tensors).startswith(narrow)
+        narrow = {64: "matrices_narrow_64x16", 128: "matrices_narrow_128x8", 256: "narrow_256x4", None: "narrow_576x4"}
+        assert first_kernel(tensors).startswith(narrow[kernel])
         check(attended(tensors), expected)
 
 
@@ -80,6 +81,18 @@ def test_keys(device, dtype, keys, heads):
         with tuned(family):
             assert (len(kernels(*tensors)) == 2) == (keys >= (128 if family == "hopper" else 256))
             check(attended(tensors), reference(*tensors))
+
+
+@each_dtype
+@pytest.mark.parametrize("keys", [15, 16, 17, 31, 32, 33, 49, 63, 64, 65, 255, 256, 257])
+def test_keys_of_large_heads(device, dtype, keys):
+    """The same for heads of more than 128 numbers, whose threadgroups have half as many keys at a time."""
+    tensors = inputs(device, dtype, keys=keys, batch=1, heads=20, kv_heads=1, size=200, value_size=168)
+    for family in FAMILIES:
+        with tuned(family):
+            assert (len(kernels(*tensors)) == 2) == (keys >= (64 if family == "hopper" else 256))
+            check(attended(tensors), reference(*tensors))
+            check(attended(tensors, window=(50, 7), lower_right=True), reference(*tensors, low=-50, high=7))
 
 
 def test_many_keys(device):

@@ -117,8 +117,10 @@ def test_derivative_of_long_rows(device, dtype, rows, length):
             check(tensor(2, length, dtype=dtype, device=device), tensor(length, dtype=other, device=device))
 
 
-@pytest.mark.parametrize("rows, length, held", [(24, 8200, True), (23, 8200, False), (24, 8203, False), (25, 16384, True),
-                                                (24, 16392, False)])  # fmt: skip
+@pytest.mark.parametrize(
+    "rows, length, held",
+    [(24, 8200, True), (23, 8200, False), (24, 8203, False), (25, 16384, True), (24, 16392, False)],
+)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_derivative_of_long_rows_in_registers(device, dtype, rows, length, held):
     """Where there are enough aligned rows of 16 bits for all threadgroups that fill 8 cores, each reads rows once."""

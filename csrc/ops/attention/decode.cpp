@@ -82,9 +82,9 @@ bool has_near_tokens(const DecodeCall& call) {
 }
 
 // Whether there is a kernel that multiplies matrices: it has no masks, no soft caps, and one dtype.
-bool takes_matrices(const DecodeCall& call, int64_t kernel_size, bool general) {
-  return !general && kernel_size <= 128 && call.k.element_size() == 2 && call.q.scalar_type() == call.k.scalar_type() &&
-         aligned16(call.q);
+bool takes_matrices(const DecodeCall& call, int64_t kernel_size, bool general, bool narrow) {
+  return !general && kernel_size <= (narrow ? 128 : 256) && call.k.element_size() == 2 &&
+         call.q.scalar_type() == call.k.scalar_type() && aligned16(call.q);
 }
 
 DecodePlan plan_decode(const DecodeCall& call) {
@@ -97,8 +97,8 @@ DecodePlan plan_decode(const DecodeCall& call) {
   const bool general = call.mask || call.softcap != 0 || !has_vectors(call) || !has_near_tokens(call);
   // Of each request, taking all to have as many where only the device knows it.
   const int64_t usual_rows = ragged ? ceil_div(call.queries, call.batch) * group : rows;
-  const bool matrices = usual_rows > kMostPlainRows && takes_matrices(call, kernel_size, general);
-  const uint32_t wide_tile = matrices                                ? usual_rows <= 16 ? 16 : 32
+  const bool matrices = usual_rows > kMostPlainRows && takes_matrices(call, kernel_size, general, tuning.narrow);
+  const uint32_t wide_tile = matrices                                ? usual_rows <= 16 || kernel_size > 128 ? 16 : 32
                              : few && !general && kernel_size <= 256 ? 4
                                                                      : 8;  // kernels of 4 rows are not general
   const uint32_t narrow_tile = !matrices ? 4 : kernel_size <= 64 ? 16 : 8;
@@ -107,11 +107,13 @@ DecodePlan plan_decode(const DecodeCall& call) {
   const int64_t of_request = call.pages || call.k_indptr ? ceil_div(call.keys, call.batch) : call.keys;
   const int64_t keys = std::min(of_request, call.left + call.right + call.queries);
   const int64_t busy = tiles * kv_heads * (ragged ? 1 : call.batch);
-  const int64_t fill = matrices ? tuning.fill_matrices : tuning.fill_threadgroups;
-  const int64_t least_share = std::max<int64_t>(tuning.least_share, matrices ? kMatrixStep : 1);
+  const bool large = matrices && kernel_size > 128;  // threadgroups have half as many simdgroups, so more of them run
+  const int64_t fill = (matrices ? tuning.fill_matrices : tuning.fill_threadgroups) << large;
+  const int64_t least_share = std::max<int64_t>(tuning.least_share, matrices ? kMatrixStep >> large : 1);
+  const uint32_t simdgroups = large ? std::min(tuning.simdgroups, 2u) : tuning.simdgroups;
   const int64_t splits = std::clamp<int64_t>(fill / std::max<int64_t>(busy, 1), 1,
                                              std::clamp<int64_t>(keys / least_share, 1, kMostSplits));
-  return {matrices, kernel_size, tile, tiles, splits, tuning.simdgroups, group, kv_heads, keys, general, tuning.narrow};
+  return {matrices, kernel_size, tile, tiles, splits, simdgroups, group, kv_heads, keys, general, tuning.narrow};
 }
 
 // What comes before the sizes in a kernel's name.
