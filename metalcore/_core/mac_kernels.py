@@ -75,6 +75,9 @@ KERNELS: dict[str, Kernel] = {
     "_embedding_bag": Kernel(OLDEST, "embedding_bag_float"),
     "_embedding_bag_forward_only": Kernel(OLDEST, "embedding_bag_float"),
     "_embedding_bag_backward": Kernel(OLDEST, "embedding_bag_backward_float"),
+    # The steps of optimizers with fused=True; the others are loops over operators.
+    "_fused_adamw": Kernel(OLDEST, "aten::_fused_adamw_"),
+    "_fused_sgd": Kernel(OLDEST, "aten::_fused_sgd_"),
     # Attention of few queries (attention_kernel says of which calls), and of many.
     "scaled_dot_product_attention": Kernel(OLDEST, "sdpa_vector_2pass_1_float_"),
     "scaled_dot_product_attention, many queries": Kernel((2, 13), "prefill_attention_float16_bq"),

@@ -97,6 +97,8 @@ def _override(op):
 
 def _on_a_mac(op):
     """What of its override is on by default on a Mac, as long as nobody has measured it."""
+    if getattr(op.override, "fused", None):
+        return "steps that are not `fused`"
     if not isinstance(op.override, tuple):
         return "on" if op.override or op.name in MODULES else ""
     found = {f"`aten::{one.operator}`{_calls(one)}": _until(op.name, one) for one in op.override}

@@ -300,7 +300,7 @@ register(
         namesake="torch.optim.AdamW",
         call=steps_of(MOMENTS),
         operators=("adamw_",),
-        override=OptimizerOverride(torch.optim.AdamW, _override_class),
+        override=OptimizerOverride(torch.optim.AdamW, _override_class, "_fused_adamw_"),
         backward=False,
         waits=True,
         samples=lambda: (

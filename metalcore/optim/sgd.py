@@ -150,7 +150,7 @@ register(
         namesake="torch.optim.SGD",
         call=steps_of(("momentum_buffer",)),
         operators=("sgd_",),
-        override=OptimizerOverride(torch.optim.SGD, _override_class),
+        override=OptimizerOverride(torch.optim.SGD, _override_class, "_fused_sgd_"),
         backward=False,
         waits=True,
         samples=lambda: (

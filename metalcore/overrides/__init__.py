@@ -42,7 +42,7 @@ How each one works, and why:
     parameter is on a supported device by then: a model may go there after its optimizer was made. The optimizer stays a
     `torch.optim.AdamW`, also in copies, pickles and checkpoints, and subclasses are left alone. Its moments have the
     parameter's dtype, as PyTorch's do (`metalcore.optim.AdamW` itself has float32 ones). torch.compile traces PyTorch's
-    step.
+    step. On a Mac, steps whose groups have `fused=True` are by default those of PyTorch's Metal kernels.
 `clip_grad_norm_`, `clip_grad_value_`
     `torch.nn.utils.clip_grad_norm_` is written in Python, of two functions that it looks up in its module when it runs.
     These are replaced there, so that it does not matter when and from where it was imported. clip_grad_value_ is
@@ -73,7 +73,7 @@ from collections.abc import Iterable
 
 import torch
 
-from .._core.mac_kernels import this_release
+from .._core.mac_kernels import has_own, this_release
 from .._core.registry import OPS, FunctionOverride, OptimizerOverride
 from .._core.routing import DEVICES
 from ..integrations import _modules
@@ -180,7 +180,8 @@ def _apply():
     for name in NAMES:
         override = OPS[name].override
         if isinstance(override, OptimizerOverride):
-            _optimizers.switch(OPS[name], override, name in active and bool(found))
+            own = override.fused is not None and has_own(override.fused, this_release())
+            _optimizers.switch(OPS[name], override, name in active and bool(found), own and name in _gains.UNASKED)
         elif isinstance(override, FunctionOverride):
             _functions.switch(name, override, name in active and bool(found))
         elif override and name in active:

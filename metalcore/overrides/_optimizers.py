@@ -9,6 +9,7 @@ import torch
 
 from .._core.registry import Op, OptimizerOverride
 from .._core.routing import accelerated
+from ._gains import NOT_MEASURED
 from ._report import count_of
 
 __all__ = ["switch"]
@@ -16,16 +17,19 @@ __all__ = ["switch"]
 _PLAIN: Any = torch.optim.Optimizer
 
 
-def switch(op: Op, override: OptimizerOverride, on: bool) -> None:
-    """Makes the step of PyTorch's class choose, or gives it back."""
+def switch(op: Op, override: OptimizerOverride, on: bool, leaves_fused: bool) -> None:
+    """Makes the step of PyTorch's class choose, or gives it back. It may leave PyTorch the steps that are fused."""
     original: Any = override.original
     step = original.step
     if on and not hasattr(step, "metalcore_original"):
-        original.step = _chooser(op, override, step)
+        step = original.step = _chooser(op, override, step)
         count_of(op.name, _name(override))
-    elif not on and hasattr(step, "metalcore_original"):
+    if hasattr(step, "metalcore_original"):
         step.metalcore_switch.clear()  # schedulers keep the step that they have found
-        original.step = step.metalcore_original
+        if on:
+            step.metalcore_switch.update({"on"}, {"leaves fused"} if leaves_fused else ())
+        else:
+            original.step = step.metalcore_original
 
 
 def _name(override):
@@ -37,21 +41,23 @@ def _chooser(op, override, step) -> Any:
     original, ours, counted = override.original, override.replacement(), (op.name, _name(override))
     if not getattr(step, "hooked", False):  # what the first construction does: the step calls an optimizer's hooks
         step = _hooked(step)
-    previous, on = step.__wrapped__, {"on"}
+    previous, state = step.__wrapped__, set()
 
     def choose(self, closure=None):
-        if on and not torch.compiler.is_compiling():
+        if "on" in state and not torch.compiler.is_compiling():
             if type(self) is not original:
                 reason = f"{type(self).__qualname__}, a subclass, which may do something else"
-            elif not any(accelerated(p) for group in self.param_groups for p in group["params"]):
+            elif not (groups := [group for group in self.param_groups if any(map(accelerated, group["params"]))]):
                 reason = "no parameter that its kernel takes"
+            elif "leaves fused" in state and all(group.get("fused") for group in groups):
+                reason = NOT_MEASURED
             else:
                 return ours.step_of(self, closure)
             count_of(*counted).left[reason] += 1
         return previous(self, closure)
 
     chooser = _hooked(functools.update_wrapper(choose, previous))
-    chooser.metalcore_original, chooser.metalcore_switch = step, on
+    chooser.metalcore_original, chooser.metalcore_switch = step, state
     return chooser
 
 

@@ -109,7 +109,9 @@ def test_every_operator_is_known_or_has_no_kernel():
     has none here either."""
     from metalcore.simulator import mac_operators
 
-    release, table = mac_kernels.this_release(), {name.split(".")[0] for name in mac_operators.kernels()}
+    # One that works in place counts as the other, as for since().
+    release = mac_kernels.this_release()
+    table = {name.split(".")[0].removesuffix("_") for name in mac_operators.kernels()}
     composite = {"scaled_dot_product_attention", "embedding"}
     for name in mac_kernels.KERNELS:
         if mac_kernels.has_own(name, release) and name.isidentifier() and name not in composite:
@@ -238,6 +240,37 @@ def test_norms_keep_training(mac):
     F.rms_norm(x, (16,), w).square().sum().backward()
     torch.testing.assert_close(wide.grad.cpu(), x.grad, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(of_w.grad.cpu(), w.grad, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.SGD])
+def test_fused_steps_stay_pytorchs(mac, make):
+    """Those alone, and not where the override was asked for by its name."""
+
+    def stepped(**groups):
+        parameters = {name: torch.ones(3, device="mps", requires_grad=True) for name in groups}
+        optimizer = make([{"params": [parameters[name]], "fused": fused} for name, fused in groups.items()], lr=0.1)
+        for parameter in parameters.values():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        assert all((parameter < 0.95).all() for parameter in parameters.values())
+
+    name, what = make.__name__.lower(), f"torch.optim.{make.__name__}"
+    mac((2, 15), {name: (1.2, None)})  # tune times steps that are not fused
+    with metalcore.enable_pytorch_overrides():
+        stepped(a=True, b=True)
+        assert left(what) == {_gains.NOT_MEASURED: 1} and not ran()[what]
+        stepped(a=True, b=False)
+        stepped(a=None)
+        assert ran()[what] == 3 and left(what) == {_gains.NOT_MEASURED: 1}  # each group counts
+        with metalcore.enable_pytorch_overrides(name):
+            stepped(a=True)
+            assert ran()[what] == 4
+        stepped(a=True)
+        assert ran()[what] == 4 and left(what) == {_gains.NOT_MEASURED: 2}
+    mac((2, 9))
+    with metalcore.enable_pytorch_overrides():
+        stepped(a=True)
+        assert ran()[what] == 1
 
 
 def test_what_pytorch_has_is_data():
