@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from ..nn import QuantizedEmbedding, QuantizedLinear
+from ..nn import QuantizedEmbedding, QuantizedExperts, QuantizedLinear
 from ..nn._packed_weight import PackingError, error_of, write
 from ..nn._quantized import PackedModule
 from ..quant._types import KERNELS
@@ -142,6 +142,12 @@ def _teach() -> None:
                 'init_lora_weights="loftq" starts from weights that are not packed, and rounds them to NF4. These are '
                 'packed already: take init_lora_weights=True, "pissa" or "olora"'
             )
+        for name in getattr(config, "target_parameters", None) or ():
+            if found := _without_parameters(model, name):
+                raise ValueError(
+                    f"target_parameters has {name!r}, and the weights of {found} are packed: name a linear layer in "
+                    "target_modules, and leave experts out of what is packed (quantize_model(model, skip=…))"
+                )
         before(self, model, adapter_name, *args, **kwargs)
         for module in model.modules():
             if isinstance(module, tuners.BaseTunerLayer) and _is_packed(getattr(module, "base_layer", None)):
@@ -175,6 +181,16 @@ def _teach() -> None:
     around(other.ModulesToSaveWrapper, "update", save)
     around(model.PeftModel, "_setup_prompt_encoder", set_up_prompts)
     around(prompts._BaseAdaptedAttention, "__init__", adapt_attention)
+
+
+def _without_parameters(model, name):
+    """The packed module one of whose weights peft would take for the parameter of this name, or None."""
+    leaves = {QuantizedExperts: ("gate_up_proj", "down_proj"), PackedModule: ("weight",)}
+    for path, module in model.named_modules():
+        for leaf in next((leaves[kind] for kind in leaves if isinstance(module, kind)), ()):
+            if f".{path}.{leaf}".endswith(f".{name}"):
+                return path
+    return None
 
 
 def _is_packed(module: Any) -> bool:

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from metalcore.integrations import peft as ours
-from metalcore.nn import QuantizedEmbedding, QuantizedLinear
+from metalcore.nn import QuantizedEmbedding, QuantizedExperts, QuantizedLinear
 from metalcore.nn._quantized import PackedModule
 from metalcore.quant import dequantize, quantize, quantize_model
 
@@ -293,6 +293,13 @@ def test_what_is_refused(packed):
     config.init_lora_weights = "loftq"  # peft wants scipy before that
     with pytest.raises(ValueError, match=r'"loftq" starts from weights that are not packed.*init_lora_weights=True'):
         peft.get_peft_model(packed(), config)
+    with pytest.raises(
+        ValueError, match=r"has 'q_proj\.weight', and the weights of model\.layers\.0\.self_attn\.q_proj are"
+    ):
+        peft.get_peft_model(packed(), lora(target_parameters=["q_proj.weight"]))
+    experts = torch.nn.ModuleDict({"experts": QuantizedExperts(2, 64, 32, ["Q8_0"] * 3)})
+    assert ours._without_parameters(experts, "experts.gate_up_proj") == "experts"
+    assert ours._without_parameters(experts, "experts.weight") is None
     with pytest.raises(ValueError, match="not a plain torch"):
         peft.get_peft_model(packed(), peft.GloraConfig(target_modules=["q_proj"]))
     with pytest.raises(ValueError, match=r'merged must be "packed", "dense" or one of IQ4_NL, .*Q8_0, not \'both\''):

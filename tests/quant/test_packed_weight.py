@@ -107,6 +107,33 @@ def test_products(layer, device):
             assert (ours - theirs).norm() <= 2 * bound * theirs.norm()
 
 
+class Chunks(torch.autograd.Function):
+    """The product, in blocks of rows of the weight, as losses in chunks compute it."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(weight)
+        return torch.cat([x @ weight[begin : begin + 16].T for begin in range(0, len(weight), 16)], 1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (weight,) = ctx.saved_tensors
+        return sum(gradient[:, begin : begin + 16] @ weight[begin : begin + 16] for begin in range(0, 40, 16)), None
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_functions_save_it(layer, device, inference):
+    """Also where the weight was read in inference mode before, whose tensors cannot be saved."""
+    with torch.inference_mode(inference):
+        assert layer.weight.shape == (40, 256)
+    x = torch.randn(12, 256, device=device, requires_grad=True)
+    found = Chunks.apply(x, layer.weight)
+    found.sum().backward()
+    bound = 256 * torch.finfo(torch.float32).eps
+    for ours, theirs in ((found, x @ numbers(layer).T), (x.grad, numbers(layer).sum(0).expand(12, 256))):
+        assert (ours - theirs).norm() <= bound * theirs.norm()
+
+
 @pytest.mark.filterwarnings("ignore:Numbers were packed")
 def test_what_is_written_is_packed(layer):
     before, packed = numbers(layer), layer.packed
