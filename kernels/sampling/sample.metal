@@ -43,10 +43,13 @@ template <typename T>
   threadgroup float totals[32];
   threadgroup uint places[32];
   const Threadgroup team(thread_index, threads, scratch);
-  const SampleOptions options = params.per_row ? own_options[row] : params.options;
-  const bool greedy = options.temperature <= 0.0f;
+  const float temperature = params.per_row ? own_options[row].temperature : params.options.temperature;
+  const float top_k = params.per_row ? own_options[row].top_k : params.options.top_k;
+  const float top_p = params.per_row ? own_options[row].top_p : params.options.top_p;
+  const float min_p = params.per_row ? own_options[row].min_p : params.options.min_p;
+  const bool greedy = temperature <= 0.0f;
   Logits<T> logits = {
-      x + row * params.x_stride, params.length, greedy ? 1.0f : 1.0f / options.temperature, -INFINITY, 0, -INFINITY};
+      x + row * params.x_stride, params.length, greedy ? 1.0f : 1.0f / temperature, -INFINITY, 0, -INFINITY};
   float maximum = -INFINITY;
   for (uint i = thread_index; i < params.length; i += threads) maximum = max(maximum, logits.at(i));
   logits.maximum = team.maximum(maximum, 0);
@@ -59,10 +62,10 @@ template <typename T>
     if (thread_index == 0) classes[row] = first;
     return;
   }
-  if (options.top_k > 0.0f && options.top_k < static_cast<float>(params.length))
-    logits.least = selected<false, T>(logits, options.top_k, team);
-  if (options.top_p < 1.0f) logits.least = max(logits.least, selected<true, T>(logits, options.top_p, team));
-  if (options.min_p > 0.0f) logits.floor = logits.maximum + options.temperature * log(options.min_p);
+  if (top_k > 0.0f && top_k < static_cast<float>(params.length))
+    logits.least = selected<false, T>(logits, top_k, team);
+  if (top_p < 1.0f) logits.least = max(logits.least, selected<true, T>(logits, top_p, team));
+  if (min_p > 0.0f) logits.floor = logits.maximum + temperature * log(min_p);
   // The largest one stays, whatever roundings do.
   logits.floor = min(logits.floor, logits.maximum);
 
