@@ -209,8 +209,15 @@ class PagedKeysAndValues(KeysAndValues):
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Writes keys and values (rows, heads, tokens, size): the prompts', or the next token's of each row."""
+        if key.shape != value.shape:
+            sizes = f"{key.shape[3]} and {value.shape[3]}"
+            raise ValueError(f'generate: cache="paged" is for keys and values of one size, and the model has {sizes}')
         pool = self.pool if self.rows else self._take_pages(key)
         assert pool is not None
+        heads = pool.data.shape[4 if pool.kv_layout == "NHD" else 3], pool.data.shape[5]
+        if heads != key.shape[1::2]:
+            has, found = (f"{count} heads of {size}" for count, size in (heads, key.shape[1::2]))
+            raise ValueError(f"generate: the pages have {has}, and layer {layer} of the model has {found}")
         self.layer, tokens = layer, key.shape[2]
         requests, places = self.requests, self.held - 1
         if self.reading:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from small_models import MODELS, VOCABULARY, prompts, small_model
-from transformers import MambaConfig, MambaForCausalLM
+from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, MambaConfig, MambaForCausalLM
 
 import metalcore
 from metalcore.generation import stream
@@ -171,6 +171,35 @@ def test_sampling_follows_its_generator(llama, device):
     with pytest.raises(ValueError, match="temperature"):
         drawn(1, temperature=-1.0)
     assert llama.config._attn_implementation != "metalcore_generation"  # also after an error
+
+
+def test_pages_for_heads_of_one_shape(llama, device):
+    for layout in ("NHD", "HND"):
+        pool = PagedKVCache(16, 4, heads=1, head_size=16, layers=2, device=device, kv_layout=layout)
+        with pytest.raises(
+            ValueError, match="the pages have 1 heads of 16, and layer 0 of the model has 2 heads of 16"
+        ):
+            metalcore.generate(llama, prompts(device), max_new_tokens=NEW, cache=pool)
+        assert pool.free_pages == 16
+    config = DeepseekV2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        kv_lora_rank=16,
+        q_lora_rank=None,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=8,
+        v_head_dim=8,
+        first_k_dense_replace=1,
+    )
+    model = DeepseekV2ForCausalLM(config).eval().to(device)
+    with pytest.raises(ValueError, match="is for keys and values of one size, and the model has 16 and 8"):
+        metalcore.generate(model, prompts(device), max_new_tokens=NEW, cache="paged")
+    assert metalcore.generate(model, prompts(device), max_new_tokens=NEW).tolist() == by_transformers(
+        model, prompts(device)
+    )
 
 
 def test_threads_share_a_model(llama):
