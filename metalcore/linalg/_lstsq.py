@@ -11,6 +11,7 @@ from .._core.samples import well_conditioned
 from . import _qr_pivoted  # noqa: F401  (it registers an operator)
 from ._by_torch import by_torch
 from ._common import in_float32, without_autocast
+from ._overriding import DTYPES, override, takes
 from ._pinv import by_pseudoinverse
 from ._results import linalg_lstsq
 
@@ -219,12 +220,23 @@ class _ByRank(torch.autograd.Function):
         return *by_pseudoinverse(A, B, grad, ctx.rcond), None, None
 
 
+# The override of PyTorch's kernel
+
+
+def _override(A, B, *, rcond=None, driver=None):
+    # PyTorch's devices have "gels" or a default of their own, which may find the rank, and refuse the other drivers.
+    if driver in (None, "gels") or not takes(A) or not accelerated(B, dtypes=DTYPES):
+        return None
+    return tuple(lstsq(A, B, rcond, driver=driver))
+
+
 register(
     Op(
         "lstsq",
         lstsq,
         namesake="torch.linalg.lstsq",
         results=lambda found: [found.solution],
+        override=(override("linalg_lstsq", _override),),
         operators=("lstsq", "qr_pivoted", "qr", "qr_scaled", "solve_triangular", "svd"),
         samples=lambda: tuple(
             Sample(

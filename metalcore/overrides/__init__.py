@@ -7,7 +7,8 @@
 How each one works, and why:
 
 `relu`, `silu`, `gelu`, `softmax`, `log_softmax`, `layer_norm`, `group_norm`, and of linear algebra
-`solve_triangular`, `qr`, `cholesky`, `lu_factor`, `lu_solve`, `solve`, `inv`, `det`, `slogdet`, `eigh`, `svd`
+`solve_triangular`, `qr`, `cholesky`, `lu_factor`, `lu_solve`, `solve`, `inv`, `det`, `slogdet`, `eigh`, `svd`,
+`lstsq`
     A kernel at the device's own dispatch key, for the operator that PyTorch's function ends in (`aten::silu`,
     `aten::_softmax`, `aten::linalg_qr` ...) and, but for linear algebra, for the operator of its derivative. Replacing
     the Python names would miss `from torch.nn.functional import silu`, tensor methods, and callers in C++; a kernel

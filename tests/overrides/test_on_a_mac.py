@@ -30,6 +30,7 @@ OFF_SINCE = {
     "slogdet": (2, 10),
     "eigh": (2, 14),
     "svd": (2, 15),
+    "lstsq": (2, 15),
     "embedding": (2, 13),
 }
 # Operators of overrides that stay on, with the last release in which they do (None: in all).
@@ -49,6 +50,7 @@ ON_UNTIL = {
     "qr": {"linalg_qr": None},  # by a fault of PyTorch's since it has one
     "eigh": {"_linalg_eigh": (2, 13)},
     "svd": {"_linalg_svd": (2, 14)},  # by a fault of 2.14's
+    "lstsq": {"linalg_lstsq": (2, 14)},
     "lu_solve": {"linalg_lu_solve": (2, 13)},
     "cholesky": {"linalg_cholesky_ex": (2, 9)},
 }
