@@ -12,7 +12,8 @@ namespace {
 
 template <typename T>
 void topk(Call& call, const T* in, T* values, int64_t* indices, int batch, int vocab, int k) {
-  call.require(k >= 0 && k <= vocab && k <= TOP_K_LONG_MOST, "k", "must be from 0 to vocab, and at most ", TOP_K_LONG_MOST);
+  call.require(k >= 0 && k <= vocab && k <= TOP_K_LONG_MOST, "k", "must be from 0 to vocab, and at most ",
+               TOP_K_LONG_MOST);
   const Tensor x = call.input("in", in, {{"batch", batch}, {"vocab", vocab}});
   const Tensor largest = call.output("values", values, {{"batch", batch}, {"k", k}});
   const Tensor places = call.output("indices", indices, {{"batch", batch}, {"k", k}});

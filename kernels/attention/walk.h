@@ -51,7 +51,8 @@ inline void load_rows(threadgroup Pack<float>* to, RowPlaces places, thread cons
         rows.outer * params.out.batch + head * params.out.head + token * params.out.token + split * params.out.part;
     places.masks[thread_index] =
         params.mask_elements ? static_cast<ulong>(mask_indptr[rows.request]) + query * static_cast<ulong>(keys.length)
-                             : params.mask_first + rows.request * params.mask_batch + head * params.mask_head + query * params.mask_query;
+                             : params.mask_first + rows.request * params.mask_batch + head * params.mask_head +
+                                   query * params.mask_query;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   constexpr uint kQuads = S::kVector / 4;  // float4s of a vector

@@ -37,8 +37,9 @@ inline uint smallest(uint value, threadgroup uint* scratch, Threadgroup team) {
 template <typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(1024)]] void sample_rows(
     device const T* x [[buffer(0)]], device const float* uniform [[buffer(1)]], device long* classes [[buffer(2)]],
-    constant SampleParams& params [[buffer(3)]], device const SampleOptions* own_options [[buffer(4)]], uint row [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
+    constant SampleParams& params [[buffer(3)]], device const SampleOptions* own_options [[buffer(4)]],
+    uint row [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
+    uint threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[2 * 32 * kDigits];
   threadgroup float totals[32];
   threadgroup uint places[32];
@@ -62,8 +63,7 @@ template <typename T>
     if (thread_index == 0) classes[row] = first;
     return;
   }
-  if (top_k > 0.0f && top_k < static_cast<float>(params.length))
-    logits.least = selected<false, T>(logits, top_k, team);
+  if (top_k > 0.0f && top_k < static_cast<float>(params.length)) logits.least = selected<false, T>(logits, top_k, team);
   if (top_p < 1.0f) logits.least = max(logits.least, selected<true, T>(logits, top_p, team));
   if (min_p > 0.0f) logits.floor = logits.maximum + temperature * log(min_p);
   // The largest one stays, whatever roundings do.

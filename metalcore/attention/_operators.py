@@ -102,7 +102,7 @@ def _backward(ctx, grad, grad_lse):
         of_scores = gradients(grad, grad_lse, q, k, v, *others, Options(*ctx.options))[3]
         with torch.enable_grad():
             given = mask.detach().requires_grad_()
-            spread_out = spread(given, *of_scores.shape[2:], cu_seq_q, cu_seq_k, Options(*ctx.options))
+            spread_out = spread(given, q.shape[2], k.shape[2], cu_seq_q, cu_seq_k, Options(*ctx.options))
         if spread_out is given:
             found[3] = of_scores.sum_to_size(mask.shape).to(mask.dtype)
         else:

@@ -118,12 +118,12 @@ def varlen_attention(
     if alibi_slopes is not None:
         slopes = check_slopes(_NAME, alibi_slopes, cu_seq_q.shape[0] - 1, q.shape[1], q)
     if counts != (None, None):
-        bounds, parts = _seen_alone(*bounds, *counts)
+        bounds, parts = _seen_alone(bounds[0], bounds[1], *counts)
         if slopes is not None and slopes.shape[0] > 1:
             slopes = slopes.repeat_interleave(parts, 0)
     mask = None
     if slopes is not None:
-        bounds, mask = _with_slopes(*bounds, slopes, options)
+        bounds, mask = _with_slopes(bounds[0], bounds[1], slopes, options)
     if taken:
         out, lse = attention(q, k, v, mask, sinks, *bounds, seed, *options)
     else:

@@ -26,9 +26,9 @@ constexpr Dims kHeadsFirst = {0, 1, 2};  // (batch, heads, length, size)
 constexpr Dims kTokens = {-1, 1, 0};     // (tokens, heads, size)
 
 struct DecodeCall {
-  Tensor q, k, v, out, lse;        // lse: without the last dimension
-  Dims query_dims, key_dims;       // of pages: batch is that of the pages
-  MaybeTensor mask, sinks;         // the mask: (batch, heads, queries, keys), or one number after the other for pages
+  Tensor q, k, v, out, lse;   // lse: without the last dimension
+  Dims query_dims, key_dims;  // of pages: batch is that of the pages
+  MaybeTensor mask, sinks;    // the mask: (batch, heads, queries, keys), or one number after the other for pages
   AttentionMaskStrides mask_strides{};
   MaybeTensor mask_indptr;         // where the mask of each request begins, then
   MaybeTensor q_indptr, k_indptr;  // where each request's queries begin, and its keys if they are not in pages

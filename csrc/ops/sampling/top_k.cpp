@@ -40,8 +40,8 @@ void topk_into(const Tensor& values, const Tensor& indices, const Tensor& x, boo
   const Rows numbers = rows_of(x, length);
   const bool is_long = k > TOP_K_MOST;
   MaybeTensor sorted;
-  if (is_long) sorted = new_tensor({rows, 2 * static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(k)))},
-                                   ScalarType::Int, x);
+  if (is_long)
+    sorted = new_tensor({rows, 2 * static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(k)))}, ScalarType::Int, x);
   gpu::note_plan("topk", is_long ? "long" : "group", [&] {
     return std::string("a threadgroup has a row, and sorts in ") + (is_long ? "device" : "threadgroup") + " memory";
   });
