@@ -125,9 +125,9 @@ def varlen_attention(
     if slopes is not None:
         bounds, mask = _with_slopes(bounds[0], bounds[1], slopes, options)
     if taken:
-        out, lse = attention(q, k, v, mask, sinks, *bounds, seed, *options)
+        out, lse = attention(q, k, v, mask, sinks, bounds[0], bounds[1], seed, *options)
     else:
-        out, lse = attend(q, k, v, mask, sinks, *bounds, seed, options)
+        out, lse = attend(q, k, v, mask, sinks, bounds[0], bounds[1], seed, options)
     out, lse = out.squeeze(0).transpose(0, 1), lse.squeeze(0)
     return (out, lse) if return_lse else out
 
