@@ -82,7 +82,7 @@ class _Part(NamedTuple):
     """Columns of a row that are another one's."""
 
     row: int
-    count: int
+    taken: int
     begin: int
     source: int
     source_begin: int
@@ -102,8 +102,8 @@ class Prefix(NamedTuple):
     def copy(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Writes a layer's keys and values where they are in this call."""
         for given, made in zip(self.layers[layer], (keys, values)):
-            for row, count, begin, source, at in self.parts:
-                made[row, :, begin : begin + count] = given[source, :, at : at + count]
+            for row, taken, begin, source, at in self.parts:
+                made[row, :, begin : begin + taken] = given[source, :, at : at + taken]
 
 
 def _common(one, other):
