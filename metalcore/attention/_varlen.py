@@ -117,7 +117,7 @@ def varlen_attention(
     slopes = None
     if alibi_slopes is not None:
         slopes = check_slopes(_NAME, alibi_slopes, cu_seq_q.shape[0] - 1, q.shape[1], q)
-    if counts != (None, None):
+    if any(count is not None for count in counts):
         bounds, parts = _seen_alone(bounds[0], bounds[1], *counts)
         if slopes is not None and slopes.shape[0] > 1:
             slopes = slopes.repeat_interleave(parts, 0)
