@@ -136,7 +136,7 @@ inline RowLoss plain_loss(LogitRow<T> row, Threadgroup team) {
   const float softcap = row.params->softcap;
   const Edges<aligned, T> edges(row.past, row.params->length, team.thread_index);
   const float target = row.logit(row.target);
-  const float reference = isfinite(target) ? target : 0.0f;  // differences from it are small where the logits are large
+  const float reference = smooth && isfinite(target) ? target : 0.0f;  // differences are small where logits are large
   Running<T, float> running;
   LongSum<float> differences;
   if (!aligned) {
@@ -164,7 +164,7 @@ inline RowLoss plain_loss(LogitRow<T> row, Threadgroup team) {
   const float maximum = team.maximum(running.maximum, 0);
   running.raise(maximum);
   const float sum = team.sum(running.sum.total(), 1), log_sum = log(sum);
-  const float own = (maximum - target) + log_sum;
+  const float own = (maximum - (smooth ? row.logit(row.target) : target)) + log_sum;  // registers are short
   if constexpr (!smooth) return {own, maximum, sum, 1.0f};
   const float even = ((maximum - reference) + log_sum) - team.sum(differences.total(), 2) / row.params->length;
   return {row.own() * own + row.params->smoothing * even, maximum, sum, 1.0f};

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .._core.operators import cpu_kernel, fake_kernel, needs_gradient, ops
+from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
@@ -154,6 +154,21 @@ def _(A, B):
     *batch, _, n = A.shape
     sides = B.shape[-1]
     return A.new_empty([*batch, n, sides]), A.new_empty([*batch, sides])
+
+
+def _save(ctx, inputs, output):
+    ctx.save_for_backward(*inputs, output[0])
+
+
+def _backward(ctx, grad_X, grad_residuals):
+    """X = pinv(A) B. Of the sums of squares X's own derivative is 0, since they are the least."""
+    A, B, X = ctx.saved_tensors
+    by_A, by_B = by_pseudoinverse(A, B, grad_X, 0.0)
+    rest = 2 * (A @ X - B) * grad_residuals[..., None, :]
+    return by_A + rest @ X.mT, by_B - rest
+
+
+autograd("lstsq", _backward, _save)
 
 
 # Matrices that may lack rank

@@ -185,3 +185,18 @@ def test_compile(device):
     found, expected = compiled(A, B), metalcore.lstsq(A, B).solution + 1
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(*(torch.autograd.grad(x.sum(), A)[0] for x in (found, expected)))
+
+
+def test_the_operator_itself_has_the_derivative(device):
+    """What calls it past `metalcore.lstsq` gets its gradients, of any order."""
+    A, B = (torch.randn(2, *shape, device=device).requires_grad_() for shape in ((12, 5), (12, 3)))
+    for results in (
+        lambda f: f(A, B)[:2],
+        lambda f: [torch.autograd.grad(f(A, B)[0].pow(3).sum(), A, create_graph=True)[0]],
+    ):
+        weights = [torch.randn_like(x) for x in results(metalcore.lstsq)]
+        found, expected = (
+            torch.autograd.grad(results(f), (A, B), weights) for f in (torch.ops.metalcore.lstsq, metalcore.lstsq)
+        )
+        for ours, theirs in zip(found, expected):
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3 * theirs.abs().max().item())

@@ -18,6 +18,7 @@ WITHOUT_DERIVATIVE = {
     "merge_states",  # inference
     "paged_append",
     "paged_attention",
+    "qr_pivoted",  # called by lstsq, which has the derivative
     "quant_rows",
     "renorm_rows",
     "sample",
