@@ -20,8 +20,9 @@ def attended(tensors, **options):
     return attend(*tensors, enable_gqa=True, return_lse=True, **options)
 
 
-def first_kernel(tensors, **options):
-    return kernels(*tensors, **options)[0].removeprefix("attention_decode_")
+def first_kernel(tensors, family="baseline", **options):
+    with tuned(family):
+        return kernels(*tensors, **options)[0].removeprefix("attention_decode_")
 
 
 @each_dtype
@@ -44,9 +45,8 @@ def test_rows(device, dtype, heads, kv_heads, queries, kernel):
     """Tiles that are full and not, which the causal limit cuts one by one."""
     tensors = inputs(device, dtype, heads, kv_heads, queries, keys=269)
     assert first_kernel(tensors) == f"{kernel}_{SUFFIXES[dtype]}"
-    with tuned("apple7"):
-        narrow = "matrices_narrow_64x16" if "matrices" in kernel else "narrow_64x4"
-        assert first_kernel(tensors) == f"{narrow}_{SUFFIXES[dtype]}"
+    narrow = "matrices_narrow_64x16" if "matrices" in kernel else "narrow_64x4"
+    assert first_kernel(tensors, "apple7") == f"{narrow}_{SUFFIXES[dtype]}"
     for family in FAMILIES:
         with tuned(family):
             check(attended(tensors), reference(*tensors))
@@ -64,9 +64,9 @@ def test_sizes(device, dtype, size, value_size, kernel):
     assert first_kernel(tensors).startswith(f"matrices_{kernel}x16" if kernel else "576x8")
     expected = reference(*tensors)
     check(attended(tensors), expected)
+    narrow = {64: "matrices_narrow_64x16", 128: "matrices_narrow_128x8", 256: "narrow_256x4", None: "narrow_576x4"}
+    assert first_kernel(tensors, "apple7").startswith(narrow[kernel])
     with tuned("apple7"):
-        narrow = {64: "matrices_narrow_64x16", 128: "matrices_narrow_128x8", 256: "narrow_256x4", None: "narrow_576x4"}
-        assert first_kernel(tensors).startswith(narrow[kernel])
         check(attended(tensors), expected)
 
 
@@ -171,10 +171,9 @@ def test_other_calls(device):
     assert first_kernel(tensors, attn_mask=mask) == "64x8_half"
     assert first_kernel(tensors, softcap=3.0) == "64x8_half"
     assert first_kernel([x.float() for x in tensors]) == "64x8_float"
-    with tuned("apple7"):
-        assert first_kernel(tensors) == "matrices_narrow_64x16_half"
-        assert first_kernel(tensors, attn_mask=mask) == "narrow_general_64x4_half"
-        assert first_kernel([x.float() for x in tensors]) == "narrow_64x4_float"
+    assert first_kernel(tensors, "apple7") == "matrices_narrow_64x16_half"
+    assert first_kernel(tensors, "apple7", attn_mask=mask) == "narrow_general_64x4_half"
+    assert first_kernel([x.float() for x in tensors], "apple7") == "narrow_64x4_float"
 
 
 def test_explain(device):

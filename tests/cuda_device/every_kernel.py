@@ -57,11 +57,12 @@ def samples(device, dtype):
 
 def row_shapes(op, dtype):
     """Shapes whose plan takes a kernel that no plan before took, yielded while that plan's tuning is on. A shape whose
-    rows can be read 16 bytes at a time follows each. The last two shapes have rows that several threadgroups share."""
+    rows can be read 16 bytes at a time follows each. The last three shapes have rows that several threadgroups share,
+    or that registers hold where there are many."""
     taken = set()
     for family in FAMILIES:
         with tuned(family):
-            for shape in (*((9, length) for length in lengths(op, dtype)), (2, 32769), (133, 16385)):
+            for shape in (*((9, length) for length in lengths(op, dtype)), (2, 32769), (133, 16385), (400, 8208)):
                 weight = [shape[1:]] * op.endswith("rms_norm")
                 plans = [metalcore.explain(op, shape, *weight, dtype=dtype, backward=way) for way in (False, True)]
                 kernels = {kernel for plan in plans for kernel in plan.kernels}
@@ -90,6 +91,14 @@ def rms_norm(device, dtype):
         for weight_dtype in dict.fromkeys((dtype, torch.float32)):
             weight = random(device, weight_dtype, length)
             yield from with_gradients(f"add_rms_norm {length}", metalcore.add_rms_norm, *shape, weight)
+
+
+def embedding(device, dtype):
+    """Few indices of long rows."""
+    indices = torch.arange(400, device=device) % 7
+    yield from with_gradients(
+        "embedding", lambda table: metalcore.embedding(indices, table), random(device, dtype, 7, 4096)
+    )
 
 
 def optimizers(device, dtype):
@@ -318,7 +327,20 @@ def eigh(device):
 # name -> device -> [(what, result)]
 SECTIONS = {
     f"{section.__name__}-{str(dtype).removeprefix('torch.')}": functools.partial(section, dtype=dtype)
-    for section in (samples, softmax, rms_norm, layer_norm, group_norm, gemm, rope, loss, attention, pages, optimizers)
+    for section in (
+        samples,
+        softmax,
+        rms_norm,
+        layer_norm,
+        group_norm,
+        gemm,
+        rope,
+        loss,
+        embedding,
+        attention,
+        pages,
+        optimizers,
+    )
     for dtype in DTYPES
 } | {section.__name__: section for section in (qr, lstsq, cholesky, lu, triangular, svd, eigh, quant)}
 

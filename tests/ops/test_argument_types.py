@@ -27,7 +27,7 @@ LEFT_OUT = {
     "matrix_rank": ["tol"],
     "pinv": ["rcond"],
     "rms_norm": ["offset"],
-    "scaled_dot_product_attention": ["window", "lower_right", "softcap", "sinks", "return_lse"],
+    "scaled_dot_product_attention": ["window", "lower_right", "softcap", "sinks", "return_lse", "alibi_slopes"],
     "softmax": ["temperature"],
     "svd": ["broadening"],
 }
