@@ -64,8 +64,9 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         num_classes: of the targets (N).
         bias, device, dtype: of the linear layer.
         weight, reduction, ignore_index, label_smoothing: as of CrossEntropyLoss.
-        softcap, z_loss, chunk, token_scaling, accum_dtype, return_z_loss, return_token_accuracy,
-            return_predicted_tokens: as of metalcore.fused_linear_cross_entropy. A call takes its token_weight.
+        softcap, z_loss, chunk, token_scaling, accum_dtype: as of metalcore.fused_linear_cross_entropy. A call takes its
+            token_weight.
+        return_z_loss, return_token_accuracy, return_predicted_tokens: the same.
     """
 
     def __init__(

@@ -43,6 +43,7 @@ SMALL = {
     "import_time": "metalcore",
     "layer_norm": "group_norm forward+backward float32",
     "linalg_map": "svd_lowrank",
+    "lstsq": "2000x6",
     "loss": "cross_entropy forward bfloat16",
     "lu": "det",
     "matmul": "linear forward float32",
