@@ -74,9 +74,8 @@ struct Unpacked {
   float4 values[N];
 
   template <typename Held>
-  Unpacked& operator=(thread const Held& held) {
+  void operator=(thread const Held& held) {
     for (uint n = 0; n < N; ++n) values[n] = held[n];
-    return *this;
   }
   float4 operator[](uint n) const { return values[n]; }
 };
