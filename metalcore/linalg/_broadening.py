@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["check_broadening", "division"]
+__all__ = ["Broadened", "check_broadening", "division"]
 
 
 def check_broadening(name: str, A: Tensor, broadening: float) -> bool:
@@ -38,3 +38,18 @@ def division(largest: Tensor | None, broadening: float) -> Callable[[Tensor, Ten
         return y * (share / root / root / unit)
 
     return divide
+
+
+class Broadened(torch.autograd.Function):
+    """A decomposition with a derivative that is finite where divisors are zero. Its last argument is the broadening.
+
+    What inherits has `forward` and `backward`, which finds the results in ctx.saved_tensors.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.broadening = inputs[-1]
+        ctx.save_for_backward(*output)
+        ctx.set_materialize_grads(False)

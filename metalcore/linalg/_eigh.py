@@ -9,7 +9,7 @@ from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import low_rank, separated
 from .._core.sharded import beside
-from ._broadening import check_broadening, division
+from ._broadening import Broadened, check_broadening, division
 from ._by_torch import by_torch
 from ._common import Tensors, in_float32, skew, without_autocast, write_out
 from ._overriding import override, takes_square
@@ -101,20 +101,10 @@ def _backward(ctx, grad_L, grad_V):
     return _gradient(*ctx.saved_tensors, grad_L, grad_V), None, None
 
 
-class _Broadened(torch.autograd.Function):
-    """eigh with a derivative that is finite where eigenvalues repeat."""
-
-    generate_vmap_rule = True
-
+class _Broadened(Broadened):
     @staticmethod
     def forward(A, UPLO, broadening):
         return ops.eigh(A, UPLO, True) if accelerated(A) else tuple(by_torch(torch.linalg.eigh, A, UPLO))
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.broadening = inputs[2]
-        ctx.save_for_backward(*output)
-        ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx, *grads):  # pyright: ignore[reportIncompatibleMethodOverride]

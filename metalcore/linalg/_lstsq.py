@@ -127,9 +127,13 @@ def _least_squares(A, B):
             A, B = A.expand(*batch, -1, -1), B.expand(*batch, -1, -1)
         X, residuals = ops.lstsq(A, B)
         return X, residuals if m > n else A.new_empty(0)
-    Q, R, scale = ops.qr_scaled(A)
-    X = ops.solve_triangular(R, Q.mT @ B, True, True, False) * scale
+    X = _by_qr(A, B)
     return X, (A @ X - B).square().sum(-2) if m > n else A.new_empty(0)
+
+
+def _by_qr(A, B):
+    Q, R, scale = ops.qr_scaled(A)
+    return ops.solve_triangular(R, Q.mT @ B, True, True, False) * scale
 
 
 def _fits(m, n, sides):
@@ -144,9 +148,8 @@ def _fits(m, n, sides):
 
 @cpu_kernel("lstsq")
 def _(A, B):
-    Q, R, scale = ops.qr_scaled(A)
-    X = torch.linalg.solve_triangular(R, Q.mT @ B, upper=True) * scale
-    return X.contiguous(), (A @ X - B).square().sum(-2)
+    X = _by_qr(A, B).contiguous()
+    return X, (A @ X - B).square().sum(-2)
 
 
 @fake_kernel("lstsq")

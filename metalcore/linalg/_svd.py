@@ -9,7 +9,7 @@ from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import low_rank, separated
 from .._core.sharded import beside
-from ._broadening import check_broadening, division
+from ._broadening import Broadened, check_broadening, division
 from ._by_torch import by_torch
 from ._common import Tensors, in_float32, skew, without_autocast, write_out
 from ._overriding import override, takes
@@ -141,22 +141,12 @@ def _backward(ctx, grad_U, grad_S, grad_Vh):
     return _gradient(*ctx.saved_tensors, grad_U, grad_S, grad_Vh), None, None
 
 
-class _Broadened(torch.autograd.Function):
-    """svd with a derivative that is finite where divisors are zero."""
-
-    generate_vmap_rule = True
-
+class _Broadened(Broadened):
     @staticmethod
     def forward(A, full_matrices, driver, broadening):
         if accelerated(A):
             return ops.svd(A, full_matrices, True)
         return tuple(by_torch(torch.linalg.svd, A, full_matrices, driver=driver))
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.broadening = inputs[3]
-        ctx.save_for_backward(*output)
-        ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx, *grads):  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -73,7 +73,7 @@ class PackedWeight(torch.Tensor):
         numbers = {id(weight): weight.numbers() for weight in written}
 
         def plain(value):
-            return numbers.get(id(value), value) if id(value) in numbers else _numbers(value)
+            return numbers[id(value)] if id(value) in numbers else _numbers(value)
 
         result = func(*tree_map(plain, args), **tree_map(plain, kwargs))
         for weight in written:
