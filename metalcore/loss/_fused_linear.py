@@ -278,8 +278,9 @@ def _gradients(hidden, weight, target, bias, class_weight, scale, scaling, wide,
         if gb is not None:
             gb += y.sum(0, dtype=torch.float32)
     del logits
-    none = hidden.new_empty(0)
-    gw, gb = none if gw is None else gw.result(), none if gb is None else gb.to(hidden.dtype)
+    # An operator's results may not be one tensor, not even an empty one.
+    gw = hidden.new_empty(0) if gw is None else gw.result()
+    gb = hidden.new_empty(0) if gb is None else gb.to(hidden.dtype)
     return losses, gh, gw, gb, squares, predicted
 
 
