@@ -121,7 +121,7 @@ def _least_squares(A, B):
     if m < n:
         Q, R, scale = ops.qr_scaled(A.mT)
         return Q @ ops.solve_triangular(R.mT, B, False, True, False) * scale, A.new_empty(0)
-    if _fits(m, n, B.shape[-1]) and not needs_gradient(A) and not needs_gradient(B):
+    if not needs_gradient(A) and not needs_gradient(B):
         if A.shape[:-2] != B.shape[:-2]:
             batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
             A, B = A.expand(*batch, -1, -1), B.expand(*batch, -1, -1)
@@ -134,16 +134,6 @@ def _least_squares(A, B):
 def _by_qr(A, B):
     Q, R, scale = ops.qr_scaled(A)
     return ops.solve_triangular(R, Q.mT @ B, True, True, False) * scale
-
-
-def _fits(m, n, sides):
-    """Whether a threadgroup of the kernels of lstsq.metal holds all columns of A and B, and either all rows or so many
-    that a level of the tree halves them."""
-    columns = n + sides
-    if not 0 < n < columns <= 128:
-        return False
-    rows = 1024 if columns <= 16 else 512 if columns <= 32 else 256 if columns <= 64 else 128
-    return m <= rows or rows >= 2 * n
 
 
 @cpu_kernel("lstsq")

@@ -1,9 +1,15 @@
 // lstsq(A, B) -> (X, residuals): least squares of float32 matrices of full rank with m >= n.
 #include "../../../kernels/linalg/lstsq.h"
 #include "../../gpu/limits.h"
+#include "../call_torch.h"
 #include "matrices.h"
+#include "qr.h"
+#include "qr_plan.h"
+#include "scale.h"
+#include "triangular.h"
 
 #include <algorithm>
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -20,16 +26,29 @@ constexpr Kernel kKernels[] = {
 };
 constexpr int64_t kThreads = 512;
 
-// The smallest kernel that holds all rows, or the tallest. metalcore/linalg/_lstsq.py knows which shapes have one.
-const Kernel& kernel_for(int64_t rows, int64_t width) {
-  const Kernel* found = nullptr;
+// The smallest kernel that holds all columns of A and B and all rows, or the tallest. None holds more columns than its
+// threads are.
+const Kernel* kernel_for(int64_t rows, int64_t width) {
+  const Kernel* smallest = nullptr;
   for (const Kernel& kernel : kKernels) {
     if (kernel.lanes * width > kThreads) break;
-    found = &kernel;
+    smallest = &kernel;
     if (kernel.rows >= rows) break;
   }
-  check(found, "metalcore::lstsq: A and B have ", width, " columns, which are more than a threadgroup takes");
-  return *found;
+  return smallest;
+}
+
+// X = R⁻¹ Qᵀ B, and the sums of squares of A X - B.
+std::tuple<Tensor, Tensor> by_qr(const Tensor& a, const Tensor& b) {
+  const auto [scaled_a, scales] = scaled(a);
+  const auto [q, r] = qr(scaled_a, "reduced");
+  const Tensor sides = call_torch<1>("aten::matmul", "", transposed(q), b)[0];
+  const Tensor x = call_torch<1>("aten::mul", "Tensor", solve_triangular(r, sides, true, true, false), scales)[0];
+  const Tensor product = call_torch<1>("aten::matmul", "", a, x)[0];
+  const Tensor squares = call_torch<1>("aten::mse_loss", "", product, b, int64_t{0})[0];
+  const std::optional<std::vector<int64_t>> rows{{-2}};
+  const std::optional<ScalarType> same_dtype;
+  return {as_contiguous(x), call_torch<1>("aten::sum", "dim_IntList", squares, rows, false, same_dtype)[0]};
 }
 
 std::tuple<Tensor, Tensor> lstsq(const Tensor& a_, const Tensor& b_) {
@@ -38,11 +57,16 @@ std::tuple<Tensor, Tensor> lstsq(const Tensor& a_, const Tensor& b_) {
   check_same_device("lstsq", "B", b_, a_);
   const MatrixShape shape = check_matrices("lstsq", a_), sides_shape = check_matrices("lstsq", b_);
   const int64_t m = shape.rows, n = shape.columns, sides = sides_shape.columns, width = n + sides;
-  check(m >= n && n > 0 && sides > 0 && sides_shape.rows == m && sides_shape.batch == shape.batch,
+  check(m >= n && sides_shape.rows == m && sides_shape.batch == shape.batch,
         "metalcore::lstsq: A must have at least as many rows as columns, and B its batch and rows");
+  if (shape.batch == 0)
+    return {new_tensor(batch_sizes(a_, {n, sides}), ScalarType::Float, a_),
+            new_tensor(batch_sizes(a_, {sides}), ScalarType::Float, a_)};
+  // A level of the tree has to halve its rows at least.
+  const Kernel* const tallest = n > 0 && sides > 0 ? kernel_for(m, width) : nullptr;
+  if (!tallest || tallest->rows < std::min(m, 2 * n) || qr_tuning(a_).cpu.contain(n, shape.batch)) return by_qr(a_, b_);
   const Tensor x = new_tensor(batch_sizes(a_, {n, sides}), ScalarType::Float, a_);
   const Tensor residuals = new_tensor(batch_sizes(a_, {sides}), ScalarType::Float, a_);
-  if (shape.batch == 0) return {x, residuals};
 
   const Matrices a = matrices(a_), b = matrices(b_);
   LstsqParams p{.a_batch = a.batch_stride,
@@ -54,16 +78,14 @@ std::tuple<Tensor, Tensor> lstsq(const Tensor& a_, const Tensor& b_) {
                 .columns = grid_side(n),
                 .sides = grid_side(sides),
                 .rows = grid_side(m)};
-  const Kernel& tallest = kernel_for(m, width);
-  check(tallest.rows >= std::min(m, 2 * n), "metalcore::lstsq: ", times(m, n), " is too wide for blocks of rows");
-  gpu::note_plan("lstsq", m <= tallest.rows ? "block" : "tall", [&] {
+  gpu::note_plan("lstsq", m <= tallest->rows ? "block" : "tall", [&] {
     return times(m, n) + " and " + std::to_string(sides) + " right sides: " +
-           (m <= tallest.rows ? "one threadgroup factors and solves each"
-                              : "blocks of up to " + std::to_string(tallest.rows) + " rows alone, and then their R");
+           (m <= tallest->rows ? "one threadgroup factors and solves each"
+                               : "blocks of up to " + std::to_string(tallest->rows) + " rows alone, and then their R");
   });
   MaybeTensor stack, stack_scales, stack_squares;
   for (;;) {
-    const Kernel& kernel = kernel_for(p.rows, width);
+    const Kernel& kernel = *kernel_for(p.rows, width);
     // Whole parts of the level before stay together.
     const int64_t unit = p.parts ? n : 1, units = p.rows / unit, most = kernel.rows / unit;
     p.blocks = grid_side(ceil_div(units, most));
