@@ -6,8 +6,8 @@ import inspect
 
 from metalcore._core.mac_kernels import RELEASES
 from metalcore._core.registry import OPS, FunctionOverride, OptimizerOverride
-from metalcore.integrations._modules import NAMES as MODULES
 from metalcore.overrides._gains import why_off
+from metalcore.overrides.libraries import NAMES as MODULES
 
 HEAD = """\
 # Ops

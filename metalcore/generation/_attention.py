@@ -63,7 +63,7 @@ def register() -> None:
 
 
 def _forward(module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options):
-    from ..integrations._attention import attention_forward
+    from ..overrides.libraries.attention import attention_forward
 
     cache = _active.cache
     if cache is not None and not cache.reading:
@@ -72,9 +72,9 @@ def _forward(module, query: Tensor, key: Tensor, value: Tensor, attention_mask: 
 
 
 def _mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function: Any = None, **options):
-    from ..integrations import _masks
+    from ..overrides.libraries import masks
 
     cache = _active.cache
     if cache is None or cache.reading:
-        return _masks.mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, **options)
-    return cache.mask(_masks.read(mask_function), mask_function, **options)
+        return masks.mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, **options)
+    return cache.mask(masks.read(mask_function), mask_function, **options)

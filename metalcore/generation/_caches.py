@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import masking_utils
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from ..integrations._attention import attention_forward
-from ..integrations._masks import Band, Mask
+from ..overrides.libraries.attention import attention_forward
+from ..overrides.libraries.masks import Band, Mask
 from ..paged import PagedKVCache, append_kv, batch_decode
 from ._prefix import Prefix
 

@@ -83,9 +83,9 @@ def register_attention() -> None:
         ImportError: transformers is not installed, or older than 5.4.
     """
     require_transformers("metalcore's attention")
-    from . import _attention
+    from ..overrides.libraries import attention
 
-    _attention.register()
+    attention.register()
 
 
 def register_quantization() -> None:

@@ -30,7 +30,7 @@ How each one works, and why:
     forward pass. The gradient of `cross_entropy` is computed there, ahead of its use.
     Most models have an RMSNorm of their own that is written out in simple operators: Llama's, T5's, Gemma's with its
     1 + weight, gated ones. Their classes are found by trying what they compute, whichever library they are in, and get
-    another forward (metalcore/integrations/_modules.py). Models may be imported and made before or after. What is
+    another forward (metalcore/overrides/libraries). Models may be imported and made before or after. What is
     decided when a class is met holds in compiled graphs too.
 `scaled_dot_product_attention`
     Placed as that of `rms_norm`, on `mps` only: PyTorch's kernels for NVIDIA GPUs are faster. There it also takes the
@@ -77,8 +77,7 @@ import torch
 from .._core.mac_kernels import has_own, this_release
 from .._core.registry import OPS, FunctionOverride, OptimizerOverride
 from .._core.routing import DEVICES
-from ..integrations import _modules
-from . import _dispatcher, _functions, _gains, _optimizers, _report, _safe
+from . import _dispatcher, _functions, _gains, _optimizers, _report, _safe, libraries
 from ._gains import by_default, kind_of, left_calls, why_off
 from ._measured import measured
 from ._report import report
@@ -190,7 +189,7 @@ def _apply():
                 _install(name, override, device, name in unasked)
     if rebuilt:
         _safe.put_routes({place for _, installed in _installed.values() for place in installed.places})
-    _modules.switch(active if found else ())
+    libraries.switch(active if found else ())
 
 
 def _install(name, override, device, by_default):
@@ -229,5 +228,5 @@ def _why_no_device():
 
 _applied: list = []  # the overrides that were on after the last change
 # The names of all overrides.
-NAMES = tuple(name for name, op in OPS.items() if op.override or name in _modules.NAMES)
+NAMES = tuple(name for name, op in OPS.items() if op.override or name in libraries.NAMES)
 _overrides = Switches((*NAMES, _safe.NAME), _apply)

@@ -122,7 +122,7 @@ def by_default(name: str, kinds: Mapping[str, str], release: Release, measured: 
         kinds: of the devices, by their types.
         measured: as for why_off(), by the type of device.
     """
-    from ..integrations._modules import NAMES as MODULES
+    from .libraries import NAMES as MODULES
 
     override = OPS[name].override
     reasons = []
@@ -135,5 +135,5 @@ def by_default(name: str, kinds: Mapping[str, str], release: Release, measured: 
     return None if not off or any(reason is None for reason in off) else off[0]
 
 
-# On a Mac, the names of overrides that are on and that nobody asked for (metalcore/integrations/_sdpa.py).
+# On a Mac, the names of overrides that are on and that nobody asked for (metalcore/overrides/libraries/sdpa.py).
 UNASKED: frozenset[str] = frozenset()

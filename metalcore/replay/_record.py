@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from ..integrations._recording import as_captured
+from ..overrides.libraries.recording import as_captured
 from . import _inductor
 from ._graph import Graph
 from ._loop import Loop

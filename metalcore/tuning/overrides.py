@@ -10,7 +10,7 @@ import torch
 
 from .. import overrides
 from .._core.registry import OPS, Op, Sample
-from ..integrations import _modules
+from ..overrides import libraries
 from .timing import Clock
 
 __all__ = ["Gain", "measure", "names"]
@@ -48,7 +48,7 @@ def measure(name: str, device_type: str, clock: Clock) -> Gain:
 
     def gain(training):
         theirs = _seconds(clock, op, sample, device_type, op.reference, training)
-        if op.override is None or name in _modules.NAMES and op.namesake is None:
+        if op.override is None or name in libraries.NAMES and op.namesake is None:
             ours = _seconds(clock, op, sample, device_type, op.function, training)
         else:
             with overrides.request([name]):

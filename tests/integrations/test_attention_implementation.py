@@ -221,7 +221,7 @@ def test_blocks_of_keys_are_refused(device):
 
 def test_masks_are_those_of_sdpa(device):
     """Written out, a mask is sdpa's. Bands that a kernel takes are not written out."""
-    from metalcore.integrations._masks import Mask, mask
+    from metalcore.overrides.libraries.masks import Mask, mask
 
     padding = torch.tensor([[1] * 12, [0] * 3 + [1] * 9], dtype=torch.bool, device=device)
     sliding = masking_utils.sliding_window_causal_mask_function

@@ -7,7 +7,7 @@ from models import decoder, tokens
 
 import metalcore
 from metalcore.integrations import transformers as integration
-from metalcore.integrations._loss import Logits
+from metalcore.overrides.libraries.loss import Logits
 
 NAME = "fused_linear_cross_entropy"
 

@@ -18,10 +18,10 @@ import torch
 from torch.compiler import is_compiling
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .._core.operators import needs_gradient
-from .._core.routing import accelerated
-from ..activation import gelu, quick_gelu, silu
-from ..normalization._rms_norm import _rms_norm
+from ..._core.operators import needs_gradient
+from ..._core.routing import accelerated
+from ...activation import gelu, quick_gelu, silu
+from ...normalization._rms_norm import _rms_norm
 
 __all__ = ["LENGTH", "agree", "copy_of", "examine_gelu", "examine_norm", "on_the_cpu", "settings_of", "stand_in"]
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from .._core.routing import accelerated
-from ..activation import geglu, swiglu
-from ._formulas import agree, copy_of
+from ..._core.routing import accelerated
+from ...activation import geglu, swiglu
+from .formulas import agree, copy_of
 
 __all__ = ["examine_gate", "examine_mlp"]
 

@@ -14,12 +14,12 @@ import threading
 import torch
 from torch.nn.modules import module as registration
 
-from . import _formulas, _gated
-from ._kinds import Modules
-from ._loss import LanguageModels
-from ._patches import subclasses
-from ._rotary import RotaryFunctions
-from ._sdpa import TransformersSdpa
+from . import formulas, gated
+from .kinds import Modules
+from .loss import LanguageModels
+from .patches import subclasses
+from .rotary import RotaryFunctions
+from .sdpa import TransformersSdpa
 
 __all__ = ["NAMES", "switch"]
 
@@ -27,26 +27,26 @@ KINDS = (
     Modules(
         ("rms_norm",),
         re.compile("norm", re.IGNORECASE),
-        _formulas.examine_norm,
+        formulas.examine_norm,
         "since their numbers are not those of an RMSNorm with weight, 1 + weight or without, or gated",
-        arguments=((), (_formulas.LENGTH,)),  # without a weight, the first argument may not be the length
+        arguments=((), (formulas.LENGTH,)),  # without a weight, the first argument may not be the length
     ),
     Modules(
         ("gelu", "quick_gelu"),
         re.compile("gelu", re.IGNORECASE),
-        _formulas.examine_gelu,
+        formulas.examine_gelu,
         "since their numbers are not those of GELU or its approximation by a sigmoid",
         arguments=((),),
     ),
     Modules(
         ("swiglu", "geglu"),
         re.compile("mlp|feed_?forward|ffn|glu|gate|dense", re.IGNORECASE),
-        _gated.examine_mlp,
+        gated.examine_mlp,
     ),
     Modules(
         ("swiglu", "geglu"),
         re.compile("expert|moe", re.IGNORECASE),
-        _gated.examine_gate,
+        gated.examine_gate,
         member="_apply_gate",
     ),
     RotaryFunctions(),

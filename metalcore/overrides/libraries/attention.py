@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._core.after_import import after_import
-from ..attention import scaled_dot_product_attention
-from ..attention._varlen import varlen_attention
-from ..overrides import _report
-from ._masks import Mask, mask
-from ._patches import run_counted
-from ._recording import reads_nothing
+from ..._core.after_import import after_import
+from ...attention import scaled_dot_product_attention
+from ...attention._varlen import varlen_attention
+from .. import _report
+from .masks import Mask, mask
+from .patches import run_counted
+from .recording import reads_nothing
 
 __all__ = ["attention_forward", "register"]
 
@@ -88,7 +88,7 @@ def attention_forward(
     Args:
         module: the layer. Its `is_causal` counts where the argument is None.
         query, key, value: (batch, heads, length, head size). Key and value may have fewer heads.
-        attention_mask: of `_masks.mask`, bool (True where a query sees a key) or additive, or None.
+        attention_mask: of `masks.mask`, bool (True where a query sees a key) or additive, or None.
         sliding_window: of causal attention without a mask: a query sees so many keys, its own included.
         softcap, s_aux: softcap and sinks of scaled_dot_product_attention.
         sinks: logits of sinks for each query, (batch, heads, length, 1), beside s_aux, which has one for each head.

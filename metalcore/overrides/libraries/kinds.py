@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 from torch.compiler import is_compiling
 
-from ..overrides import _report
-from ._formulas import on_the_cpu, settings_of, stand_in
-from ._patches import Patch, full_name, owner_of, run_counted
+from .. import _report
+from .formulas import on_the_cpu, settings_of, stand_in
+from .patches import Patch, full_name, owner_of, run_counted
 
 __all__ = ["Kind", "Modules"]
 

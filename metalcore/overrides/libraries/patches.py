@@ -6,8 +6,8 @@ import functools
 
 from torch.compiler import is_compiling
 
-from .._core import refused
-from ..overrides import _report
+from ..._core import refused
+from .. import _report
 
 __all__ = ["Patch", "full_name", "owner_of", "run_counted", "subclasses"]
 

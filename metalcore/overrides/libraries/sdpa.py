@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from .._core.after_import import after_import
-from .._core.libraries import require_transformers
-from .._core.routing import accelerated
-from ..overrides import _gains, _report
-from ._kinds import Kind
-from ._patches import run_counted
+from ..._core.after_import import after_import
+from ..._core.libraries import require_transformers
+from ..._core.routing import accelerated
+from .. import _gains, _report
+from .kinds import Kind
+from .patches import run_counted
 
 __all__ = ["TransformersSdpa"]
 
@@ -34,8 +34,8 @@ class TransformersSdpa(Kind):
         models: Any = sys.modules.get("transformers.modeling_utils")
         if self.patches or not hasattr(models, "AttentionInterface"):
             return
-        from ._attention import attention_forward
-        from ._masks import mask
+        from .attention import attention_forward
+        from .masks import mask
 
         count = _report.count_of(_NAME, "transformers' sdpa on mps")
 
@@ -68,7 +68,7 @@ def _register_name():
             require_transformers("metalcore's attention")
         except ImportError:  # an older one, whose masks have other arguments
             return
-        from ._attention import register
+        from .attention import register
 
         register()
 

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import torch
 
-from .._core.routing import accelerated
-from ..overrides import _report
-from ..rotary import rope
-from ._formulas import agree, on_the_cpu
-from ._kinds import Kind
-from ._patches import Patch, full_name, run_counted
+from ..._core.routing import accelerated
+from ...rotary import rope
+from .. import _report
+from .formulas import agree, on_the_cpu
+from .kinds import Kind
+from .patches import Patch, full_name, run_counted
 
 __all__ = ["RotaryFunctions"]
 

@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.utils._pytree import tree_map_only
 
-from .._core.routing import accelerated, autocast_dtype
-from ..loss import fused_linear_cross_entropy
-from ..overrides import _report
-from ._kinds import Kind
-from ._patches import Patch, full_name, owner_of
+from ..._core.routing import accelerated, autocast_dtype
+from ...loss import fused_linear_cross_entropy
+from .. import _report
+from .kinds import Kind
+from .patches import Patch, full_name, owner_of
 
 __all__ = ["LanguageModels", "Logits"]
 

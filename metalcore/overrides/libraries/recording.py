@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from ._patches import Patch
+from .patches import Patch
 
 __all__ = ["as_captured", "reads_nothing"]
 

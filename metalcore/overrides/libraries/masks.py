@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel, masking_utils
 
-from ._patches import subclasses
-from ._recording import reads_nothing
+from .patches import subclasses
+from .recording import reads_nothing
 
 __all__ = ["Band", "Mask", "mask"]
 
