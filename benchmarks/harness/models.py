@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from metalcore.quant._model import plan, replace_modules
+from metalcore.quant._plan import plan, replace_modules
 from metalcore.quant._samples import SCALES
 
 # Of transformers' LlamaConfig.

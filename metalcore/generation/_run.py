@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..nn._joined import join
 from ..paged import PagedKVCache
+from ..quant._joined import join
 from ..replay._cuda_graph import captured
 from ..sampling import sample
 from ._adjustments import Adjustments

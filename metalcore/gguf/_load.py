@@ -11,9 +11,9 @@ from torch import Tensor
 
 from .._core.libraries import require_transformers
 from ..nn import QuantizedEmbedding, QuantizedExperts, QuantizedLinear
-from ..nn._experts import clamped_swiglu
-from ..nn._quantized import TiedLinear
 from ..quant import dequantize
+from ..quant._experts import clamped_swiglu
+from ..quant._layers import TiedLinear
 from ..quant._types import KERNELS
 from ._config import config_of, layout_of
 from ._deepseek import joined, sources
@@ -305,7 +305,7 @@ def _restore_buffers(model, device):
 
 def _note(model):
     """So that save_pretrained writes down which modules are packed."""
-    from ..integrations._quantizer import note
+    from ..quant._transformers import note
 
     packed: dict[str, list[str]] = {}
     for path, module in model.named_modules():

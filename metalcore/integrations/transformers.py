@@ -28,7 +28,7 @@ from .._core.registry import OPS
 from ..overrides._switches import Request
 
 if TYPE_CHECKING:
-    from ._quantizer import MetalcoreConfig
+    from ..quant._transformers import MetalcoreConfig
 
 __all__ = ["MetalcoreConfig", "active_patches", "patch", "register_attention", "register_quantization", "unpatch"]
 
@@ -96,14 +96,14 @@ def register_quantization() -> None:
         ImportError: transformers is not installed, or older than 5.4.
     """
     require_transformers("MetalcoreConfig")
-    from . import _quantizer
+    from ..quant import _transformers
 
-    _quantizer.register()
+    _transformers.register()
 
 
 def __getattr__(name: str) -> Any:
     if name == "MetalcoreConfig":  # its base is a class of transformers
-        from ._quantizer import MetalcoreConfig
+        from ..quant._transformers import MetalcoreConfig
 
         globals()[name] = MetalcoreConfig
         return MetalcoreConfig

@@ -7,10 +7,10 @@ import torch
 
 from ..activation import geglu, gelu, log_softmax, quick_gelu, relu, relu2, silu, softmax, swiglu
 from ..normalization import add_layer_norm, add_rms_norm, group_norm, layer_norm, rms_norm
+from ..quant._experts import QuantizedExperts
+from ..quant._layers import QuantizedEmbedding, QuantizedLinear
 from ._embeddings import Embedding, EmbeddingBag
-from ._experts import QuantizedExperts
 from ._losses import CrossEntropyLoss, LinearCrossEntropyLoss
-from ._quantized import QuantizedEmbedding, QuantizedLinear
 
 __all__ = [
     "GELU",

@@ -100,7 +100,7 @@ class _Pair(torch.nn.Module):
 
 @pytest.fixture
 def pair(device):
-    from metalcore.nn._joined import join
+    from metalcore.quant._joined import join
 
     made = _Pair().to(device)
     alone = copy.deepcopy(made)

@@ -8,10 +8,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from metalcore._core.after_import import after_import
 from metalcore.integrations import peft as ours
 from metalcore.nn import QuantizedEmbedding, QuantizedExperts, QuantizedLinear
-from metalcore.nn._quantized import PackedModule
 from metalcore.quant import dequantize, quantize, quantize_model
+from metalcore.quant._layers import PackedModule
+from metalcore.quant._peft import _without_parameters, teach
 
 peft = pytest.importorskip("peft")
 pytest.importorskip("gguf")
@@ -298,8 +300,8 @@ def test_what_is_refused(packed):
     ):
         peft.get_peft_model(packed(), lora(target_parameters=["q_proj.weight"]))
     experts = torch.nn.ModuleDict({"experts": QuantizedExperts(2, 64, 32, ["Q8_0"] * 3)})
-    assert ours._without_parameters(experts, "experts.gate_up_proj") == "experts"
-    assert ours._without_parameters(experts, "experts.weight") is None
+    assert _without_parameters(experts, "experts.gate_up_proj") == "experts"
+    assert _without_parameters(experts, "experts.weight") is None
     with pytest.raises(ValueError, match="not a plain torch"):
         peft.get_peft_model(packed(), peft.GloraConfig(target_modules=["q_proj"]))
     with pytest.raises(ValueError, match=r'merged must be "packed", "dense" or one of IQ4_NL, .*Q8_0, not \'both\''):
@@ -309,7 +311,8 @@ def test_what_is_refused(packed):
 def test_peft_is_taught_when_it_is_imported_later(monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "peft"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "meta_path", [ours._WhenImported(), *sys.meta_path])
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    after_import("peft", teach)
     again = import_module("peft")
     assert again is not peft
     assert again.tuners.tuners_utils.BaseTuner.inject_adapter.__wrapped__

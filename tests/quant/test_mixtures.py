@@ -6,7 +6,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from metalcore.quant import quantize_model
 from metalcore.quant._mixtures import MIXTURES, Shape, Weight, type_in
-from metalcore.quant._model import plan
+from metalcore.quant._plan import plan
 
 # What llama.cpp prints when it loads files of Llama 3 8B: how many weights have which type.
 LLAMA_3_8B = {

@@ -9,9 +9,9 @@ from torch.nn.functional import embedding, linear
 
 import metalcore
 from metalcore import dequantize, nn
-from metalcore.nn._packed_weight import PackedWeight
-from metalcore.nn._quantized import TiedLinear
 from metalcore.quant import quantize
+from metalcore.quant._layers import TiedLinear
+from metalcore.quant._packed_weight import PackedWeight
 
 pytest.importorskip("gguf")
 

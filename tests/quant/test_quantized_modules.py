@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from metalcore import dequantize, nn
-from metalcore.nn._quantized import TiedLinear
 from metalcore.quant import quantize
+from metalcore.quant._layers import TiedLinear
 
 pytest.importorskip("gguf")
 

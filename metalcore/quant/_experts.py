@@ -10,7 +10,8 @@ from torch import Tensor
 
 from .._core.host_numbers import in_int32
 from ..activation import swiglu
-from ..quant import quantized_linear_experts, type_of
+from ._linear import quantized_linear_experts
+from ._types import type_of
 
 __all__ = ["QuantizedExperts", "clamped_swiglu"]
 

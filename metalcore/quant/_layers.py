@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..quant import dequantize, quantize, quantized_embedding, quantized_linear, type_of
-from ..quant._linear import add_bias
+from ._linear import add_bias, quantized_linear
+from ._pack import quantize
 from ._packed_weight import PackedWeight, PackingError
+from ._rows import dequantize, quantized_embedding
+from ._types import type_of
 
 if TYPE_CHECKING:
     from ._joined import Joined

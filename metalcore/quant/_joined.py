@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..quant import quantized_linear
-from ..quant._roles import role_of
-from ._quantized import QuantizedLinear
+from ._layers import QuantizedLinear
+from ._linear import quantized_linear
+from ._roles import role_of
 
 __all__ = ["Joined", "join"]
 

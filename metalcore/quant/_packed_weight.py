@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ..quant import dequantize, quantize, quantized_embedding, quantized_linear
+from ._linear import quantized_linear
+from ._pack import quantize
+from ._rows import dequantize, quantized_embedding
 
 if TYPE_CHECKING:
-    from ._quantized import PackedModule
+    from ._layers import PackedModule
 
 __all__ = ["PackedWeight", "PackingError", "error_of", "write"]
 

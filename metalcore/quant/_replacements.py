@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..quant import quantize
-from ..quant._roles import is_columns
-from ..quant._types import Type
 from ._experts import QuantizedExperts, clamped_swiglu
-from ._quantized import QuantizedEmbedding, QuantizedLinear, TiedLinear
+from ._layers import QuantizedEmbedding, QuantizedLinear, TiedLinear
+from ._pack import quantize
+from ._roles import is_columns
+from ._types import Type
 
 __all__ = ["packed_module", "packed_weight"]
 

@@ -14,13 +14,12 @@ from transformers.quantizers.auto import (
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from ..nn import QuantizedEmbedding
-from ..nn._packing import packed_weight
-from ..nn._quantized import PackedModule
-from ..quant import type_of
-from ..quant._mixtures import MIXTURES
-from ..quant._model import Plan, embedding_of, patterns, plan, replace_modules
-from . import peft as _peft  # noqa: F401  peft's adapters know packed layers from then on
+from . import _peft  # noqa: F401  peft's adapters know packed layers from then on
+from ._layers import PackedModule, QuantizedEmbedding
+from ._mixtures import MIXTURES
+from ._plan import Plan, embedding_of, patterns, plan, replace_modules
+from ._replacements import packed_weight
+from ._types import type_of
 
 __all__ = ["MetalcoreConfig", "MetalcoreQuantizer", "note"]
 
