@@ -41,7 +41,8 @@ def add_parser(commands):
 
 def run(arguments):
     device_type = devices.use(arguments.device or devices.default())
-    from ..tuning import overrides, search, store, workloads
+    from ..overrides import _timing as overrides
+    from ..tuning import search, store, workloads
 
     gpu = store.this_gpu(device_type)
     if gpu is None:

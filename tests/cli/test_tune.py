@@ -12,7 +12,8 @@ from metalcore import _C
 from metalcore._core import tuned as loading
 from metalcore.cli import info, main, tune
 from metalcore.overrides import _gains
-from metalcore.tuning import overrides, search, store, workloads
+from metalcore.overrides import _timing as overrides
+from metalcore.tuning import search, store, workloads
 from metalcore.tuning.timing import Timing
 
 

@@ -10,8 +10,8 @@ import torch
 
 from .. import overrides
 from .._core.registry import OPS, Op, Sample
-from ..overrides import libraries
-from .timing import Clock
+from ..tuning.timing import Clock
+from . import libraries
 
 __all__ = ["Gain", "measure", "names"]
 
