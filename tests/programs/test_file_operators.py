@@ -42,6 +42,9 @@ MODULES = {
     "norms": (lambda: Calls(lambda x: torch.linalg.norm(torch.linalg.cross(x, x.flip(0)), dim=-1).logit(0.1)), (4, 3)),
     "without nan": (lambda: Calls(lambda x: x.log().nansum(-1) + x.log().nanmean(-1)), (4, 3)),
     "stft": (lambda: Calls(spectrogram), (2, 32)),
+    "norms of matrices": (lambda: Calls(lambda x: x.norm() + torch.linalg.matrix_norm(x) + x.norm(dim=(0, 1))), (4, 3)),
+    "inverses": (lambda: Calls(lambda x: torch.linalg.inv(x @ x.T + 1) @ torch.linalg.solve(x @ x.T + 2, x)), (2, 2)),
+    "determinants": (lambda: Calls(lambda x: torch.linalg.det(x) * x.inverse().det()), (3, 3)),
 }
 
 

@@ -1,7 +1,8 @@
 """The operators that a program file may name. What is not in these lists, no file makes run.
 
 They compute from their arguments alone: none reaches files, processes or other memory, none takes strides and offsets
-of memory from its caller, and none gives sizes that depend on values.
+of memory from its caller, and none gives sizes that depend on values. embedding_bag is not here: PyTorch compares only
+the last of its offsets with the number of indices, and reads memory by the others as they are.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ _ATEN = frozenset(
     __and__ __or__ __xor__ bucketize searchsorted isin complex polar
     copy fill zero broadcast_to diff _conj conj_physical resolve_conj resolve_neg angle
     broadcast_tensors tensordot kron trace cdist pairwise_distance linalg_norm linalg_cross nansum nanmean logit sinc
-    vdot adaptive_max_pool1d adaptive_max_pool3d
+    vdot adaptive_max_pool1d adaptive_max_pool3d frobenius_norm nuclear_norm linalg_matrix_norm linalg_inv inverse
+    linalg_solve linalg_det det
     """.split()
 )
 _METALCORE = frozenset(
