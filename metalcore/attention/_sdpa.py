@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,25 +11,29 @@ from torch import Tensor
 from .._core.mac_kernels import attention_kernel
 from .._core.operators import needs_gradient
 from .._core.registry import Op, Override, Sample, register
-from .._core.routing import accelerated, alike, autocast_dtype, converted, is_plain, on_cuda, require_tensors
-from .._core.shapes import broadcast_shapes
+from .._core.routing import accelerated, is_plain
+from ._arguments import (
+    are_typed,
+    are_usual,
+    as_autocast,
+    as_dimensions,
+    causal_bias,
+    check_options,
+    four_dimensions,
+    new_seed,
+    takes,
+    window_of,
+    wrong_dtypes,
+)
 from ._composite import Options, attend, spread
 from ._operators import attention, plain_attention
 from ._slopes import bias_of, check_slopes
 
 __all__ = ["scaled_dot_product_attention"]
 
-MOST_HEAD_SIZE = 256
-MOST_DECODED = 576, 512  # sizes of keys and values (MLA), where there is no derivative and no dropout
-_MOST_LENGTH = 2**30 - 1
 _NAME = "metalcore.scaled_dot_product_attention"
 
 _by_torch = F.scaled_dot_product_attention
-_AUTOCAST = frozenset(
-    device
-    for device in ("mps", "cuda")
-    if torch._C._dispatch_has_kernel_for_dispatch_key("aten::scaled_dot_product_attention", f"Autocast{device.upper()}")
-)
 
 
 def scaled_dot_product_attention(
@@ -90,45 +94,74 @@ def scaled_dot_product_attention(
             has no two numbers of -1 and more, softcap is negative or not finite, or sinks or alibi_slopes has not one
             number for each head.
     """
-    if not _is_typed(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
+    path = _path_of(
+        *(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa),
+        *(window, lower_right, softcap, sinks, alibi_slopes, return_lse),
+    )
+    if path.name == "torch":
         return _by_torch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    plain = attn_mask is None and not dropout_p and sinks is None and window == (-1, -1) and not lower_right
-    plain = plain and alibi_slopes is None
-    if plain and type(softcap) is float and softcap == 0 and _are_usual(query, key, value, enable_gqa):
-        if not return_lse:
-            return plain_attention(query, key, value, is_causal, _scale(query, scale))
-        options = _options(query, 0.0, -1, 0 if is_causal else -1, False, scale, 0.0)
-        return attention(query, key, value, None, None, None, None, None, *options)
-    left, right = _window(_NAME, window)
-    bias, causal = attn_mask, is_causal
-    if attn_mask is not None and type(attn_mask) is not Tensor:
-        bias, causal, lower_right = _causal_bias(attn_mask, is_causal, lower_right)
-    extended = (left, right) != (-1, -1) or lower_right or bool(softcap) or sinks is not None or return_lse
-    extended = extended or alibi_slopes is not None
-    inputs = _autocast(query, key, value, bias)
-    taken = accelerated(*inputs[:3], sinks, alibi_slopes) and (bias is None or bias.device == query.device)
-    problem, tensors = _four_dimensions(*inputs, enable_gqa, causal) if taken or extended else (None, None)  # pyright: ignore[reportCallIssue]
-    if tensors is None or dropout_p < 0 or not (taken and takes(*tensors[:3], dropout_p)):  # pyright: ignore[reportCallIssue]
-        if not extended:  # errors and odd cases are PyTorch's
-            wrong = _wrong_dtypes(*inputs) if taken else None  # pyright: ignore[reportCallIssue]
-            if wrong:  # the ops of PyTorch's function would take it on a simulated device
-                raise RuntimeError(f"{_NAME}: {wrong}")
-            return _by_torch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        if problem:
-            raise RuntimeError(f"{_NAME}: {problem}")
-        taken = False
-    q, k, v, mask = tensors  # pyright: ignore[reportGeneralTypeIssues]
-    _check(_NAME, q, dropout_p, softcap, sinks)
-    options = _options(q, dropout_p, left, 0 if causal else right, lower_right, scale, softcap)
+    if path.name == "plain":
+        return plain_attention(query, key, value, is_causal, _scale(query, scale))
+    q, k, v, mask = path.tensors
+    check_options(_NAME, q, dropout_p, softcap, sinks)
+    options = _options(q, dropout_p, *path.band, scale, softcap)
     if alibi_slopes is not None:
         mask = _with_slopes(q, k, mask, check_slopes(_NAME, alibi_slopes, q.shape[0], q.shape[1], q), options)
     seed = new_seed(q.device) if dropout_p > 0 else None
-    if taken:
+    if path.name == "kernels":
         out, lse = attention(q, k, v, mask, sinks, None, None, seed, *options)
     else:
         out, lse = attend(q, k, v, mask, sinks, None, None, seed, options)
-    out = _as_dimensions(out, *inputs[:3])
-    return (out, _as_dimensions(lse.unsqueeze(-1), *inputs[:3]).squeeze(-1)) if return_lse else out
+    out = as_dimensions(out, query, key, value)
+    return (out, as_dimensions(lse, query, key, value)) if return_lse else out
+
+
+class _Path(NamedTuple):
+    """The path that a call takes.
+
+    Attributes:
+        name: "plain" is the operator for calls without masks and options, as most are. "kernels" is the one with all of
+            them. "composite" are PyTorch's ops, for options that PyTorch's function lacks. "torch" is that function,
+            which also raises its errors.
+        tensors: query, key, value and the mask with four dimensions, for "kernels" and "composite".
+        band: left, right and lower_right, as in Options.
+    """
+
+    name: str
+    tensors: Any = None
+    band: tuple[int, int, bool] = (-1, -1, False)
+
+
+_PLAIN, _TORCH = _Path("plain"), _Path("torch")
+
+
+def _path_of(
+    query, key, value, mask, dropout, causal, scale, enable_gqa, window, lower_right, softcap, sinks, slopes, lse
+) -> _Path:
+    if not are_typed(query, key, value, mask, dropout, causal, scale, enable_gqa):
+        return _TORCH
+    plain = mask is None and not dropout and sinks is None and slopes is None and window == (-1, -1)
+    plain = plain and not lower_right and type(softcap) is float and softcap == 0
+    if plain and are_usual(query, key, value, enable_gqa):
+        if not lse:
+            return _PLAIN
+        return _Path("kernels", (query, key, value, None), (-1, 0 if causal else -1, False))
+    left, right = window_of(_NAME, window)
+    if mask is not None and type(mask) is not Tensor:
+        mask, causal, lower_right = causal_bias(mask, causal, lower_right)
+    extended = (left, right) != (-1, -1) or lower_right or bool(softcap) or lse
+    extended = extended or sinks is not None or slopes is not None
+    inputs: Any = as_autocast(query, key, value, mask)
+    accepted = accelerated(*inputs[:3], sinks, slopes) and (mask is None or mask.device == query.device)
+    problem, tensors = four_dimensions(*inputs, enable_gqa, causal) if accepted or extended else (None, None)
+    band = left, 0 if causal else right, lower_right
+    if accepted and tensors is not None and dropout >= 0 and takes(*tensors[:3], dropout):
+        return _Path("kernels", tensors, band)
+    if accepted and not extended:  # the ops of PyTorch's function would take wrong dtypes on a simulated device
+        problem = wrong_dtypes(*inputs)
+    if problem:
+        raise RuntimeError(f"{_NAME}: {problem}")
+    return _Path("composite", tensors, band) if extended else _TORCH
 
 
 def _with_slopes(q, k, mask, slopes, options):
@@ -140,171 +173,12 @@ def _with_slopes(q, k, mask, slopes, options):
     return bias.where(mask, -torch.inf) if mask.dtype == torch.bool else bias + mask
 
 
-def _is_typed(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
-    """Whether arguments that PyTorch's function has are of its types. Where they are not, it raises an error."""
-    return (
-        isinstance(query, Tensor)
-        and isinstance(key, Tensor)
-        and isinstance(value, Tensor)
-        and (attn_mask is None or isinstance(attn_mask, Tensor))
-        and isinstance(dropout_p, (int, float))
-        and (scale is None or isinstance(scale, (int, float)))
-        and type(is_causal) is bool
-        and type(enable_gqa) is bool
-    )
-
-
-def _are_usual(query, key, value, enable_gqa):
-    """Whether the kernels take these tensors as they are, as in most calls."""
-    if not alike(query, key, value) or autocast_dtype(query) is not None:
-        return False
-    q, k, v = query.shape, key.shape, value.shape
-    return (
-        _go_together(q, k, v, enable_gqa)
-        and q[3] == k[3]
-        and k[2] == v[2]
-        and 0 < q[3] <= MOST_HEAD_SIZE
-        and 0 < v[3] <= MOST_HEAD_SIZE
-        and q[2] <= _MOST_LENGTH
-        and k[2] <= _MOST_LENGTH
-    )
-
-
 def _options(q, dropout_p, left, right, lower_right, scale, softcap):
     return Options(0, 0, left, right, lower_right, _scale(q, scale), float(softcap), float(dropout_p))
 
 
 def _scale(q, scale):
     return q.shape[-1] ** -0.5 if scale is None else float(scale)
-
-
-def _as_dimensions(x, query, key, value):
-    """The result of tensors of four dimensions, with the leading dimensions of those that the user gave."""
-    if query.dim() == 4:
-        return x
-    leading = broadcast_shapes(*(tensor.shape[:-3] for tensor in (query, key, value)))
-    heads = x.shape[1:2] if max(query.dim(), key.dim(), value.dim()) > 2 else ()
-    return x.reshape(*leading, *heads, *x.shape[2:])
-
-
-def takes(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> bool:
-    """Whether there are kernels for accelerated() tensors of these dtypes and sizes."""
-    size, value_size = q.shape[-1], v.shape[-1]
-    return (
-        min(size, value_size) > 0
-        and max(q.shape[2], k.shape[2]) <= _MOST_LENGTH
-        and (max(size, value_size) <= MOST_HEAD_SIZE or _only_decoded(q, k, v, dropout))
-    )
-
-
-def _only_decoded(q, k, v, dropout):
-    fits = q.shape[-1] <= MOST_DECODED[0] and v.shape[-1] <= MOST_DECODED[1]
-    return fits and dropout == 0 and not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)))
-
-
-def new_seed(device: torch.device) -> Tensor:
-    """Random numbers for one call's dropout, from the device's generator. They stay on the device, so that a CUDA graph
-    draws new ones for each replay."""
-    return torch.randint(-(2**31), 2**31 - 1, (2,), dtype=torch.int32, device=device)
-
-
-def _window(op, window):
-    if window == (-1, -1):
-        return window
-    if not (isinstance(window, (tuple, list)) and len(window) == 2 and all(type(n) is int and n >= -1 for n in window)):
-        raise ValueError(f"{op}: window must be two integers of -1 and more, not {window!r}")
-    return tuple(min(n, _MOST_LENGTH) for n in window)
-
-
-def _check(op, q, dropout_p, softcap, sinks):
-    if not 0 <= dropout_p <= 1:
-        raise ValueError(f"{op}: dropout_p must be in [0, 1], not {dropout_p}")
-    if not isinstance(softcap, (int, float)) or not 0 <= softcap < math.inf:
-        raise ValueError(f"{op}: softcap must be a finite number that is not negative, not {softcap!r}")
-    if sinks is None:
-        return
-    require_tensors(op, sinks=sinks)
-    if sinks.shape != q.shape[1:2]:
-        raise ValueError(f"{op}: sinks must have the shape ({q.shape[1]},), not {tuple(sinks.shape)}")
-    if sinks.device != q.device:
-        raise RuntimeError(f"{op}: sinks must be on query's device, {q.device}, not on {sinks.device}")
-
-
-def _wrong_dtypes(query, key, value, mask):
-    """What is wrong with the dtypes, or None. PyTorch's rules are the same."""
-    if not query.dtype == key.dtype == value.dtype:
-        return f"query, key and value must have one dtype, not {query.dtype}, {key.dtype} and {value.dtype}"
-    if mask is not None and mask.dtype not in (torch.bool, query.dtype, torch.float32):
-        return f"attn_mask must be bool, float32 or of query's dtype, not {mask.dtype}"
-    return None
-
-
-def _causal_bias(attn_mask, is_causal, lower_right):
-    """torch.nn.attention.bias has tensors that stand for masks."""
-    from torch.nn.attention.bias import CausalBias, CausalVariant
-
-    if not isinstance(attn_mask, CausalBias):
-        return attn_mask, is_causal, lower_right
-    if is_causal:
-        raise ValueError(f"{_NAME}: a causal bias and is_causal=True cannot be combined")
-    return None, True, attn_mask.variant == CausalVariant.LOWER_RIGHT
-
-
-def _autocast(*tensors):
-    """PyTorch's rule for this op: with autocast on, it computes in autocast's dtype."""
-    device = "cuda" if on_cuda(tensors[0]) else "mps"
-    if device not in _AUTOCAST or not torch.is_autocast_enabled(device):
-        return tensors
-    return converted(torch.get_autocast_dtype(device), tensors)
-
-
-def _four_dimensions(query, key, value, mask, enable_gqa, is_causal):
-    """What is wrong with the shapes and dtypes, or None, and the tensors with the dimensions (batch, heads, length,
-    size). A mask has 1 in places that are for all."""
-    if min(query.dim(), key.dim(), value.dim()) < 2 or query.shape[-1] == 0:
-        return "query, key and value must have at least 2 dimensions, and the last one must not be 0", None
-    if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
-        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (query, key, value))
-        return f"query, key and value of the shapes {shapes} do not go together", None
-    if mask is not None and is_causal:
-        return "there must be no attn_mask where is_causal is set", None
-    wrong = _wrong_dtypes(query, key, value, mask)
-    if wrong:
-        return wrong, None
-    if mask is None and _go_together(query.shape, key.shape, value.shape, enable_gqa):
-        return None, (query, key, value, None)
-    tensors = [tensor[(None,) * (4 - tensor.dim())] if tensor.dim() < 4 else tensor for tensor in (query, key, value)]
-    try:
-        leading = broadcast_shapes(*(tensor.shape[:-3] for tensor in tensors))
-        heads, of_key, of_value = (tensor.shape[-3] for tensor in tensors)
-        grouped = of_key == of_value and (heads % of_key == 0 if of_key else heads == 0)
-        if not grouped or not (enable_gqa or of_key in (1, heads)):
-            if enable_gqa:
-                return f"{heads} heads of query are no multiple of {of_key} of key and {of_value} of value", None
-            of_key = of_value = heads = broadcast_shapes((heads,), (of_key,), (of_value,))[0]
-        tensors = [
-            tensor
-            if tensor.shape[:-2] == (*leading, count) and len(leading) == 1
-            else tensor.expand(*leading, count, -1, -1).flatten(0, -4)
-            for tensor, count in zip(tensors, (heads, of_key, of_value))
-        ]
-        if mask is not None:
-            scores = (*leading, heads, query.shape[-2], key.shape[-2])
-            if broadcast_shapes(mask.shape, scores) != scores:
-                return f"attn_mask of the shape {tuple(mask.shape)} does not broadcast to {scores}", None
-            mask = mask[(None,) * (4 - mask.dim())]
-            if mask.dim() > 4 or len(leading) > 1:
-                mask = mask.expand(*leading, -1, -1, -1).flatten(0, -4)
-    except RuntimeError as error:
-        return str(error), None
-    return None, (*tensors, mask)
-
-
-def _go_together(query, key, value, enable_gqa):
-    """Whether these are shapes of one batch and of heads that need no expansion, as in most calls."""
-    if not len(query) == len(key) == len(value) == 4 or not query[0] == key[0] == value[0] or key[1] != value[1]:
-        return False
-    return query[1] == key[1] or enable_gqa and key[1] > 0 and query[1] % key[1] == 0
 
 
 # The override of PyTorch's function. PyTorch takes it apart above the kernels of devices, so it stands where that
@@ -318,7 +192,7 @@ def _override(previous, count, decline):
     ):
         given = query, key, value, attn_mask
         if all(map(is_plain, given)) and accelerated(query, key, value) and 0 <= dropout_p <= 1:
-            _, tensors = _four_dimensions(*given, enable_gqa, is_causal)
+            _, tensors = four_dimensions(*given, enable_gqa, is_causal)
             if tensors is not None and takes(*tensors[:3], dropout_p):  # pyright: ignore[reportCallIssue]
                 q, k, v, mask = tensors
                 options = _options(q, dropout_p, -1, 0 if is_causal else -1, False, scale, 0.0)
@@ -330,7 +204,7 @@ def _override(previous, count, decline):
                     q, k, mask = q.clone(), k.clone(), None if mask is None else mask.clone()
                     v = v if v.dtype is torch.float32 and v.shape[1] == q.shape[1] else v.clone()
                 out, _ = count.run(attention, q, k, v, mask, None, None, None, seed, *options)
-                return _as_dimensions(out.clone() if differentiated else out, query, key, value)
+                return as_dimensions(out.clone() if differentiated else out, query, key, value)
         return decline(keyset, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
     return kernel

@@ -11,12 +11,9 @@ from torch import Tensor
 from .._core.host_numbers import check_offsets, host_sees, in_int32
 from .._core.routing import accelerated, require_tensors
 from ..paged import PageTable, batch_prefill
+from ._arguments import MOST_HEAD_SIZE, as_autocast, check_options, new_seed, takes, window_of
 from ._composite import Options, attend
 from ._operators import attention
-from ._sdpa import MOST_HEAD_SIZE, new_seed, takes
-from ._sdpa import _autocast as as_autocast
-from ._sdpa import _check as check_options
-from ._sdpa import _window as window_of
 from ._slopes import bias_of, check_slopes
 
 __all__ = ["varlen_attention"]
