@@ -53,6 +53,11 @@ def generate(
     where somebody wants to know them: `callback`, or what ends a row. On NVIDIA GPUs the next step is under way then,
     and steps are replayed as one CUDA graph.
 
+    The first call moves packed weights of the model that are multiplied with the same tensor (of queries, keys and
+    values, and of gate and up) into one tensor for each layer. The layers' `packed` are parts of it from then on, with
+    the same bytes, in the state_dict and in saved files too. Tensors that the caller took from the model before do not
+    follow what is later written to it.
+
     Args:
         model: of transformers, in eval mode: one that takes `past_key_values`, with weights of any kind.
         tokens: integers (rows, length) or (length,), or lists of tokens, of one length or several.
