@@ -88,7 +88,7 @@ def test_windows_that_are_not_causal_are_refused(tmp_path, made):
         gguf.save_gguf(model, tmp_path / "y.gguf")
 
 
-DEEPSEEK = {  # a value that the layout does not take, by key
+DEEPSEEK = {  # a value that the architecture does not take, by key, and the error
     "rope.scaling.attn_factor": (1.5, "key 'deepseek2.rope.scaling.attn_factor': 1.5 cannot be loaded"),
     "rope.scaling.type": ("linear", "rope scaling of type 'linear' is unknown for deepseek2"),
     "expert_gating_func": (3, "key 'deepseek2.expert_gating_func': 3 cannot be loaded"),
@@ -108,43 +108,7 @@ DEEPSEEK = {  # a value that the layout does not take, by key
     "nextn_predict_layers": (1, "key 'deepseek2.nextn_predict_layers'"),
     "attention.temperature_scale": (0.1, "key 'deepseek2.attention.temperature_scale'"),
 }
-
-
-@pytest.mark.parametrize("key", DEEPSEEK)
-def test_settings_that_deepseek2_has_not(tmp_path, key):
-    value, message = DEEPSEEK[key]
-    path = changed(tmp_path, set_key(f"deepseek2.{key}", value), "deepseek2-lite")
-    with pytest.raises(gguf.GGUFError, match=message):
-        gguf.load(path, tokenizer=False)
-
-
-@pytest.mark.parametrize(
-    "name, key, value, field",
-    [
-        ("deepseek2-lite", "rope.scaling.yarn_log_multiplier", 0.0, ("rope_parameters", "attention_factor")),
-        ("deepseek2-lite", "rope.scaling.yarn_log_multiplier", 0.1, ("rope_parameters", "mscale_all_dim")),
-        ("deepseek2-lite", "expert_weights_scale", 2.5, ("routed_scaling_factor",)),
-        ("deepseek2-lite", "expert_group_count", 4, ("topk_method",)),
-        ("deepseek2", "expert_group_used_count", 1, ("topk_group",)),
-        ("deepseek2", "expert_weights_norm", False, ("norm_topk_prob",)),
-        ("deepseek2", "expert_used_count", 3, ("num_experts_per_tok",)),
-    ],
-)
-def test_settings_of_deepseek2(tmp_path, made, name, key, value, field):
-    """They change the model, and are written as they were."""
-    path = changed(tmp_path, set_key(f"deepseek2.{key}", value), name)
-    model, before = (gguf.load(one, dtype=torch.float32, tokenizer=False).model for one in (path, made(name).path))
-    here, there = model.config.to_dict(), before.config.to_dict()
-    for part in field:
-        here, there = here[part], there[part]
-    assert here != there
-    assert not torch.allclose(logits(model), logits(before), rtol=1e-3)
-    gguf.save_gguf(model, tmp_path / "y.gguf")
-    again = gguf.load(tmp_path / "y.gguf", dtype=torch.float32, tokenizer=False).model
-    assert torch.equal(logits(again), logits(model))
-
-
-GEMMA4 = {  # a value that the layout does not take, by key
+GEMMA4 = {  # the same
     "expert_count": (4, "key 'gemma4.expert_count': 4 cannot be loaded for gemma4_text, which has 0"),
     "rope.dimension_count": (64, "key 'gemma4.rope.dimension_count': 64 cannot be loaded"),
     "rope.dimension_count_swa": (32, "key 'gemma4.rope.dimension_count_swa': 32 cannot be loaded"),
@@ -164,28 +128,45 @@ GEMMA4 = {  # a value that the layout does not take, by key
 }
 
 
-@pytest.mark.parametrize("key", GEMMA4)
-def test_settings_that_gemma4_has_not(tmp_path, key):
-    value, message = GEMMA4[key]
-    path = changed(tmp_path, set_key(f"gemma4.{key}", value), "gemma4")
+@pytest.mark.parametrize(
+    "name, key, value, message",
+    [
+        (name, f"{architecture}.{key}", value, message)
+        for name, architecture, table in (("deepseek2-lite", "deepseek2", DEEPSEEK), ("gemma4", "gemma4", GEMMA4))
+        for key, (value, message) in table.items()
+    ],
+)
+def test_settings_that_an_architecture_has_not(tmp_path, name, key, value, message):
+    path = changed(tmp_path, set_key(key, value), name)
     with pytest.raises(gguf.GGUFError, match=message):
         gguf.load(path, tokenizer=False)
 
 
 @pytest.mark.parametrize(
-    "key, value",
+    "name, key, value, field",
     [
-        ("rope.freq_base", 5000.0),
-        ("rope.freq_base_swa", 500.0),
-        ("attention.sliding_window", 3),
-        ("final_logit_softcapping", 2.0),
-        ("attention.layer_norm_rms_epsilon", 0.1),
+        ("deepseek2-lite", "rope.scaling.yarn_log_multiplier", 0.0, ("rope_parameters", "attention_factor")),
+        ("deepseek2-lite", "rope.scaling.yarn_log_multiplier", 0.1, ("rope_parameters", "mscale_all_dim")),
+        ("deepseek2-lite", "expert_weights_scale", 2.5, ("routed_scaling_factor",)),
+        ("deepseek2-lite", "expert_group_count", 4, ("topk_method",)),
+        ("deepseek2", "expert_group_used_count", 1, ("topk_group",)),
+        ("deepseek2", "expert_weights_norm", False, ("norm_topk_prob",)),
+        ("deepseek2", "expert_used_count", 3, ("num_experts_per_tok",)),
+        ("gemma4", "rope.freq_base", 5000.0, ("rope_parameters", "full_attention", "rope_theta")),
+        ("gemma4", "rope.freq_base_swa", 500.0, ("rope_parameters", "sliding_attention", "rope_theta")),
+        ("gemma4", "attention.sliding_window", 3, ("sliding_window",)),
+        ("gemma4", "final_logit_softcapping", 2.0, ("final_logit_softcapping",)),
+        ("gemma4", "attention.layer_norm_rms_epsilon", 0.1, ("rms_norm_eps",)),
     ],
 )
-def test_settings_of_gemma4(tmp_path, made, key, value):
+def test_settings_of_an_architecture(tmp_path, made, name, key, value, field):
     """They change the model, and are written as they were."""
-    path = changed(tmp_path, set_key(f"gemma4.{key}", value), "gemma4")
-    model, before = (gguf.load(one, dtype=torch.float32, tokenizer=False).model for one in (path, made("gemma4").path))
+    path = changed(tmp_path, set_key(f"{name.partition('-')[0]}.{key}", value), name)
+    model, before = (gguf.load(one, dtype=torch.float32, tokenizer=False).model for one in (path, made(name).path))
+    here, there = model.config.to_dict(), before.config.to_dict()
+    for part in field:
+        here, there = here[part], there[part]
+    assert here != there
     assert not torch.allclose(logits(model), logits(before), rtol=1e-3)
     gguf.save_gguf(model, tmp_path / "y.gguf")
     again = gguf.load(tmp_path / "y.gguf", dtype=torch.float32, tokenizer=False).model
@@ -198,23 +179,6 @@ def test_factors_of_gemma4(tmp_path, factors):
     path = changed(tmp_path, drop(name) if factors is None else add(name, factors), "gemma4")
     with pytest.raises(gguf.GGUFError, match="'rope_freqs.weight' (is missing|must have ones, and then)"):
         gguf.load(path, tokenizer=False)
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (dict(enable_moe_block=True), "enable_moe_block False, and the model True"),
-        (dict(vocab_size_per_layer_input=7), "vocab_size_per_layer_input 288, and the model 7"),
-        (dict(num_kv_shared_layers=2), "cannot share keys and values of 2 layers"),
-        (dict(use_bidirectional_attention="vision"), "use_bidirectional_attention False"),
-    ],
-)
-def test_gemma4_models_that_have_no_file(tmp_path, made, change, message):
-    model = gguf.load(made("gemma4").path, tokenizer=False).model
-    for field, value in change.items():
-        setattr(model.config, field, value)
-    with pytest.raises(ValueError, match=message):
-        gguf.save_gguf(model, tmp_path / "x.gguf")
 
 
 def test_deepseek_without_a_bias_of_experts_is_refused(tmp_path):
@@ -281,9 +245,13 @@ def test_kv_b_in_other_types_and_in_one(tmp_path, made, type):
             dict(rope_parameters=dict(rope_type="linear", rope_theta=1e4, factor=2.0)),
             "no rotary embedding of type 'linear'",
         ),
+        ("gemma4", dict(enable_moe_block=True), "enable_moe_block False, and the model True"),
+        ("gemma4", dict(vocab_size_per_layer_input=7), "vocab_size_per_layer_input 288, and the model 7"),
+        ("gemma4", dict(num_kv_shared_layers=2), "cannot share keys and values of 2 layers"),
+        ("gemma4", dict(use_bidirectional_attention="vision"), "use_bidirectional_attention False"),
     ],
 )
-def test_deepseek_models_that_have_no_file(tmp_path, made, name, change, message):
+def test_models_that_have_no_file(tmp_path, made, name, change, message):
     model = gguf.load(made(name).path, tokenizer=False).model
     for field, value in change.items():
         setattr(model.config, field, value)
