@@ -91,29 +91,29 @@ def _save(ctx, inputs, output):
 
 def _backward(ctx, grad, grad_lse):
     q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, out, lse, sums, rests = ctx.saved_tensors
-    found: list = [None] * (_FORWARD + len(ctx.options) + 1)
+    gradient_of: list = [None] * (_FORWARD + len(ctx.options) + 1)
     if grad is None and grad_lse is None:
-        return tuple(found)
+        return tuple(gradient_of)
     if grad is None:
         grad = torch.zeros_like(out)
     others = mask, sinks, cu_seq_q, cu_seq_k, seed
-    *found[:3], delta = _gradient(grad, grad_lse, q, k, v, out, sums, rests, *others, *ctx.options)
+    *gradient_of[:3], delta = _gradient(grad, grad_lse, q, k, v, out, sums, rests, *others, *ctx.options)
     if mask is not None and ctx.needs_input_grad[3]:
         of_scores = gradients(grad, grad_lse, q, k, v, *others, Options(*ctx.options))[3]
         with torch.enable_grad():
-            given = mask.detach().requires_grad_()
-            spread_out = spread(given, q.shape[2], k.shape[2], cu_seq_q, cu_seq_k, Options(*ctx.options))
-        if spread_out is given:
-            found[3] = of_scores.sum_to_size(mask.shape).to(mask.dtype)
+            leaf = mask.detach().requires_grad_()
+            spread_out = spread(leaf, q.shape[2], k.shape[2], cu_seq_q, cu_seq_k, Options(*ctx.options))
+        if spread_out is leaf:
+            gradient_of[3] = of_scores.sum_to_size(mask.shape).to(mask.dtype)
         else:
-            (found[3],) = torch.autograd.grad(
-                spread_out, given, of_scores.sum_to_size(spread_out.shape).to(mask.dtype), create_graph=True
+            (gradient_of[3],) = torch.autograd.grad(
+                spread_out, leaf, of_scores.sum_to_size(spread_out.shape).to(mask.dtype), create_graph=True
             )
     if sinks is not None and ctx.needs_input_grad[4]:
         # A sink is a score whose value is zero.
         weight = (sinks.to(lse.dtype).view(1, -1, 1) - lse).exp()
-        found[4] = -(weight * delta).nan_to_num(0.0).sum((0, 2)).to(sinks.dtype)
-    return tuple(found)
+        gradient_of[4] = -(weight * delta).nan_to_num(0.0).sum((0, 2)).to(sinks.dtype)
+    return tuple(gradient_of)
 
 
 def _save_backward(ctx, inputs, output):

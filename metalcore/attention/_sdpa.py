@@ -190,9 +190,9 @@ def _override(previous, count, decline):
     def kernel(
         keyset, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
     ):
-        given = query, key, value, attn_mask
-        if all(map(is_plain, given)) and accelerated(query, key, value) and 0 <= dropout_p <= 1:
-            _, tensors = four_dimensions(*given, enable_gqa, is_causal)
+        inputs = query, key, value, attn_mask
+        if all(map(is_plain, inputs)) and accelerated(query, key, value) and 0 <= dropout_p <= 1:
+            _, tensors = four_dimensions(*inputs, enable_gqa, is_causal)
             if tensors is not None and takes(*tensors[:3], dropout_p):  # pyright: ignore[reportCallIssue]
                 q, k, v, mask = tensors
                 options = _options(q, dropout_p, -1, 0 if is_causal else -1, False, scale, 0.0)

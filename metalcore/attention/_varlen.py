@@ -79,7 +79,7 @@ def varlen_attention(
         differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         if not (dropout_p or differentiated or alibi_slopes is not None or leftpad_k is not None):
             table = PageTable.from_block_table(block_table, lengths, key.shape[1])
-            found: Any = batch_prefill(
+            result: Any = batch_prefill(
                 query,
                 (key, value),
                 cu_seq_q,
@@ -90,7 +90,7 @@ def varlen_attention(
                 sinks=sinks,
                 return_lse=True,
             )
-            return (found[0], found[1].mT) if return_lse else found[0]
+            return (result[0], result[1].mT) if return_lse else result[0]
         key, value, cu_seq_k = _joined_pages(key, value, block_table)
         counts = lengths, counts[1]
     else:

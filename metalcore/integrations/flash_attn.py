@@ -46,7 +46,7 @@ def flash_attn_func(
     Returns:
         (batch, length, heads, size of v).
     """
-    found: Any = scaled_dot_product_attention(
+    result: Any = scaled_dot_product_attention(
         *(tensor.transpose(1, 2) for tensor in (q, k, v)),
         dropout_p=dropout_p,
         scale=softmax_scale,
@@ -58,7 +58,7 @@ def flash_attn_func(
         alibi_slopes=alibi_slopes,
         return_lse=return_attn_probs,
     )
-    return (found[0].transpose(1, 2), found[1], None) if return_attn_probs else found.transpose(1, 2)
+    return (result[0].transpose(1, 2), result[1], None) if return_attn_probs else result.transpose(1, 2)
 
 
 def flash_attn_varlen_func(
@@ -95,7 +95,7 @@ def flash_attn_varlen_func(
         leftpad_k: how many of these stand before the first one that is seen.
         return_attn_probs: also returns the logarithms of the sums (heads, tokens), and None.
     """
-    found = varlen_attention(
+    result = varlen_attention(
         q,
         k,
         v,
@@ -114,7 +114,7 @@ def flash_attn_varlen_func(
         block_table=block_table,
         return_lse=return_attn_probs,
     )
-    return (*found, None) if return_attn_probs else found
+    return (*result, None) if return_attn_probs else result
 
 
 @torch.no_grad()
@@ -197,7 +197,7 @@ def flash_attn_with_kvcache(
         ends = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * k.shape[1]
         append_kv(k.flatten(0, 1), v.flatten(0, 1), (k_cache, v_cache), *table.pages, qo_indptr=ends)
     bounds = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * length
-    found: Any = varlen_attention(
+    result: Any = varlen_attention(
         q.flatten(0, 1),
         k_cache,
         v_cache,
@@ -214,8 +214,8 @@ def flash_attn_with_kvcache(
         block_table=block_table,
         return_lse=True,
     )
-    out = found[0].unflatten(0, (batch, length))
-    return (out, found[1].unflatten(1, (batch, length)).transpose(0, 1)) if return_softmax_lse else out
+    out = result[0].unflatten(0, (batch, length))
+    return (out, result[1].unflatten(1, (batch, length)).transpose(0, 1)) if return_softmax_lse else out
 
 
 def _rotated(x, first, cos, sin, interleaved, advances=True):

@@ -124,11 +124,11 @@ def request(names: list[str], by_name: bool = True) -> Request:
     if not by_name:
         kinds, release = {device: kind_of(device) for device in devices()}, this_release()
         off = {name: by_default(name, kinds, release, measured(kinds)) for name in names}
-        made = _request([name for name in names if off[name] is None], by_name)
+        result = _request([name for name in names if off[name] is None], by_name)
         for name, reason in off.items():
             if reason:
                 _report.never_replaced(name, f"{name} on {' and '.join(kinds)}", reason)
-        return made
+        return result
     return _request(names, by_name)
 
 
@@ -163,9 +163,9 @@ def refresh() -> None:
 def _apply():
     """Makes the registered kernels, the modules and the optimizers' constructors agree with the requests."""
     active = _overrides.active()
-    found = devices()
+    available = devices()
     # Routes lie beneath overrides, which hold the kernels that they were put on.
-    rebuilt = _safe.use(_safe.NAME in active and "mps" in found) or _safe.is_on()
+    rebuilt = _safe.use(_safe.NAME in active and "mps" in available) or _safe.is_on()
     for name, device in list(_installed):
         if rebuilt or name not in active:
             _installed.pop((name, device))[1].remove()
@@ -176,20 +176,20 @@ def _apply():
         _safe.take_out_routes()
         _safe.lay_routes()
     unasked = _overrides.by_default()
-    _gains.UNASKED = unasked if "mps" in found and kind_of("mps") == "mps" else frozenset()
+    _gains.UNASKED = unasked if "mps" in available and kind_of("mps") == "mps" else frozenset()
     for name in NAMES:
         override = OPS[name].override
         if isinstance(override, OptimizerOverride):
             own = override.fused is not None and has_own(override.fused, this_release())
-            _optimizers.switch(OPS[name], override, name in active and bool(found), own and name in _gains.UNASKED)
+            _optimizers.switch(OPS[name], override, name in active and bool(available), own and name in _gains.UNASKED)
         elif isinstance(override, FunctionOverride):
-            _functions.switch(name, override, name in active and bool(found))
+            _functions.switch(name, override, name in active and bool(available))
         elif override and name in active:
-            for device in found:
+            for device in available:
                 _install(name, override, device, name in unasked)
     if rebuilt:
         _safe.put_routes({place for _, installed in _installed.values() for place in installed.places})
-    libraries.switch(active if found else ())
+    libraries.switch(active if available else ())
 
 
 def _install(name, override, device, by_default):

@@ -40,17 +40,17 @@ class Installed:
     ):
         """`leaves` are those that leave the calls to PyTorch for which that has a kernel of its own."""
         # All looked up first: with a kernel at one key, PyTorch would compute another answer for the next.
-        found = [
+        previous_kernels = [
             (override, key, beneath(override.operator, device, _kernel_before(override.operator, key)))
             for override in overrides
             for key in [("Autograd" if override.at_autograd else "") + device.upper()]
         ]
-        self.places = {(override.operator, key) for override, key, _ in found}
+        self.places = {(override.operator, key) for override, key, _ in previous_kernels}
         self._overrides, self._leaves = overrides, leaves
         self._libraries = torch.library.Library("aten", "IMPL"), torch.library.Library("metalcore_replaced", "IMPL")
         self._in_cpp = []  # operators and keys
         with _silent():
-            for override, key, previous in found:
+            for override, key, previous in previous_kernels:
                 self._put(name, override, key, previous, f"aten::{override.operator} on {device}", device)
             for override in overrides:
                 self._reach_by_composite(override.composite, device.upper())

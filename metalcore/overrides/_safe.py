@@ -73,7 +73,7 @@ def put_routes(overridden: set[tuple[str, str]]) -> None:
         overridden: the operators with an override and the keys of its kernels.
     """
     places = [_places(operator, overridden) for operator in _routes.routed()]
-    _installed.extend(_dispatcher.Installed(NAME, found, "mps") for found in places if found)
+    _installed.extend(_dispatcher.Installed(NAME, parts, "mps") for parts in places if parts)
     for row in _on:
         if row.patch:
             _undo.append(row.patch(count_of(NAME, f"{row.name}: {row.instead}")))

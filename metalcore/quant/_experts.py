@@ -68,16 +68,16 @@ class QuantizedExperts(torch.nn.Module):
                 raise ValueError(f"{type.name}'s blocks of {type.block} do not divide rows of {length}")
             shape = (num_experts, rows, length // type.block * type.nbytes)
             self.register_buffer(part, torch.zeros(shape, dtype=torch.uint8, device=device))
-            given = torch.nn.Parameter(torch.zeros(num_experts, rows, device=device, dtype=dtype)) if bias else None
-            self.register_parameter(f"{part}_bias", given)
+            parameter = torch.nn.Parameter(torch.zeros(num_experts, rows, device=device, dtype=dtype)) if bias else None
+            self.register_parameter(f"{part}_bias", parameter)
 
     def get_extra_state(self) -> Tensor:
         return torch.tensor([type.number for type in self.types])
 
     def set_extra_state(self, state: Tensor) -> None:
-        found = tuple(type_of(int(number)) for number in state)
-        if found != self.types:
-            names = [", ".join(type.name for type in types) for types in (found, self.types)]
+        types_in_state = tuple(type_of(int(number)) for number in state)
+        if types_in_state != self.types:
+            names = [", ".join(type.name for type in types) for types in (types_in_state, self.types)]
             raise ValueError(f"the weights are packed as {names[0]}, and the module is for {names[1]}")
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:

@@ -77,8 +77,8 @@ class Joined:
         whole = self.whole() if few and self.together else None
         if whole is None:
             return None
-        found = quantized_linear(x, whole, layer.type).split(self.rows, -1)
-        parts = dict(zip(self.layers, found))
+        results = quantized_linear(x, whole, layer.type).split(self.rows, -1)
+        parts = dict(zip(self.layers, results))
         part = parts.pop(layer)
         self.pending = _Product(x, _version(x), parts)
         return part

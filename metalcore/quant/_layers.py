@@ -75,9 +75,9 @@ class PackedModule(torch.nn.Module):
         return torch.tensor(self.type.number)
 
     def set_extra_state(self, state: Tensor) -> None:
-        found = type_of(int(state))
-        if found != self.type:
-            raise ValueError(f"the weights are packed as {found.name}, and the module is for {self.type.name}")
+        type_in_state = type_of(int(state))
+        if type_in_state != self.type:
+            raise ValueError(f"the weights are packed as {type_in_state.name}, and the module is for {self.type.name}")
 
 
 class QuantizedLinear(PackedModule, torch.nn.Linear):  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -115,17 +115,17 @@ class QuantizedLinear(PackedModule, torch.nn.Linear):  # pyright: ignore[reportI
         """Packs the weight of a torch.nn.Linear, and shares its bias."""
         out_features, in_features = linear.weight.shape
         weight = linear.weight
-        made = cls(in_features, out_features, type, bias=False, device=weight.device, dtype=weight.dtype)
-        made.packed = quantize(weight, type)
-        made.bias = linear.bias
-        return made
+        layer = cls(in_features, out_features, type, bias=False, device=weight.device, dtype=weight.dtype)
+        layer.packed = quantize(weight, type)
+        layer.bias = linear.bias
+        return layer
 
     def to_linear(self) -> torch.nn.Linear:
         """A torch.nn.Linear with the numbers as its weight, a parameter, and this layer's bias."""
-        made = torch.nn.Linear(self.in_features, self.out_features, False, "meta", self.dtype)
-        made.weight = torch.nn.Parameter(dequantize(self.packed, self.type, dtype=self.dtype))
-        made.bias = self.bias  # pyright: ignore[reportAttributeAccessIssue]
-        return made.train(self.training)
+        linear = torch.nn.Linear(self.in_features, self.out_features, False, "meta", self.dtype)
+        linear.weight = torch.nn.Parameter(dequantize(self.packed, self.type, dtype=self.dtype))
+        linear.bias = self.bias  # pyright: ignore[reportAttributeAccessIssue]
+        return linear.train(self.training)
 
     def forward(self, input: Tensor) -> Tensor:
         product = None if self.joined is None else self.joined.product(self, input)
@@ -210,18 +210,18 @@ class QuantizedEmbedding(PackedModule, torch.nn.Embedding):  # pyright: ignore[r
         (rows, length), dtype = embedding.weight.shape, embedding.weight.dtype
         scale = float(getattr(embedding, "scalar_embed_scale", 1.0))
         weight = embedding.weight
-        made = cls(rows, length, type, device=weight.device, dtype=dtype, scale=scale)
-        made.packed = quantize(weight, type)
-        return made
+        layer = cls(rows, length, type, device=weight.device, dtype=dtype, scale=scale)
+        layer.packed = quantize(weight, type)
+        return layer
 
     def to_embedding(self) -> torch.nn.Embedding:
         """A torch.nn.Embedding with the numbers as its weight, a parameter."""
-        made = torch.nn.Embedding(self.num_embeddings, self.embedding_dim, device="meta", dtype=self.dtype)
+        embedding = torch.nn.Embedding(self.num_embeddings, self.embedding_dim, device="meta", dtype=self.dtype)
         if self.scale != 1:
-            made = ScaledEmbedding(self.num_embeddings, self.embedding_dim, device="meta", dtype=self.dtype)
-            made.scalar_embed_scale = self.scale
-        made.weight = torch.nn.Parameter(dequantize(self.packed, self.type, dtype=self.dtype))
-        return made.train(self.training)
+            embedding = ScaledEmbedding(self.num_embeddings, self.embedding_dim, device="meta", dtype=self.dtype)
+            embedding.scalar_embed_scale = self.scale
+        embedding.weight = torch.nn.Parameter(dequantize(self.packed, self.type, dtype=self.dtype))
+        return embedding.train(self.training)
 
     def _apply(self, fn: Any, recurse: bool = True) -> QuantizedEmbedding:
         super()._apply(fn, recurse)

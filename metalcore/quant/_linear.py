@@ -143,10 +143,10 @@ def _(x, packed, experts, type, transposed):
 
 def _experts(x, packed, experts, type, transposed):
     weights = unpack(rows_of(packed, experts.long()), type)  # (tokens, experts of a token, rows, length)
-    given, dtype = x.dtype, torch.promote_types(x.dtype, torch.float32)
+    of_x, dtype = x.dtype, torch.promote_types(x.dtype, torch.float32)
     x = (x if x.dim() == 3 else x[:, None]).to(dtype)
     weights = (weights.mT if transposed else weights).to(dtype)
-    return (weights @ x[..., None])[..., 0].to(given)
+    return (weights @ x[..., None])[..., 0].to(of_x)
 
 
 @fake_kernel("quant_matmul_experts")
@@ -162,8 +162,8 @@ def _save_experts(ctx, inputs, output):
 
 def _backward_experts(ctx, grad):
     packed, experts = ctx.saved_tensors
-    found = _matmul_experts(grad, packed, experts, ctx.type, not ctx.transposed)
-    return found.sum(1) if ctx.shared else found, None, None, None, None
+    gradient = _matmul_experts(grad, packed, experts, ctx.type, not ctx.transposed)
+    return gradient.sum(1) if ctx.shared else gradient, None, None, None, None
 
 
 _matmul_experts = autograd("quant_matmul_experts", _backward_experts, _save_experts)

@@ -86,7 +86,7 @@ def _rule(mixture, weight, shape):
 
 
 def _of_values(mixture, weight, shape):
-    found = {
+    name = {
         "q2_k": "Q4_K" if shape.group >= 4 else "Q3_K",
         "q2_k_s": "Q4_K" if shape.group >= 4 else "Q2_K",
         "q3_k_m": "Q5_K" if weight.layer < 2 else "Q4_K",
@@ -94,12 +94,12 @@ def _of_values(mixture, weight, shape):
         "q4_k_s": "Q5_K" if weight.layer < 4 else "Q4_K",
     }.get(mixture, MIXTURES[mixture])
     if mixture in ("iq4_nl", "iq4_xs") and shape.group >= 4:
-        found = "Q5_K"
+        name = "Q5_K"
     if mixture in ("q4_k_m", "q5_k_m") and _more_bits(weight.layer, shape.values):
-        found = "Q6_K"
-    if shape.layers == 80 and shape.group > 1 and found in ("Q3_K", "Q4_K"):  # models of 70B, whose values are small
-        found = "Q5_K"
-    return "Q8_0" if shape.experts == 8 else found
+        name = "Q6_K"
+    if shape.layers == 80 and shape.group > 1 and name in ("Q3_K", "Q4_K"):  # models of 70B, whose values are small
+        name = "Q5_K"
+    return "Q8_0" if shape.experts == 8 else name
 
 
 def _of_keys(mixture, weight, shape):

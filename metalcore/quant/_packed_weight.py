@@ -131,15 +131,15 @@ def error_of(layer: PackedModule, numbers: Tensor, before: Tensor) -> PackingErr
     norm, numbers = torch.linalg.vector_norm, numbers.detach().float()
     error = norm(PackedWeight(layer).numbers().float() - numbers)
     rows = min(len(before), len(numbers))
-    found = PackingError(*(_ratio(error, norm(part)) for part in (numbers, numbers[:rows] - before[:rows])))
-    lost = " at least half as much as what was written did" if found.of_change >= 0.5 else ""
+    packing_error = PackingError(*(_ratio(error, norm(part)) for part in (numbers, numbers[:rows] - before[:rows])))
+    lost = " at least half as much as what was written did" if packing_error.of_change >= 0.5 else ""
     warnings.warn(
         f"Numbers were packed again, and rounding to {layer.type.name} changed them{lost}. packing_error of the layer, "
         "and metalcore.integrations.peft.packing_errors(model), say how much"
         + (": merge adapters into numbers or another type, by packed_layers(config, merged=…)" if lost else ""),
         stacklevel=1,  # one place, and so one warning of each kind
     )
-    return found
+    return packing_error
 
 
 def _ratio(error, size):
@@ -152,12 +152,12 @@ def _numbers(value):
 
 def _written(func, args, kwargs):
     """The packed weights that an operator writes to."""
-    found = []
+    holders = []
     for at, argument in enumerate(func._schema.arguments):
         value = args[at] if at < len(args) else kwargs.get(argument.name)
         if argument.is_write and isinstance(value, PackedWeight):
-            found.append(value)
-    return found
+            holders.append(value)
+    return holders
 
 
 def _linear(input, weight, bias=None):

@@ -82,8 +82,8 @@ class _OnPackedLayer:
                 pack = (
                     QuantizedEmbedding.from_embedding if hasattr(layer, "to_embedding") else QuantizedLinear.from_linear
                 )
-                self.base_layer = made = pack(dense, self._merged)  # pyright: ignore[reportArgumentType]
-                made.packing_error = error_of(made, dense.weight, layer.weight.float())  # pyright: ignore
+                self.base_layer = repacked = pack(dense, self._merged)  # pyright: ignore[reportArgumentType]
+                repacked.packing_error = error_of(repacked, dense.weight, layer.weight.float())  # pyright: ignore
         except BaseException:
             self.base_layer = layer
             self.merged_adapters.clear()
@@ -134,9 +134,9 @@ def teach() -> None:
                 'packed already: take init_lora_weights=True, "pissa" or "olora"'
             )
         for name in getattr(config, "target_parameters", None) or ():
-            if found := _without_parameters(model, name):
+            if path := _without_parameters(model, name):
                 raise ValueError(
-                    f"target_parameters has {name!r}, and the weights of {found} are packed: name a linear layer in "
+                    f"target_parameters has {name!r}, and the weights of {path} are packed: name a linear layer in "
                     "target_modules, and leave experts out of what is packed (quantize_model(model, skip=…))"
                 )
         before(self, model, adapter_name, *args, **kwargs)

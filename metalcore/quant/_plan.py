@@ -86,26 +86,26 @@ def plan(model: torch.nn.Module, mixture: str, skip: Iterable[str], types: Mappi
     """What is to become of each module, in the model's order."""
     if not isinstance(mixture, str) or mixture.lower() not in MIXTURES:
         raise ValueError(f"quantize_model: there is no mixture {mixture!r}; there are {', '.join(MIXTURES)}")
-    skipped, given = patterns("quantize_model", skip, types)
+    skipped, types_by_pattern = patterns("quantize_model", skip, types)
     output, embedding = embedding_of(model, "output"), embedding_of(model, "input")
     modules = dict(model.named_modules())
     places, ties = _places(model), _ties(model)
     tied = output is not None and embedding is not None and _one_weight(output, embedding, places, ties)
-    found = {name: module for name, module in modules.items() if kind_of(module)}
+    candidates = {name: module for name, module in modules.items() if kind_of(module)}
     roles = {
         name: "output" if module is output else "embedding" if module is embedding else role_of(name)
-        for name, module in found.items()
+        for name, module in candidates.items()
     }
     whole = set(getattr(model, "_keep_in_fp32_modules", None) or ())  # parts of names, of a model of transformers
     shape = shape_of(model, sum(role == "v" for role in roles.values()), tied)
     result: Plan = {}
     explicit: set[str] = set()  # modules whose types the caller gives
     values = 0
-    for name, module in found.items():
+    for name, module in candidates.items():
         names = places[module]
         parents = [model.get_submodule(place.rpartition(".")[0]) for place in names]
         reason = reason_to_keep(module, roles[name], names, parents, skipped, whole)
-        chosen = next((type for pattern, type in given.items() if any(map(pattern.search, names))), None)
+        chosen = next((type for pattern, type in types_by_pattern.items() if any(map(pattern.search, names))), None)
         layer = layer_of(name)
         if roles[name] == "v":
             layer, values = values, values + 1
@@ -123,8 +123,8 @@ def plan(model: torch.nn.Module, mixture: str, skip: Iterable[str], types: Mappi
         result[name] = (
             f"no blocks divide its rows of {rows_of_module(module, '')[0][1]}" if None in parts else tuple(parts)  # pyright: ignore
         )
-    for source, module in found.items():
-        for target, other in found.items() if kind_of(module) == "embedding" else ():
+    for source, module in candidates.items():
+        for target, other in candidates.items() if kind_of(module) == "embedding" else ():
             if other is not module and _one_weight(other, module, places, ties):
                 _alike(result, source, target, explicit, tied and other is output)
     return result
@@ -189,7 +189,9 @@ def replace_modules(model: torch.nn.Module, plan: Plan, *, pack: bool, dtype: to
         if isinstance(types, str):
             rows.append(Packed(name, (), before, before, types))
             continue
-        shared = next((made for one, weight, made in embeddings if weight is weights[0] or tied.get(name) == one), None)
+        shared = next(
+            (layer for one, weight, layer in embeddings if weight is weights[0] or tied.get(name) == one), None
+        )
         new = packed_module(module, types, pack, shared, None if weights[0].is_floating_point() else dtype)
         if _is_embedding(model, name):
             embeddings.append((name, weights[0], new))

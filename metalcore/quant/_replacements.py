@@ -51,12 +51,12 @@ def packed_module(
     dtype = dtype or weight.dtype
     if isinstance(module, torch.nn.Embedding):
         scale = float(getattr(module, "scalar_embed_scale", 1.0))
-        made = QuantizedEmbedding(rows, length, types[0], device="meta", dtype=dtype, scale=scale)
+        layer = QuantizedEmbedding(rows, length, types[0], device="meta", dtype=dtype, scale=scale)
     else:
-        made = QuantizedLinear(length, rows, types[0], bias=False, device="meta", dtype=dtype)
-        made.bias = module.bias
-    made.packed = _packed(weight, types[0]) if pack else torch.empty_like(made.packed, device=weight.device)
-    return made
+        layer = QuantizedLinear(length, rows, types[0], bias=False, device="meta", dtype=dtype)
+        layer.bias = module.bias
+    layer.packed = _packed(weight, types[0]) if pack else torch.empty_like(layer.packed, device=weight.device)
+    return layer
 
 
 def _is_numbers(weight):
@@ -75,8 +75,8 @@ def _experts(module, types, pack):
     if not _is_numbers(down):
         width = width // types[2].nbytes * types[2].block
     options: dict[str, Any] = {"activation": clamped_swiglu, "bias": True, "dtype": down.dtype} if clamped else {}
-    made = QuantizedExperts(experts, hidden, width, list(types), device="meta" if pack else up.device, **options)
+    replacement = QuantizedExperts(experts, hidden, width, list(types), device="meta" if pack else up.device, **options)
     if pack:
         for part, weight, type in zip(("gate", "up", "down"), (*up.chunk(2, 1), down), types):
-            setattr(made, part, _packed(weight, type))
-    return made
+            setattr(replacement, part, _packed(weight, type))
+    return replacement

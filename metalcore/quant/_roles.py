@@ -38,8 +38,8 @@ def role_of(name: str) -> str:
 
 def layer_of(name: str) -> int:
     """The number of the layer that a module belongs to; 0 for others."""
-    found = _LAYER.search(f".{name}.")
-    return int(found[1]) if found else 0
+    match = _LAYER.search(f".{name}.")
+    return int(match[1]) if match else 0
 
 
 def shape_of(model: torch.nn.Module, values: int, tied: bool) -> Shape:

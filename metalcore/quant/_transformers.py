@@ -142,15 +142,15 @@ class _Pack(ConversionOps):
         self.quantizer = quantizer
 
     def convert(self, input_dict, model=None, **kwargs):  # pyright: ignore[reportIncompatibleMethodOverride]
-        made = {}
+        weights = {}
         for name in list(input_dict):
             numbers, types = input_dict.pop(name), self.quantizer.types_of(name)
             numbers = numbers[0] if isinstance(numbers, list) else numbers
             if types is not None:
                 module, _, leaf = name.rpartition(".")
                 numbers = packed_weight(model.get_submodule(module), leaf, numbers, types)  # pyright: ignore[reportOptionalMemberAccess]
-            made[name] = numbers
-        return made
+            weights[name] = numbers
+        return weights
 
 
 def note(model: Any, packed: Mapping[str, Sequence[str]], mixture: str | None = None) -> None:

@@ -56,8 +56,8 @@ def _take_for_flash(name):
 
 def _counted_forward(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
     count = _report.count_of("scaled_dot_product_attention", 'transformers\' attn_implementation="metalcore"')
-    found: Any = run_counted(count, lambda: attention_forward(*args, **kwargs), lambda: None)
-    return found
+    result: Any = run_counted(count, lambda: attention_forward(*args, **kwargs), lambda: None)
+    return result
 
 
 def attention_forward(
@@ -143,7 +143,7 @@ def attention_forward(
         key, value = key[:, :, :end], value[:, :, :end]
         position_bias = None if position_bias is None else position_bias[..., :end]
         attention_mask = None if attention_mask is None else attention_mask[..., :end]
-    found: Any = scaled_dot_product_attention(
+    result: Any = scaled_dot_product_attention(
         query,
         key,
         value,
@@ -155,9 +155,9 @@ def attention_forward(
         **options,
     )
     if sinks is not None:  # they divide the weights by exp(lse) + exp(sink) instead of exp(lse)
-        out, lse = found
-        found = out * torch.sigmoid(lse.unsqueeze(-1) - sinks.float()).to(out.dtype)
-    return found.transpose(1, 2).contiguous(), None
+        out, lse = result
+        result = out * torch.sigmoid(lse.unsqueeze(-1) - sinks.float()).to(out.dtype)
+    return result.transpose(1, 2).contiguous(), None
 
 
 def _through_pages(cache, module, key, value, read):
@@ -181,5 +181,5 @@ def _packed(query, key, value, ends, window, options):
     """Attention of sequences that follow each other in all rows of the batch."""
     batch, _, length, _ = query.shape
     flat = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)]
-    found: Any = varlen_attention(*flat, *ends, window=window, **options)
-    return found.unflatten(0, (batch, length))
+    result: Any = varlen_attention(*flat, *ends, window=window, **options)
+    return result.unflatten(0, (batch, length))

@@ -266,8 +266,8 @@ def _find(module, forward, weight, length, gated):
             for eps in floats:
                 trial = Trial(module, forward, weight, length, gated, formula, eps, group)
                 if trial.run(torch.float32, torch.float32):
-                    found = [(pair, trial.run(*pair)) for pair in _PAIRS if weight or pair[0] is pair[1]]
-                    dtypes = {(x, w if weight else None): out for (x, w), out in found if out}
+                    results = [(pair, trial.run(*pair)) for pair in _PAIRS if weight or pair[0] is pair[1]]
+                    dtypes = {(x, w if weight else None): out for (x, w), out in results if out}
                     # bfloat16 holds the squares of its numbers, so only float16 shows squares that are not float32.
                     in_half = all(any(x is half for x, _ in dtypes) for half in _HALF)
                     dtypes = {pair: out for pair, out in dtypes.items() if in_half or pair[0] not in _HALF}
@@ -311,29 +311,29 @@ class Trial(NamedTuple):
         setattr(module, self.eps, 0.25)
         arguments = (x, gate) if self.gated else (x,)
         try:
-            found = self.forward(module, *arguments)
+            result = self.forward(module, *arguments)
             group = self.group and self.group(module, self.length)
-            eps = max(torch.finfo(x_dtype).eps, torch.finfo(found.dtype).eps)
+            eps = max(torch.finfo(x_dtype).eps, torch.finfo(result.dtype).eps)
             bound = self.formula.roundings * eps / 2 + 64 * torch.finfo(torch.float32).eps
             same = agree(
-                lambda: found,
-                lambda: self.formula.compute(x, weight, 0.25, gate, group, found.dtype),
+                lambda: result,
+                lambda: self.formula.compute(x, weight, 0.25, gate, group, result.dtype),
                 bound,
-                found.dtype,
+                result.dtype,
             )
         except Exception:  # this forward takes other arguments, or does something else
             return None
-        return found.dtype if same else None
+        return result.dtype if same else None
 
 
 def agree(ours, theirs, bound, dtype, scale=None):
     """Whether two functions give the same numbers, to a bound relative to `scale`, or by default to the numbers."""
     try:
-        found, expected = ours(), theirs()
-        if found.shape != expected.shape or found.dtype is not dtype:
+        result, expected = ours(), theirs()
+        if result.shape != expected.shape or result.dtype is not dtype:
             return False
-        found, expected = found.float(), expected.float()
+        result, expected = result.float(), expected.float()
         tiny = 4 * torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
-        return bool(((found - expected).abs() <= bound * (expected.abs() if scale is None else scale) + tiny).all())
+        return bool(((result - expected).abs() <= bound * (expected.abs() if scale is None else scale) + tiny).all())
     except Exception:
         return False

@@ -97,19 +97,19 @@ def examine_mlp(module, forward):
         try:
             trial = copy_of(module, children={**factors, **layers})
             trial.training = True  # so that a dropout that is not a module shows
-            found = forward(trial, x)
+            result = forward(trial, x)
         except Exception:  # these layers are not in this order, or it takes other arguments
             continue
         for layout in layouts:
             for layout.dropouts in itertools.product((None, *dropouts), repeat=2):
                 for layout.override, activation, layout.function in _ACTIVATIONS:
-                    if _same(found, layout.compute(trial, x, lambda gate, up: activation(gate) * up)):
+                    if _same(result, layout.compute(trial, x, lambda gate, up: activation(gate) * up)):
                         return layout
     return None
 
 
-def _same(found, expected):
-    return agree(lambda: found, lambda: expected, _BOUND, torch.float32, scale=expected.abs().max())
+def _same(result, expected):
+    return agree(lambda: result, lambda: expected, _BOUND, torch.float32, scale=expected.abs().max())
 
 
 class Gate:
@@ -131,10 +131,10 @@ def examine_gate(module, method):
     both = torch.randn(4, 2 * _MID) * 3
     gate, up = both.chunk(2, dim=-1)
     try:
-        found = method(copy_of(module), both)
+        result = method(copy_of(module), both)
     except Exception:
         return None
     for override, activation, function in _ACTIVATIONS:
-        if _same(found, activation(gate) * up):
+        if _same(result, activation(gate) * up):
             return Gate(override, function)
     return None

@@ -46,8 +46,8 @@ class Source(NamedTuple):
 
     def tensors(self):
         """hidden, the weight and the bias, as the layer sees them."""
-        found = (self.hidden, self.layer.weight, self.layer.bias)
-        return [t if t is None or self.autocast is None else t.to(self.autocast) for t in found]
+        tensors = (self.hidden, self.layer.weight, self.layer.bias)
+        return [t if t is None or self.autocast is None else t.to(self.autocast) for t in tensors]
 
 
 class Logits(Tensor):
@@ -63,11 +63,11 @@ class Logits(Tensor):
         hidden, layer = source.hidden, source.layer
         shape = (*hidden.shape[:-1], layer.out_features)
         trained = any(t is not None and t.requires_grad for t in (hidden, layer.weight, layer.bias))
-        found: Any = Tensor._make_wrapper_subclass(
+        logits: Any = Tensor._make_wrapper_subclass(
             cls, shape, dtype=source.dtype, device=hidden.device, requires_grad=trained
         )
-        found.source, found.count, found.versions, found.kept = source, count, versions, {}
-        return found
+        logits.source, logits.count, logits.versions, logits.kept = source, count, versions, {}
+        return logits
 
     def changed(self, **fields) -> Logits:
         return Logits(self.source._replace(**fields), self.count, self.versions)
@@ -79,10 +79,10 @@ class Logits(Tensor):
             self._check_versions()
             inner, outer = self.source.inner, self.source.outer
             with torch.autocast(self.source.hidden.device.type, enabled=False):
-                found = F.linear(*self.source.tensors())
-            found = found if inner == 1 else found * inner
-            found = found if outer is None else found.tanh() * outer
-            self.kept[with_grad] = found.to(self.source.dtype)
+                logits = F.linear(*self.source.tensors())
+            logits = logits if inner == 1 else logits * inner
+            logits = logits if outer is None else logits.tanh() * outer
+            self.kept[with_grad] = logits.to(self.source.dtype)
         return self.kept[with_grad]
 
     def _check_versions(self):
@@ -182,9 +182,9 @@ class Logits(Tensor):
                 return func(*args, **kwargs)
         lazy = _LAZY.get(func)
         if lazy is not None and isinstance(args[0], cls) and torch.is_grad_enabled():
-            found = lazy(*args, **kwargs)
-            if found is not None:
-                return found
+            result = lazy(*args, **kwargs)
+            if result is not None:
+                return result
         args, kwargs = tree_map_only(cls, Logits.computed, (args, kwargs))
         return func(*args, **kwargs)
 

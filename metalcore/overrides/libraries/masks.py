@@ -87,16 +87,16 @@ class Mask(Tensor):
 
     @staticmethod
     def __new__(cls, shape, device, band, shift, padding, write):
-        found: Any = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
-        found.band, found.shift, found.padding, found._write, found._written = band, shift, padding, write, None
-        return found
+        mask: Any = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
+        mask.band, mask.shift, mask.padding, mask._write, mask._written = band, shift, padding, write, None
+        return mask
 
     def written(self) -> Tensor:
         """The mask as an ordinary tensor."""
-        found = self._written
-        if found is None:
-            found = self._written = self._write()
-        return found
+        tensor = self._written
+        if tensor is None:
+            tensor = self._written = self._write()
+        return tensor
 
     @functools.cached_property
     def packed(self) -> tuple[Tensor, int]:

@@ -130,12 +130,12 @@ def _find(function):
     """How the function reads its arguments, or None if it does something else."""
     for interleaved, tables in itertools.product((False, True), _TWICE):
         for flat in (False, True):
-            found = Layout(interleaved, tables, flat)
+            layout = Layout(interleaved, tables, flat)
             with on_the_cpu():
-                dtypes = {pair: out for pair in _PAIRS if (out := _same(function, found, *pair))}
-                partial = _same(function, found, *_PAIRS[0], _SIZE // 2) is not None
+                dtypes = {pair: out for pair in _PAIRS if (out := _same(function, layout, *pair))}
+                partial = _same(function, layout, *_PAIRS[0], _SIZE // 2) is not None
             if _PAIRS[0] in dtypes:
-                return found._replace(partial=partial, dtypes=dtypes)
+                return layout._replace(partial=partial, dtypes=dtypes)
     return None
 
 
@@ -155,14 +155,14 @@ def _same(function, layout, dtype, table_dtype, rotary=_SIZE):
     cos, sin = angles.cos() * 1.5, angles.sin() * 1.5
     cos, sin = (_TWICE[layout.tables](table).to(table_dtype) for table in (cos, sin))
     try:
-        found = function(q, k, cos, sin)
-        out = found[0].dtype
+        results = function(q, k, cos, sin)
+        out = results[0].dtype
     except Exception:  # it takes other shapes
         return None
     bound = 4 * torch.finfo(dtype).eps
     same = all(
         agree(lambda: ours, lambda: theirs, bound, out, scale=theirs.float().abs().max())
-        for ours, theirs in zip(found, layout.compute(_rotated, q.to(out), k.to(out), cos, sin, 1))
+        for ours, theirs in zip(results, layout.compute(_rotated, q.to(out), k.to(out), cos, sin, 1))
     )
     return out if same else None
 
