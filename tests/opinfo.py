@@ -21,6 +21,7 @@ in the same places. Each sample runs twice: with its tensors as they come, and w
 
 import pytest
 import torch
+from op_db import tensors
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_utils import noncontiguous_like
 from torch.utils._pytree import tree_flatten, tree_map
@@ -111,10 +112,6 @@ def evaluate(function, sample, orders, results):
         previous = torch.autograd.grad(previous, leaves, directions, create_graph=order + 1 < orders, allow_unused=True)
         values.append(list(previous))
     return values
-
-
-def tensors(tree):
-    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
 
 
 def direction(tensor, seed):

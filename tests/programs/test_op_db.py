@@ -1,7 +1,8 @@
-"""Some of PyTorch's sample inputs through the backend. `python tests/programs/op_db_compiled.py` takes all of them."""
+"""Some of PyTorch's sample inputs through the backend. `python tests/op_db.py compiled` takes all of them."""
 
+import op_db
 import pytest
-from op_db_compiled import entries, outcome
+from opinfo import find_op
 
 SOME = (
     *("addmm", "argmax", "cumsum", "einsum", "isclose", "linalg.eigh", "masked.std", "nn.functional.batch_norm"),
@@ -13,5 +14,4 @@ SOME = (
 @pytest.mark.lenient  # the samples have operators that a Mac lacks, which programs run on the CPU
 @pytest.mark.parametrize("name", SOME)
 def test_entry(device, name):
-    ((_, op),) = entries([name])
-    assert outcome(op, device) == ("agrees", "")
+    assert op_db.compare_compiled(find_op(name), device) == ("agrees", "")

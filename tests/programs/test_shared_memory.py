@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from checks import Calls, agree
-from op_db_compiled import entries
+from opinfo import find_op
 from out_forms import check, find
 
 import metalcore
@@ -58,7 +58,7 @@ def test_listed_forms_write_their_result(name):
     ],
 )
 def test_forms_that_write_more_are_found(name, form):
-    assert list(entries({name}))
+    assert torch.float32 in find_op(name).dtypes
     assert f"aten::{form}" in find({name}).wrong and form not in SEEN
 
 
