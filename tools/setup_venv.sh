@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
 declare -A of_group=(
-  [run]="torch setuptools wheel pcpp ninja numpy transformers gguf"
+  [run]="torch setuptools wheel pcpp numpy transformers gguf"
   [test]="pytest pytest-xdist expecttest hypothesis accelerate peft matplotlib sphinx furo myst-parser"
   [lint]="ruff clang-format pyright[nodejs]"
   [docs]="sphinx furo myst-parser"

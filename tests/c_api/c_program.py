@@ -12,7 +12,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PACKAGE = ROOT / "metalcore"
 LIBRARY = PACKAGE / "lib"
-OBJECTS = ROOT / "build" / "metalcore" / "c_objects"  # those of the library
+OBJECTS = ROOT / "build" / "metalcore" / "out" / "c_objects"  # those of the library
 STATUS = (
     "OK",
     "INVALID_ARGUMENT",

@@ -1,7 +1,6 @@
 """The C program and the library's own sources under AddressSanitizer and UndefinedBehaviorSanitizer."""
 
 import random
-import shlex
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,6 +12,7 @@ from test_functions import add_all, check
 from test_programs import rewritten
 
 from metalcore.msl.host import find_compiler
+from tools.build import c_library
 
 pytestmark = pytest.mark.only_on("simulator")  # they need the kernels for CPUs
 
@@ -26,8 +26,7 @@ def sanitized(tmp_path_factory):
         pytest.skip("the library's objects are not here: setup.py has not built it")
     compiler = find_compiler().command
     folder = tmp_path_factory.mktemp("sanitized")
-    (line,) = [line for line in (OBJECTS / "build.ninja").read_text().splitlines() if line.startswith("post_cflags")]
-    flags = [flag for flag in shlex.split(line.split("=", 1)[1]) if flag != "-O2"]
+    flags = [flag for flag in c_library.compile_flags() if flag != "-O2"]
     ours = ROOT / "csrc" / "c_api"
     sources = sorted(ours.rglob("*.cpp"))
 

@@ -126,7 +126,7 @@ def _objects_for_c():
 
 def _built(output, folder):
     """{name: object} of an output of setup.py's."""
-    folder = _BUILT / folder / "csrc"
+    folder = _BUILT / "out" / folder / "csrc"
     return {
         Path(part).relative_to(folder).with_suffix("").as_posix(): Path(part)
         for part in Tasks(_BUILT).signature(output)

@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from metalcore import _C
-from tools.build import c_library, compile_commands, front_end, jobs, simulator_libraries, supported
+from tools.build import c_library, compile_commands, front_end, jobs, objects, simulator_libraries, supported
 from tools.build.places import ROOT, WORK
 from tools.build.tasks import Tasks
 
@@ -89,6 +90,40 @@ def test_tasks_run_where_something_changed(tmp_path):
     later = source.stat().st_mtime + 100
     os.utime(source, (later, later))
     assert build(["-O2"]) == 3
+
+
+@pytest.mark.parametrize("with_header", [False, True], ids=["alone", "precompiled"])
+def test_an_object_is_compiled_again_where_a_header_changed(tmp_path, monkeypatch, with_header):
+    monkeypatch.setattr(objects, "ROOT", tmp_path)
+    monkeypatch.setattr(objects, "_HEADER", tmp_path / "precompiled.h")
+    for name, text in {"precompiled.h": "struct Common {};", "own.h": "", "other.h": ""}.items():
+        (tmp_path / name).write_text(text)
+    common = "" if with_header else '#include "precompiled.h"\n'
+    for name in ("own", "other"):
+        (tmp_path / f"{name}.cpp").write_text(f'{common}#include "{name}.h"\nCommon {name};\n')
+    extension = SimpleNamespace(
+        objects="objects", sources=["own.cpp", "other.cpp"], extra_compile_args=["-O1", "-fPIC"]
+    )
+    command = front_end.compiler()
+
+    def compiled():
+        tasks = Tasks(tmp_path / "build")
+        before = {path: path.stat().st_mtime_ns for path in tasks.out.rglob("*.o")}
+        header = None
+        if with_header:
+            header = objects.precompile(tasks, tasks.out / "common.h", [*command, *extension.extra_compile_args])
+            tasks.run()
+        outputs = objects.add_objects(tasks, extension, command, header)
+        tasks.run()
+        return sorted(path.stem for path in outputs if path.stat().st_mtime_ns != before.get(path))
+
+    def changed(name):
+        (tmp_path / name).touch()
+        return compiled()
+
+    assert compiled() == ["other", "own"] and compiled() == []
+    assert changed("own.h") == ["own"]
+    assert changed("precompiled.h") == ["other", "own"] and compiled() == []
 
 
 def test_all_errors_are_said(tmp_path):

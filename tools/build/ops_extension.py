@@ -10,13 +10,12 @@ import sysconfig
 from pathlib import Path
 
 import torch
-from torch.utils import cpp_extension
+from setuptools import Extension
 
 from .places import CSRC, LINUX, MACOS, MACOS_VERSION, PACKAGE, ROOT
 
 TORCH_2_10 = "0x020a000000000000"
 PYTHON_3_10 = "0x030a0000"
-OBJECTS = "objects"  # the folder of its objects, in places.WORK
 # Folders of csrc/backends.
 BACKENDS = {"mps"} if MACOS else {"simulator", "cuda"} if LINUX else set()
 FRAMEWORKS = ("-framework", "Metal", "-framework", "Foundation", "-framework", "IOKit")
@@ -24,20 +23,18 @@ FRAMEWORKS = ("-framework", "Metal", "-framework", "Foundation", "-framework", "
 
 def ops_extension():
     """A setuptools.Extension."""
-    cpp_extension.min_supported_cpython = PYTHON_3_10  # newer releases of PyTorch have a newer one
     package = torch_package()
-    extension = cpp_extension.CppExtension(
+    extension = Extension(
         "metalcore._C",
         sources(),
         py_limited_api=True,
         extra_compile_args=_compile_flags(package),
         extra_link_args=link_flags(),
+        library_dirs=[str(package / "lib")],
+        # Not libc10, which has nothing of the stable ABI.
+        libraries=["torch_cpu", "torch", *(["dl", "pthread"] if LINUX else [])],
     )
-    # PyTorch proposes more. Its headers are among the flags, as the system's, since their warnings are not ours; and
-    # libc10 has nothing of the stable ABI.
-    extension.include_dirs, extension.library_dirs = [], [str(package / "lib")]
-    extension.output, extension.objects = "_C.abi3.so", OBJECTS
-    extension.libraries = ["torch_cpu", "torch", *(["dl", "pthread"] if LINUX else [])]
+    extension.output, extension.objects = "_C.abi3.so", "objects"
     return extension
 
 
@@ -67,7 +64,8 @@ def _compile_flags(package):
         "-Wall",
         "-Wno-unknown-pragmas",
         f"-DTORCH_TARGET_VERSION={TORCH_2_10}",
-        # For ninja alone, which compares commands: it does not look at the system's headers.
+        f"-DPy_LIMITED_API={PYTHON_3_10}",
+        # For the build alone, which compares commands and not the system's headers.
         f"-DMETALCORE_BUILT_WITH_TORCH={version}",
         f"-I{PACKAGE / 'msl' / 'include'}",
     ]

@@ -8,6 +8,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from ..build import compile_commands
+from ..build.objects import precompile
 from ..build.places import ROOT
 from ..build.tasks import Tasks
 from .report import CheckFailed
@@ -53,7 +54,7 @@ def compiler(sdk):
 def run(command, what, **options):
     done = subprocess.run(command, capture_output=True, text=True, **options)
     if done.returncode:
-        raise CheckFailed(f"{what}:\n{done.stdout}{done.stderr.strip()}")  # ninja prints errors on stdout
+        raise CheckFailed(f"{what}:\n{done.stdout}{done.stderr.strip()}")
     return done.stdout
 
 
@@ -97,16 +98,32 @@ def compile_with_headers(torch, built_with):
         made_from.update(path.read_bytes())
     if note.exists() and note.read_text() == made_from.hexdigest():
         return f"{len(names)} files, unchanged since"
+    header = _precompiled(torch, built_with)
     with ThreadPoolExecutor(JOBS) as pool:
-        list(pool.map(lambda name: compile_source(name, torch, built_with), names))
+        list(pool.map(lambda name: compile_source(name, torch, built_with, header=header), names))
     note.write_text(made_from.hexdigest())
     return f"{len(names)} files"
 
 
-def compile_source(name, torch, built_with, source=None):
+def _precompiled(torch, built_with):
+    """The header with which sources compile faster with the headers of a PyTorch."""
+    _, command = compile_command("gpu/record")
+    tasks = Tasks(WORK / "precompiled")
+    header = precompile(tasks, tasks.out / "precompiled.h", _with_torch(command, torch, built_with))
+    tasks.run()
+    return header
+
+
+def _with_torch(command, torch, built_with):
+    return [part.replace(str(built_with), str(torch)) for part in command]
+
+
+def compile_source(name, torch, built_with, source=None, header=None):
     """Compiles csrc's source of this name, or a changed copy of it, with the headers of a PyTorch."""
     original, command = compile_command(name)
-    flags = [part.replace(str(built_with), str(torch)) for part in command]
+    flags = _with_torch(command, torch, built_with)
+    if header and original.suffix == ".cpp":
+        flags += ["-include", str(header)]
     run(
         [*flags, "-fsyntax-only", f"-iquote{original.parent}", str(source or original)],
         f"{original.relative_to(ROOT)} does not compile with {torch.parent.name}",

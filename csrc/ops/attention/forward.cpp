@@ -50,7 +50,7 @@ attention::DecodeCall decode_call(const Call& call, const Tensor& out, const Ten
 
 std::string why(const Call& call, int64_t rows, bool narrow) {
   const bool cuda = gpu::Recorder::current()->backend().device_type() == "cuda";
-  return std::to_string(rows) + " queries for a threadgroup" + attention::kind_text(call, narrow) + ", " +
+  return std::to_string(rows) + (" queries for a threadgroup" + attention::kind_text(call, narrow)) + ", " +
          attention::size_text(call) +
          (cuda ? "; the override leaves PyTorch's function as it is, since PyTorch's kernels are faster on cuda" : "");
 }

@@ -1,0 +1,64 @@
+"""C++ sources, each compiled by itself, after the headers that most of them include."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from .places import CSRC, ROOT
+from .tasks import run
+
+_HEADER = CSRC / "precompiled.h"
+
+
+def precompile_headers(tasks, extension, command):
+    """Has csrc/precompiled.h compiled with the extension's flags. Returns the header that the sources begin with, or
+    None with ccache, which would keep no result."""
+    if "ccache" in os.path.realpath(shutil.which(command[0]) or command[0]):
+        return None
+    header = tasks.out / extension.objects / _HEADER.name
+    return precompile(tasks, header, [*command, *extension.extra_compile_args])
+
+
+def precompile(tasks, header, compile_command):
+    """Makes a header that stands for csrc/precompiled.h. Where the option -include names HEADER and the other flags are
+    the same, compilers read HEADER.gch in its place."""
+
+    def action(output):
+        header.write_text(f'#include "{_HEADER}"\n')
+        # Clang refuses a system's header that is newer, so that these are inputs too: -MD and not -MMD.
+        _compile([*compile_command, "-MD", "-x", "c++-header", str(header)], output)
+
+    name = f"{header.relative_to(tasks.out)}.gch"
+    tasks.add(name, _read_by_compiler(tasks.out / name), compile_command, action)
+    return header
+
+
+def add_objects(tasks, extension, command, header):
+    """Has each source of the extension compiled. Returns the paths of the objects."""
+    return [_object(tasks, extension, source, command, header) for source in sorted(extension.sources)]
+
+
+def _object(tasks, extension, source, command, header):
+    name = f"{extension.objects}/{Path(source).with_suffix('.o')}"
+    inputs = [ROOT / source, *_read_by_compiler(tasks.out / name)]
+    compile_command = [*command, *extension.extra_compile_args]
+    if header and source.endswith(".cpp"):  # Objective-C++ is another language
+        inputs.append(header.with_name(f"{header.name}.gch"))
+        compile_command += ["-include", str(header)]
+    compile_command += ["-MMD", "-c", str(ROOT / source)]
+    return tasks.add(name, inputs, compile_command, lambda output: _compile(compile_command, output))
+
+
+def _compile(command, output):
+    run([*command, "-MF", f"{output}.d", "-o", str(output)])
+
+
+def _read_by_compiler(output):
+    """The files that the output was compiled from. The compiler wrote a rule for make, which counts as missing itself
+    where there is none."""
+    rule = output.with_name(f"{output.name}.d")
+    if not rule.exists():
+        return [rule]
+    names = re.split(r"(?<!\\)\s+", rule.read_text().split(": ", 1)[1].replace("\\\n", " ").strip())
+    return [Path(name.replace("\\ ", " ").replace("$$", "$")) for name in names]
