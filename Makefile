@@ -8,7 +8,7 @@ PY := .venv/bin/python
 # What .venv has, a file for each group of packages in tools/setup_venv.sh.
 VENV := .venv/.metalcore-
 BUILT := build/.metalcore-built
-# The same without what the examples do not need: kernels are compiled when they first run.
+# The same without the library for C, and the simulator's kernels are compiled when they first run.
 RUNS := build/.metalcore-runs
 SOURCES := $(shell find csrc kernels metalcore/msl metalcore/_device_*.py tools/build setup.py pyproject.toml -type f -not -name '*.pyc' 2>/dev/null)
 # compile_shader uses the compiler that built the rest, which need not be called g++.

@@ -10,8 +10,9 @@
 # symbols allow.
 #
 # Environment: PYTHON (.venv's, which is made if need be), SDIST (the source distribution that cibuildwheel builds from;
-# one of this checkout), and what setup.py takes (METALCORE_JOBS, METALCORE_ISA).
+# one of this checkout), and what setup.py takes (METALCORE_JOBS; METALCORE_ISA, which is all here).
 set -euo pipefail
+export METALCORE_ISA=${METALCORE_ISA-all}
 cd "$(dirname "$0")"
 CIBUILDWHEEL=cibuildwheel==4.3.5
 tools=build/wheels/tools

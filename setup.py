@@ -3,8 +3,8 @@ place, the simulated device.
 
 Only what changed is rebuilt. How: tools/build. Environment:
   METALCORE_JOBS  compilers to run at once (as many as there are cores, with 2 GB of memory for each)
-  METALCORE_ISA   instruction sets of the built-in kernels, comma separated (all of this architecture's);
-                  native for this CPU's alone; empty for none, where only a GPU runs kernels; first-use to compile
+  METALCORE_ISA   instruction sets of the simulator's kernels, comma separated; all of this architecture's; native for
+                  this CPU's alone; empty for none, where only a GPU runs kernels; first-use (the default) to compile
                   each when the simulator first runs it, without the library for C
   METALCORE_TORCH PyTorch's package, where it is not the one of this Python: headers and libraries of another platform
 """

@@ -2,7 +2,7 @@
 
     python -m tools.wheel_check dist/*.whl
 
-METALCORE_ISA says, as for setup.py, for which instruction sets the wheel has kernels.
+METALCORE_ISA says, as for setup.py, for which instruction sets the wheel has kernels; here it is all by default.
 """
 
 import base64
@@ -105,11 +105,11 @@ print(json.dumps(found))
 """
 
 
-def problems(path, sets=None):
+def problems(path, sets="all"):
     """All that is wrong with the only wheel in its folder, in words.
 
     Args:
-        sets: the instruction sets, as METALCORE_ISA names them; by default all of the wheel's machine.
+        sets: the instruction sets, as METALCORE_ISA names them; "all" are those of the wheel's machine.
     """
     return [
         *_metadata_problems(_files(path), _platform(path)),
@@ -118,10 +118,10 @@ def problems(path, sets=None):
     ]
 
 
-def content_problems(path, sets=None):
+def content_problems(path, sets="all"):
     """What is wrong with what a wheel contains."""
     files, platform = _files(path), _platform(path)
-    chosen = platform.instruction_sets if sets is None else [name for name in sets.split(",") if name]
+    chosen = platform.instruction_sets if sets == "all" else [name for name in sets.split(",") if name]
     return [
         *_source_problems(files, platform),
         *_binary_problems(files, platform, chosen),
@@ -257,7 +257,7 @@ def _resolved(path, machines):
 if __name__ == "__main__":
     wrong = 0
     for argument in map(Path, sys.argv[1:]):
-        found = problems(argument, os.environ.get("METALCORE_ISA"))
+        found = problems(argument, os.environ.get("METALCORE_ISA", "all"))
         wrong += len(found)
         for text in found or [f"{summary(argument)}, right"]:
             print(f"{argument.name}: {text}")

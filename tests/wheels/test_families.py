@@ -1,6 +1,7 @@
 """Paths name families of kernels, so that two families may have sources of one name, such as a/forward and b/forward.
 tests/metal_runtime tests Metal's families."""
 
+import platform
 import subprocess
 import sys
 
@@ -81,6 +82,18 @@ def test_kernels_of_one_name_are_refused(kernels, tasks):
         f"two kernels are named 'silu_packed_half', in {kernels}/second/forward.metal and in "
         f"{kernels}/third/forward.metal"
     )
+
+
+def test_the_default_and_all_sets(kernels, tmp_path, monkeypatch):
+    def outputs():
+        tasks = Tasks(tmp_path / "other")
+        return [path.relative_to(tasks.out).as_posix() for path in simulator_libraries(tasks, kernels)]
+
+    monkeypatch.delenv("METALCORE_ISA", raising=False)
+    assert outputs() == ["lib/on-first-use"]
+    monkeypatch.setenv("METALCORE_ISA", "all")
+    sets = 3 if platform.machine() == "x86_64" else 1
+    assert len(outputs()) == 2 * (sets + 1)
 
 
 def test_kernels_that_count_on_subnormal_numbers_have_another_variant(tmp_path, monkeypatch):

@@ -6,12 +6,17 @@ from pathlib import Path
 
 from .families import HALF_SUBNORMALS, families, has_flushing_variant, with_includes
 from .front_end import compiler, host, translator
-from .places import KERNELS, PLATFORM
+from .places import KERNELS, LINUX, PLATFORM
 
 
 def on_first_use():
-    """Whether the simulator compiles each family of kernels when it is first used (metalcore/msl/builtin.py)."""
-    return os.environ.get("METALCORE_ISA") == "first-use"
+    """Whether the simulator compiles each family of kernels when it is first used (metalcore/msl/builtin.py). Who
+    builds for this machine has the compiler that this takes; wheels for others have the kernels."""
+    return LINUX and _asked() == "first-use"
+
+
+def _asked():
+    return os.environ.get("METALCORE_ISA", "first-use")
 
 
 def simulator_libraries(tasks, folder=KERNELS):
@@ -61,11 +66,11 @@ def _wanted():
     """[(folder, instruction set, whether the kernels check themselves)]. Raises SystemExit for unknown sets."""
     machine = PLATFORM.split("-")[-1]
     known = [*reversed(_FLAGS)] if machine == "x86_64" else [machine]
-    asked = os.environ.get("METALCORE_ISA", ",".join(known))
-    wanted = [native()] if asked == "native" else [isa for isa in asked.split(",") if isa]
+    several = {"all": known, "native": [native()]}
+    wanted = several.get(_asked()) or [isa for isa in _asked().split(",") if isa]
     if unknown := sorted(set(wanted) - set(known)):
         raise SystemExit(
             f"METALCORE_ISA: the simulator has no kernels for {', '.join(unknown)}; it has them for "
-            f"{', '.join(known)}, and native means this CPU's"
+            f"{', '.join(known)}; all means these, native this CPU's, first-use none before they run"
         )
     return [*((isa, isa, False) for isa in wanted), ("checking", known[0], True)] if wanted else []
