@@ -10,8 +10,8 @@
     memcheck, racecheck, synccheck
                  compute-sanitizer finds no error in any built-in kernel, and finds one in a kernel that has one
 
-The sanitizers watch tests/cuda_device/every_kernel.py, section by section. Logs and a report go to --out, by default
-$OUT or build/cuda_check. A part that takes longer than --timeout seconds is ended, and what it found is reported.
+The sanitizers watch tests/cuda_device/every_kernel.py, section by section. Logs and a report go to --out. A part that
+takes longer than --timeout seconds is ended, and what it found is reported.
 """
 
 import argparse
@@ -207,7 +207,7 @@ def main():
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
     parser.add_argument("-n", "--processes", type=int, default=8)
     parser.add_argument("--timeout", type=float, default=520, help="seconds for each part")
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or ROOT / "build" / "cuda_check"))
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "cuda_check", help="default: %(default)s")
     words = sys.argv[1:]
     split = words.index("--") if "--" in words else len(words)
     arguments = parser.parse_args(words[:split])
