@@ -31,9 +31,14 @@ class Files:
         self.folder, self.stem = Path(folder), stem
 
     def write_json(self, data):
-        """One result per line."""
+        """One result per line, and five digits of each figure."""
+
+        def figure(text):
+            return float(f"{float(text):.5g}")
+
+        data = json.loads(json.dumps(data), parse_float=figure)
         head = json.dumps({name: value for name, value in data.items() if name != "results"}, indent=1)
-        results = ",\n".join(map(json.dumps, data["results"]))
+        results = ",\n".join(json.dumps(result, separators=(",", ":")) for result in data["results"])
         self._write("json", head.removesuffix("\n}") + f',\n "results": [\n{results}\n]\n}}\n')
 
     def write_reports(self, data):

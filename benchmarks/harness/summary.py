@@ -64,9 +64,6 @@ def summarize(family, case, samples, ceilings, with_targets):
         result.update(rates(case, ours["median"], samples.cached, ceilings))
     if with_targets:
         result["targets"] = [check(result, quantity, bound) for quantity, bound in case.targets.items()]
-    result["samples"] = {
-        side: [float(f"{seconds:.5g}") for seconds in getattr(samples, side) or ()] for side in ("ours", "theirs")
-    }
     return result
 
 
