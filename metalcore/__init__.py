@@ -15,9 +15,10 @@ import torch  # noqa: F401  (loads the libraries that _C links against)
 # All of them, not only what is asked for: they complete the operators torch.ops.metalcore.… and register the ops, whose
 # registry has the order in which they are imported.
 # isort: off
-from . import _system  # noqa: F401  (it refuses what _C cannot run on)
+from ._system import __version__  # noqa: F401  (the module refuses what _C cannot run on)
 from . import _C  # noqa: F401
-from ._core import after_import, tuned  # noqa: F401  (it says where measured tuning is)
+from ._core import after_import
+from .tuning import loading  # noqa: F401  (it says where measured tuning is)
 from . import (
     activation,
     normalization,
@@ -47,8 +48,6 @@ from .quant import dequantize, quantized_embedding, quantized_linear, quantized_
 from .rotary import *  # noqa: F403
 from .sampling import *  # noqa: F403
 # isort: on
-
-__version__ = "0.1.0"
 
 # What is not needed by every program is imported when it is first used.
 _LAZY = {

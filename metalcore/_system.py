@@ -11,6 +11,8 @@ import warnings
 
 import torch
 
+__version__ = "0.1.0"
+
 OLDEST_TORCH, OLDEST_MACOS = (2, 10), (14, 0)
 _NEEDS_MACOS_15 = (2, 15)
 

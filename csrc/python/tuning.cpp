@@ -1,4 +1,4 @@
-// Tuning as Python sees it: metalcore/tuning, which measures, and metalcore/_core/tuned.py.
+// Tuning as Python sees it: metalcore/tuning, which measures, and keeps and loads what it found.
 #include "methods.h"
 
 #include "../gpu/tuning.h"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .. import _C
+from .._backends import DEVICES
 
 __all__ = [
     "COUNTED",
@@ -37,23 +36,6 @@ FLOAT_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _IN_16_BITS = FLOAT_DTYPES - {torch.float32}
 _strided = torch.strided
 
-
-def _simulator_has_kernels():
-    """Whether this build has the kernels for this CPU. METALCORE_ISA can leave them out."""
-    if not hasattr(_C, "simulator_info"):
-        return False
-    info = _C.simulator_info()
-    places = (os.path.join(info["library_path"], name) for name in (info["isa"], "on-first-use"))
-    return any(map(os.path.exists, places))
-
-
-# The devices on which a backend can run the kernels: `mps` of a Mac or of the simulator, and `cuda` if PyTorch has
-# CUDA.
-_BACKENDS = {
-    "mps": hasattr(_C, "mps_kernels") or _simulator_has_kernels(),
-    "cuda": hasattr(_C, "cuda_dispatch") and torch.version.cuda,
-}
-DEVICES = frozenset(device for device, available in _BACKENDS.items() if available)
 _MPS, _CUDA = "mps" in DEVICES, "cuda" in DEVICES
 
 

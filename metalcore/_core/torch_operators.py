@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -63,14 +63,14 @@ def overload(name: str) -> Any:
     return getattr(getattr(torch.ops.aten, packet, None), which or "default", None)
 
 
+# What mps_kernels() returns where the device is simulated. metalcore.simulator sets it.
+simulated_kernels: Callable[[], Container[str]] | None = None
+
+
 @functools.cache
 def mps_kernels() -> Container[str]:
     """The operators with an MPS kernel: PyTorch's own, or those of its table where the device is simulated."""
-    if getattr(torch._C, "_metalcore_simulates_mps", False):
-        from ..simulator import mac_operators
-
-        return mac_operators.kernels() | mac_operators.on_cpu()
-    return _Registered("MPS")
+    return simulated_kernels() if simulated_kernels else _Registered("MPS")
 
 
 class _Registered:

@@ -13,7 +13,7 @@ import sys
 
 import torch
 
-from .. import __version__
+from .._system import __version__
 from . import bench, cflags, check, doctor, explain, generate, gguf, golden, info, op, ops, program, selftest, tune
 
 __all__ = ["main"]

@@ -129,7 +129,7 @@ def share_text(gpu, outcomes, date, overrides=()):
     """What was measured, as a short text in Markdown."""
     import torch
 
-    from .. import __version__
+    from .._system import __version__
     from ..tuning.search import text
 
     lines = [

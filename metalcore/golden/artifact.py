@@ -112,7 +112,7 @@ def record(
 
 
 def _record(case, device, seed):
-    from .. import __version__
+    from .._system import __version__
 
     inputs, found = parts(case, device, seed)
     meta = {

@@ -10,7 +10,7 @@ import struct
 import torch
 
 from .. import _C
-from .._core.routing import DEVICES
+from .._backends import DEVICES
 from . import cache, cuda, signatures
 
 # The devices that have a target here. On a Mac, PyTorch compiles the programs.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..overrides._report import count_of
 from ._multi_tensor import MultiTensor
 from .adamw import AdamW
 from .muon import Muon
@@ -22,39 +21,31 @@ class Override(_Base):
     """Steps an optimizer of torch.optim, whose class, attributes and checkpoints stay as they are. Its state has
     torch's dtypes. Counts which steps the kernel took."""
 
-    OVERRIDE = ""
+    __slots__ = ("_count",)
 
     @classmethod
-    def step_of(cls, optimizer, closure=None):
-        """MultiTensor.step() for an optimizer of PyTorch's class."""
+    def step_of(cls, optimizer, count, closure=None):
+        """MultiTensor.step() for an optimizer of PyTorch's class, counted by an override's `count`."""
         stepper = object.__new__(cls)
         stepper.__dict__ = optimizer.__dict__  # the same state, groups and hooks, for as long as the step takes
+        stepper._count = count  # a slot, beside that dictionary
         return MultiTensor.step(stepper, closure)
 
     def _step_by_kernel(self, group, params, grads):
-        self._count().run(super()._step_by_kernel, group, params, grads)
+        self._count.run(super()._step_by_kernel, group, params, grads)
 
     def _step_by_torch(self, group):
-        self._count().left[LEFT] += 1
+        self._count.left[LEFT] += 1
         super()._step_by_torch(group)
-
-    def _count(self):
-        return count_of(self.OVERRIDE.lower(), f"torch.optim.{self.OVERRIDE}")
 
 
 class OverrideAdamW(Override, AdamW):
     """metalcore.optim.AdamW in the place of torch.optim.AdamW."""
 
-    OVERRIDE = "AdamW"
-
 
 class OverrideSGD(Override, SGD):
     """metalcore.optim.SGD in the place of torch.optim.SGD."""
 
-    OVERRIDE = "SGD"
-
 
 class OverrideMuon(Override, Muon):
     """metalcore.optim.Muon in the place of torch.optim.Muon."""
-
-    OVERRIDE = "Muon"

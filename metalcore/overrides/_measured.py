@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .._core.tuned import wanted
+from ..tuning.loading import wanted
 from ._gains import Measured
 
 __all__ = ["measured"]

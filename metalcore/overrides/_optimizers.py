@@ -52,7 +52,7 @@ def _chooser(op, override, step) -> Any:
             elif "leaves fused" in state and all(group.get("fused") for group in groups):
                 reason = NOT_MEASURED
             else:
-                return ours.step_of(self, closure)
+                return ours.step_of(self, count_of(*counted), closure)
             count_of(*counted).left[reason] += 1
         return previous(self, closure)
 

@@ -12,7 +12,8 @@ from typing import Any, cast
 import torch
 
 from .. import _C, _device_library
-from .._core.routing import DEVICES
+from .._backends import DEVICES
+from .._core import torch_operators
 from .._core.switches import switched_on
 from . import mac_operators
 
@@ -41,6 +42,7 @@ def install():
         mac_operators.kernels()  # raises where there is no table
     extension.install()
     _extension = extension
+    torch_operators.simulated_kernels = lambda: mac_operators.kernels() | mac_operators.on_cpu()
     set_strict(strict)
     if hasattr(_C, "simulator_set_device_functions"):
         _C.simulator_set_device_functions(*extension.functions())

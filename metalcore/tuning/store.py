@@ -19,9 +19,10 @@ from pathlib import Path
 import torch
 
 from .. import _C
-from .._core.tuned import wanted
+from .._system import __version__
 from ..msl import cache
 from ..msl.private_files import open_file, opened_directory
+from .loading import wanted
 
 __all__ = ["GPU", "Gains", "Value", "Values", "gains", "load", "save", "state", "this_gpu", "use", "value_of"]
 
@@ -56,8 +57,6 @@ class GPU:
 
     def identity(self) -> dict[str, str]:
         """What has to be as it was when the values were measured."""
-        from .. import __version__
-
         return {"metalcore": __version__, "kernels": _kernels_digest(self.device_type), "GPU": self.name}
 
 

@@ -9,11 +9,10 @@ import pytest
 
 import metalcore
 from metalcore import _C
-from metalcore._core import tuned as loading
 from metalcore.cli import info, main, tune
 from metalcore.overrides import _gains
 from metalcore.overrides import _timing as overrides
-from metalcore.tuning import search, store, workloads
+from metalcore.tuning import loading, search, store, workloads
 from metalcore.tuning.timing import Timing
 
 

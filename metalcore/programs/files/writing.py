@@ -46,7 +46,7 @@ def save(
         raise ValueError("a program that was loaded no longer has the module's weights; save it with weights='inside'")
     if apart is not None and apart.absolute() == path.absolute():
         raise ValueError(f"{path} cannot be the file of the weights as well")
-    from ... import __version__
+    from ..._system import __version__
 
     writer = _Writer(source, apart is not None)
     sections = writer.sections()

@@ -8,8 +8,8 @@ from __future__ import annotations
 import threading
 
 from .. import _C
-from .mac_kernels import lacking, this_release
-from .switches import switched_on
+from .._core.mac_kernels import lacking, this_release
+from .._core.switches import switched_on
 
 __all__ = ["wanted"]
 
@@ -27,7 +27,7 @@ def _load(device_type):
     with _lock:
         if device_type not in _asked and wanted():
             _asked.add(device_type)
-            from ..tuning import store
+            from . import store
 
             if store.files(device_type):
                 store.load(device_type)
