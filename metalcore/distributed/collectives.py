@@ -50,8 +50,8 @@ def _kernel(name):
     def by_cpu(written, *others):
         empty = name in _WRITTEN or name in _RECEIVED
         staged = tree_map_only(Tensor, _empty_on_cpu if empty else Tensor.cpu, written)
-        found = operator(staged, *tree_map_only(Tensor, Tensor.cpu, others))
-        work = found[-1] if returns_tensors else found
+        result = operator(staged, *tree_map_only(Tensor, Tensor.cpu, others))
+        work = result[-1] if returns_tensors else result
         if name in _RECEIVED:
             # It may be asked for before the send that answers it: to wait here could be for ever.
             return _later(work, lambda: _copy_back(staged, written))

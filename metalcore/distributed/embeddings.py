@@ -41,7 +41,7 @@ def embedding(local: Callable, weight, indices, padding: int, *options) -> Tenso
     inside = (place >= 0) & (place < len(table))
     nowhere = (chosen < 0) | (chosen >= len(weight))
     padding = padding - first if first <= padding < first + len(table) else -1
-    found = local(table, place.where(inside, -1), padding, *options)
-    found = torch.where((inside | nowhere)[..., None], found, 0)
+    part = local(table, place.where(inside, -1), padding, *options)
+    part = torch.where((inside | nowhere)[..., None], part, 0)
     placements = [Partial() if t == Shard(0) else r for r, t in zip(rows, tables)]
-    return DTensor.from_local(found, mesh, placements, run_check=False)
+    return DTensor.from_local(part, mesh, placements, run_check=False)

@@ -24,7 +24,7 @@ def _watch() -> None:
     make = state.__init__
 
     @functools.wraps(make)
-    def made(self, *arguments, **options):
+    def initialize(self, *arguments, **options):
         make(self, *arguments, **options)
         ranks = int(os.environ.get("WORLD_SIZE", "1"))
         if ranks > 1 and self.device.type == "mps" and self.distributed_type == "NO":
@@ -35,4 +35,4 @@ def _watch() -> None:
                 stacklevel=2,
             )
 
-    state.__init__ = made
+    state.__init__ = initialize

@@ -150,8 +150,8 @@ class _Linear(torch.autograd.Function):
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         if ctx.gradients is None:
             raise RuntimeError("fused_linear_cross_entropy: backward() runs once; its gradients have been used")
-        found, ctx.gradients = ctx.gradients, None
-        return *(None if g is None else g * grad.to(g.dtype) for g in found), None, None, None, None, None
+        gradients, ctx.gradients = ctx.gradients, None
+        return *(None if g is None else g * grad.to(g.dtype) for g in gradients), None, None, None, None, None
 
 
 def cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing, softcap, z_loss) -> Tensor:

@@ -21,9 +21,9 @@ def of_whole(function: Callable[[Tensor], Tensor], batch) -> Tensor:
     mesh, placements = batch.device_mesh, batch.placements
     owned = [Shard(0)] * mesh.ndim
     mine = batch.redistribute(mesh, owned).to_local()
-    found = function(mine) if len(mine) else mine
-    made = DTensor.from_local(found, mesh, owned, run_check=False, shape=batch.shape, stride=batch.stride())
-    return made.redistribute(mesh, placements)
+    result = function(mine) if len(mine) else mine
+    gathered = DTensor.from_local(result, mesh, owned, run_check=False, shape=batch.shape, stride=batch.stride())
+    return gathered.redistribute(mesh, placements)
 
 
 class Owned:

@@ -63,8 +63,8 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 
 def as_dicts(machine: Machine | None, outcomes: Iterable[Outcome]) -> dict:
     """The same for programs; without a machine, the rows that are known."""
-    found = {one.row: {**one._asdict(), "fault": one.is_fault} for one in outcomes}
-    rows = [_row(row) | found.get(row.name, {}) for row in ROWS if machine is None or row.name in found]
+    results = {one.row: {**one._asdict(), "fault": one.is_fault} for one in outcomes}
+    rows = [_row(row) | results.get(row.name, {}) for row in ROWS if machine is None or row.name in results]
     return {"machine": machine._asdict() if machine else None, "rows": rows}
 
 

@@ -34,8 +34,8 @@ def load(machine: Machine) -> dict[str, Outcome]:
     """What was found, by row; empty where doctor has not run."""
     if cache.existing(_name(machine)) is None:
         return {}
-    found = json.loads(cache.content(_name(machine), lambda path: path.write_text("[]")))
-    return {one["row"]: Outcome(**one) for one in found}
+    content = json.loads(cache.content(_name(machine), lambda path: path.write_text("[]")))
+    return {one["row"]: Outcome(**one) for one in content}
 
 
 def save(machine: Machine, outcomes: Iterable[Outcome]) -> Path:
@@ -50,13 +50,13 @@ def save(machine: Machine, outcomes: Iterable[Outcome]) -> Path:
 
 def missing(machine: Machine) -> list[Row]:
     """The rows that have not been tried on this machine."""
-    found = load(machine)
-    return [row for row in ROWS if row.name not in found]
+    outcomes = load(machine)
+    return [row for row in ROWS if row.name not in outcomes]
 
 
 def faults(machine: Machine) -> tuple[Row, ...]:
     """The rows whose fault this machine has. Probes that have not run on it run now, in a child process."""
     if rows := missing(machine):
         save(machine, judge_apart(rows, machine))
-    found = load(machine)
-    return tuple(row for row in ROWS if found[row.name].is_fault)
+    outcomes = load(machine)
+    return tuple(row for row in ROWS if outcomes[row.name].is_fault)

@@ -62,9 +62,9 @@ def on_cpu(operator: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def _device(values):
-    found = []
-    tree_map_only(Tensor, lambda tensor: found.append(tensor.device), values)
-    return next((device for device in found if device.type != "cpu"), torch.device("cpu"))
+    devices = []
+    tree_map_only(Tensor, lambda tensor: devices.append(tensor.device), values)
+    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
 
 
 def _written(operator, args, kwargs):
@@ -79,13 +79,13 @@ def _written(operator, args, kwargs):
 
 def forms(*names: str) -> tuple[str, ...]:
     """The functional, in-place and out= forms of operators such as "add.Tensor" and "mm", as far as they exist."""
-    found = []
+    existing = []
     for name in names:
         packet, _, which = name.partition(".")
         out = "out" if which in ("", "Tensor") else f"{which}_out"
         in_place = f"{packet}_.{which}" if which else f"{packet}_"
-        found += [one for one in (name, in_place, f"{packet}.{out}") if overload(one)]
-    return tuple(found)
+        existing += [one for one in (name, in_place, f"{packet}.{out}") if overload(one)]
+    return tuple(existing)
 
 
 def always(*args, **kwargs) -> bool:

@@ -58,15 +58,15 @@ def judge(row: Row, machine: Machine, device: str = "mps") -> Outcome:
     begin = time.monotonic()
     try:
         with _random_numbers_kept():
-            found = row.probe(device)
+            result = row.probe(device)
             torch.mps.synchronize()
     except NotImplementedError as error:
         return Outcome(row.name, "no op", note=_first_line(error))
     except (RuntimeError, MemoryError) as error:
         status = "no memory" if "out of memory" in str(error) or isinstance(error, MemoryError) else "FAILS"
         return Outcome(row.name, status, note=_first_line(error), seconds=time.monotonic() - begin)
-    status = "right" if found.error <= found.bound else "WRONG"
-    return Outcome(row.name, status, found.error, found.bound, seconds=time.monotonic() - begin)
+    status = "right" if result.error <= result.bound else "WRONG"
+    return Outcome(row.name, status, result.error, result.bound, seconds=time.monotonic() - begin)
 
 
 def _first_line(error):

@@ -95,14 +95,14 @@ class Adjustments:
 
 
 def _processed(processor, tokens, scores):
-    found = processor(tokens, scores)
+    result = processor(tokens, scores)
     name = getattr(processor, "__name__", type(processor).__name__)
-    if not isinstance(found, Tensor):
-        raise TypeError(f"generate: logits_processor {name} returned no tensor: {type(found).__name__}")
-    if found.shape != scores.shape:
-        shapes = f"{tuple(found.shape)}, and the logits have {tuple(scores.shape)}"
+    if not isinstance(result, Tensor):
+        raise TypeError(f"generate: logits_processor {name} returned no tensor: {type(result).__name__}")
+    if result.shape != scores.shape:
+        shapes = f"{tuple(result.shape)}, and the logits have {tuple(scores.shape)}"
         raise ValueError(f"generate: logits_processor {name} returned a tensor of shape {shapes}")
-    return found
+    return result
 
 
 def _number(name, value):
@@ -111,15 +111,15 @@ def _number(name, value):
     return float(value)
 
 
-def _bias(given, rows, vocabulary, device):
-    if given is None:
+def _bias(logit_bias, rows, vocabulary, device):
+    if logit_bias is None:
         return None
-    if isinstance(given, Tensor):
-        if given.shape not in ((vocabulary,), (rows, vocabulary)):
+    if isinstance(logit_bias, Tensor):
+        if logit_bias.shape not in ((vocabulary,), (rows, vocabulary)):
             shapes = f"({vocabulary},) or ({rows}, {vocabulary})"
-            raise ValueError(f"generate: logit_bias must be of shape {shapes}, not {tuple(given.shape)}")
-        return given.to(device, torch.float32)
-    for token, value in given.items():
+            raise ValueError(f"generate: logit_bias must be of shape {shapes}, not {tuple(logit_bias.shape)}")
+        return logit_bias.to(device, torch.float32)
+    for token, value in logit_bias.items():
         if type(token) is not int or not 0 <= token < vocabulary:
             raise ValueError(
                 f"generate: logit_bias: the model knows the tokens 0 to {vocabulary - 1}, and not {token!r}"
@@ -127,5 +127,5 @@ def _bias(given, rows, vocabulary, device):
         if not isinstance(value, numbers.Real) or math.isnan(value) or value == math.inf:
             raise ValueError(f"generate: logit_bias of token {token} must be a number or -inf, not {value!r}")
     bias = torch.zeros(vocabulary)
-    bias[torch.tensor(list(given))] = torch.tensor([float(value) for value in given.values()])
+    bias[torch.tensor(list(logit_bias))] = torch.tensor([float(value) for value in logit_bias.values()])
     return bias.to(device)

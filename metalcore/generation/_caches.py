@@ -37,8 +37,8 @@ class KeysAndValues(Cache):
     """
 
     def __init__(self, layers: int, seen: Tensor, length: int, layer: type[CacheLayerMixin]):
-        made: list[Any] = [layer(self, index) for index in range(layers)]  # pyright: ignore[reportCallIssue]
-        super().__init__(layers=made)
+        own_layers: list[Any] = [layer(self, index) for index in range(layers)]  # pyright: ignore[reportCallIssue]
+        super().__init__(layers=own_layers)
         self.reading, self.length = True, length
         self.read_from = 0
         rows, prompt = seen.shape
@@ -216,8 +216,8 @@ class PagedKeysAndValues(KeysAndValues):
         assert pool is not None
         heads = pool.data.shape[4 if pool.kv_layout == "NHD" else 3], pool.data.shape[5]
         if heads != key.shape[1::2]:
-            has, found = (f"{count} heads of {size}" for count, size in (heads, key.shape[1::2]))
-            raise ValueError(f"generate: the pages have {has}, and layer {layer} of the model has {found}")
+            has, of_model = (f"{count} heads of {size}" for count, size in (heads, key.shape[1::2]))
+            raise ValueError(f"generate: the pages have {has}, and layer {layer} of the model has {of_model}")
         self.layer, tokens = layer, key.shape[2]
         requests, places = self.requests, self.held - 1
         if self.reading:
@@ -251,7 +251,7 @@ class PagedKeysAndValues(KeysAndValues):
             raise ValueError('generate: cache="paged" has no position_bias')
         pool = self.pool
         assert pool is not None
-        found: Any = batch_decode(
+        result: Any = batch_decode(
             query[:, :, 0],
             pool.layer(self.layer),
             self.indptr,
@@ -263,7 +263,7 @@ class PagedKeysAndValues(KeysAndValues):
             scale=options.get("scaling"),
             sinks=options.get("s_aux"),
         )
-        return found[:, None], None
+        return result[:, None], None
 
 
 PAGE_SIZE = 16

@@ -153,10 +153,10 @@ _ADJUSTMENTS = {
 }
 
 
-def _padding(model, given, stops):
+def _padding(model, token, stops):
     for config in (getattr(model, "generation_config", None), model.config):
-        given = getattr(config, "pad_token_id", None) if given is None else given
-    return min(stops.ends, default=0) if given is None else given
+        token = getattr(config, "pad_token_id", None) if token is None else token
+    return min(stops.ends, default=0) if token is None else token
 
 
 def _without_wrapper(model):
@@ -224,15 +224,15 @@ class _Texts:
             run.close()
 
     def _taken(self, tokens):
-        found: list[int | None] = []
+        new_tokens: list[int | None] = []
         for row, token in enumerate(tokens):
             if self.ended[row]:
-                found.append(None)
+                new_tokens.append(None)
                 continue
             self.rows[row].append(token)
             self.ended[row] = self.stops.complete(self.rows[row])
-            found.append(token)
-        return found
+            new_tokens.append(token)
+        return new_tokens
 
     def results(self, padding):
         """What `generate` returns."""

@@ -65,15 +65,15 @@ class PrefixCache:
         prompt = tokens.shape[1]
         known = [row[begin:] for row, begin in zip(self._columns.tolist(), self._begins)]
         rows = [row[prompt - length :] for row, length in zip(tokens.tolist(), lengths)]
-        found = [max((_common(row, one), at) for at, one in enumerate(known)) for row in rows]
+        matches = [max((_common(row, one), at) for at, one in enumerate(known)) for row in rows]
         # All rows read as many columns: those that the one with the least in common has to read.
-        read = max(len(row) - min(common, len(row) - 1) for row, (common, _) in zip(rows, found))
+        read = max(len(row) - min(common, len(row) - 1) for row, (common, _) in zip(rows, matches))
         self.reused = [max(0, length - read) for length in lengths]
         if not any(self.reused):
             return None
         parts = [
             _Part(row, self.reused[row], prompt - lengths[row], source, self._begins[source])
-            for row, (_, source) in enumerate(found)
+            for row, (_, source) in enumerate(matches)
         ]
         return Prefix(prompt - read, parts, self._layers)
 
@@ -101,9 +101,9 @@ class Prefix(NamedTuple):
 
     def copy(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Writes a layer's keys and values where they are in this call."""
-        for given, made in zip(self.layers[layer], (keys, values)):
+        for source_layer, target in zip(self.layers[layer], (keys, values)):
             for row, taken, begin, source, at in self.parts:
-                made[row, :, begin : begin + taken] = given[source, :, at : at + taken]
+                target[row, :, begin : begin + taken] = source_layer[source, :, at : at + taken]
 
 
 def _common(one, other):

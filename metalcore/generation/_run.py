@@ -159,10 +159,10 @@ class Run:
             from ._attention import attending
 
             with attending(self.model, self.cache):
-                found = self.model(tokens, **options)
+                output = self.model(tokens, **options)
         else:
-            found = self.model(tokens, **options)
-        return found.logits[:, -1]
+            output = self.model(tokens, **options)
+        return output.logits[:, -1]
 
     def _draw(self, logits, held):
         """Draws tokens after so many columns."""

@@ -11,25 +11,25 @@ __all__ = ["Stops", "end_tokens"]
 _MARGIN = 8  # tokens of a text's end besides those of its last bytes: a token may have none
 
 
-def end_tokens(model: Any, given: int | Iterable[int] | None) -> frozenset[int]:
+def end_tokens(model: Any, tokens: int | Iterable[int] | None) -> frozenset[int]:
     """The tokens that end a text: those given, or else the model's."""
     if not hasattr(model, "config"):
         raise TypeError(f"generate: model must be a model of transformers, not {type(model).__name__}")
-    if given is None:
+    if tokens is None:
         for config in (getattr(model, "generation_config", None), model.config):
-            given = getattr(config, "eos_token_id", None)
-            if given is not None:
+            tokens = getattr(config, "eos_token_id", None)
+            if tokens is not None:
                 break
-    if given is None:
+    if tokens is None:
         return frozenset()
     try:
-        return frozenset(map(index, given))  # pyright: ignore[reportArgumentType]
+        return frozenset(map(index, tokens))  # pyright: ignore[reportArgumentType]
     except TypeError:
         pass
     try:
-        return frozenset([index(given)])  # pyright: ignore[reportArgumentType]
+        return frozenset([index(tokens)])  # pyright: ignore[reportArgumentType]
     except TypeError:
-        raise ValueError(f"generate: eos_token_id must be an integer or several, not {given!r}") from None
+        raise ValueError(f"generate: eos_token_id must be an integer or several, not {tokens!r}") from None
 
 
 class Stops:

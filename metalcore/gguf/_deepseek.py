@@ -52,10 +52,10 @@ def attention(metadata: Metadata, heads: int, layers: int) -> dict[str, Any]:
     if not rotated < key:
         raise GGUFError(f"{file.path}: {rotated} of {key} numbers of a head cannot be rotated")
     if ours:
-        given = tuple(metadata.count(f"attention.{which}", expected) for which, expected in _shared(short, rotated))
-        if given != (1, short + rotated, short):
+        sizes = tuple(metadata.count(f"attention.{which}", expected) for which, expected in _shared(short, rotated))
+        if sizes != (1, short + rotated, short):
             raise GGUFError(
-                f"{file.path}: head_count_kv, key_length and value_length {given} do not go with rows of {short}"
+                f"{file.path}: head_count_kv, key_length and value_length {sizes} do not go with rows of {short}"
             )
     return {
         "num_key_value_heads": heads,
@@ -75,15 +75,15 @@ def _shared(short, rotated):
 
 
 def _rope(metadata, rotated):
-    found = rope_parameters(metadata, rotated)
-    if found["rope_type"] == "yarn":
+    parameters = rope_parameters(metadata, rotated)
+    if parameters["rope_type"] == "yarn":
         log = metadata.number("rope.scaling.yarn_log_multiplier", 0.0)
         if log:  # ten times too small in files; it was rounded to float32
             scale = float(f"{log * 10:.7g}")
-            found.update(attention_factor=1.0, mscale=scale, mscale_all_dim=scale)
-    elif found["rope_type"] != "default":
-        raise GGUFError(f"{metadata.file.path}: rope scaling of type {found['rope_type']!r} is unknown for deepseek2")
-    return found
+            parameters.update(attention_factor=1.0, mscale=scale, mscale_all_dim=scale)
+    elif (kind := parameters["rope_type"]) != "default":
+        raise GGUFError(f"{metadata.file.path}: rope scaling of type {kind!r} is unknown for deepseek2")
+    return parameters
 
 
 def config(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
@@ -123,11 +123,11 @@ def expected(model_type: str) -> dict[str, tuple[Any, ...]]:
     return {"expert_gating_func": gating, "rope.scaling.attn_factor": (1,)}
 
 
-def keys(config: Any, given: dict[str, Any], require: Any) -> dict[str, Any]:
+def keys(config: Any, of_rope: dict[str, Any], require: Any) -> dict[str, Any]:
     """The keys of a configuration, without the architecture's name.
 
     Args:
-        given: those of rotary embeddings.
+        of_rope: those of rotary embeddings.
         require: a function of a layout, a setting's name, its value and the one it must have.
     """
     kind, third = config.model_type, config.model_type == "deepseek_v3"
@@ -140,7 +140,7 @@ def keys(config: Any, given: dict[str, Any], require: Any) -> dict[str, Any]:
     else:
         require(kind, "mlp_bias", config.mlp_bias, False)
         require(kind, "norm_topk_prob", bool(config.norm_topk_prob), False)
-    made = {
+    values = {
         **{f"attention.{key}": value for key, value in _shared(short, rotated)},
         "attention.key_length_mla": config.qk_nope_head_dim + rotated,
         "attention.value_length_mla": config.v_head_dim,
@@ -153,21 +153,21 @@ def keys(config: Any, given: dict[str, Any], require: Any) -> dict[str, Any]:
         "expert_weights_norm": third and bool(config.norm_topk_prob),
         "expert_gating_func": _SIGMOID if third else _SOFTMAX,
         "leading_dense_block_count": config.first_k_dense_replace,
-        **_rope_keys(config, given, require),
+        **_rope_keys(config, of_rope, require),
     }
     if config.q_lora_rank is not None:
-        made["attention.q_lora_rank"] = config.q_lora_rank
+        values["attention.q_lora_rank"] = config.q_lora_rank
     if third or config.topk_method == "group_limited_greedy":
-        made["expert_group_count"], made["expert_group_used_count"] = config.n_group, config.topk_group
+        values["expert_group_count"], values["expert_group_used_count"] = config.n_group, config.topk_group
         if not third and config.n_group > 1:
             warnings.warn(
                 "llama.cpp chooses groups by their two best experts, and deepseek_v2 by the best: logits will differ",
                 stacklevel=6,
             )
-    return made
+    return values
 
 
-def _rope_keys(config, given, require):
+def _rope_keys(config, of_rope, require):
     rope = config.rope_parameters
     kind = rope.get("rope_type", "default")
     if kind == "default":
@@ -176,7 +176,7 @@ def _rope_keys(config, given, require):
         raise ValueError(f"llama.cpp's deepseek2 has no rotary embedding of type {kind!r}")
     # What rope_keys divided by YaRN's usual factor is what transformers multiplies rotations by.
     plain = 1 + 0.1 * math.log(rope["factor"]) if rope["factor"] > 1 else 1.0
-    factor, every = given["rope.scaling.attn_factor"] * plain, rope.get("mscale_all_dim") or 0.0
+    factor, every = of_rope["rope.scaling.attn_factor"] * plain, rope.get("mscale_all_dim") or 0.0
     wanted = 1.0 if every else plain
     require("deepseek2", "attention factor of YaRN", round(factor, 6), round(wanted, 6))
     return {"rope.scaling.attn_factor": 1.0, "rope.scaling.yarn_log_multiplier": 0.1 * every}

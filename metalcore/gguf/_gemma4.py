@@ -42,14 +42,14 @@ def attention(metadata: Metadata, heads: int, layers: int) -> dict[str, Any]:
         query = file.tensors.get(f"blk.{number}.attn_q.weight")
         if query is None or heads * sizes[kind] > query.shape[0]:
             raise GGUFError(f"{file.path}: blk.{number} has no weights of {heads} heads of {sizes[kind]} for queries")
-    found = {
+    fields = {
         "head_dim": sizes[_SLIDING],
         "global_head_dim": sizes[_FULL],
         "layer_types": types,
         "num_kv_shared_layers": shared,
         "rope_parameters": _rope(metadata, sizes[_FULL]),
     }
-    return {**found, **_key_heads(metadata, heads, types, shared), **_widths(metadata, layers, shared)}
+    return {**fields, **_key_heads(metadata, heads, types, shared), **_widths(metadata, layers, shared)}
 
 
 def _sharing(types, shared):
@@ -72,7 +72,7 @@ def _per_layer(metadata, key, layers, default=None):
 def _key_heads(metadata, heads, types, shared):
     file, counts = metadata.file, _per_layer(metadata, "attention.head_count_kv", len(types), heads)
     by_type = {kind: {count for count, one in zip(counts, types) if one == kind} for kind in (_SLIDING, _FULL)}
-    if any(len(found) > 1 for found in by_type.values()):
+    if any(len(kinds) > 1 for kinds in by_type.values()):
         raise GGUFError(f"{file.path}: key 'gemma4.attention.head_count_kv': layers of one kind differ")
     (full,) = by_type[_FULL]
     sliding = next(iter(by_type[_SLIDING]), full)
@@ -157,10 +157,10 @@ def _sizes(config, kind):
     numbers = [number for number, one in enumerate(config.layer_types) if one == kind]
     if not numbers:  # the last layer has no window
         return _sizes(config, _FULL)
-    found = {(each.head_dim, each.num_key_value_heads) for each in (config.per_layer_config[i] for i in numbers)}
-    if len(found) > 1:
-        raise ValueError(f"llama.cpp's gemma4 has one kind of heads for all layers of {kind}, and the model {found}")
-    return found.pop()
+    sizes = {(each.head_dim, each.num_key_value_heads) for each in (config.per_layer_config[i] for i in numbers)}
+    if len(sizes) > 1:
+        raise ValueError(f"llama.cpp's gemma4 has one kind of heads for all layers of {kind}, and the model {sizes}")
+    return sizes.pop()
 
 
 def keys(config: Any, require: Any) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def keys(config: Any, require: Any) -> dict[str, Any]:
     each = config.hidden_size_per_layer_input or 0
     if each:
         require("gemma4", "vocab_size_per_layer_input", config.vocab_size_per_layer_input, config.vocab_size)
-    made = {
+    values = {
         "attention.key_length": full,
         "attention.value_length": full,
         "attention.key_length_swa": sliding,
@@ -186,10 +186,10 @@ def keys(config: Any, require: Any) -> dict[str, Any]:
         "embedding_length_per_layer_input": each,
     }
     if full_heads != sliding_heads:
-        made["attention.head_count_kv"] = [sliding_heads if kind == _SLIDING else full_heads for kind in types]
+        values["attention.head_count_kv"] = [sliding_heads if kind == _SLIDING else full_heads for kind in types]
     if config.use_double_wide_mlp and shared:
         width = config.intermediate_size
-        made["feed_forward_length"] = [width] * (len(types) - shared) + [2 * width] * shared
+        values["feed_forward_length"] = [width] * (len(types) - shared) + [2 * width] * shared
     if config.final_logit_softcapping:
-        made["final_logit_softcapping"] = float(config.final_logit_softcapping)
-    return made
+        values["final_logit_softcapping"] = float(config.final_logit_softcapping)
+    return values

@@ -73,11 +73,11 @@ def check_keys(metadata: Metadata, model_type: str, fields: dict[str, Any]) -> N
     if model_type == "gemma4_text":
         expected.update(_gemma4.expected(fields))
     for key, values in expected.items():
-        found = metadata.get(key, (int, float, bool, list, array.array))
-        if found is not None and found not in values:
+        value = metadata.get(key, (int, float, bool, list, array.array))
+        if value is not None and value not in values:
             text = " or ".join(map(str, values)) or "nothing"
             raise GGUFError(
-                f"{metadata.file.path}: key '{metadata.architecture}.{key}': {found!r} cannot be loaded for "
+                f"{metadata.file.path}: key '{metadata.architecture}.{key}': {value!r} cannot be loaded for "
                 f"{model_type}, which has {text}"
             )
 

@@ -220,9 +220,9 @@ class _Filling:
         heads = self.layout.rotated(f"{path}.{leaf}", self.config)
         packs = isinstance(module, torch.nn.Linear | torch.nn.Embedding) and leaf == "weight"
         if packs and info.type.name in KERNELS and len(info.shape) == 2:
-            made = _packed_module(module, info.type, self.dtype)
-            made.packed = self._packed(name, heads)
-            self.model.set_submodule(path, made)
+            layer = _packed_module(module, info.type, self.dtype)
+            layer.packed = self._packed(name, heads)
+            self.model.set_submodule(path, layer)
             return
         numbers = self._numbers(name, heads, self.layout.shifted(f"{path}.{leaf}")).view(shape)
         # The module of the path, since the one that was given may have been replaced.
@@ -245,13 +245,13 @@ class _Filling:
             types += [info.type] if leaf == "weight" else []
         if all(type.name in KERNELS for type in types):
             options: dict[str, Any] = {"activation": clamped_swiglu, "bias": True} if interleaved else {}
-            made = QuantizedExperts(count, hidden, width, types, device="meta", dtype=self.dtype, **options)
+            experts = QuantizedExperts(count, hidden, width, types, device="meta", dtype=self.dtype, **options)
             for (part, leaf), name in names.items():
                 if leaf == "weight":
-                    setattr(made, part, self._packed(name))
+                    setattr(experts, part, self._packed(name))
                 else:
-                    setattr(made, f"{part}_bias", torch.nn.Parameter(self._numbers(name)))
-            self.model.set_submodule(path, made)
+                    setattr(experts, f"{part}_bias", torch.nn.Parameter(self._numbers(name)))
+            self.model.set_submodule(path, experts)
             return
         self._float_experts(module, {key: self._numbers(name) for key, name in names.items()}, interleaved)
 
@@ -287,9 +287,9 @@ def _packed_module(module, type, dtype):
         rows, length = module.weight.shape
         scale = float(getattr(module, "scalar_embed_scale", 1.0))
         return QuantizedEmbedding(rows, length, type, device="meta", dtype=dtype, scale=scale)
-    made = QuantizedLinear(module.in_features, module.out_features, type, bias=False, device="meta", dtype=dtype)
-    made.bias = module.bias
-    return made
+    layer = QuantizedLinear(module.in_features, module.out_features, type, bias=False, device="meta", dtype=dtype)
+    layer.bias = module.bias
+    return layer
 
 
 def _restore_buffers(model, device):

@@ -82,10 +82,10 @@ class Metadata:
             return None
         if info.type.name != "F32" or info.shape != (count,):
             raise GGUFError(f"{self.file.path}: tensor {tensor!r} must be F32 of shape ({count},), not {info.shape}")
-        found = self.file.packed(tensor).clone().view(torch.float32).tolist()  # the file may lie at any byte
-        if not all(0 < value < math.inf for value in found):
+        factors = self.file.packed(tensor).clone().view(torch.float32).tolist()  # the file may lie at any byte
+        if not all(0 < value < math.inf for value in factors):
             raise GGUFError(f"{self.file.path}: tensor {tensor!r} must have finite numbers above 0")
-        return found
+        return factors
 
     def _required(self, key, value):
         if value is None:

@@ -57,38 +57,38 @@ def whole(path: str | os.PathLike[str]) -> GGUFFile:
     if count <= 1:
         return file
     number = _number(file, "split.no", None, 0, count - 1)
-    found = _NAME.fullmatch(file.path.name)
-    if found is None or (int(found[2]), int(found[3])) != (number + 1, count):
+    match = _NAME.fullmatch(file.path.name)
+    if match is None or (int(match[2]), int(match[3])) != (number + 1, count):
         ending = f"-{number + 1:05d}-of-{count:05d}.gguf"
         raise GGUFError(
             f"{file.path}: it is part {number + 1} of {count}; its name must end in {ending}, as the others'"
         )
-    prefix = file.path.with_name(found[1])
+    prefix = file.path.with_name(match[1])
     parts = [file if one == number else _part(prefix, one, count, file) for one in range(count)]
-    made = WholeFile(parts)
+    file = WholeFile(parts)
     expected = _number(parts[0], "split.tensors.count", None, 0, 2**31 - 1)
-    if len(made.tensors) != expected:
+    if len(file.tensors) != expected:
         counts = " + ".join(str(len(part.tensors)) for part in parts)
-        raise GGUFError(f"{made.path}: the parts have {counts} tensors, and split.tensors.count is {expected}")
-    return made
+        raise GGUFError(f"{file.path}: the parts have {counts} tensors, and split.tensors.count is {expected}")
+    return file
 
 
-def _part(prefix, number, count, given):
+def _part(prefix, number, count, first):
     path = part_path(prefix, number, count)
     try:
         part = GGUFFile(path)
     except FileNotFoundError:
-        raise GGUFError(f"{given.path}: part {number + 1} of {count} is missing: {path}") from None
+        raise GGUFError(f"{first.path}: part {number + 1} of {count} is missing: {path}") from None
     says = tuple(part.metadata.get(f"split.{key}") for key in ("no", "count", "tensors.count"))
-    expected = (number, count, given.metadata.get("split.tensors.count"))
+    expected = (number, count, first.metadata.get("split.tensors.count"))
     if says != expected:
         keys = "split.no, split.count and split.tensors.count"
         raise GGUFError(
-            f"{path}: it belongs to another model: {keys} are {says}, and {given.path.name} needs {expected}"
+            f"{path}: it belongs to another model: {keys} are {says}, and {first.path.name} needs {expected}"
         )
-    architecture, other = (one.metadata.get("general.architecture") for one in (given, part))
+    architecture, other = (one.metadata.get("general.architecture") for one in (first, part))
     if None not in (architecture, other) and architecture != other:
-        raise GGUFError(f"{path}: it belongs to another model: {other!r}, and {given.path.name} is {architecture!r}")
+        raise GGUFError(f"{path}: it belongs to another model: {other!r}, and {first.path.name} is {architecture!r}")
     return part
 
 

@@ -107,9 +107,9 @@ class GGUFFile:
     def _numbers(self, letters):
         """Numbers by struct's letters."""
         self._need(struct.calcsize("<" + letters))
-        found = struct.unpack_from("<" + letters, self._bytes, self._at)
+        numbers = struct.unpack_from("<" + letters, self._bytes, self._at)
         self._at += struct.calcsize("<" + letters)
-        return found
+        return numbers
 
     def _string(self, most=None):
         (length,) = self._numbers("Q")
@@ -120,11 +120,11 @@ class GGUFFile:
         return self._bytes[self._at - length : self._at]
 
     def _name(self, most):
-        found = self._string(most)
+        raw = self._string(most)
         try:
-            name = found.decode()
+            name = raw.decode()
         except UnicodeDecodeError:
-            self._fail(f"the name {found!r} is not UTF-8")
+            self._fail(f"the name {raw!r} is not UTF-8")
         if not name:
             self._fail("an empty name")
         return name
@@ -178,21 +178,21 @@ class GGUFFile:
         if kind not in _NUMBERS:
             self._fail(f"an array of unknown type {kind}")
         letter = "B" if kind == 7 else _NUMBERS[kind]
-        found = array.array(letter)
-        self._need(found.itemsize * count)
-        end = self._at + found.itemsize * count
-        found.frombytes(self._bytes[self._at : end])
+        numbers = array.array(letter)
+        self._need(numbers.itemsize * count)
+        end = self._at + numbers.itemsize * count
+        numbers.frombytes(self._bytes[self._at : end])
         if sys.byteorder == "big":
-            found.byteswap()
-        found = self._booleans(found) if kind == 7 else found
+            numbers.byteswap()
+        numbers = self._booleans(numbers) if kind == 7 else numbers
         self._at = end
-        return found
+        return numbers
 
-    def _booleans(self, found):
-        for value in found:
+    def _booleans(self, numbers):
+        for value in numbers:
             if value > 1:
                 self._fail(f"a boolean is 0 or 1, and not {value}")
-        return [bool(value) for value in found]
+        return [bool(value) for value in numbers]
 
     def _tensors(self, count):
         infos: dict[str, TensorInfo] = {}

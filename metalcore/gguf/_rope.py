@@ -22,10 +22,10 @@ def rope_parameters(metadata: Metadata, head_dim: int) -> dict[str, Any]:
     rotated = metadata.count("rope.dimension_count", head_dim)
     if rotated > head_dim or rotated % 2:
         raise GGUFError(f"{metadata.file.path}: {rotated} of {head_dim} numbers of a head cannot be rotated")
-    found: dict[str, Any] = {"rope_theta": theta, **_scaling(metadata, theta, rotated)}
+    parameters: dict[str, Any] = {"rope_theta": theta, **_scaling(metadata, theta, rotated)}
     if rotated != head_dim:
-        found["partial_rotary_factor"] = rotated / head_dim
-    return found
+        parameters["partial_rotary_factor"] = rotated / head_dim
+    return parameters
 
 
 def _scaling(metadata, theta, rotated):
@@ -88,12 +88,12 @@ def _llama3_factors(parameters, theta, rotated):
     """What Llama 3's rule divides each frequency by."""
     context, factor = parameters["original_max_position_embeddings"], parameters["factor"]
     low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
-    found = []
+    factors = []
     for i in range(0, rotated, 2):
         turns = context / (2 * math.pi * theta ** (i / rotated))
         smooth = min(max((turns - low) / (high - low), 0), 1)
-        found.append(1 / ((1 - smooth) / factor + smooth))
-    return found
+        factors.append(1 / ((1 - smooth) / factor + smooth))
+    return factors
 
 
 def _mscale(factor, scale):
@@ -102,9 +102,9 @@ def _mscale(factor, scale):
 
 def _yarn_attention(parameters, factor):
     """What transformers multiplies rotations by."""
-    given, own, every = (parameters.get(name) for name in ("attention_factor", "mscale", "mscale_all_dim"))
-    if given is not None:
-        return given
+    attention, own, every = (parameters.get(name) for name in ("attention_factor", "mscale", "mscale_all_dim"))
+    if attention is not None:
+        return attention
     return _mscale(factor, own) / _mscale(factor, every) if own and every else _mscale(factor, 1)
 
 

@@ -66,8 +66,8 @@ def save_gguf(
     keys, tensors = _keys(model, layout, tokenizer, name), list(_tensors(model, layout))
     factors = keys.pop("factors")
     for factor, numbers in factors.items():
-        given = torch.tensor(numbers)
-        tensors.append(_Tensor(factor, type_of("F32"), (len(numbers),), lambda given=given: given))
+        tensor = torch.tensor(numbers)
+        tensors.append(_Tensor(factor, type_of("F32"), (len(numbers),), lambda tensor=tensor: tensor))
     if max_size is not None and (type(max_size) is not int or max_size < 1):
         raise ValueError(f"save_gguf: max_size must be a positive int, not {max_size!r}")
     path = Path(path)
@@ -162,19 +162,19 @@ def _encoded(text):
 
 
 def _keys(model, layout, tokenizer, name):
-    given = dict(getattr(model, "gguf_metadata", {}))
+    metadata = dict(getattr(model, "gguf_metadata", {}))
     for key in ("general.architecture", "general.alignment"):
-        given.pop(key, None)
+        metadata.pop(key, None)
     if tokenizer is not None:
-        given = {key: value for key, value in given.items() if not key.startswith("tokenizer.")}
-        given.update(tokenizer_keys(tokenizer, model.config.vocab_size))
-    given.setdefault("tokenizer.ggml.model", "none")
-    given["general.name"] = name or given.get("general.name") or model.config._name_or_path or layout.model_type
-    if layout.model_type == "mistral" and "mistral" not in given["general.name"].lower():
-        given["general.name"] += " (mistral)"  # files of Mistral are told by it from files of Llama
-    given["general.quantization_version"] = 2
+        metadata = {key: value for key, value in metadata.items() if not key.startswith("tokenizer.")}
+        metadata.update(tokenizer_keys(tokenizer, model.config.vocab_size))
+    metadata.setdefault("tokenizer.ggml.model", "none")
+    metadata["general.name"] = name or metadata.get("general.name") or model.config._name_or_path or layout.model_type
+    if layout.model_type == "mistral" and "mistral" not in metadata["general.name"].lower():
+        metadata["general.name"] += " (mistral)"  # files of Mistral are told by it from files of Llama
+    metadata["general.quantization_version"] = 2
     own, factors = keys_of(model.config, layout)
-    return {**given, **{f"{layout.architecture}.{key}": value for key, value in own.items()}, "factors": factors}
+    return {**metadata, **{f"{layout.architecture}.{key}": value for key, value in own.items()}, "factors": factors}
 
 
 def _tensors(model: Any, layout: Layout) -> Iterator[_Tensor]:
@@ -225,8 +225,8 @@ def _parameter(parameter, module, leaf, layout, config):
     shape = tuple(value.shape) if kept or value.dim() == 1 or value.shape[0] > 1 else tuple(value.shape[1:])
 
     def numbers():
-        made = value if heads is None else to_interleaved(value, heads)
-        return (made.float() + shift if shift else made).reshape(shape)
+        rows = value if heads is None else to_interleaved(value, heads)
+        return (rows.float() + shift if shift else rows).reshape(shape)
 
     return _Tensor(name, type_of(_NAMES[value.dtype] if kept else "F32"), shape, numbers)
 

@@ -59,9 +59,9 @@ def _activation(config):
     return getattr(config, "hidden_activation", None) or config.hidden_act
 
 
-def _require(kind, name, found, expected):
-    if found != expected:
-        raise ValueError(f"llama.cpp's {kind} has {name} {expected!r}, and the model {found!r}")
+def _require(kind, name, value, expected):
+    if value != expected:
+        raise ValueError(f"llama.cpp's {kind} has {name} {expected!r}, and the model {value!r}")
 
 
 def _check_yarn(kind, rope):

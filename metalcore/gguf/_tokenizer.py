@@ -65,8 +65,8 @@ def tokenizer_of(file: GGUFFile) -> Any:
 def _parts(metadata):
     """What transformers' converter takes, checked."""
     file = metadata.file
-    given = {name: file.metadata.get(f"tokenizer.{key}") for key, name in TAKEN.items()}
-    parts = {name: value for name, value in given.items() if value is not None}
+    fields = {name: file.metadata.get(f"tokenizer.{key}") for key, name in TAKEN.items()}
+    parts = {name: value for name, value in fields.items() if value is not None}
     tokens, rows = _texts(metadata, "tokens"), file.tensors["token_embd.weight"].shape[0]
     if len(tokens) > rows:
         _fail(file, "tokens", f"{len(tokens)} tokens, and the model has rows for {rows}")

@@ -205,11 +205,11 @@ def _ahead_backward(ctx, grad, curvature):
     reduction, ignore_index, label_smoothing, divided = ctx.options
     divisor = total if reduction == 1 and not divided else None
     if torch.is_grad_enabled() or curvature is not None or _transforms_active() or not is_plain(grad):
-        found = 0.0 if grad is None else _finished(gradient, grad, target, divisor, ignore_index)
+        result = 0.0 if grad is None else _finished(gradient, grad, target, divisor, ignore_index)
         if curvature is not None:
             unit = total if divided else None
-            found = found + _curved(curvature, gradient, target, weight, unit, ignore_index, label_smoothing)
-        return found, *((None,) * 6)
+            result = result + _curved(curvature, gradient, target, weight, unit, ignore_index, label_smoothing)
+        return result, *((None,) * 6)
     gradient = gradient.clone() if _keeps_graph() else gradient.detach()
     ops.cross_entropy_finish_(gradient, grad, target, divisor, ignore_index)
     return gradient, *((None,) * 6)
@@ -226,9 +226,9 @@ def _curved(v, gradient, target, weight, total, ignore_index, label_smoothing):
     scale = 1.0 if total is None else 1 / total.where(total != 0, 1.0)
     p = (wide / scale + coefficients) / mass.where(counted, 1.0)
     v = _with_classes_last(v).to(p.dtype)
-    found = scale * mass * p * (v - (p * v).sum(-1, keepdim=True))
-    found = found.where(counted, 0.0).to(gradient.dtype)
-    return found.movedim(-1, 1) if gradient.dim() > 1 else found
+    result = scale * mass * p * (v - (p * v).sum(-1, keepdim=True))
+    result = result.where(counted, 0.0).to(gradient.dtype)
+    return result.movedim(-1, 1) if gradient.dim() > 1 else result
 
 
 cross_entropy_ahead = autograd("cross_entropy_ahead", _ahead_backward, _save_ahead, results=2)

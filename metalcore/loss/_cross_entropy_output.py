@@ -76,10 +76,10 @@ def target_probability(
     wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
     chosen = cap(logits.gather(-1, target.where(known, 0)[..., None])[..., 0].to(wide), softcap)
     if saved is None:
-        found = (chosen - cap(logits.to(wide), softcap).logsumexp(-1)).exp()
+        probability = (chosen - cap(logits.to(wide), softcap).logsumexp(-1)).exp()
     else:
-        found = (chosen - saved[..., 0]).exp() / saved[..., 1]
-    return found.where(counted, 0.0)
+        probability = (chosen - saved[..., 0]).exp() / saved[..., 1]
+    return probability.where(counted, 0.0)
 
 
 def output(

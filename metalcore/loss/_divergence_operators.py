@@ -32,11 +32,11 @@ def require_options(op, beta, temperature, reduction):
 def _parts(input, target, input_kind, target_kind, scale):
     """p, log p and log q in float32 or float64."""
     wide = torch.float64 if input.dtype == torch.float64 else torch.float32
-    log_q, given = input.to(wide), target.to(wide)
+    log_q, target = input.to(wide), target.to(wide)
     log_q = (log_q * scale).log_softmax(-1) if input_kind == LOGITS else log_q
     if target_kind == PROBABILITIES:
-        return given, given.log(), log_q
-    log_p = (given * scale).log_softmax(-1) if target_kind == LOGITS else given
+        return target, target.log(), log_q
+    log_p = (target * scale).log_softmax(-1) if target_kind == LOGITS else target
     return log_p.exp(), log_p, log_q
 
 

@@ -128,17 +128,17 @@ def _(hidden, weight, teacher_hidden, teacher_weight, scales, beta, scale, chunk
 
 @fake_kernel("fused_linear_divergence")
 def _(hidden, weight, teacher_hidden, teacher_weight, scales, beta, scale, chunk, hidden_wanted, weight_wanted):
-    made = ((hidden, hidden_wanted), (weight, weight_wanted))
-    gradients = (hidden.new_empty(t.shape if wanted else (0,)) for t, wanted in made)
+    inputs = ((hidden, hidden_wanted), (weight, weight_wanted))
+    gradients = (hidden.new_empty(t.shape if wanted else (0,)) for t, wanted in inputs)
     return hidden.new_empty((), dtype=torch.float32), *gradients
 
 
 def _save_fused(ctx, inputs, output):
     hidden, weight, teacher_hidden, teacher_weight, scales, *ctx.options = inputs
-    _, *made = output
-    ctx.mark_non_differentiable(*made)
+    _, *gradients = output
+    ctx.mark_non_differentiable(*gradients)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(hidden, weight, teacher_hidden, teacher_weight, scales, *made)
+    ctx.save_for_backward(hidden, weight, teacher_hidden, teacher_weight, scales, *gradients)
 
 
 def _fused_backward(ctx, grad, *_):
@@ -146,16 +146,16 @@ def _fused_backward(ctx, grad, *_):
         return (None,) * 10
     *inputs, scales, gh, gw = ctx.saved_tensors
     beta, scale, _, *wanted = ctx.options
-    made = [gh, gw]
+    gradients = [gh, gw]
     if torch.is_grad_enabled():  # backward() with create_graph, for which the logits are in memory
 
         def loss(*tensors):
             return [(_linear_by_torch(*tensors, beta, scale) * scales).sum()]  # pyright: ignore[reportCallIssue]
 
-        made = derive(loss, inputs, [grad])[:2]
+        gradients = derive(loss, inputs, [grad])[:2]
     else:
-        made = scaled(made, grad)
-    return *(gradient if want else None for gradient, want in zip(made, wanted)), *((None,) * 8)
+        gradients = scaled(gradients, grad)
+    return *(gradient if want else None for gradient, want in zip(gradients, wanted)), *((None,) * 8)
 
 
 _fused = autograd("fused_linear_divergence", _fused_backward, _save_fused)

@@ -173,7 +173,7 @@ def _unfused(
     wanted,
 ):
     """The same with all logits in memory."""
-    found = cross_entropy(
+    output = cross_entropy(
         logits.reshape(-1, logits.shape[-1]),
         target.reshape(-1),
         class_weight if class_weight is None else class_weight.to(logits.dtype),
@@ -189,8 +189,8 @@ def _unfused(
         return_token_accuracy=wanted.token_accuracy,
         return_predicted_tokens=wanted.predicted_tokens,
     )
-    found = found if isinstance(found, CrossEntropyOutput) else CrossEntropyOutput(found)
-    loss, squares, accuracy, predicted = found
+    output = output if isinstance(output, CrossEntropyOutput) else CrossEntropyOutput(output)
+    loss, squares, accuracy, predicted = output
     classes, counted = target.reshape(-1), target.reshape(-1) != ignore_index
     if token_weight is not None:
         factors = token_weight.reshape(-1).to(loss.dtype)
@@ -264,13 +264,13 @@ def _gradients(hidden, weight, target, bias, class_weight, scale, scaling, wide,
                 factors = target_probability(y, target[part], ignore_index, softcap, saved)
                 of_rows = of_rows * factors
             if squares_wanted:
-                found = z_loss * log_sum(saved).square()
-                squares[part] = found if factors is None else found * factors
+                square = z_loss * log_sum(saved).square()
+                squares[part] = square if factors is None else square * factors
         if any(wanted):
-            found = ops.cross_entropy_(y, target[part], class_weight, of_rows, *options)
+            loss = ops.cross_entropy_(y, target[part], class_weight, of_rows, *options)
         else:
-            found = ops.cross_entropy(y.float(), target[part], class_weight, 0, *options)[0]
-        losses[part] = found if factors is None else found * factors
+            loss = ops.cross_entropy(y.float(), target[part], class_weight, 0, *options)[0]
+        losses[part] = loss if factors is None else loss * factors
         if hidden_wanted:
             torch.mm(y, weight, out=gh[part])
         if gw is not None:
@@ -344,40 +344,40 @@ def _(grad, hidden, weight, target, bias, class_weight, *rest):
     return tuple(_fake(hidden, weight, bias, rest[-3:]))
 
 
-def scaled(made: Sequence[Tensor], grad: Tensor) -> Sequence[Tensor]:
+def scaled(gradients: Sequence[Tensor], grad: Tensor) -> Sequence[Tensor]:
     """Gradients that the forward pass made, times the upstream gradient: in place, where no other backward() will need
     them."""
     kept = torch._C._autograd._get_current_graph_task_keep_graph()  # pyright: ignore[reportAttributeAccessIssue]
     if kept or not is_plain(grad) or is_legacy_batchedtensor(grad):  # by is_grads_batched
-        return [gradient * grad.to(gradient.dtype) for gradient in made]
-    for gradient in made:
+        return [gradient * grad.to(gradient.dtype) for gradient in gradients]
+    for gradient in gradients:
         ops.scale_(gradient, grad)
         torch.autograd.graph.increment_version(gradient)
-    return made
+    return gradients
 
 
 def _save(ctx, inputs, output):
     hidden, weight, target, bias, class_weight, token_weight, ctx.reduction, _, _, *ctx.options = inputs
-    _, *made, squares, predicted = output
-    ctx.mark_non_differentiable(*made, squares, predicted)
+    _, *gradients, squares, predicted = output
+    ctx.mark_non_differentiable(*gradients, squares, predicted)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(hidden, weight, target, bias, class_weight, token_weight, *made)
+    ctx.save_for_backward(hidden, weight, target, bias, class_weight, token_weight, *gradients)
 
 
 def _backward(ctx, grad, *_):
     if grad is None:
         return (None,) * 19
-    hidden, weight, target, bias, class_weight, token_weight, *made = ctx.saved_tensors
+    hidden, weight, target, bias, class_weight, token_weight, *gradients = ctx.saved_tensors
     ignore_index, wanted = ctx.options[2], ctx.options[-3:]
     if ctx.reduction == 0 or torch.is_grad_enabled():  # backward() with create_graph
         if ctx.reduction:
             total = target_weight(target, class_weight, ignore_index, ctx.reduction == 1, token_weight)
             grad = (grad / total).expand(target.shape)
         grad = grad if token_weight is None else grad * token_weight
-        made = _fused_gradient(grad, hidden, weight, target, bias, class_weight, *ctx.options)
+        gradients = _fused_gradient(grad, hidden, weight, target, bias, class_weight, *ctx.options)
     else:
-        made = scaled(made, grad)
-    gh, gw, gb = (gradient if want else None for gradient, want in zip(made, wanted))
+        gradients = scaled(gradients, grad)
+    gh, gw, gb = (gradient if want else None for gradient, want in zip(gradients, wanted))
     return gh, gw, None, gb, *((None,) * 15)
 
 

@@ -98,25 +98,25 @@ def _bound(strategy, function, operator):
     written = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
 
     def of(op_schema: OpSchema):
-        given = dict(zip(names, op_schema.args_schema)) | op_schema.kwargs_schema
-        return strategy(function, op_schema, {name: given.get(name) for name in names}, written)
+        arguments = dict(zip(names, op_schema.args_schema)) | op_schema.kwargs_schema
+        return strategy(function, op_schema, {name: arguments.get(name) for name in names}, written)
 
     return of
 
 
-def _of_tensors(function, op_schema, given, written):
-    tensors = [name for name, value in given.items() if isinstance(value, OpStrategy)]
-    specs = {name: given[name].strategies[0].output_spec for name in tensors}
+def _of_tensors(function, op_schema, arguments, written):
+    tensors = [name for name, value in arguments.items() if isinstance(value, OpStrategy)]
+    specs = {name: arguments[name].strategies[0].output_spec for name in tensors}
     results = len(op_schema.op._schema.returns)
-    call = SimpleNamespace(**{**given, **specs, "operator": str(op_schema.op)})
-    found = [[Replicate()] * (results + len(tensors))]
+    call = SimpleNamespace(**{**arguments, **specs, "operator": str(op_schema.op)})
+    placements = [[Replicate()] * (results + len(tensors))]
     for outputs, inputs in function(call):
         outputs = list(outputs) if isinstance(outputs, tuple) else [outputs] * results
-        found.append(outputs + [inputs.get(name, Replicate()) for name in tensors])
+        placements.append(outputs + [inputs.get(name, Replicate()) for name in tensors])
     strategy = expand_to_full_mesh_op_strategy(
         op_schema.get_mesh_from_args(),
         op_schema,
-        found,  # pyright: ignore[reportArgumentType]
+        placements,  # pyright: ignore[reportArgumentType]
         input_index=results,
         inplace_op=op_schema.is_inplace_op(),
     )
@@ -134,10 +134,10 @@ def _of_tensors(function, op_schema, given, written):
     return OpStrategy(allowed)
 
 
-def _of_lists(function, op_schema, given, written):
-    lists = {name: value for name, value in given.items() if isinstance(value, TupleStrategy) and value.children}
+def _of_lists(function, op_schema, arguments, written):
+    lists = {name: value for name, value in arguments.items() if isinstance(value, TupleStrategy) and value.children}
     specs = {name: [child.strategies[0].output_spec for child in value.children] for name, value in lists.items()}  # pyright: ignore[reportAttributeAccessIssue]
-    call = SimpleNamespace(**{**given, **specs, "operator": str(op_schema.op)})
+    call = SimpleNamespace(**{**arguments, **specs, "operator": str(op_schema.op)})
     output, wanted = function(call, specs)
     for name, placements in wanted.items():
         for spec, each in zip(specs[name], placements):
@@ -146,23 +146,24 @@ def _of_lists(function, op_schema, given, written):
                 raise RuntimeError(
                     f"{op_schema.op} cannot write to {name} placed {spec.placements}: it must be {tuple(each)}"
                 )
-    made = {
+    specs_of = {
         name: [DTensorSpec(spec.mesh, tuple(each), tensor_meta=spec.tensor_meta) for spec, each in zip(specs[name], p)]
         for name, p in wanted.items()
     }
     if output is not None:
         first = next(iter(specs.values()))[0]
-        inputs = [spec for name in lists for spec in made[name]]
+        inputs = [spec for name in lists for spec in specs_of[name]]
         made_output = DTensorSpec(first.mesh, tuple(output))
         return OpStrategy([OpSpec(made_output, input_specs=inputs, redistribute_cost=[[0.0] for _ in inputs])])
-    singles = {name: value.strategies[0].output_spec for name, value in given.items() if isinstance(value, OpStrategy)}
+    singles = {name: of.strategies[0].output_spec for name, of in arguments.items() if isinstance(of, OpStrategy)}
     replicated = {
         name: DTensorSpec(spec.mesh, (Replicate(),) * spec.mesh.ndim, tensor_meta=spec.tensor_meta)
         for name, spec in singles.items()
     }
     children = []
     for index in range(len(next(iter(specs.values())))):
-        inputs = [made[name][index] if name in lists else replicated[name] for name in given if name in made | singles]
+        names = [name for name in arguments if name in specs_of | singles]
+        inputs = [specs_of[name][index] if name in lists else replicated[name] for name in names]
         children.append(OpStrategy([OpSpec(None, input_specs=inputs, redistribute_cost=[[0.0] for _ in inputs])]))
     return TupleStrategy(tuple(children))
 

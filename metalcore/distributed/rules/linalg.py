@@ -12,9 +12,9 @@ def decomposition(call):
         yield Shard(dim), {"A": Shard(dim)}
 
 
-def _if(made, dim):
+def _if(is_output, dim):
     """The placement of an output, which has no elements where it is not asked for."""
-    return Shard(dim) if made else Replicate()
+    return Shard(dim) if is_output else Replicate()
 
 
 @rule("qr")

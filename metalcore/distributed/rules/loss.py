@@ -31,13 +31,13 @@ def cross_entropy_backward(call):
 def fused_linear_cross_entropy(call):
     if call.reduction != _MEAN:
         loss = Shard(0) if call.reduction == _NONE else Partial()
-        made = call.reduction != _NONE
+        reduces = call.reduction != _NONE
         yield (
             (
                 loss,
-                Shard(0) if made and call.hidden_wanted else Replicate(),
-                Partial() if made and call.weight_wanted else Replicate(),
-                Partial() if made and call.bias_wanted else Replicate(),
+                Shard(0) if reduces and call.hidden_wanted else Replicate(),
+                Partial() if reduces and call.weight_wanted else Replicate(),
+                Partial() if reduces and call.bias_wanted else Replicate(),
                 Shard(0) if call.squares_wanted else Replicate(),
                 Shard(0) if call.predictions_wanted else Replicate(),
             ),

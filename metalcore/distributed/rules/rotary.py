@@ -9,9 +9,9 @@ def _tables(call, dim):
     """The angles, or the positions of tokens in a table of angles: (sections, batch or 1, tokens, …)."""
     placed = {}
     name = "cos" if call.positions is None else "positions"
-    found = getattr(call, name)
+    spec = getattr(call, name)
     place = {0: 1, 3 - call.heads_dim: 2}.get(dim)
-    if place is not None and found.shape[place] > 1:
+    if place is not None and spec.shape[place] > 1:
         for each in ("cos", "sin") if name == "cos" else (name,):
             placed[each] = Shard(place)
     return placed

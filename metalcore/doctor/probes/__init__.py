@@ -42,12 +42,12 @@ def whole_numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.randint(-1, 2, shape, generator=generator, device="cpu").to(torch.float32)
 
 
-def error_of(found: Tensor, expected: Tensor) -> float:
+def error_of(result: Tensor, expected: Tensor) -> float:
     """The largest difference, over the largest magnitude that was expected."""
-    if found.shape != expected.shape:
+    if result.shape != expected.shape:
         return LARGEST
     expected = expected.detach().cpu().double()
-    difference = (found.detach().cpu().double() - expected).abs().max()
+    difference = (result.detach().cpu().double() - expected).abs().max()
     error = (difference / expected.abs().max().clamp_min(torch.finfo(torch.float32).tiny)).item()
     return min(error, LARGEST) if error == error else LARGEST
 

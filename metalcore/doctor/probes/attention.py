@@ -13,10 +13,10 @@ __all__ = ["causal_in_16_bits", "masks_of_batches", "one_query_of_many_keys", "p
 def _error(device, dtype, q, k, v, mask=None, layout=lambda x: x, **options):
     q, k, v = (x.to(dtype) for x in (q, k, v))
     on_device = (layout(x.to(device)) for x in (q, k, v))
-    found = F.scaled_dot_product_attention(*on_device, attn_mask=None if mask is None else mask.to(device), **options)
+    result = F.scaled_dot_product_attention(*on_device, attn_mask=None if mask is None else mask.to(device), **options)
     in_float64 = (layout(x.double()) for x in (q, k, v))
     expected = F.scaled_dot_product_attention(*in_float64, attn_mask=None if mask is None else mask.double(), **options)
-    return error_of(found, expected)
+    return error_of(result, expected)
 
 
 def _bound(dtype, size):

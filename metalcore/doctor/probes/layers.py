@@ -48,8 +48,8 @@ def batch_norm_gradients(device: str) -> Found:
 
 def convolution_with_a_slice(device: str) -> Found:
     x, weight = whole_numbers(2, 128, 16, 16), whole_numbers(3, 128, 3, 3, 3, seed=1)
-    found = F.conv2d(x.to(device), weight.to(device)[:, :, 1])
-    return Found(error_of(found, F.conv2d(x, weight[:, :, 1].contiguous())), 0.0)  # sums of 1,152 whole numbers
+    result = F.conv2d(x.to(device), weight.to(device)[:, :, 1])
+    return Found(error_of(result, F.conv2d(x, weight[:, :, 1].contiguous())), 0.0)  # sums of 1,152 whole numbers
 
 
 def lstm_gradients(device: str) -> Found:

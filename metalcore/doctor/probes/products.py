@@ -47,15 +47,15 @@ def batched_long_sums(device: str) -> Found:
     A, B = whole_numbers(2, 16, 32_767), whole_numbers(2, 32_767, 16, seed=1)
     left, right = _before_other_numbers(A, device), _before_other_numbers(B, device)
     zeros = torch.zeros(2, 16, 16, device=device)
-    found = (torch.bmm(left, right), torch.baddbmm(zeros, left, right))
-    return Found(max(error_of(each, A @ B) for each in found), 0.0)
+    results = (torch.bmm(left, right), torch.baddbmm(zeros, left, right))
+    return Found(max(error_of(each, A @ B) for each in results), 0.0)
 
 
 def linear_of_many_batches(device: str) -> Found:
     x, weight, bias = whole_numbers(65_537, 11, 16), whole_numbers(64, 16, seed=1), whole_numbers(64, seed=2)
-    found = F.linear(x.to(device), weight.to(device), bias.to(device))
+    result = F.linear(x.to(device), weight.to(device), bias.to(device))
     # The batches whose number wraps around, and those that they take the place of, lie at the ends.
-    ends = ((found[:64], x[:64]), (found[-64:], x[-64:]))
+    ends = ((result[:64], x[:64]), (result[-64:], x[-64:]))
     return Found(max(error_of(ours, F.linear(values, weight, bias)) for ours, values in ends), 0.0)
 
 
@@ -63,8 +63,8 @@ def linear_with_bias(device: str) -> Found:
     errors = []
     for shape, outputs in (((80, 1, 2), 192), ((80, 1, 2), 768), ((2, 64, 128), 384)):
         x, weight, bias = whole_numbers(*shape), whole_numbers(outputs, shape[-1], seed=1), whole_numbers(outputs)
-        found = F.linear(x.to(device), weight.to(device), bias.to(device))
-        errors.append(error_of(found, F.linear(x, weight, bias)))
+        result = F.linear(x.to(device), weight.to(device), bias.to(device))
+        errors.append(error_of(result, F.linear(x, weight, bias)))
     return Found(max(errors), 0.0)
 
 
@@ -87,5 +87,5 @@ def _input_gradient(x, weight, direction):
 
 def linear_to_one_output(device: str) -> Found:
     x, weight = whole_numbers(3840, 33), whole_numbers(1, 33, seed=1)
-    [found] = gradients(lambda x: F.linear(x, weight.to(device)), x.to(device))
-    return Found(error_of(found, weight.expand(3840, 33)), 0.0)  # each gradient is one weight
+    [gradient] = gradients(lambda x: F.linear(x, weight.to(device)), x.to(device))
+    return Found(error_of(gradient, weight.expand(3840, 33)), 0.0)  # each gradient is one weight
