@@ -23,10 +23,16 @@ Shape shape_along(Sizes sizes, int64_t dim) {
   return shape;
 }
 
-int64_t wrap(const char* op, int64_t dim, int64_t dims) {
+// `dim` from the first dimension on, or -1 where a tensor of so many dimensions has none. A scalar counts as one row.
+int64_t place_of(int64_t dim, int64_t dims) {
   const int64_t range = dims ? dims : 1;
-  check(-range <= dim && dim < range, "metalcore::", op, ": dim must be in [", -range, ", ", range - 1, "], not ", dim);
-  return dim < 0 ? dim + range : dim;
+  return dim < -range || dim >= range ? -1 : dim < 0 ? dim + range : dim;
+}
+
+int64_t require_place(const char* op, int64_t dim, int64_t dims) {
+  const int64_t place = place_of(dim, dims), range = dims ? dims : 1;
+  check(place >= 0, "metalcore::", op, ": dim must be in [", -range, ", ", range - 1, "], not ", dim);
+  return place;
 }
 
 constexpr RowKernels kBackward = {true, "block4", 16, 512, true};  // two arrays in registers
@@ -96,7 +102,7 @@ void forward_into(const char* op, const Tensor& y, const Tensor& input, int64_t 
 Tensor forward(const char* op, const Tensor& input, int64_t dim, bool half_to_float, double scale = 1,
                bool copied = false) {
   check_float(op, "x", input);
-  dim = wrap(op, dim, input.dim());
+  dim = require_place(op, dim, input.dim());
   if (copy_is_faster(shape_along(input.sizes(), dim)))
     return as_contiguous(torch::stable::transpose(
         forward(op, torch::stable::transpose(input, dim, -1), -1, half_to_float, scale, true), dim, -1));
@@ -113,7 +119,7 @@ Tensor backward(const char* op, const Tensor& grad, const Tensor& output, int64_
   check_same_shape(op, "grad", grad, output);
   check(in == out || (out == ScalarType::Float && (in == ScalarType::Half || in == ScalarType::BFloat16)),
         "metalcore::", op, ": input_dtype ", dtype_name(in), " does not go with output's ", dtype_name(out));
-  dim = wrap(op, dim, output.dim());
+  dim = require_place(op, dim, output.dim());
   const Shape shape = shape_along(output.sizes(), dim);
   if (copy_is_faster(shape))
     return as_contiguous(torch::stable::transpose(
@@ -169,9 +175,9 @@ Tensor log_softmax_backward(const Tensor& grad, const Tensor& output, int64_t di
 // In the place of PyTorch's kernels. They take rows that kernels can count.
 
 bool takes_rows(const Tensor& x, int64_t dim) {
-  const int64_t dims = x.dim(), range = dims ? dims : 1;
-  if (dim < -range || dim >= range) return false;
-  const Shape shape = shape_along(x.sizes(), dim < 0 ? dim + range : dim);
+  const int64_t place = place_of(dim, x.dim());
+  if (place < 0) return false;
+  const Shape shape = shape_along(x.sizes(), place);
   return shape.length <= INT32_MAX && shape.rows <= UINT32_MAX;
 }
 bool takes(const Tensor& x, int64_t dim, bool) { return is_float(x) && takes_rows(x, dim); }
