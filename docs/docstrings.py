@@ -18,11 +18,17 @@ def _rewrite(app, what, name, obj, options, lines):
 
 
 def restructured_text(lines):
-    """The lines with their markup escaped, names as literals, and code and explained terms in the forms of Sphinx."""
+    """Escapes the lines' markup, and gives names, code, explained terms and the example at the end Sphinx's forms."""
     paragraph = []
-    inside = None  # what indented lines belong to: a section, an item of a list, a term that they explain, or code
+    inside = None  # what indented lines belong to: a section, a list's item, an explained term, code, or the example
     for line in lines:
-        if line.startswith(" "):
+        if inside == "example":
+            yield line
+        elif line == "Example:":
+            yield from paragraph
+            paragraph, inside = [], "example"
+            yield from (line, "")
+        elif line.startswith(" "):
             if paragraph:
                 yield " ".join(paragraph)
                 paragraph, inside = [], "term"

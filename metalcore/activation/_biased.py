@@ -14,7 +14,7 @@ __all__ = ["bias_gelu", "bias_silu"]
 
 
 def bias_gelu(x: torch.Tensor, bias: torch.Tensor, approximate: str = "none") -> torch.Tensor:
-    """gelu(x + bias), in one pass over memory.
+    """Computes gelu(x + bias), in one pass over memory.
 
     Args:
         x: float32, float16 or bfloat16, any strides. It is computed in float32. Other input goes to PyTorch's ops.
@@ -28,12 +28,17 @@ def bias_gelu(x: torch.Tensor, bias: torch.Tensor, approximate: str = "none") ->
     Raises:
         RuntimeError: `approximate` is something else.
         TypeError: x or bias is no tensor.
+
+    Example:
+        >>> x = torch.zeros(2, 4, device="mps")
+        >>> metalcore.bias_gelu(x, torch.zeros(4, device="mps")).shape
+        torch.Size([2, 4])
     """
     return _activate("bias_gelu", x, bias, _gelu_name(approximate))
 
 
 def bias_silu(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """silu(x + bias), in one pass over memory.
+    """Computes silu(x + bias), in one pass over memory.
 
     Args:
         x, bias: as for `bias_gelu`.
@@ -43,6 +48,11 @@ def bias_silu(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
 
     Raises:
         TypeError: x or bias is no tensor.
+
+    Example:
+        >>> x = torch.zeros(2, 4, device="mps")
+        >>> metalcore.bias_silu(x, torch.zeros(4, device="mps")).shape
+        torch.Size([2, 4])
     """
     return _activate("bias_silu", x, bias, "silu")
 

@@ -14,7 +14,7 @@ __all__ = ["geglu", "gelu_and_mul", "silu_and_mul", "swiglu"]
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up, in one pass over memory.
+    """Computes silu(gate) * up, in one pass over memory.
 
     Args:
         gate, up: tensors of one shape and dtype: float32, float16 or bfloat16, any strides. They are computed in
@@ -26,12 +26,17 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
     Raises:
         TypeError: `gate` or `up` is no tensor.
+
+    Example:
+        >>> gate, up = torch.randn(2, 2, 4, device="mps")
+        >>> metalcore.swiglu(gate, up).shape
+        torch.Size([2, 4])
     """
     return _gate("swiglu", gate, up, "silu")
 
 
 def geglu(gate: torch.Tensor, up: torch.Tensor, approximate: str = "none") -> torch.Tensor:
-    """gelu(gate) * up, in one pass over memory.
+    """Computes gelu(gate) * up, in one pass over memory.
 
     Args:
         gate, up: as for `swiglu`.
@@ -43,12 +48,17 @@ def geglu(gate: torch.Tensor, up: torch.Tensor, approximate: str = "none") -> to
     Raises:
         RuntimeError: `approximate` is something else.
         TypeError: `gate` or `up` is no tensor.
+
+    Example:
+        >>> gate, up = torch.randn(2, 2, 4, device="mps")
+        >>> metalcore.geglu(gate, up).shape
+        torch.Size([2, 4])
     """
     return _gate("geglu", gate, up, _gelu_name(approximate))
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """silu(x[..., :d]) * x[..., d:], for a last dimension of size 2 d.
+    """Computes silu(x[..., :d]) * x[..., d:], for a last dimension of size 2 d.
 
     Args:
         x: float32, float16 or bfloat16, any strides. It is computed in float32. Other input goes to PyTorch's ops.
@@ -59,12 +69,16 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     Raises:
         RuntimeError: x has no dimensions, or the last one is odd.
         TypeError: x is no tensor.
+
+    Example:
+        >>> metalcore.silu_and_mul(torch.randn(2, 8, device="mps")).shape
+        torch.Size([2, 4])
     """
     return _gate_halves("silu_and_mul", x, "silu")
 
 
 def gelu_and_mul(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
-    """gelu(x[..., :d]) * x[..., d:], for a last dimension of size 2 d.
+    """Computes gelu(x[..., :d]) * x[..., d:], for a last dimension of size 2 d.
 
     Args:
         x: as for `silu_and_mul`.
@@ -76,6 +90,10 @@ def gelu_and_mul(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     Raises:
         RuntimeError: x has no dimensions, the last one is odd, or `approximate` is something else.
         TypeError: x is no tensor.
+
+    Example:
+        >>> metalcore.gelu_and_mul(torch.randn(2, 8, device="mps")).shape
+        torch.Size([2, 4])
     """
     return _gate_halves("gelu_and_mul", x, _gelu_name(approximate))
 

@@ -18,7 +18,7 @@ _aten = torch.ops.aten
 
 
 def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
-    """x * Phi(x) with the normal distribution function Phi, as torch.nn.functional.gelu.
+    """Computes x * Phi(x) with the normal distribution function Phi, as torch.nn.functional.gelu.
 
     Args:
         x: float32, float16 or bfloat16, any shape and strides. It is computed in float32. Other input goes to PyTorch's
@@ -30,6 +30,10 @@ def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
 
     Raises:
         RuntimeError: `approximate` is another string.
+
+    Example:
+        >>> metalcore.gelu(torch.tensor([-20.0, 0.0, 20.0], device="mps")).tolist()
+        [-0.0, 0.0, 20.0]
     """
     if accelerated(x) and approximate in ("none", "tanh"):
         return _gelu(x, approximate)

@@ -13,7 +13,7 @@ __all__ = ["quick_gelu"]
 
 
 def quick_gelu(x: torch.Tensor) -> torch.Tensor:
-    """x * sigmoid(1.702 x), the approximation of gelu that CLIP uses (Hendrycks and Gimpel, 2016).
+    """Computes x * sigmoid(1.702 x), the approximation of gelu that CLIP uses (Hendrycks and Gimpel, 2016).
 
     Args:
         x: float32, float16 or bfloat16, any shape and strides. It is computed in float32. Other input goes to PyTorch's
@@ -21,6 +21,10 @@ def quick_gelu(x: torch.Tensor) -> torch.Tensor:
 
     Returns:
         A tensor of x's shape and dtype, with gradients of any order.
+
+    Example:
+        >>> metalcore.quick_gelu(torch.zeros(3, device="mps")).tolist()
+        [0.0, 0.0, 0.0]
     """
     return _quick_gelu(x) if accelerated(x) else _composite(x)
 

@@ -16,13 +16,17 @@ _aten = torch.ops.aten
 
 
 def relu(x: torch.Tensor) -> torch.Tensor:
-    """max(x, 0), as torch.nn.functional.relu. NaN stays NaN.
+    """Computes max(x, 0), as torch.nn.functional.relu. NaN stays NaN.
 
     Args:
         x: float32, float16 or bfloat16, any shape and strides. Other input, integers too, goes to PyTorch's op.
 
     Returns:
         A tensor of x's shape and dtype, with gradients of any order.
+
+    Example:
+        >>> metalcore.relu(torch.tensor([-1.0, 2.0], device="mps")).tolist()
+        [0.0, 2.0]
     """
     return _relu(x) if accelerated(x) else F.relu(x)
 

@@ -14,7 +14,7 @@ __all__ = ["relu2"]
 
 
 def relu2(x: torch.Tensor) -> torch.Tensor:
-    """max(x, 0) squared. NaN stays NaN. The activation is Primer's (So et al., 2021).
+    """Computes max(x, 0) squared. NaN stays NaN. The activation is Primer's (So et al., 2021).
 
     Args:
         x: float32, float16 or bfloat16, any shape and strides. It is computed in float32. Other input goes to PyTorch's
@@ -22,6 +22,10 @@ def relu2(x: torch.Tensor) -> torch.Tensor:
 
     Returns:
         A tensor of x's shape and dtype, with gradients of any order.
+
+    Example:
+        >>> metalcore.relu2(torch.tensor([-1.0, 2.0], device="mps")).tolist()
+        [0.0, 4.0]
     """
     return _relu2(x) if accelerated(x) else _composite(x)
 

@@ -14,7 +14,7 @@ __all__ = ["silu"]
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
-    """x * sigmoid(x), as torch.nn.functional.silu.
+    """Computes x * sigmoid(x), as torch.nn.functional.silu.
 
     Args:
         x: float32, float16 or bfloat16, any shape and strides. It is computed in float32. Other input goes to PyTorch's
@@ -22,6 +22,10 @@ def silu(x: torch.Tensor) -> torch.Tensor:
 
     Returns:
         A tensor of x's shape and dtype, with gradients of any order.
+
+    Example:
+        >>> metalcore.silu(torch.zeros(3, device="mps")).tolist()
+        [0.0, 0.0, 0.0]
     """
     return _silu(x) if accelerated(x) else F.silu(x)
 

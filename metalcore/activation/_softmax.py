@@ -18,7 +18,7 @@ _aten = torch.ops.aten
 
 
 def softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None, *, temperature: float = 1.0) -> torch.Tensor:
-    """exp(x) / sum(exp(x)) along a dimension, as torch.softmax.
+    """Computes exp(x) / sum(exp(x)) along a dimension, as torch.softmax.
 
     The maximum is subtracted first, so that large values do not overflow. A row that has only -inf gives NaN.
 
@@ -36,6 +36,11 @@ def softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None, *, temp
     Raises:
         IndexError: dim is out of range.
         ValueError: temperature is not positive.
+
+    Example:
+        >>> x = torch.zeros(2, 4, device="mps")
+        >>> metalcore.softmax(x, dim=-1).tolist()
+        [[0.25, 0.25, 0.25, 0.25], [0.25, 0.25, 0.25, 0.25]]
     """
     if temperature == 1.0:
         return _call(_softmax, torch.softmax, x, dim, dtype)
@@ -54,7 +59,14 @@ def softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None, *, temp
 
 
 def log_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """log(softmax(x)) along a dimension, as torch.log_softmax. Arguments, result and errors are those of `softmax`."""
+    """Computes log(softmax(x)) along a dimension, as torch.log_softmax. Arguments, result and errors are those of
+    `softmax`.
+
+    Example:
+        >>> x = torch.randn(3, 5, device="mps")
+        >>> metalcore.log_softmax(x, dim=-1).shape
+        torch.Size([3, 5])
+    """
     return _call(_log_softmax, torch.log_softmax, x, dim, dtype)
 
 

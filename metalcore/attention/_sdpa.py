@@ -53,7 +53,7 @@ def scaled_dot_product_attention(
     alibi_slopes: Tensor | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """softmax(query keyᵀ scale + attn_mask) value, as torch.nn.functional.scaled_dot_product_attention.
+    """Computes softmax(query keyᵀ scale + attn_mask) value, as torch.nn.functional.scaled_dot_product_attention.
 
     The kernels keep no scores in memory, in either direction (FlashAttention-2: Dao, 2023), except for the gradient of
     a floating-point attn_mask, which takes some float32 tensors of the scores' size. They sum in float32 and in a fixed
@@ -93,6 +93,11 @@ def scaled_dot_product_attention(
         ValueError: dropout_p is above 1 (or negative, together with an option that PyTorch's function lacks), window
             has no two numbers of -1 and more, softcap is negative or not finite, or sinks or alibi_slopes has not one
             number for each head.
+
+    Example:
+        >>> query, key, value = torch.randn(3, 1, 2, 16, 64, device="mps")  # (batch, heads, tokens, size of a head)
+        >>> metalcore.scaled_dot_product_attention(query, key, value, is_causal=True).shape
+        torch.Size([1, 2, 16, 64])
     """
     path = _path_of(
         *(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa),

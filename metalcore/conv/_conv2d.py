@@ -31,7 +31,8 @@ def conv2d(
     residual: Tensor | None = None,
     activation: str | None = None,
 ) -> Tensor:
-    """activation(scale * convolution + bias + residual), as torch.nn.functional.conv2d does without the last three.
+    """Computes activation(scale * convolution + bias + residual), as torch.nn.functional.conv2d does without the last
+    three.
 
     The convolution is a product of matrices whose left one is gathered from the input, tile by tile (implicit GEMM).
     Groups with one channel, as depthwise convolutions have, and groups with up to four outputs have kernels of their
@@ -59,6 +60,11 @@ def conv2d(
         ValueError: the activation is unknown.
         TypeError: input or weight is no tensor.
         RuntimeError: shapes do not match.
+
+    Example:
+        >>> image, weight = torch.randn(1, 3, 8, 8, device="mps"), torch.randn(4, 3, 3, 3, device="mps")
+        >>> metalcore.conv2d(image, weight, padding=1, activation="relu").shape
+        torch.Size([1, 4, 8, 8])
     """
     if activation not in ACTIVATIONS:
         names = ", ".join(repr(name) for name in ACTIVATIONS)

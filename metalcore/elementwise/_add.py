@@ -13,7 +13,7 @@ __all__ = ["add"]
 
 
 def add(input: Tensor, other: Tensor, *, alpha: float = 1) -> Tensor:
-    """input + alpha * other, as torch.add.
+    """Computes input + alpha * other, as torch.add.
 
     It is there for programs without PyTorch, and to be compared with on devices. PyTorch's own op is as fast, so that
     it is never overridden.
@@ -28,6 +28,11 @@ def add(input: Tensor, other: Tensor, *, alpha: float = 1) -> Tensor:
 
     Raises:
         As torch.add.
+
+    Example:
+        >>> x = torch.ones(3, device="mps")
+        >>> metalcore.add(x, x, alpha=2).tolist()
+        [3.0, 3.0, 3.0]
     """
     if type(alpha) not in (int, float) or other is None or not alike(input, other):
         return torch.add(input, other, alpha=alpha)

@@ -13,7 +13,7 @@ __all__ = ["cast"]
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The numbers of x in another dtype, as x.to(dtype): the nearest ones, and the even one of two.
+    """Returns the numbers of x in another dtype, as x.to(dtype): the nearest ones, and the even one of two.
 
     It is there for programs without PyTorch, and to be compared with on devices. PyTorch's own op is as fast, so that
     it is never overridden.
@@ -27,6 +27,10 @@ def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
 
     Raises:
         TypeError: x is no tensor, or dtype is no dtype.
+
+    Example:
+        >>> metalcore.cast(torch.tensor([1.0, 257.0], device="mps"), torch.bfloat16).tolist()
+        [1.0, 256.0]
     """
     require_tensors("cast", x=x)
     if not isinstance(dtype, torch.dtype):

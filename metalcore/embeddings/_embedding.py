@@ -26,7 +26,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor:
-    """weight[input], as torch.nn.functional.embedding.
+    """Returns weight[input], as torch.nn.functional.embedding.
 
     The gradient of a row is summed in the order of its uses, without atomic additions, so that the same inputs give the
     same bits.
@@ -42,6 +42,11 @@ def embedding(
 
     Returns:
         A tensor of the input's shape and a dimension more, with gradients of any order.
+
+    Example:
+        >>> weight = torch.arange(6.0, device="mps").reshape(3, 2)
+        >>> metalcore.embedding(torch.tensor([2, 0], device="mps"), weight).tolist()
+        [[4.0, 5.0], [0.0, 1.0]]
     """
     if (
         max_norm is not None

@@ -30,7 +30,7 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
-    """The sums, means or maxima of rows of a table, as torch.nn.functional.embedding_bag.
+    """Computes the sums, means or maxima of rows of a table, as torch.nn.functional.embedding_bag.
 
     The gradient of a row is summed in the order of its uses, without atomic additions, so that the same inputs give the
     same bits.
@@ -51,6 +51,12 @@ def embedding_bag(
 
     Returns:
         A tensor (bags, depth), with gradients by weight and per_sample_weights of any order. Empty bags are zero.
+
+    Example:
+        >>> weight = torch.arange(6.0, device="mps").reshape(3, 2)
+        >>> bags = torch.tensor([[0, 1], [2, 2]], device="mps")
+        >>> metalcore.embedding_bag(bags, weight, mode="sum").tolist()
+        [[2.0, 4.0], [8.0, 10.0]]
     """
     if (
         max_norm is not None

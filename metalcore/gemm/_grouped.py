@@ -15,7 +15,7 @@ __all__ = ["grouped_gemm"]
 
 
 def grouped_gemm(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
-    """The products of groups of rows or of terms, as torch.nn.functional.grouped_mm(x, weight, offs=offsets).
+    """Computes the products of groups of rows or of terms, as torch.nn.functional.grouped_mm(x, weight, offs=offsets).
 
     Group g begins where group g - 1 ends, and ends before offsets[g]. What lies behind the last group belongs to none.
     The host does not read the offsets, so that it never waits for them.
@@ -35,6 +35,12 @@ def grouped_gemm(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
     Raises:
         TypeError: an argument is no tensor, or offsets are no integers.
         RuntimeError: shapes do not match.
+
+    Example:
+        >>> x, weight = torch.randn(6, 4, device="mps"), torch.randn(2, 4, 3, device="mps")
+        >>> offsets = torch.tensor([2, 6], dtype=torch.int32, device="mps")  # two rows, and then four
+        >>> metalcore.grouped_gemm(x, weight, offsets).shape
+        torch.Size([6, 3])
     """
     require_tensors("grouped_gemm", x=x, weight=weight, offsets=offsets)
     if offsets.is_floating_point() or offsets.is_complex() or offsets.dtype == torch.bool:

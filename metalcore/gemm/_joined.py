@@ -33,7 +33,7 @@ def joined_linear(
     gate: str | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """The results of linear layers of one input, one after the other, as torch.cat of torch.nn.functional.linear.
+    """Computes linear layers of one input and joins their results, as torch.cat of torch.nn.functional.linear.
 
     One row of x is one kernel, which reads each weight where it is: those of the queries, keys and values of a token,
     for example, or of its gate and of what goes through it. It sums in float32, in an order that does not change from
@@ -58,6 +58,11 @@ def joined_linear(
             without two weights.
         TypeError: x or a weight is no tensor.
         RuntimeError: shapes do not match.
+
+    Example:
+        >>> x = torch.ones(1, 4, device="mps")
+        >>> metalcore.joined_linear(x, torch.ones(2, 4, device="mps"), torch.zeros(1, 4, device="mps")).tolist()
+        [[4.0, 4.0, 0.0]]
     """
     require_tensors("joined_linear", x=x, first=first)
     require_tensors("joined_linear", optional=True, second=second, third=third)

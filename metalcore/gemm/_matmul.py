@@ -28,7 +28,7 @@ def matmul(
     alpha: float = 1.0,
     beta: float = 1.0,
 ) -> Tensor:
-    """activation(alpha * (a @ b) + bias + beta * residual), in one kernel.
+    """Computes activation(alpha * (a @ b) + bias + beta * residual), in one kernel.
 
     The arguments a and b are those of torch.matmul; with a residual it is torch.addmm or torch.baddbmm. Operands are
     read with the strides that they have, so that a.mT costs no copy. Sums are float32, in an order that does not
@@ -51,6 +51,11 @@ def matmul(
         ValueError: the activation is unknown.
         TypeError: a or b is no tensor.
         RuntimeError: shapes do not match.
+
+    Example:
+        >>> a, b = torch.ones(2, 4, device="mps"), torch.ones(4, 3, device="mps")
+        >>> metalcore.matmul(a, b, alpha=0.5).tolist()
+        [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]
     """
     if activation not in ACTIVATIONS:
         names = ", ".join(repr(name) for name in ACTIVATIONS)
@@ -81,7 +86,7 @@ def matmul(
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str | None = None) -> Tensor:
-    """activation(x @ weight.T + bias), as torch.nn.functional.linear does without an activation.
+    """Computes activation(x @ weight.T + bias), as torch.nn.functional.linear does without an activation.
 
     Args:
         x: (…, K) of float32, float16 or bfloat16, any strides.
@@ -96,6 +101,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation:
         ValueError: the activation is unknown.
         TypeError: x or weight is no tensor.
         RuntimeError: shapes do not match.
+
+    Example:
+        >>> x, weight = torch.ones(2, 4, device="mps"), torch.ones(3, 4, device="mps")
+        >>> metalcore.linear(x, weight, activation="relu").tolist()
+        [[4.0, 4.0, 4.0], [4.0, 4.0, 4.0]]
     """
     require_tensors("linear", x=x, weight=weight)
     dims = weight.dim()

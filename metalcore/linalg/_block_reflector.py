@@ -16,7 +16,8 @@ __all__ = ["larfb", "larft"]
 
 
 def larft(V: torch.Tensor, tau: torch.Tensor) -> torch.Tensor:
-    """The triangular factor of a block reflector: H_0 H_1 … H_{k-1} = I - V T Vᵀ, LAPACK's larft (forward, columnwise).
+    """Computes the triangular factor of a block reflector: H_0 H_1 … H_{k-1} = I - V T Vᵀ, LAPACK's larft (forward,
+    columnwise).
 
     T = (I + diag(tau) S)⁻¹ diag(tau), where S is VᵀV above its diagonal (Schreiber and Van Loan 1989; Puglisi 1992).
 
@@ -31,6 +32,10 @@ def larft(V: torch.Tensor, tau: torch.Tensor) -> torch.Tensor:
     Raises:
         TypeError: an argument is not a tensor.
         RuntimeError: V has fewer than two dimensions, or shapes do not fit each other.
+
+    Example:
+        >>> metalcore.larft(torch.eye(5, 2, device="mps"), torch.ones(2, device="mps")).tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
     """
     check_types("larft", ("V", V, torch.Tensor), ("tau", tau, torch.Tensor))
     _check_reflectors("larft", V, tau.shape[-1] if tau.ndim else -1)
@@ -55,6 +60,11 @@ def larfb(
     Raises:
         TypeError: an argument is not a tensor, or not a bool.
         RuntimeError: shapes do not fit each other.
+
+    Example:
+        >>> V, tau = torch.eye(5, 2, device="mps"), torch.zeros(2, device="mps")
+        >>> metalcore.larfb(V, metalcore.larft(V, tau), torch.randn(5, 3, device="mps")).shape
+        torch.Size([5, 3])
     """
     check_types(
         "larfb",

@@ -16,7 +16,7 @@ from ._triangular import solve_triangular
 
 
 def cholesky(A: torch.Tensor, *, upper: bool = False, out: torch.Tensor | None = None) -> torch.Tensor:
-    """The Cholesky factorization A = L Lᵀ of symmetric positive-definite matrices, as torch.linalg.cholesky.
+    """Computes the Cholesky factorization A = L Lᵀ of symmetric positive-definite matrices, as torch.linalg.cholesky.
 
     It waits for the device, to check that every matrix is positive-definite. `cholesky_ex` does not wait.
 
@@ -32,6 +32,11 @@ def cholesky(A: torch.Tensor, *, upper: bool = False, out: torch.Tensor | None =
     Raises:
         torch.linalg.LinAlgError: a matrix is not positive-definite. The message names the batch entry.
         RuntimeError: the matrices are not square, or `out` does not fit.
+
+    Example:
+        >>> A = torch.tensor([[4.0, 2.0], [2.0, 2.0]], device="mps")
+        >>> metalcore.cholesky(A).tolist()
+        [[2.0, 0.0], [1.0, 1.0]]
     """
     if torch_is_faster("cholesky", ("upper", upper), A) or not accelerated(A) or type(upper) is not bool:
         return by_torch(torch.linalg.cholesky, A, upper=upper, out=out)
@@ -47,7 +52,7 @@ def cholesky(A: torch.Tensor, *, upper: bool = False, out: torch.Tensor | None =
 def cholesky_ex(
     A: torch.Tensor, *, upper: bool = False, check_errors: bool = False, out: Tensors | None = None
 ) -> linalg_cholesky_ex:
-    """`cholesky` that reports failures in `info` instead of raising, as torch.linalg.cholesky_ex.
+    """Computes `cholesky` and reports failures in `info` instead of raising, as torch.linalg.cholesky_ex.
 
     A simdgroup factors a matrix of up to 32 columns in registers, and a threadgroup a larger one. The largest matrices
     take panels (LAPACK's right-looking potrf). `metalcore.explain("cholesky_ex", A.shape)` tells which kernels a call
@@ -66,6 +71,11 @@ def cholesky_ex(
 
     Raises:
         RuntimeError: as in `cholesky`.
+
+    Example:
+        >>> L, info = metalcore.cholesky_ex(-torch.eye(2, device="mps"))
+        >>> info.item()  # the first leading minor that is not positive
+        1
     """
     if (
         torch_is_faster("cholesky", ("upper", upper), A)
@@ -86,7 +96,7 @@ def cholesky_ex(
 def cholesky_solve(
     B: torch.Tensor, L: torch.Tensor, upper: bool = False, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """X with A X = B, from the factor L of A = L Lᵀ, as torch.cholesky_solve.
+    """Solves A X = B for X, from the factor L of A = L Lᵀ, as torch.cholesky_solve.
 
     Args:
         B: (*, n, k), any strides.
@@ -100,6 +110,11 @@ def cholesky_solve(
 
     Raises:
         RuntimeError: shapes do not fit each other, or `out` does not fit.
+
+    Example:
+        >>> L = torch.tensor([[2.0, 0.0], [1.0, 1.0]], device="mps")
+        >>> metalcore.cholesky_solve(torch.tensor([[8.0], [6.0]], device="mps"), L).tolist()
+        [[1.0], [2.0]]
     """
     if L is None or not accelerated(B, L) or B.dtype != L.dtype or type(upper) is not bool:
         return by_torch(torch.cholesky_solve, B, L, upper, out=out)

@@ -19,7 +19,7 @@ __all__ = ["det", "slogdet"]
 
 
 def det(A: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Determinants, as torch.linalg.det: the product of U's diagonal in A = P L U, and of P's sign.
+    """Computes determinants, as torch.linalg.det: the product of U's diagonal in A = P L U, and of P's sign.
 
     Args:
         A: (*, n, n), any strides. float32; float16 and bfloat16 are computed in float32, and the result is cast back.
@@ -32,6 +32,10 @@ def det(A: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
 
     Raises:
         RuntimeError: the matrices are not square. The message is PyTorch's.
+
+    Example:
+        >>> metalcore.det(torch.tensor([[4.0, 0.0], [2.0, 2.0]], device="mps")).item()
+        8.0
     """
     if not (accelerated(A) and square(A)):
         return by_torch(torch.linalg.det, A, out=out)
@@ -39,7 +43,7 @@ def det(A: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
 
 
 def slogdet(A: torch.Tensor, *, out: Tensors | None = None) -> linalg_slogdet:
-    """Signs of determinants and the natural logarithms of their magnitudes, as torch.linalg.slogdet.
+    """Computes signs of determinants and the natural logarithms of their magnitudes, as torch.linalg.slogdet.
 
     Args:
         A: as for det.
@@ -51,6 +55,11 @@ def slogdet(A: torch.Tensor, *, out: Tensors | None = None) -> linalg_slogdet:
 
     Raises:
         RuntimeError: the matrices are not square. The message is PyTorch's.
+
+    Example:
+        >>> sign, logarithm = metalcore.slogdet(-torch.eye(3, device="mps"))
+        >>> sign.item(), logarithm.item()
+        (-1.0, 0.0)
     """
     if not (accelerated(A) and square(A)):
         return by_torch(torch.linalg.slogdet, A, out=out)

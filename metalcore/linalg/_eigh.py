@@ -17,8 +17,8 @@ from ._results import linalg_eigh
 
 
 def eigh(A: torch.Tensor, UPLO: str = "L", *, broadening: float = 0.0, out: Tensors | None = None) -> linalg_eigh:
-    """The eigenvalue decomposition A = V diag(L) Vᵀ of symmetric matrices, as torch.linalg.eigh. V is orthogonal, and L
-    is in ascending order.
+    """Computes the eigenvalue decomposition A = V diag(L) Vᵀ of symmetric matrices, as torch.linalg.eigh. V is
+    orthogonal, and L is in ascending order.
 
     `metalcore.explain("eigh", A.shape)` tells which kernels a call runs. On Apple GPUs large single matrices go to
     LAPACK on the CPU, and the host waits for the result.
@@ -43,6 +43,12 @@ def eigh(A: torch.Tensor, UPLO: str = "L", *, broadening: float = 0.0, out: Tens
         ValueError: the broadening is no finite number of at least zero, or A is complex and there is one.
         RuntimeError: the matrices are not square, UPLO is another string, or `out` does not fit. A matrix that holds
             NaN or infinity raises nothing, because a check would have to wait for the GPU. Its results are NaN.
+
+    Example:
+        >>> A = torch.tensor([[2.0, 0.0], [0.0, 1.0]], device="mps")
+        >>> eigenvalues, eigenvectors = metalcore.eigh(A)
+        >>> eigenvalues.tolist()
+        [1.0, 2.0]
     """
     broadened = check_broadening("eigh", A, broadening)
     if not accelerated(A) or type(UPLO) is not str:
@@ -57,7 +63,7 @@ def eigh(A: torch.Tensor, UPLO: str = "L", *, broadening: float = 0.0, out: Tens
 
 
 def eigvalsh(A: torch.Tensor, UPLO: str = "L", *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """The eigenvalues of symmetric matrices in ascending order, as torch.linalg.eigvalsh.
+    """Computes the eigenvalues of symmetric matrices in ascending order, as torch.linalg.eigvalsh.
 
     Args:
         A: (*, n, n), as for `eigh`.
@@ -70,6 +76,10 @@ def eigvalsh(A: torch.Tensor, UPLO: str = "L", *, out: torch.Tensor | None = Non
 
     Raises:
         RuntimeError: as for `eigh`.
+
+    Example:
+        >>> metalcore.eigvalsh(torch.tensor([[2.0, 0.0], [0.0, 1.0]], device="mps")).tolist()
+        [1.0, 2.0]
     """
     if not accelerated(A) or type(UPLO) is not str:
         return by_torch(torch.linalg.eigvalsh, A, UPLO, out=out)

@@ -18,7 +18,7 @@ __all__ = ["geqrf", "householder_product", "ormqr"]
 
 
 def geqrf(input: torch.Tensor, *, out: Tensors | None = None) -> torch.return_types.geqrf:
-    """The Householder reflectors of a QR decomposition, as torch.geqrf: LAPACK's geqrf.
+    """Computes the Householder reflectors of a QR decomposition, as torch.geqrf: LAPACK's geqrf.
 
     H_i = I - tau_i v_i v_iᵀ, where v_i is zero above entry i and one at entry i, and H_0 H_1 … R = A. The kernels are
     those of `qr`.
@@ -34,6 +34,11 @@ def geqrf(input: torch.Tensor, *, out: Tensors | None = None) -> torch.return_ty
 
     Raises:
         RuntimeError: `input` has fewer than two dimensions, or `out` does not fit.
+
+    Example:
+        >>> reflectors, tau = metalcore.geqrf(torch.randn(5, 3, device="mps"))
+        >>> reflectors.shape, tau.shape
+        (torch.Size([5, 3]), torch.Size([3]))
     """
     if not accelerated(input):
         return by_torch(torch.geqrf, input, out=out)
@@ -44,7 +49,8 @@ def geqrf(input: torch.Tensor, *, out: Tensors | None = None) -> torch.return_ty
 
 
 def householder_product(A: torch.Tensor, tau: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """The first columns of a product of Householder reflectors, as torch.linalg.householder_product: LAPACK's orgqr.
+    """Computes the first columns of a product of Householder reflectors, as torch.linalg.householder_product: LAPACK's
+    orgqr.
 
     Args:
         A: (*, m, n) with m >= n, any strides. It has reflectors below its diagonal, as geqrf returns them. The other
@@ -59,6 +65,11 @@ def householder_product(A: torch.Tensor, tau: torch.Tensor, *, out: torch.Tensor
 
     Raises:
         RuntimeError: shapes do not fit each other, or `out` does not fit.
+
+    Example:
+        >>> reflectors, tau = metalcore.geqrf(torch.randn(5, 3, device="mps"))
+        >>> metalcore.householder_product(reflectors, tau).shape
+        torch.Size([5, 3])
     """
     if _torch_takes("householder_product", (), A, tau) or not _have_one_dtype(A, tau):
         return by_torch(torch.linalg.householder_product, A, tau, out=out)
@@ -84,7 +95,7 @@ def ormqr(
     *,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """A product of Householder reflectors times a matrix, as torch.ormqr: LAPACK's ormqr.
+    """Multiplies a product of Householder reflectors and a matrix, as torch.ormqr: LAPACK's ormqr.
 
     Args:
         input: (*, m, k), any strides. It has reflectors below its diagonal, as geqrf returns them. float32; float16 and
@@ -100,6 +111,11 @@ def ormqr(
 
     Raises:
         RuntimeError: shapes do not fit each other, or `out` does not fit.
+
+    Example:
+        >>> reflectors, tau = metalcore.geqrf(torch.randn(5, 3, device="mps"))
+        >>> metalcore.ormqr(reflectors, tau, torch.randn(5, 2, device="mps")).shape
+        torch.Size([5, 2])
     """
     if (
         _torch_takes("ormqr", ("left", left), input, tau, other)

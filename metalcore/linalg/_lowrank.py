@@ -16,7 +16,7 @@ from ._svd import svd
 def svd_lowrank(
     A: torch.Tensor, q: int | None = 6, niter: int | None = 2, M: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """An approximate singular value decomposition A ≈ U diag(S) Vᵀ of rank q, as torch.svd_lowrank.
+    """Computes an approximate singular value decomposition A ≈ U diag(S) Vᵀ of rank q, as torch.svd_lowrank.
 
     A multiplies q random vectors. Where singular values decay slowly, `niter` further products with Aᵀ and A help. A QR
     decomposition follows each product. Then A is projected on the span of the vectors, and the projection is decomposed
@@ -33,6 +33,11 @@ def svd_lowrank(
 
     Returns:
         A tuple (U, S, V), of shapes (*, m, q), (*, q) and (*, n, q). They are differentiable, as for `svd`.
+
+    Example:
+        >>> U, S, V = metalcore.svd_lowrank(torch.randn(8, 5, device="mps"), q=2)
+        >>> U.shape, S.shape, V.shape
+        (torch.Size([8, 2]), torch.Size([2]), torch.Size([5, 2]))
     """
     if not accelerated(A, M):
         return by_torch(torch.svd_lowrank, A, q, niter, M)
@@ -65,8 +70,8 @@ def _decompose(A, q, niter, M):
 def pca_lowrank(
     A: torch.Tensor, q: int | None = None, center: bool = True, niter: int = 2
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Principal component analysis of the rows of a matrix, as torch.pca_lowrank: `svd_lowrank` of A minus the mean
-    of its rows.
+    """Computes the principal components of a matrix's rows, as torch.pca_lowrank: `svd_lowrank` of A minus the mean of
+    its rows.
 
     Args:
         A: (*, m, n), m samples of n features, as for `svd_lowrank`.
@@ -80,6 +85,11 @@ def pca_lowrank(
 
     Raises:
         ValueError: q is negative or larger than m or n, or niter is negative.
+
+    Example:
+        >>> U, S, V = metalcore.pca_lowrank(torch.randn(8, 5, device="mps"), q=2)
+        >>> U.shape, S.shape, V.shape
+        (torch.Size([8, 2]), torch.Size([2]), torch.Size([5, 2]))
     """
     if not accelerated(A):
         return by_torch(torch.pca_lowrank, A, q, center, niter)

@@ -19,7 +19,7 @@ _DRIVERS = ("gels", "gelsy", "gelsd", "gelss")
 
 
 def lstsq(A: torch.Tensor, B: torch.Tensor, rcond: float | None = None, *, driver: str | None = None) -> linalg_lstsq:
-    """The X with the least norm of A X - B, as torch.linalg.lstsq. If several X have it, the one of least norm.
+    """Finds the X with the least norm of A X - B, as torch.linalg.lstsq. If several X have it, the one of least norm.
 
     The driver says what is known about A's rank.
     "gels", the default as in PyTorch on GPUs, is for matrices of full rank. It uses QR: A = Q R gives X = R⁻¹ Qᵀ B.
@@ -53,6 +53,11 @@ def lstsq(A: torch.Tensor, B: torch.Tensor, rcond: float | None = None, *, drive
 
     Raises:
         RuntimeError: shapes do not fit, or the driver is unknown. The messages are PyTorch's.
+
+    Example:
+        >>> A, B = torch.randn(5, 2, device="mps"), torch.randn(5, 3, device="mps")
+        >>> metalcore.lstsq(A, B).solution.shape
+        torch.Size([2, 3])
     """
     if (
         B is None

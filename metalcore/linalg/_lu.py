@@ -21,7 +21,7 @@ _transforms_active = torch._C._are_functorch_transforms_active
 
 
 def lu_factor(A: torch.Tensor, *, pivot: bool = True, out: Tensors | None = None) -> linalg_lu_factor:
-    """A compact LU factorization with partial pivoting, as torch.linalg.lu_factor.
+    """Computes a compact LU factorization with partial pivoting, as torch.linalg.lu_factor.
 
     A = P L U, where L is lower triangular with ones on its diagonal, U is upper triangular, and P is a permutation. The
     pivot of a column is its first entry of largest magnitude, as in LAPACK's getrf. A thread, a simdgroup or a
@@ -41,6 +41,11 @@ def lu_factor(A: torch.Tensor, *, pivot: bool = True, out: Tensors | None = None
     Raises:
         RuntimeError: U has a zero on its diagonal, A has fewer than two dimensions, or `out` does not fit. The check
             waits for the result; lu_factor_ex does not.
+
+    Example:
+        >>> LU, pivots = metalcore.lu_factor(torch.tensor([[1.0, 2.0], [4.0, 4.0]], device="mps"))
+        >>> pivots.tolist()
+        [2, 2]
     """
     if torch_is_faster("lu_factor", (), A) or not _takes(A) or type(pivot) is not bool:
         return by_torch(torch.linalg.lu_factor, A, pivot=pivot, out=out)
@@ -56,7 +61,8 @@ def lu_factor(A: torch.Tensor, *, pivot: bool = True, out: Tensors | None = None
 def lu_factor_ex(
     A: torch.Tensor, *, pivot: bool = True, check_errors: bool = False, out: Tensors | None = None
 ) -> linalg_lu_factor_ex:
-    """lu_factor that reports zeros on U's diagonal in `info` instead of raising, as torch.linalg.lu_factor_ex.
+    """Computes `lu_factor` and reports zeros on U's diagonal in `info` instead of raising, as
+    torch.linalg.lu_factor_ex.
 
     Args:
         A, pivot: as for lu_factor.
@@ -69,6 +75,11 @@ def lu_factor_ex(
 
     Raises:
         RuntimeError: as lu_factor.
+
+    Example:
+        >>> LU, pivots, info = metalcore.lu_factor_ex(torch.zeros(2, 2, device="mps"))
+        >>> info.item()  # the first zero on U's diagonal
+        1
     """
     if torch_is_faster("lu_factor", (), A) or not _takes(A) or not type(pivot) is type(check_errors) is bool:
         return by_torch(torch.linalg.lu_factor_ex, A, pivot=pivot, check_errors=check_errors, out=out)
@@ -83,7 +94,8 @@ def lu_factor_ex(
 
 
 def lu(A: torch.Tensor, *, pivot: bool = True, out: Tensors | None = None) -> linalg_lu:
-    """The LU decomposition A = P L U with partial pivoting, as torch.linalg.lu. The algorithms are those of lu_factor.
+    """Computes the LU decomposition A = P L U with partial pivoting, as torch.linalg.lu. The algorithms are those of
+    lu_factor.
 
     Args:
         A, pivot: as for lu_factor. Singular matrices have a decomposition too.
@@ -96,6 +108,11 @@ def lu(A: torch.Tensor, *, pivot: bool = True, out: Tensors | None = None) -> li
 
     Raises:
         RuntimeError: A has fewer than two dimensions, or `out` does not fit.
+
+    Example:
+        >>> P, L, U = metalcore.lu(torch.tensor([[1.0, 2.0], [4.0, 4.0]], device="mps"))
+        >>> U.tolist()
+        [[4.0, 4.0], [0.0, 1.0]]
     """
     if not _takes(A) or type(pivot) is not bool:
         return by_torch(torch.linalg.lu, A, pivot=pivot, out=out)
@@ -112,7 +129,7 @@ def lu_solve(
     adjoint: bool = False,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """X with A X = B (or X A = B) for the A that lu_factor has factored, as torch.linalg.lu_solve.
+    """Solves A X = B (or X A = B) for X, with the A that `lu_factor` has factored, as torch.linalg.lu_solve.
 
     Args:
         LU: (*, n, n), as lu_factor returns it: float32, float16 or bfloat16. Other input goes to PyTorch's op.
@@ -128,6 +145,11 @@ def lu_solve(
 
     Raises:
         RuntimeError: shapes or dtypes do not fit. The messages are PyTorch's.
+
+    Example:
+        >>> LU, pivots = metalcore.lu_factor(torch.tensor([[1.0, 2.0], [4.0, 4.0]], device="mps"))
+        >>> metalcore.lu_solve(LU, pivots, torch.tensor([[3.0], [8.0]], device="mps")).tolist()
+        [[1.0], [1.0]]
     """
     if (
         torch_is_faster("lu_solve", ("left", left), LU, pivots, B)

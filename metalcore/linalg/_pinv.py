@@ -23,7 +23,7 @@ def pinv(
     rtol: float | torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The pseudoinverse V diag(1 / S) Uᵀ of matrices, as torch.linalg.pinv. Singular values of at most
+    """Computes the pseudoinverse V diag(1 / S) Uᵀ of matrices, as torch.linalg.pinv. Singular values of at most
     max(atol, rtol * the largest) count as zero.
 
     Args:
@@ -41,6 +41,10 @@ def pinv(
     Raises:
         RuntimeError: A has fewer than two dimensions, or with `hermitian` its matrices are not square; a tolerance is
             complex; or `out` does not fit.
+
+    Example:
+        >>> metalcore.pinv(torch.randn(5, 3, device="mps")).shape
+        torch.Size([3, 5])
     """
     if type(hermitian) is not bool:
         return by_torch(torch.linalg.pinv, A, hermitian=hermitian, **given(rcond=rcond, atol=atol, rtol=rtol, out=out))

@@ -24,8 +24,8 @@ class Polar(NamedTuple):
 
 
 def polar(A: torch.Tensor, *, side: str = "right") -> Polar:
-    """The polar decomposition A = U P of matrices, or A = P U with side="left", as scipy.linalg.polar: P is symmetric
-    positive semidefinite. U has orthonormal columns, or orthonormal rows where A has more columns than rows.
+    """Computes the polar decomposition A = U P of matrices, or A = P U with side="left", as scipy.linalg.polar: P is
+    symmetric positive semidefinite. U has orthonormal columns, or orthonormal rows where A has more columns than rows.
 
     It is made of `svd`, whose kernels and limits it has: A = W S Vᴴ gives U = W Vᴴ, and P = V S Vᴴ or W S Wᴴ. The
     16-bit dtypes are computed in float32. Complex and float64 matrices, and those on other devices, go through
@@ -47,6 +47,11 @@ def polar(A: torch.Tensor, *, side: str = "right") -> Polar:
         ValueError: `side` is another value.
 
     Source: Higham, "Functions of Matrices: Theory and Computation", 2008, chapter 8.
+
+    Example:
+        >>> U, P = metalcore.polar(torch.randn(5, 3, device="mps"))
+        >>> U.shape, P.shape
+        (torch.Size([5, 3]), torch.Size([3, 3]))
     """
     check_types("linalg.polar", ("A", A, torch.Tensor))
     if side not in ("left", "right"):

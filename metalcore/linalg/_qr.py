@@ -18,7 +18,8 @@ from ._triangular import solve_triangular
 
 
 def qr(A: torch.Tensor, mode: str = "reduced", *, out: Tensors | None = None) -> linalg_qr:
-    """The QR decomposition A = Q R of matrices, as torch.linalg.qr: Q has orthonormal columns, R is upper triangular.
+    """Computes the QR decomposition A = Q R of matrices, as torch.linalg.qr: Q has orthonormal columns, R is upper
+    triangular.
 
     The method is Householder reflections with LAPACK's conventions (geqrf, orgqr), so R's diagonal has the same signs
     as PyTorch's on the CPU. A simdgroup or a threadgroup takes each small matrix. Large matrices take blocks in compact
@@ -38,6 +39,11 @@ def qr(A: torch.Tensor, mode: str = "reduced", *, out: Tensors | None = None) ->
 
     Raises:
         RuntimeError: the mode is unknown, A has fewer than two dimensions, or `out` does not fit.
+
+    Example:
+        >>> Q, R = metalcore.qr(torch.randn(5, 3, device="mps"))
+        >>> Q.shape, R.shape
+        (torch.Size([5, 3]), torch.Size([3, 3]))
     """
     if not accelerated(A) or type(mode) is not str:
         return by_torch(torch.linalg.qr, A, mode, out=out)

@@ -25,7 +25,7 @@ def matrix_rank(
     rtol: float | torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The number of singular values above max(atol, rtol * the largest), as torch.linalg.matrix_rank.
+    """Counts the singular values above max(atol, rtol * the largest), as torch.linalg.matrix_rank.
 
     Args:
         A: (*, m, n), as for `svdvals`.
@@ -41,6 +41,10 @@ def matrix_rank(
     Raises:
         RuntimeError: A has fewer than two dimensions, or with `hermitian` its matrices are not square; a tolerance is
             complex; or `out` does not fit.
+
+    Example:
+        >>> metalcore.matrix_rank(torch.ones(3, 3, device="mps")).item()
+        1
     """
     if type(hermitian) is not bool:
         return by_torch(
@@ -66,7 +70,7 @@ def matrix_rank(
 
 
 def cond(A: torch.Tensor, p: float | str | None = None, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """The condition number of matrices, as torch.linalg.cond: the norm of A times that of its inverse.
+    """Computes the condition number of matrices, as torch.linalg.cond: the norm of A times that of its inverse.
 
     Args:
         A: (*, m, n), as for `svdvals`. Norms other than 2 and -2 need square matrices.
@@ -82,6 +86,10 @@ def cond(A: torch.Tensor, p: float | str | None = None, *, out: torch.Tensor | N
     Raises:
         RuntimeError: the norm is unknown, A has fewer than two dimensions, its matrices are not square and the norm
             needs that, or `out` does not fit.
+
+    Example:
+        >>> round(metalcore.cond(torch.diag(torch.tensor([8.0, 2.0], device="mps"))).item(), 3)
+        4.0
     """
     if not accelerated(A) or A.numel() == 0 or not _is_defined(A, p):
         return by_torch(torch.linalg.cond, A, p, out=out)

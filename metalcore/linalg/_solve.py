@@ -21,7 +21,7 @@ _FACTORED_AGAIN = 32
 
 
 def solve(A: torch.Tensor, B: torch.Tensor, *, left: bool = True, out: torch.Tensor | None = None) -> torch.Tensor:
-    """X with A X = B, or X A = B, as torch.linalg.solve: by LU with partial pivoting (see lu_factor).
+    """Solves A X = B, or X A = B, for X, as torch.linalg.solve: by LU with partial pivoting (see `lu_factor`).
 
     Up to n = 32 one kernel factors A and solves for the columns of B. For larger n two triangular systems follow the
     factorization. `metalcore.explain("solve", A.shape, B.shape)` tells which kernels a call runs.
@@ -41,6 +41,11 @@ def solve(A: torch.Tensor, B: torch.Tensor, *, left: bool = True, out: torch.Ten
         torch.linalg.LinAlgError: a matrix is singular. The message has its index in the batch. The check waits for the
             result; solve_ex does not.
         RuntimeError: shapes do not fit. The messages are PyTorch's.
+
+    Example:
+        >>> A, B = torch.tensor([[2.0, 0.0], [0.0, 4.0]], device="mps"), torch.ones(2, 1, device="mps")
+        >>> metalcore.solve(A, B).tolist()
+        [[0.5], [0.25]]
     """
     if not _takes(A, B, left):
         return by_torch(torch.linalg.solve, A, B, left=left, out=out)
@@ -61,7 +66,7 @@ def solve_ex(
     check_errors: bool = False,
     out: Tensors | None = None,
 ) -> linalg_solve_ex:
-    """solve that reports singular matrices in `info` instead of raising, as torch.linalg.solve_ex.
+    """Solves as `solve` does, and reports singular matrices in `info` instead of raising, as torch.linalg.solve_ex.
 
     Args:
         A, B, left: as for solve.
@@ -74,6 +79,11 @@ def solve_ex(
 
     Raises:
         RuntimeError: as solve.
+
+    Example:
+        >>> X, info = metalcore.solve_ex(torch.zeros(2, 2, device="mps"), torch.ones(2, 1, device="mps"))
+        >>> info.item()  # the first zero on U's diagonal
+        1
     """
     if not _takes(A, B, left) or type(check_errors) is not bool:
         return by_torch(torch.linalg.solve_ex, A, B, left=left, check_errors=check_errors, out=out)
@@ -88,7 +98,7 @@ def solve_ex(
 
 
 def inv(A: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Inverses, as torch.linalg.inv: the solutions of A X = I by LU with partial pivoting (see solve).
+    """Computes inverses, as torch.linalg.inv: the solutions of A X = I by LU with partial pivoting (see solve).
 
     Args:
         A: (*, n, n), any strides. float32; float16 and bfloat16 are computed in float32, and the inverse is cast back.
@@ -102,6 +112,10 @@ def inv(A: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
         torch.linalg.LinAlgError: a matrix is singular. The message has its index in the batch. The check waits for the
             result; inv_ex does not.
         RuntimeError: the matrices are not square. The message is PyTorch's.
+
+    Example:
+        >>> metalcore.inv(torch.tensor([[2.0, 0.0], [0.0, 4.0]], device="mps")).tolist()
+        [[0.5, 0.0], [0.0, 0.25]]
     """
     if not (accelerated(A) and square(A)):
         return by_torch(torch.linalg.inv, A, out=out)
@@ -115,7 +129,8 @@ def inv(A: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
 
 
 def inv_ex(A: torch.Tensor, *, check_errors: bool = False, out: Tensors | None = None) -> linalg_inv_ex:
-    """inv that reports singular matrices in `info` instead of raising, as torch.linalg.inv_ex.
+    """Computes inverses as `inv` does, and reports singular matrices in `info` instead of raising, as
+    torch.linalg.inv_ex.
 
     Args:
         A: as for inv.
@@ -128,6 +143,11 @@ def inv_ex(A: torch.Tensor, *, check_errors: bool = False, out: Tensors | None =
 
     Raises:
         RuntimeError: as inv.
+
+    Example:
+        >>> inverse, info = metalcore.inv_ex(torch.zeros(2, 2, device="mps"))
+        >>> info.item()  # the first zero on U's diagonal
+        1
     """
     if not (accelerated(A) and square(A)) or type(check_errors) is not bool:
         return by_torch(torch.linalg.inv_ex, A, check_errors=check_errors, out=out)

@@ -27,8 +27,8 @@ def svd(
     broadening: float = 0.0,
     out: Tensors | None = None,
 ) -> linalg_svd:
-    """The singular value decomposition A = U diag(S) Vh, as torch.linalg.svd: U and Vhᵀ have orthonormal columns, S is
-    not negative and descends.
+    """Computes the singular value decomposition A = U diag(S) Vh, as torch.linalg.svd: U and Vhᵀ have orthonormal
+    columns, S is not negative and descends.
 
     `metalcore.explain("svd", A.shape, full_matrices=False)` tells which kernels a call runs. On Apple GPUs large single
     matrices go to LAPACK on the CPU, and the host waits for the result.
@@ -60,6 +60,11 @@ def svd(
         RuntimeError: A has fewer than two dimensions, PyTorch does not know the driver, or `out` does not fit. A matrix
             that holds NaN or infinity raises nothing, because a check would have to wait for the GPU. Its results are
             NaN.
+
+    Example:
+        >>> U, S, Vh = metalcore.svd(torch.randn(5, 3, device="mps"), full_matrices=False)
+        >>> U.shape, S.shape, Vh.shape
+        (torch.Size([5, 3]), torch.Size([3]), torch.Size([3, 3]))
     """
     broadened = check_broadening("svd", A, broadening)
     if not accelerated(A) or type(full_matrices) is not bool or driver is not None and type(driver) is not str:
@@ -77,7 +82,7 @@ def svd(
 
 
 def svdvals(A: torch.Tensor, *, driver: str | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
-    """The singular values of matrices in descending order, as torch.linalg.svdvals.
+    """Computes the singular values of matrices in descending order, as torch.linalg.svdvals.
 
     Args:
         A: (*, m, n), as for `svd`.
@@ -90,6 +95,10 @@ def svdvals(A: torch.Tensor, *, driver: str | None = None, out: torch.Tensor | N
 
     Raises:
         RuntimeError: as for `svd`.
+
+    Example:
+        >>> metalcore.svdvals(torch.tensor([[2.0, 0.0], [0.0, 4.0]], device="mps")).tolist()
+        [4.0, 2.0]
     """
     if not accelerated(A) or driver is not None and type(driver) is not str:
         return by_torch(torch.linalg.svdvals, A, driver=driver, out=out)

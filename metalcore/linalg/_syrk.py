@@ -22,7 +22,7 @@ def syrk(
     transpose: bool = False,
     triangle: str = "full",
 ) -> torch.Tensor:
-    """alpha A Aᵀ + beta C, or alpha Aᵀ A + beta C: the symmetric rank-k update, BLAS's syrk, as a new tensor.
+    """Computes alpha A Aᵀ + beta C, or alpha Aᵀ A + beta C: the symmetric rank-k update, BLAS's syrk, as a new tensor.
 
     The kernel computes one triangle of the product in tiles of 64 x 64, and mirrors it if both are wanted. On NVIDIA
     GPUs PyTorch's matmul computes the product, because it is faster there.
@@ -41,6 +41,10 @@ def syrk(
     Raises:
         TypeError: A or C is not a tensor, or `transpose` is not a bool.
         RuntimeError: `triangle` is unknown, A has fewer than two dimensions, or C does not broadcast.
+
+    Example:
+        >>> metalcore.syrk(torch.ones(2, 3, device="mps")).tolist()
+        [[3.0, 3.0], [3.0, 3.0]]
     """
     if (
         C is None

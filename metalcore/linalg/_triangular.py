@@ -24,7 +24,7 @@ def solve_triangular(
     unitriangular: bool = False,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """X with A X = B, or X A = B, for triangular A, as torch.linalg.solve_triangular.
+    """Solves A X = B, or X A = B, for X with a triangular A, as torch.linalg.solve_triangular.
 
     The method is substitution, without inverses, so that each column of X solves a system whose matrix differs from A
     by a few n eps of its entries (Higham, Accuracy and Stability of Numerical Algorithms, 8.1). A simdgroup solves one
@@ -47,6 +47,11 @@ def solve_triangular(
 
     Raises:
         RuntimeError: shapes or `out` do not fit. The messages are PyTorch's.
+
+    Example:
+        >>> A, B = torch.tensor([[2.0, 0.0], [1.0, 1.0]], device="mps"), torch.ones(2, 1, device="mps")
+        >>> metalcore.solve_triangular(A, B, upper=False).tolist()
+        [[0.5], [0.5]]
     """
     if (
         torch_is_faster("solve_triangular", ("left", left), A, B)
@@ -75,7 +80,7 @@ def trsm(
     diag: str = "N",
     alpha: float = 1.0,
 ) -> torch.Tensor:
-    """BLAS's trsm: X with op(A) X = alpha B, or X op(A) = alpha B, for triangular A.
+    """Solves op(A) X = alpha B, or X op(A) = alpha B, for X with a triangular A: BLAS's trsm.
 
     This is solve_triangular with BLAS's names. Shapes, dtypes and gradients are the same. Unlike in BLAS, X is a new
     tensor and B does not change.
@@ -96,6 +101,11 @@ def trsm(
         TypeError: A or B is not a tensor.
         ValueError: `side`, `uplo`, `transa` or `diag` is another letter.
         RuntimeError: shapes do not fit, as in solve_triangular.
+
+    Example:
+        >>> A, B = torch.tensor([[2.0, 0.0], [1.0, 1.0]], device="mps"), torch.ones(2, 1, device="mps")
+        >>> metalcore.trsm(A, B, alpha=2.0).tolist()
+        [[1.0], [1.0]]
     """
     if side not in _SIDE or uplo not in _UPLO or transa not in _TRANSA or diag not in _DIAG:
         for name, value, letters in (

@@ -40,7 +40,7 @@ def cross_entropy(
     return_token_accuracy: bool = False,
     return_predicted_tokens: bool = False,
 ) -> Any:  # Tensor | CrossEntropyOutput
-    """The cross entropy of logits and targets, as torch.nn.functional.cross_entropy.
+    """Computes the cross entropy of logits and targets, as torch.nn.functional.cross_entropy.
 
     The logits are read once for the loss. The gradient reads them once more.
 
@@ -71,6 +71,11 @@ def cross_entropy(
     Returns:
         A tensor of the input's dtype, or float32 if autocast makes PyTorch's result float32. It has gradients of any
         order, and the same inputs give the same bits. With one of the return_… a `CrossEntropyOutput`.
+
+    Example:
+        >>> logits, target = torch.zeros(2, 4, device="mps"), torch.tensor([0, 3], device="mps")
+        >>> round(metalcore.cross_entropy(logits, target).item(), 4)  # log(4)
+        1.3863
     """
     if size_average is not None or reduce is not None:
         reduction = torch.nn._reduction.legacy_get_string(size_average, reduce)  # pyright: ignore[reportAttributeAccessIssue]
@@ -99,8 +104,8 @@ def cross_entropy(
 
 
 def selective_log_softmax(logits: Tensor, index: Tensor) -> Tensor:
-    """The log-probabilities of chosen classes, log_softmax(logits, -1) at `index`, as the losses of DPO and GRPO need
-    them. The log-probabilities of the other classes are never written.
+    """Computes the log-probabilities of chosen classes, log_softmax(logits, -1) at `index`, as the losses of DPO and
+    GRPO need them. The log-probabilities of the other classes are never written.
 
     Args:
         logits: (…, C), float32, float16 or bfloat16.
@@ -108,6 +113,11 @@ def selective_log_softmax(logits: Tensor, index: Tensor) -> Tensor:
 
     Returns:
         A tensor of the index's shape and the logits' dtype, with gradients of any order.
+
+    Example:
+        >>> logits, index = torch.zeros(2, 4, device="mps"), torch.tensor([0, 3], device="mps")
+        >>> metalcore.selective_log_softmax(logits, index).shape
+        torch.Size([2])
     """
     require_tensors("selective_log_softmax", logits=logits, index=index)
     *batch, count = logits.shape or (0,)

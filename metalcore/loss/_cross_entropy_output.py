@@ -22,6 +22,12 @@ class CrossEntropyOutput(NamedTuple):
         token_accuracy: float32: the share of the targets that count whose class has the largest logit; for the
             reduction "none" 1 or 0 for each target, and 0 for an ignored one.
         predicted_tokens: int64, of the target's shape: the class with the largest logit, and -1 for ignored targets.
+
+    Example:
+        >>> logits, target = torch.zeros(2, 4, device="mps"), torch.tensor([0, 3], device="mps")
+        >>> output = metalcore.cross_entropy(logits, target, return_token_accuracy=True)
+        >>> output.token_accuracy.item(), output.z_loss
+        (0.5, None)
     """
 
     loss: Tensor

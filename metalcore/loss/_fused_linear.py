@@ -50,7 +50,8 @@ def fused_linear_cross_entropy(
     return_token_accuracy: bool = False,
     return_predicted_tokens: bool = False,
 ) -> Any:  # Tensor | CrossEntropyOutput
-    """cross_entropy(hidden @ weight.T + bias, target) with the logits of one chunk of rows in memory at a time.
+    """Computes cross_entropy(hidden @ weight.T + bias, target) with the logits of one chunk of rows in memory at a
+    time.
 
     Each chunk's logits give way to their gradient as soon as their losses are known, and this to its products with the
     weight and with the hidden states (the method of Liger-Kernel, arXiv:2410.10989). So backward() has only to scale
@@ -79,6 +80,12 @@ def fused_linear_cross_entropy(
         The loss, float32 under autocast, otherwise of hidden's dtype, or a `CrossEntropyOutput`. With reduction="none"
         the gradient computes the logits again. backward() overwrites the gradients that the forward pass has made,
         except with retain_graph=True, which copies them.
+
+    Example:
+        >>> hidden, weight = torch.zeros(2, 8, device="mps"), torch.randn(4, 8, device="mps")
+        >>> target = torch.tensor([0, 3], device="mps")
+        >>> round(metalcore.fused_linear_cross_entropy(hidden, weight, target).item(), 4)  # log(4)
+        1.3863
     """
     require_tensors("fused_linear_cross_entropy", hidden=hidden, weight=weight, target=target)
     optional = {"bias": bias, "class_weight": class_weight, "token_weight": token_weight}

@@ -22,7 +22,8 @@ def group_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
 ) -> torch.Tensor:
-    """(x - mean) / sqrt(variance + eps) * weight + bias for each group of channels, as torch.nn.functional.group_norm.
+    """Computes (x - mean) / sqrt(variance + eps) * weight + bias for each group of channels, as
+    torch.nn.functional.group_norm.
 
     Args:
         x: float32, float16 or bfloat16, with the sizes (batch, channels, ...), any strides. It is computed in float32.
@@ -39,6 +40,11 @@ def group_norm(
     Raises:
         RuntimeError: the number of channels is not a multiple of num_groups, or not the size of weight or bias.
         ValueError: there is one batch, and its groups have one element.
+
+    Example:
+        >>> x = torch.randn(2, 6, 4, 4, device="mps")
+        >>> metalcore.group_norm(x, num_groups=3).shape
+        torch.Size([2, 6, 4, 4])
     """
     if autocast_to_float32("group_norm", x):
         x = x.float()

@@ -25,7 +25,8 @@ def layer_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
 ) -> torch.Tensor:
-    """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimensions, as torch.nn.functional.layer_norm.
+    """Computes (x - mean) / sqrt(variance + eps) * weight + bias over the last dimensions, as
+    torch.nn.functional.layer_norm.
 
     Args:
         x: float32, float16 or bfloat16, any strides. It is computed in float32. Other input, and rows of 2^31 elements
@@ -40,6 +41,11 @@ def layer_norm(
 
     Raises:
         RuntimeError: normalized_shape is not the end of x's shape, or not the shape of weight or bias.
+
+    Example:
+        >>> x = torch.tensor([[1.0, -1.0], [3.0, 5.0]], device="mps")
+        >>> metalcore.layer_norm(x, (2,), eps=0.0).tolist()
+        [[1.0, -1.0], [-1.0, 1.0]]
     """
     if autocast_to_float32("layer_norm", x):
         x = x.float()
@@ -65,6 +71,12 @@ def add_layer_norm(
 
     Returns:
         (y, total): `total = x + residual`, and `y = layer_norm(total, total.shape[-1:], weight, bias, eps)`.
+
+    Example:
+        >>> x = torch.randn(2, 8, device="mps")
+        >>> normalized, total = metalcore.add_layer_norm(x, x)
+        >>> torch.equal(total, x + x)
+        True
     """
     if (
         residual is None

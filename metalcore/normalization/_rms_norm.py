@@ -27,7 +27,7 @@ def rms_norm(
     eps: float | None = None,
     offset: float = 0.0,
 ) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * (weight + offset) over the last dimensions, as torch.nn.functional.rms_norm.
+    """Computes x / sqrt(mean(x^2) + eps) * (weight + offset) over the last dimensions, as torch.nn.functional.rms_norm.
 
     Args:
         x: float32, float16 or bfloat16, any strides. It is computed in float32. Other input, and rows of 2^31 elements
@@ -45,6 +45,11 @@ def rms_norm(
         RuntimeError: normalized_shape is not the end of x's shape, or not weight's shape.
         ValueError: there is an offset and no weight.
         TypeError: offset is no number.
+
+    Example:
+        >>> x, weight = torch.randn(2, 8, device="mps"), torch.ones(8, device="mps")
+        >>> metalcore.rms_norm(x, (8,), weight).shape
+        torch.Size([2, 8])
     """
     _check_offset("rms_norm", offset, weight)
     if (
@@ -84,6 +89,12 @@ def add_rms_norm(
     Raises:
         ValueError: there is an offset and no weight.
         TypeError: offset is no number.
+
+    Example:
+        >>> x, weight = torch.randn(2, 8, device="mps"), torch.ones(8, device="mps")
+        >>> normalized, total = metalcore.add_rms_norm(x, x, weight)
+        >>> torch.equal(total, x + x)
+        True
     """
     _check_offset("add_rms_norm", offset, weight)
     if residual is None or not accelerated(x, residual, weight) or not _addable(x, residual, weight, eps):

@@ -27,7 +27,7 @@ def rope(
     sections: Sequence[int] | None = None,
     inplace: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q and k with pairs (a, b) of each head's first elements rotated to (a cos - b sin, b cos + a sin).
+    """Rotates pairs (a, b) of each head's first elements in q and k to (a cos - b sin, b cos + a sin).
 
     Args:
         q, k: float32, float16 or bfloat16, with the sizes (batch, heads, tokens, size of a head), or (batch, tokens,
@@ -57,6 +57,13 @@ def rope(
         TypeError: q, k, cos, sin or position_ids is no tensor.
 
     The rotation is Su et al.'s (RoFormer, 2021).
+
+    Example:
+        >>> q, k = torch.randn(2, 1, 4, 8, 64, device="mps")  # (batch, heads, tokens, size of a head)
+        >>> angles = torch.randn(8, 32, device="mps")
+        >>> q, k = metalcore.rope(q, k, angles.cos(), angles.sin(), rotary_dim=64)
+        >>> q.shape
+        torch.Size([1, 4, 8, 64])
     """
     rotation = _Rotation(q, k, cos, sin, position_ids, unsqueeze_dim, interleaved, rotary_dim, sections)
     if not rotation.accelerated():

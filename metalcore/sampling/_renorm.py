@@ -16,7 +16,7 @@ _MASK, _TOP_K, _TOP_P = range(3)  # RENORM_… of kernels/sampling/top_k.h
 
 
 def top_k_mask_logits(logits: Tensor, top_k: int | Tensor) -> Tensor:
-    """The logits, with -inf in the place of all except the k largest of each row.
+    """Replaces all except the k largest logits of each row by -inf.
 
     Args:
         logits: (…, C), float32, float16 or bfloat16, any strides. NaN counts as -inf.
@@ -30,12 +30,17 @@ def top_k_mask_logits(logits: Tensor, top_k: int | Tensor) -> Tensor:
         ValueError: top_k is not positive.
         TypeError: logits is no tensor, or top_k is of another type.
         RuntimeError: the logits are no floating-point numbers, or top_k does not broadcast.
+
+    Example:
+        >>> logits = torch.tensor([[0.0, 9.0, 1.0]], device="mps")
+        >>> metalcore.top_k_mask_logits(logits, 2).tolist()
+        [[-inf, 9.0, 1.0]]
     """
     return _rows("top_k_mask_logits", "logits", logits, "top_k", top_k, _MASK)
 
 
 def top_k_renorm_probs(probs: Tensor, top_k: int | Tensor) -> Tensor:
-    """The k largest probabilities of each row, divided by their sum, and zeros for the others.
+    """Divides the k largest probabilities of each row by their sum, and sets the others to zero.
 
     Args:
         probs: (…, C), as the logits of `top_k_mask_logits`. Negative numbers and NaN count as 0.
@@ -46,13 +51,18 @@ def top_k_renorm_probs(probs: Tensor, top_k: int | Tensor) -> Tensor:
 
     Raises:
         As `top_k_mask_logits`.
+
+    Example:
+        >>> probs = torch.tensor([[0.5, 0.25, 0.25, 0.0]], device="mps")
+        >>> metalcore.top_k_renorm_probs(probs, 1).tolist()
+        [[1.0, 0.0, 0.0, 0.0]]
     """
     return _rows("top_k_renorm_probs", "probs", probs, "top_k", top_k, _TOP_K)
 
 
 def top_p_renorm_probs(probs: Tensor, top_p: float | Tensor) -> Tensor:
-    """The smallest set of largest probabilities of each row that has this part of their sum, divided by its sum, and
-    zeros for the others.
+    """Divides the smallest set of largest probabilities of each row that has this part of their sum by its own sum, and
+    sets the others to zero.
 
     Args:
         probs: as for `top_k_renorm_probs`.
@@ -65,6 +75,11 @@ def top_p_renorm_probs(probs: Tensor, top_p: float | Tensor) -> Tensor:
     Raises:
         ValueError: top_p is not in [0, 1].
         TypeError, RuntimeError: as `top_k_mask_logits`.
+
+    Example:
+        >>> probs = torch.tensor([[0.5, 0.25, 0.25, 0.0]], device="mps")
+        >>> metalcore.top_p_renorm_probs(probs, 0.4).tolist()
+        [[1.0, 0.0, 0.0, 0.0]]
     """
     return _rows("top_p_renorm_probs", "probs", probs, "top_p", top_p, _TOP_P)
 

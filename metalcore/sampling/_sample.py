@@ -50,6 +50,11 @@ def sample(
             the largest.
         TypeError: logits is no tensor, or a tensor of options has another kind of numbers.
         RuntimeError: there are no classes, or a tensor of options does not broadcast.
+
+    Example:
+        >>> logits = torch.tensor([[0.0, 9.0, 1.0]], device="mps")
+        >>> metalcore.sample(logits, top_k=1).tolist()
+        [1]
     """
     require_tensors("sample", logits=logits)
     given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}

@@ -16,7 +16,7 @@ _COUNTED = 2**24  # up to here float32 counts
 
 
 def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> torch.return_types.topk:
-    """The k largest or smallest elements along a dimension, and their indices, as torch.topk.
+    """Finds the k largest or smallest elements along a dimension, and their indices, as torch.topk.
 
     The k-th element is found without a sort; then k elements are sorted. NaN is larger than all numbers. Of equal
     elements those with lower indices come first, so that the same input gives the same indices on every run.
@@ -35,6 +35,11 @@ def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: boo
 
     Raises:
         As torch.topk.
+
+    Example:
+        >>> values, indices = metalcore.topk(torch.tensor([3.0, 9.0, 5.0], device="mps"), 2)
+        >>> values.tolist(), indices.tolist()
+        ([9.0, 5.0], [1, 2])
     """
     usual = type(k) is int and type(dim) is int and type(largest) is bool and type(sorted) is bool
     if not (usual and accelerated(input) and input.dim() and -input.dim() <= dim < input.dim()):
