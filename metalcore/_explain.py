@@ -71,7 +71,9 @@ def explain(op: str, *inputs: Any, dtype: torch.dtype | None = None, **options: 
         ValueError: metalcore has no such op, or the op does not take these arguments.
         TypeError: an input is neither a tensor nor a shape, or the op does not have an argument.
 
-    >>> print(metalcore.explain("softmax", (8, 4096)))
+    Example:
+        >>> metalcore.explain("qr", torch.empty(8, 4, device="mps")).variant
+        'simd'
     """
     if not isinstance(op, str):
         raise TypeError(f"explain(): op must be a name, not {type(op).__name__}")

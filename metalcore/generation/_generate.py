@@ -47,7 +47,7 @@ def generate(
     callback: Callable[[list[int | None]], object] | None = None,
     return_logprobs: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """New tokens of a causal language model after prompts.
+    """Generates new tokens of a causal language model after prompts.
 
     Tokens are drawn on the device (`metalcore.sample`) and go into the next step there. The host reads them once a step
     where somebody wants to know them: `callback`, or what ends a row. On NVIDIA GPUs the next step is under way then,
@@ -91,6 +91,13 @@ def generate(
         TypeError: an option is of a wrong type.
         ValueError: an option is out of its range, or does not go with the model.
         RuntimeError: a pool has too few free pages.
+
+    Example:
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> sizes = dict(vocab_size=32, hidden_size=32, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+        >>> model = LlamaForCausalLM(LlamaConfig(**sizes)).to("mps").eval()
+        >>> metalcore.generate(model, [[1, 5, 7]], max_new_tokens=4, eos_token_id=()).shape
+        torch.Size([1, 4])
     """
     texts = _Texts(
         model,
@@ -113,11 +120,18 @@ def generate(
 def stream(
     model: PreTrainedModel, tokens: Tensor | Iterable[Any], attention_mask: Tensor | None = None, **options: Any
 ) -> Iterator[list[int | None]]:
-    """The tokens of `generate` as they come: one of each row, and None for rows that ended.
+    """Yields the tokens of `generate` as they come: one of each row, and None for rows that ended.
 
     Args:
         model, tokens, attention_mask: as for `generate`.
         options: `generate`'s, except for callback, pad_token_id and return_logprobs.
+
+    Example:
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> sizes = dict(vocab_size=32, hidden_size=32, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+        >>> model = LlamaForCausalLM(LlamaConfig(**sizes)).to("mps").eval()
+        >>> len(list(metalcore.generation.stream(model, [[1, 5, 7]], max_new_tokens=4, eos_token_id=())))
+        4
     """
     sampling, adjustments = (
         [options.pop(name, default) for name, default in names.items()] for names in (_SAMPLING, _ADJUSTMENTS)

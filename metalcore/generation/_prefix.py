@@ -11,8 +11,8 @@ __all__ = ["Prefix", "PrefixCache"]
 
 
 class PrefixCache:
-    """What a model has read and written: a later call of `generate` or `stream` with prompts that begin alike goes on
-    from there, and reads the rest alone. It is given to each call as `cache`.
+    """A cache of what a model has read and written: a later call of `generate` or `stream` with prompts that begin
+    alike goes on from there, and reads the rest alone. It is given to each call as `cache`.
 
     It has the keys and values of the last call, of every row. A row of the next call takes them from the row whose
     tokens agree with its own for longest, so several rows can share one beginning that was read once, such as the
@@ -23,6 +23,15 @@ class PrefixCache:
 
     Attributes:
         reused: how many tokens of the last call's prompts were not read, of each row.
+
+    Example:
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> sizes = dict(vocab_size=32, hidden_size=32, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+        >>> model, cache = LlamaForCausalLM(LlamaConfig(**sizes)).to("mps").eval(), metalcore.generation.PrefixCache()
+        >>> for prompt in ([1, 5, 7], [1, 5, 9]):
+        ...     tokens = metalcore.generate(model, [prompt], max_new_tokens=2, eos_token_id=(), cache=cache)
+        >>> cache.reused
+        [2]
     """
 
     reused: list[int]

@@ -32,7 +32,7 @@ _DEQUANTIZED = frozenset("IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S TQ1_0 T
 
 
 class Loaded(NamedTuple):
-    """What a GGUF file holds.
+    """The model and the tokenizer that a GGUF file holds.
 
     Attributes:
         model: transformers' model, in evaluation mode. Its Linear and Embedding modules are
@@ -40,6 +40,13 @@ class Loaded(NamedTuple):
             QuantizedExperts; save_pretrained writes these as they are. `model.gguf_metadata` has the file's metadata
             that are not of the model's shape.
         tokenizer: transformers' tokenizer, or None if the file has none or it was not asked for.
+
+    Example:
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> sizes = dict(vocab_size=32, hidden_size=32, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+        >>> [path] = metalcore.gguf.save_gguf(LlamaForCausalLM(LlamaConfig(**sizes)), "tiny.gguf")
+        >>> metalcore.gguf.load(path, "mps").tokenizer is None
+        True
     """
 
     model: Any
@@ -73,6 +80,14 @@ def load(
         OSError: it cannot be read.
         TypeError: dtype is no floating-point torch.dtype.
         ImportError: transformers is not installed, or older than 5.4.
+
+    Example:
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> sizes = dict(vocab_size=32, hidden_size=32, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+        >>> [path] = metalcore.gguf.save_gguf(LlamaForCausalLM(LlamaConfig(**sizes)), "tiny.gguf")
+        >>> model, tokenizer = metalcore.gguf.load(path, "mps", torch.float32)
+        >>> model.config.hidden_size
+        32
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise TypeError(f"gguf.load: dtype must be a floating-point torch.dtype, not {dtype!r}")

@@ -26,11 +26,21 @@ __all__ = ["GGUFError", "GGUFFile", "TensorInfo"]
 
 
 class GGUFError(ValueError):
-    """A GGUF file that is damaged, or says what metalcore does not know."""
+    """The error of a GGUF file that is damaged, or says what metalcore does not know.
+
+    Example:
+        >>> from pathlib import Path
+        >>> _ = Path("damaged.gguf").write_bytes(b"GGUF")
+        >>> try:
+        ...     metalcore.gguf.load("damaged.gguf")
+        ... except metalcore.gguf.GGUFError as error:
+        ...     print(error)
+        damaged.gguf: header at byte 4: 4 bytes are needed, and the file has 0 more
+    """
 
 
 class TensorInfo(NamedTuple):
-    """A tensor in a GGUF file.
+    """The place and the type of a tensor in a GGUF file.
 
     Attributes:
         name: its name, as "blk.0.attn_q.weight".
@@ -38,6 +48,13 @@ class TensorInfo(NamedTuple):
         type: GGML's type.
         offset: where its first byte is in the file.
         nbytes: its bytes.
+
+    Example:
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> sizes = dict(vocab_size=32, hidden_size=32, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+        >>> [path] = metalcore.gguf.save_gguf(LlamaForCausalLM(LlamaConfig(**sizes)), "tiny.gguf")
+        >>> metalcore.gguf.GGUFFile(path).tensors["output_norm.weight"].type.name
+        'F32'
     """
 
     name: str
@@ -72,6 +89,13 @@ class GGUFFile:
     Raises:
         GGUFError: the file is damaged; the message names the file, the thing and where it is.
         OSError: it cannot be read.
+
+    Example:
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> sizes = dict(vocab_size=32, hidden_size=32, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+        >>> [path] = metalcore.gguf.save_gguf(LlamaForCausalLM(LlamaConfig(**sizes)), "tiny.gguf")
+        >>> metalcore.gguf.GGUFFile(path).tensors["token_embd.weight"].shape
+        (32, 32)
     """
 
     def __init__(self, path: str | os.PathLike[str]):

@@ -55,6 +55,13 @@ def save_gguf(
             tokenizer, or max_size is no positive int.
         RuntimeError: the package gguf is not installed.
         ImportError: the tokenizer splits texts by a pattern, and transformers is older than 5.18.
+
+    Example:
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> sizes = dict(vocab_size=32, hidden_size=32, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+        >>> [path] = metalcore.gguf.save_gguf(LlamaForCausalLM(LlamaConfig(**sizes)), "tiny.gguf")
+        >>> path.name
+        'tiny.gguf'
     """
     try:
         import gguf

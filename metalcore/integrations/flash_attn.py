@@ -33,7 +33,7 @@ def flash_attn_func(
     return_attn_probs: bool = False,
     s_aux: Tensor | None = None,
 ):
-    """Attention of q, k and v of the shape (batch, length, heads, size).
+    """Computes attention of q, k and v of the shape (batch, length, heads, size).
 
     Args:
         causal, window_size: the last query is at the last key.
@@ -45,6 +45,12 @@ def flash_attn_func(
 
     Returns:
         (batch, length, heads, size of v).
+
+    Example:
+        >>> from metalcore.integrations.flash_attn import flash_attn_func
+        >>> q, k, v = torch.randn(3, 1, 8, 2, 64, device="mps")
+        >>> flash_attn_func(q, k, v, causal=True).shape
+        torch.Size([1, 8, 2, 64])
     """
     result: Any = scaled_dot_product_attention(
         *(tensor.transpose(1, 2) for tensor in (q, k, v)),
@@ -83,7 +89,7 @@ def flash_attn_varlen_func(
     leftpad_k: Tensor | None = None,
     seqused_k: Tensor | None = None,
 ):
-    """flash_attn_func for sequences that follow each other: q, k and v have the shape (tokens, heads, size).
+    """Computes `flash_attn_func` for sequences that follow each other: q, k and v have the shape (tokens, heads, size).
 
     Args:
         cu_seqlens_q, cu_seqlens_k: where sequences begin, and where the last one ends.
@@ -94,6 +100,13 @@ def flash_attn_varlen_func(
         seqused_k: how many keys of each sequence are seen, (sequences,), integers.
         leftpad_k: how many of these stand before the first one that is seen.
         return_attn_probs: also returns the logarithms of the sums (heads, tokens), and None.
+
+    Example:
+        >>> from metalcore.integrations.flash_attn import flash_attn_varlen_func
+        >>> q, k, v = torch.randn(3, 5, 2, 64, device="mps")
+        >>> begins = torch.tensor([0, 2, 5], dtype=torch.int32, device="mps")  # of two sequences
+        >>> flash_attn_varlen_func(q, k, v, begins, begins, 3, 3, causal=True).shape
+        torch.Size([5, 2, 64])
     """
     result = varlen_attention(
         q,
@@ -139,7 +152,8 @@ def flash_attn_with_kvcache(
     num_splits: int = 0,
     return_softmax_lse: bool = False,
 ):
-    """Attention of new tokens to a cache, into which their keys and values are written first. It has no gradient.
+    """Computes attention of new tokens to a cache, into which their keys and values are written first. It has no
+    gradient.
 
     Args:
         q: (batch, length, heads, size).
@@ -163,6 +177,13 @@ def flash_attn_with_kvcache(
     Raises:
         ValueError: arguments do not go together.
         TypeError, RuntimeError: as metalcore.scaled_dot_product_attention and metalcore.paged.append_kv.
+
+    Example:
+        >>> from metalcore.integrations.flash_attn import flash_attn_with_kvcache
+        >>> k_cache, v_cache = torch.zeros(2, 1, 16, 2, 64, device="mps")
+        >>> q, k, v = torch.randn(3, 1, 1, 2, 64, device="mps")
+        >>> flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=3).shape
+        torch.Size([1, 1, 2, 64])
     """
     name = "flash_attn_with_kvcache"
     if (k is None) != (v is None) or (rotary_cos is None) != (rotary_sin is None):

@@ -50,6 +50,12 @@ def patch(*names: str, exclude: str | Iterable[str] = ()) -> Request:
     Raises:
         ValueError: a name is not one of these.
         ImportError: transformers is not installed, or older than 5.4.
+
+    Example:
+        >>> from metalcore.integrations import transformers
+        >>> with transformers.patch(exclude="rope"):
+        ...     "rms_norm" in transformers.active_patches()
+        True
     """
     register_attention()
     register_quantization()
@@ -63,14 +69,29 @@ def patch(*names: str, exclude: str | Iterable[str] = ()) -> Request:
 
 
 def unpatch() -> None:
-    """Undoes all calls of patch(). Overrides that others enabled stay on, and existing optimizers stay as they are."""
+    """Undoes all calls of patch(). Overrides that others enabled stay on, and existing optimizers stay as they are.
+
+    Example:
+        >>> from metalcore.integrations import transformers
+        >>> request = transformers.patch("rope")
+        >>> transformers.unpatch()
+        >>> transformers.active_patches()
+        ()
+    """
     while _requests:
         with _requests.pop():
             pass
 
 
 def active_patches() -> tuple[str, ...]:
-    """The names of the patches that are on, also those that other calls enabled."""
+    """Returns the names of the patches that are on, also those that other calls enabled.
+
+    Example:
+        >>> from metalcore.integrations import transformers
+        >>> with transformers.patch("rope", "swiglu"):
+        ...     transformers.active_patches()
+        ('swiglu', 'rope')
+    """
     return tuple(name for name in OVERRIDES if name in overrides.active_overrides())
 
 
@@ -81,6 +102,13 @@ def register_attention() -> None:
 
     Raises:
         ImportError: transformers is not installed, or older than 5.4.
+
+    Example:
+        >>> from metalcore.integrations.transformers import register_attention
+        >>> from transformers import AttentionInterface
+        >>> register_attention()
+        >>> "metalcore" in AttentionInterface()
+        True
     """
     require_transformers("metalcore's attention")
     from ..overrides.libraries import attention
@@ -94,6 +122,13 @@ def register_quantization() -> None:
 
     Raises:
         ImportError: transformers is not installed, or older than 5.4.
+
+    Example:
+        >>> from metalcore.integrations.transformers import register_quantization
+        >>> from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+        >>> register_quantization()
+        >>> "metalcore" in AUTO_QUANTIZER_MAPPING
+        True
     """
     require_transformers("MetalcoreConfig")
     from ..quant import _transformers

@@ -56,6 +56,13 @@ def compile_shader(
         MSLError: the source does not compile, or a value does not fit its constant; the message shows the source's
             lines. An MSLError is a SyntaxError and a RuntimeError.
         CompilerNotFoundError: this machine has no C++ compiler or, on a CUDA device, no NVRTC.
+
+    Example:
+        >>> source = "kernel void twice(device float* x, uint i [[thread_position_in_grid]]) { x[i] *= 2; }"
+        >>> x = torch.ones(4, device="mps")
+        >>> metalcore.compile_shader(source).twice(x)
+        >>> x.tolist()
+        [2.0, 2.0, 2.0, 2.0]
     """
     if not isinstance(source, str):
         raise TypeError(f"compile_shader(): source must be a str, not {type(source).__name__}")

@@ -10,6 +10,14 @@ __all__ = ["Embedding", "EmbeddingBag"]
 
 
 class Embedding(torch.nn.Embedding):
+    """torch.nn.Embedding on `metalcore.embedding`.
+
+    Example:
+        >>> table = metalcore.nn.Embedding(3, 2, device="mps")
+        >>> table(torch.tensor([2, 0], device="mps")).shape
+        torch.Size([2, 2])
+    """
+
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """As torch.nn.Embedding's: (*, embedding_dim) of input's indices (*)."""
         return embedding(
@@ -24,6 +32,14 @@ class Embedding(torch.nn.Embedding):
 
 
 class EmbeddingBag(torch.nn.EmbeddingBag):
+    """torch.nn.EmbeddingBag on `metalcore.embedding_bag`.
+
+    Example:
+        >>> table = metalcore.nn.EmbeddingBag(3, 2, mode="sum", device="mps")
+        >>> table(torch.tensor([[0, 1], [2, 2]], device="mps")).shape
+        torch.Size([2, 2])
+    """
+
     def forward(
         self,
         input: torch.Tensor,

@@ -14,7 +14,13 @@ __all__ = ["CrossEntropyLoss", "LinearCrossEntropyLoss"]
 class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
     """torch.nn.CrossEntropyLoss, with the further options of `metalcore.cross_entropy`: softcap, z_loss, token_scaling,
     return_z_loss, return_token_accuracy, return_predicted_tokens. With one of the last three it returns a
-    `CrossEntropyOutput`."""
+    `CrossEntropyOutput`.
+
+    Example:
+        >>> loss = metalcore.nn.CrossEntropyLoss(z_loss=1e-4)
+        >>> loss(torch.zeros(2, 4, device="mps"), torch.tensor([0, 3], device="mps")).shape
+        torch.Size([])
+    """
 
     def __init__(
         self,
@@ -55,9 +61,7 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
 
 
 class LinearCrossEntropyLoss(torch.nn.Module):
-    """The cross entropy of a linear layer's outputs, which are never in memory as a whole
-    (metalcore.fused_linear_cross_entropy). Its parameters are `linear.weight` and `linear.bias`, as those of
-    torch.nn.LinearCrossEntropyLoss, which is in PyTorch since 2.13.
+    """A module that computes the cross entropy of a linear layer's outputs, which are never in memory as a whole
 
     Args:
         in_features: of the inputs (N, in_features).
@@ -67,6 +71,11 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         softcap, z_loss, chunk, token_scaling, accum_dtype: as of metalcore.fused_linear_cross_entropy. A call takes its
             token_weight.
         return_z_loss, return_token_accuracy, return_predicted_tokens: the same.
+
+    Example:
+        >>> loss = metalcore.nn.LinearCrossEntropyLoss(8, 4, device="mps")
+        >>> loss(torch.randn(2, 8, device="mps"), torch.tensor([0, 3], device="mps")).shape
+        torch.Size([])
     """
 
     def __init__(

@@ -27,7 +27,7 @@ def varlen_attn(
     block_table: Tensor | None = None,
     num_splits: int | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of sequences that follow each other in one tensor, as torch.nn.attention.varlen.varlen_attn.
+    """Computes attention of sequences that follow each other in one tensor, as torch.nn.attention.varlen.varlen_attn.
 
     Args:
         query: (tokens, heads, E), float32, float16 or bfloat16.
@@ -53,6 +53,12 @@ def varlen_attn(
         ValueError: heads differ without enable_gqa, or window_size is wrong; or, where the host sees the numbers,
             offsets descend or lead out of the tokens, or a sequence is longer than max_q or max_k says.
         RuntimeError: shapes, dtypes or devices do not go together.
+
+    Example:
+        >>> query, key, value = torch.randn(3, 5, 2, 64, device="mps")
+        >>> begins = torch.tensor([0, 2, 5], dtype=torch.int32, device="mps")  # of two sequences
+        >>> metalcore.nn.attention.varlen_attn(query, key, value, begins, begins, 3, 3).shape
+        torch.Size([5, 2, 64])
     """
     if block_table is not None and seqused_k is None:
         raise ValueError("metalcore.nn.attention.varlen_attn: block_table needs seqused_k")

@@ -68,6 +68,13 @@ class AdamW(MultiTensor, torch.optim.AdamW):
     wrong.
 
     Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(4, device="mps"))
+        >>> weight.grad = torch.ones_like(weight)
+        >>> metalcore.optim.AdamW([weight], lr=0.5, weight_decay=0.0).step()
+        >>> [round(element, 4) for element in weight.tolist()]
+        [0.5, 0.5, 0.5, 0.5]
     """
 
     STATES = MOMENTS

@@ -47,6 +47,12 @@ def clip_grad_norm_(
 
     Raises:
         RuntimeError: the norm is infinite or NaN, and error_if_nonfinite is true. No gradient has changed then.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.zeros(2, device="mps"))
+        >>> weight.grad = torch.tensor([3.0, 4.0], device="mps")
+        >>> metalcore.optim.clip_grad_norm_([weight], max_norm=1.0).item()  # the norm that they had
+        5.0
     """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     grads = _grads(parameters)
@@ -71,6 +77,13 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float, f
         parameters: one parameter, or several. Those without a gradient are left out.
         clip_value: the largest size of an element.
         foreach: chooses PyTorch's implementation where its own function runs.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.zeros(2, device="mps"))
+        >>> weight.grad = torch.tensor([3.0, -4.0], device="mps")
+        >>> metalcore.optim.clip_grad_value_([weight], 1.0)
+        >>> weight.grad.tolist()
+        [1.0, -1.0]
     """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     kinds = _kinds(_grads(parameters))

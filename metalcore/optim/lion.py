@@ -48,6 +48,13 @@ class Lion(MultiTensor, torch.optim.Optimizer):  # pyright: ignore[reportIncompa
         RuntimeError: `fused` and `differentiable` exclude each other; or a gradient is sparse or complex.
 
     Source: Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023, algorithm 2.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(4, device="mps"))
+        >>> weight.grad = torch.ones_like(weight)
+        >>> metalcore.optim.Lion([weight], lr=0.5, weight_decay=0.0).step()
+        >>> weight.tolist()
+        [0.5, 0.5, 0.5, 0.5]
     """
 
     STATES = ("exp_avg",)

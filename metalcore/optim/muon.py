@@ -37,6 +37,13 @@ class Muon(MultiTensor, torch.optim.Muon):
 
     Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; Liu et al., "Muon is
     Scalable for LLM Training", 2025.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(8, 4, device="mps"))
+        >>> weight.grad = torch.ones_like(weight)
+        >>> metalcore.optim.Muon([weight], lr=0.5).step()
+        >>> weight.shape
+        torch.Size([8, 4])
     """
 
     def _step_by_kernel(self, group, params, grads):

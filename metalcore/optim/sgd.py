@@ -41,6 +41,13 @@ class SGD(MultiTensor, torch.optim.SGD):
 
     Source: Sutskever, Martens, Dahl and Hinton, "On the importance of initialization and momentum in deep learning",
     2013, as PyTorch has it.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(4, device="mps"))
+        >>> weight.grad = torch.ones_like(weight)
+        >>> metalcore.optim.SGD([weight], lr=0.5).step()
+        >>> weight.tolist()
+        [0.5, 0.5, 0.5, 0.5]
     """
 
     def _step_by_kernel(self, group, params, grads):

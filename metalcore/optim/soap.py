@@ -58,6 +58,13 @@ class SOAP(MultiTensor, torch.optim.Optimizer):  # pyright: ignore[reportIncompa
 
     Source: Vyas et al., "SOAP: Improving and Stabilizing Shampoo using Adam", 2024, algorithm 3. Blocks: Anil et al.,
     "Scalable Second Order Optimization for Deep Learning", 2020.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(8, 4, device="mps"))
+        >>> weight.grad = torch.ones_like(weight)
+        >>> metalcore.optim.SOAP([weight], lr=0.5).step()
+        >>> weight.shape
+        torch.Size([8, 4])
     """
 
     state_dtype = torch.float32

@@ -108,6 +108,12 @@ def enable_pytorch_overrides(*names: str, exclude: str | Iterable[str] = ()) -> 
     Calling it again adds to what is enabled. Input that a kernel does not take, and tensors of other devices, go to
     PyTorch's own op. Nothing is printed: `metalcore.report()` tells what was replaced, and how often it ran. Where
     there is no device that metalcore has kernels for, a UserWarning says so, once.
+
+    Example:
+        >>> with metalcore.enable_pytorch_overrides("qr"):
+        ...     Q, R = torch.linalg.qr(torch.randn(5, 3, device="mps"))  # runs metalcore.qr
+        >>> Q.shape
+        torch.Size([5, 3])
     """
     exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
     chosen = _overrides.choose("enable_pytorch_overrides", names, exclude)
@@ -141,12 +147,25 @@ def _request(names, by_name):
 
 
 def disable_pytorch_overrides() -> None:
-    """Gives every function back to PyTorch, whoever enabled it; enclosing `with` blocks then have nothing to undo."""
+    """Gives every function back to PyTorch, whoever enabled it; enclosing `with` blocks then have nothing to undo.
+
+    Example:
+        >>> request = metalcore.enable_pytorch_overrides("qr")
+        >>> metalcore.disable_pytorch_overrides()
+        >>> metalcore.active_overrides()
+        ()
+    """
     _overrides.clear()
 
 
 def active_overrides() -> tuple[str, ...]:
-    """The names of the overrides that are on, in the order of the registry."""
+    """Returns the names of the overrides that are on, in the order of the registry.
+
+    Example:
+        >>> with metalcore.enable_pytorch_overrides("softmax", "qr"):
+        ...     metalcore.active_overrides()
+        ('softmax', 'qr')
+    """
     return _overrides.active()
 
 

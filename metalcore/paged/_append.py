@@ -47,6 +47,14 @@ def append_kv(
         RuntimeError: shapes, dtypes or devices do not go together.
         ValueError: the cache has another layout; batch_indices or positions is missing; vectors are of different
             numbers of requests; or, where the host sees the numbers, there is no such request, page or place.
+
+    Example:
+        >>> pages = torch.zeros(2, 2, 4, 1, 64, device="mps")  # two pages of four tokens
+        >>> key, value = torch.ones(2, 1, 1, 64, device="mps")
+        >>> indptr, indices, last = (torch.tensor(t, dtype=torch.int32, device="mps") for t in ([0, 1], [1], [3]))
+        >>> metalcore.paged.append_kv(key, value, pages, indptr, indices, last)
+        >>> pages[1, 0, :, 0, 0].tolist()
+        [0.0, 0.0, 1.0, 0.0]
     """
     check_tensors("append_kv", 3, key=key, value=value)
     k, v = split_cache("append_kv", paged_kv_cache, kv_layout)

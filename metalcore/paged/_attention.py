@@ -42,7 +42,8 @@ def batch_prefill(
     v_scale: float | Tensor | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of each request's queries to its keys in pages, as FlashInfer's BatchPrefillWithPagedKVCacheWrapper.
+    """Computes attention of each request's queries to its keys in pages, as FlashInfer's
+    BatchPrefillWithPagedKVCacheWrapper.
 
     The last query of a request stands at its last key. Where a gradient is asked for, PyTorch's ops compute it.
 
@@ -75,6 +76,13 @@ def batch_prefill(
         ValueError: the cache has another layout; vectors are of different numbers of requests; both masks are given; a
             scale has not one number or one for each head; or, where the host sees the numbers, there is no such page,
             or custom_mask has another number of elements.
+
+    Example:
+        >>> cache = metalcore.paged.PagedKVCache(8, 4, heads=2, head_size=64, device="mps")
+        >>> table = cache.append([cache.allocate()], *torch.randn(2, 3, 2, 64, device="mps"))
+        >>> q, begins = torch.randn(3, 2, 64, device="mps"), torch.tensor([0, 3], dtype=torch.int32, device="mps")
+        >>> metalcore.paged.batch_prefill(q, cache.layer(), begins, *table.pages, causal=True).shape
+        torch.Size([3, 2, 64])
     """
     if kv_indices is None:
         check_tensors("batch_prefill", 1, kv_indptr=kv_indptr)
@@ -118,7 +126,8 @@ def batch_decode(
     v_scale: float | Tensor | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of one query of each request to its keys in pages, as FlashInfer's BatchDecodeWithPagedKVCacheWrapper.
+    """Computes attention of one query of each request to its keys in pages, as FlashInfer's
+    BatchDecodeWithPagedKVCacheWrapper.
 
     Keys are split among threadgroups, whose results a second dispatch merges (FlashDecoding: Dao et al., 2023).
 
@@ -129,6 +138,12 @@ def batch_decode(
 
     Returns:
         (requests, heads, size of values), and with return_lse (requests, heads); as `batch_prefill`.
+
+    Example:
+        >>> cache = metalcore.paged.PagedKVCache(8, 4, heads=2, head_size=64, device="mps")
+        >>> table = cache.append([cache.allocate()], *torch.randn(2, 3, 2, 64, device="mps"))
+        >>> metalcore.paged.batch_decode(torch.randn(1, 2, 64, device="mps"), cache.layer(), *table.pages).shape
+        torch.Size([1, 2, 64])
     """
     return _attend(
         "batch_decode",
@@ -159,6 +174,12 @@ def merge_states(v: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         (tokens, heads, size) of v's dtype and (tokens, heads) in float32. Where a gradient is asked for, PyTorch's ops
         compute it.
+
+    Example:
+        >>> v, s = torch.randn(3, 2, 4, 64, device="mps"), torch.zeros(3, 2, 4, device="mps")  # of two sets of keys
+        >>> merged, logsumexp = metalcore.paged.merge_states(v, s)
+        >>> merged.shape, logsumexp.shape
+        (torch.Size([3, 4, 64]), torch.Size([3, 4]))
     """
     check_tensors("merge_states", 4, v=v)
     check_tensors("merge_states", 3, s=s)

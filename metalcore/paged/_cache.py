@@ -17,12 +17,18 @@ __all__ = ["PageTable", "PagedKVCache"]
 
 
 class PageTable(NamedTuple):
-    """Which pages some sequences have, as int32 vectors on the cache's device: arguments of the functions in
+    """The pages of some sequences, as int32 vectors on the cache's device: arguments of the functions in
     `metalcore.paged`.
 
     Attributes:
         kv_indptr, kv_indices, kv_last_page_len: the sequences' pages.
         qo_indptr: where the new tokens of each sequence begin, if `reserve` made the table.
+
+    Example:
+        >>> block_table, lengths = torch.tensor([[3, 0], [1, 2]], device="mps"), torch.tensor([5, 8], device="mps")
+        >>> table = metalcore.paged.PageTable.from_block_table(block_table, lengths, page_size=4)
+        >>> table.kv_last_page_len.tolist()
+        [1, 4]
     """
 
     kv_indptr: Tensor
@@ -103,6 +109,13 @@ class PagedKVCache:
 
     Attributes:
         data: (layers, pages, 2, page_size, heads, head_size), or with heads before page_size in "HND".
+
+    Example:
+        >>> cache = metalcore.paged.PagedKVCache(8, 4, heads=2, head_size=64, device="mps")
+        >>> key, value = torch.randn(2, 3, 2, 64, device="mps")
+        >>> table = cache.append([cache.allocate()], key, value)
+        >>> table.kv_last_page_len.tolist()
+        [3]
     """
 
     def __init__(

@@ -33,11 +33,17 @@ _observers: list[list] = []
 
 
 class Compiled:
-    """What became of one graph of dynamo.
+    """A record of what became of one graph of dynamo.
 
     Attributes:
         programs: the programs for forward and backward.
         notes: what was not done, and why.
+
+    Example:
+        >>> with metalcore.programs.observe() as graphs:
+        ...     y = torch.compile(lambda x: x * metalcore.silu(x), backend="metalcore")(torch.ones(4, device="mps"))
+        >>> len(graphs[0].programs)
+        1
     """
 
     def __init__(self):
@@ -48,7 +54,14 @@ class Compiled:
 
 @contextlib.contextmanager
 def observe():
-    """Gives a list, to which each graph that torch.compile hands over inside the block adds its `Compiled`."""
+    """Gives a list, to which each graph that torch.compile hands over inside the block adds its `Compiled`.
+
+    Example:
+        >>> with metalcore.programs.observe() as graphs:
+        ...     y = torch.compile(lambda x: x * metalcore.silu(x), backend="metalcore")(torch.ones(4, device="mps"))
+        >>> len(graphs)
+        1
+    """
     found: list[Compiled] = []
     _observers.append(found)
     try:

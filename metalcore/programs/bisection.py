@@ -27,6 +27,10 @@ class Finding(NamedTuple):
         place: the name of the operation that it replaced.
         application: the number of this application among those of the pattern, from 0.
         error: the largest difference of the results.
+
+    Example:
+        >>> metalcore.programs.Finding("rope", place="apply_rotary_pos_emb", application=1, error=0.5).pattern
+        'rope'
     """
 
     pattern: str
@@ -52,6 +56,11 @@ def bisect(
 
     Returns:
         A `Finding`, or None if the results are right with all patterns.
+
+    Example:
+        >>> x = torch.randn(2, 4, device="mps")
+        >>> print(metalcore.programs.bisect(torch.nn.RMSNorm(4, device="mps").eval(), (x,)))  # none is wrong
+        None
     """
     with torch.no_grad():
         expected = [leaf.clone() for leaf in tree_leaves(module(*args, **(kwargs or {}))) if isinstance(leaf, Tensor)]

@@ -61,6 +61,12 @@ def compile(
         ValueError, TypeError: an option has a value that it cannot have, or `dtype` is given with an exported program.
         RuntimeError: the module cannot be exported, or its shapes are dynamic.
         TargetError: the program does not fit its target; the message has each place, why, and what would help.
+
+    Example:
+        >>> model, x = torch.nn.Linear(4, 3, device="mps").eval(), torch.ones(2, 4, device="mps")
+        >>> program = metalcore.compile(model, (x,))
+        >>> torch.equal(program(x), model(x))
+        True
     """
     if not isinstance(program, (torch.nn.Module, torch.export.ExportedProgram)):
         raise TypeError(

@@ -15,7 +15,7 @@ SINGLE = "single"  # only by its name
 
 @dataclass(frozen=True)
 class Options:
-    """What a compilation does.
+    """The options of a compilation.
 
     Attributes:
         fusions: the names of the patterns to apply ("pointwise" stands for generated kernels, and "single" for those of
@@ -26,6 +26,10 @@ class Options:
         memory: "allocator" takes the memory of each value from PyTorch, "arena" from one piece that the program keeps.
         fallback: whether a graph that cannot become a program runs as PyTorch runs it, with a warning, or raises an
             error.
+
+    Example:
+        >>> metalcore.programs.Options(fusions=["rms_norm"]).fusions
+        ['rms_norm']
     """
 
     fusions: Sequence[str] | None = None

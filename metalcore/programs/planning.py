@@ -26,6 +26,12 @@ class Planned(NamedTuple):
             (of another value).
         first, last: the numbers of the first and the last operation that need it. -1 is before all of them.
         offset: the first byte in the arena, or None for what is not there.
+
+    Example:
+        >>> x = torch.ones(2, 4, device="mps")
+        >>> report = metalcore.compile(metalcore.nn.RMSNorm(4, device="mps").eval(), (x,)).report()
+        >>> [value.kind for value in report.plan.values]
+        ['input', 'parameter', 'output']
     """
 
     name: str
@@ -46,6 +52,12 @@ class Plan(NamedTuple):
         arena_bytes: the size of the arena.
         peak_bytes: the most memory that temporaries and outputs take at one time.
         parameter_bytes: the memory of parameters and static values.
+
+    Example:
+        >>> x = torch.ones(2, 4, device="mps")
+        >>> report = metalcore.compile(metalcore.nn.RMSNorm(4, device="mps").eval(), (x,)).report()
+        >>> report.plan.parameter_bytes
+        16
     """
 
     values: tuple[Planned, ...]

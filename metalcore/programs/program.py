@@ -37,6 +37,12 @@ class Program:
     """A callable with fixed shapes, dtypes and devices, which returns what the module that it was made of returns.
 
     `program(*args, **kwargs)` takes arguments like the examples. A wrong one raises a ValueError before anything runs.
+
+    Example:
+        >>> x = torch.ones(2, 4, device="mps")
+        >>> program = metalcore.compile(metalcore.nn.RMSNorm(4, device="mps").eval(), (x,))
+        >>> program(x).shape
+        torch.Size([2, 4])
     """
 
     def __init__(self, module: GraphModule, report: Report, arena: Tensor | None, source: Source | None = None):

@@ -31,6 +31,12 @@ class Step(NamedTuple):
     Attributes:
         place: one of PLACES.
         nbytes: how many bytes it reads and writes at least: its arguments and its results.
+
+    Example:
+        >>> x = torch.ones(2, 4, device="mps")
+        >>> [step] = metalcore.compile(metalcore.nn.RMSNorm(4, device="mps").eval(), (x,)).report().steps
+        >>> step.place
+        'metalcore'
     """
 
     name: str
@@ -40,13 +46,19 @@ class Step(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a program consists of.
+    """The report of what a program consists of.
 
     Attributes:
         steps: its operations, in order.
         fused: where patterns were applied.
         plan: its values and their memory.
         notes: what was not done, and why.
+
+    Example:
+        >>> x = torch.ones(2, 4, device="mps")
+        >>> report = metalcore.compile(metalcore.nn.RMSNorm(4, device="mps").eval(), (x,)).report()
+        >>> [step.operator for step in report.steps]
+        ['metalcore.rms_norm']
     """
 
     steps: tuple[Step, ...]

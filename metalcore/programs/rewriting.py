@@ -19,7 +19,14 @@ __all__ = ["Emitter", "Pattern", "Rewritten", "rewrite"]
 
 
 class Rewritten(NamedTuple):
-    """One place where a pattern was applied."""
+    """A place where a pattern was applied.
+
+    Example:
+        >>> x = torch.ones(2, 4, device="mps")
+        >>> report = metalcore.compile(torch.nn.RMSNorm(4, device="mps").eval(), (x,)).report()
+        >>> [rewritten.pattern for rewritten in report.fused]
+        ['rms_norm']
+    """
 
     pattern: str
     place: str  # the name of the node that was replaced
@@ -38,6 +45,10 @@ class Pattern:
         by_name_on: types of devices on which PyTorch's own kernels are faster, or may be. There the pattern is applied
             only if it is asked for by its name.
         needs_constants: whether it computes new values of parameters, which only a program of fixed parameters can.
+
+    Example:
+        >>> [pattern.name for pattern in metalcore.programs.PATTERNS][:2]
+        ['conv_batch_norm', 'layer_norm']
     """
 
     name = ""
@@ -65,8 +76,17 @@ class Pattern:
 
 
 class Emitter:
-    """Makes nodes at one place of a graph, with their fake values. Autograd will differentiate with respect to the
-    nodes in `with_gradient`."""
+    """A maker of nodes at one place of a graph, with their fake values. Autograd will differentiate with respect to the
+    nodes in `with_gradient`.
+
+    Example:
+        >>> traced = metalcore.programs.trace(torch.nn.ReLU(), (torch.ones(4, device="mps"),))
+        >>> x, *_ = traced.module.graph.nodes
+        >>> emit = metalcore.programs.Emitter(traced.module, x.meta["val"].fake_mode)
+        >>> with traced.module.graph.inserting_after(x):
+        ...     emit(torch.ops.aten.neg.default, x).meta["val"].shape
+        torch.Size([4])
+    """
 
     def __init__(self, module: GraphModule, mode, with_gradient: set[Node] | None = None):
         self.module, self.graph, self.mode, self.made = module, module.graph, mode, []

@@ -25,7 +25,16 @@ __all__ = ["NotTraceable", "Traced", "fake_inputs", "higher_order", "numbers_alo
 
 
 class NotTraceable(RuntimeError):
-    """A graph that has no representation here, with the reason."""
+    """The error of a graph that has no representation here, with the reason.
+
+    Example:
+        >>> norm = torch.nn.BatchNorm1d(4, momentum=None)  # in training, with the average of all batches
+        >>> try:
+        ...     metalcore.programs.trace(norm, (torch.randn(2, 4),))
+        ... except metalcore.programs.NotTraceable as error:
+        ...     print(str(error).split(",")[0])
+        the module is a BatchNorm1d in training with momentum=None
+    """
 
 
 class Traced(NamedTuple):
@@ -39,7 +48,7 @@ class Traced(NamedTuple):
 
 
 def trace(program: torch.nn.Module | torch.export.ExportedProgram, args: tuple = (), kwargs: dict | None = None):
-    """The graph of a module for arguments like these, or of an exported program.
+    """Traces a module's graph for arguments like these, or an exported program's.
 
     Returns:
         Traced
@@ -48,6 +57,12 @@ def trace(program: torch.nn.Module | torch.export.ExportedProgram, args: tuple =
         NotTraceable: shapes are dynamic, the graph has operators with graphs inside, or a batch norm in training
             averages all batches.
         What torch.export raises for modules that it cannot export.
+
+    Example:
+        >>> x = torch.ones(2, 4, device="mps")
+        >>> traced = metalcore.programs.trace(torch.nn.Linear(4, 3, device="mps"), (x,))
+        >>> [node.op for node in traced.module.graph.nodes]
+        ['placeholder', 'get_attr', 'get_attr', 'call_function', 'output']
     """
     exported = program
     if not isinstance(program, torch.export.ExportedProgram):

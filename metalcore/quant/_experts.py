@@ -40,6 +40,12 @@ class QuantizedExperts(torch.nn.Module):
 
     Raises:
         ValueError: a type is unknown, or its blocks do not divide rows.
+
+    Example:
+        >>> experts = metalcore.nn.QuantizedExperts(3, 32, 64, "Q8_0", device="mps")
+        >>> chosen, weights = torch.tensor([[0, 2], [1, 2]], device="mps"), torch.full((2, 2), 0.5, device="mps")
+        >>> experts(torch.randn(2, 32, device="mps"), chosen, weights).shape
+        torch.Size([2, 32])
     """
 
     gate: Tensor

@@ -92,6 +92,11 @@ class QuantizedLinear(PackedModule, torch.nn.Linear):  # pyright: ignore[reportI
 
     Raises:
         ValueError: the type is unknown, or its blocks do not divide in_features.
+
+    Example:
+        >>> layer = metalcore.nn.QuantizedLinear.from_linear(torch.nn.Linear(32, 4, device="mps"), "Q8_0")
+        >>> layer(torch.randn(2, 32, device="mps")).shape
+        torch.Size([2, 4])
     """
 
     bias: torch.nn.Parameter | None  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -186,6 +191,11 @@ class QuantizedEmbedding(PackedModule, torch.nn.Embedding):  # pyright: ignore[r
 
     Raises:
         ValueError: the type is unknown, or its blocks do not divide embedding_dim.
+
+    Example:
+        >>> table = metalcore.nn.QuantizedEmbedding.from_embedding(torch.nn.Embedding(4, 32, device="mps"), "Q8_0")
+        >>> table(torch.tensor([3, 1], device="mps")).shape
+        torch.Size([2, 32])
     """
 
     def __init__(

@@ -20,7 +20,7 @@ __all__ = ["quantized_linear", "quantized_linear_experts"]
 
 
 def quantized_linear(x: Tensor, packed: Tensor, type: Any, bias: Tensor | None = None) -> Tensor:
-    """x Wᵀ + bias for packed weights W, as torch.nn.functional.linear(x, dequantize(packed, type), bias).
+    """Computes x Wᵀ + bias for packed weights W, as torch.nn.functional.linear(x, dequantize(packed, type), bias).
 
     Up to 8 rows of x are multiplied with the weights as they are read, in float32. For more rows the weights are
     rounded to x's dtype, tile by tile; or, on NVIDIA GPUs, all at once for PyTorch's matmul. The gradient by x is
@@ -40,6 +40,11 @@ def quantized_linear(x: Tensor, packed: Tensor, type: Any, bias: Tensor | None =
         ValueError: the type is unknown.
         TypeError: x, packed or bias is no tensor.
         RuntimeError: shapes do not match, or x is not of a floating-point dtype.
+
+    Example:
+        >>> packed = metalcore.quant.quantize(torch.ones(4, 32, device="mps"), "Q8_0")
+        >>> metalcore.quantized_linear(torch.ones(2, 32, device="mps"), packed, "Q8_0").shape
+        torch.Size([2, 4])
     """
     type = type_of(type)
     require_tensors("quantized_linear", optional=True, bias=bias)
@@ -101,7 +106,7 @@ _matmul = autograd("quant_matmul", _backward, _save)
 
 
 def quantized_linear_experts(x: Tensor, packed: Tensor, experts: Tensor, type: Any) -> Tensor:
-    """For each token t and each of its experts e: W[e] x[t].
+    """Computes W[e] x[t] for each token t and each of its experts e.
 
     Args:
         x: float32, float16 or bfloat16, (tokens, weights of a row), or (tokens, experts of a token, weights of a row).
@@ -116,6 +121,12 @@ def quantized_linear_experts(x: Tensor, packed: Tensor, experts: Tensor, type: A
         ValueError: the type is unknown.
         TypeError: x or packed is no tensor, or experts are no tensor of integers.
         RuntimeError: shapes do not match, or x is not of a floating-point dtype.
+
+    Example:
+        >>> packed = metalcore.quant.quantize(torch.ones(3, 4, 32, device="mps"), "Q8_0")  # 3 experts
+        >>> x, experts = torch.ones(2, 32, device="mps"), torch.tensor([[0, 2], [1, 2]], device="mps")
+        >>> metalcore.quantized_linear_experts(x, packed, experts, "Q8_0").shape
+        torch.Size([2, 2, 4])
     """
     type = type_of(type)
     op = "quantized_linear_experts"

@@ -38,6 +38,10 @@ def quantize(tensor: Tensor, type: Any) -> Tensor:
             and MXFP4 larger ones.
         TypeError: tensor is no tensor of floating-point numbers.
         RuntimeError: Q4_0 to Q8_0, MXFP4, TQ1_0 and TQ2_0 need the package gguf, which is not installed.
+
+    Example:
+        >>> metalcore.quant.quantize(torch.ones(2, 32, device="mps"), "Q8_0").shape  # 34 bytes for a block of 32
+        torch.Size([2, 34])
     """
     type = type_of(type)
     require_tensors("quantize", tensor=tensor)

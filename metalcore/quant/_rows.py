@@ -24,7 +24,7 @@ _UINT8 = frozenset({torch.uint8})
 def dequantize(
     packed: Tensor, type: Any, shape: Sequence[int] | None = None, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Packed weights as numbers.
+    """Returns packed weights as numbers.
 
     Args:
         packed: uint8, (*, bytes of a row), or with `shape` any shape with as many bytes.
@@ -39,6 +39,11 @@ def dequantize(
         ValueError: the type is unknown, or the bytes are not rows of whole blocks.
         TypeError: packed is no tensor, or dtype no floating-point torch.dtype.
         RuntimeError: a type without a kernel (IQ1 to IQ3, TQ) needs the package gguf, which is not installed.
+
+    Example:
+        >>> packed = metalcore.quant.quantize(torch.ones(2, 32, device="mps"), "Q8_0")
+        >>> metalcore.dequantize(packed, "Q8_0").shape
+        torch.Size([2, 32])
     """
     type = type_of(type)
     taken = _takes(packed, type, dtype)
@@ -53,7 +58,7 @@ def dequantize(
 
 
 def quantized_embedding(indices: Tensor, packed: Tensor, type: Any, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Rows of packed weights as numbers, as torch.nn.functional.embedding(indices, dequantize(packed, type)).
+    """Returns rows of packed weights as numbers, as torch.nn.functional.embedding(indices, dequantize(packed, type)).
 
     Args:
         indices: integers of any shape. A row that does not exist is NaN on a GPU, and an error on the CPU.
@@ -68,6 +73,11 @@ def quantized_embedding(indices: Tensor, packed: Tensor, type: Any, dtype: torch
         ValueError: the type is unknown, or the bytes are not rows of whole blocks.
         TypeError: indices are no tensor of integers, packed is no tensor, or dtype no floating-point torch.dtype.
         RuntimeError: packed does not have 2 dimensions.
+
+    Example:
+        >>> packed = metalcore.quant.quantize(torch.ones(4, 32, device="mps"), "Q8_0")
+        >>> metalcore.quantized_embedding(torch.tensor([3, 1], device="mps"), packed, "Q8_0").shape
+        torch.Size([2, 32])
     """
     type = type_of(type)
     taken = _takes(packed, type, dtype) and isinstance(indices, Tensor)

@@ -27,7 +27,7 @@ _METHOD = "metalcore"
 
 
 class MetalcoreConfig(QuantizationConfigMixin):
-    """Weights packed in GGML's types by metalcore.
+    """The configuration of transformers for weights that metalcore packs in GGML's types.
 
         model = AutoModelForCausalLM.from_pretrained(name, quantization_config=MetalcoreConfig("q4_k_m"))
 
@@ -39,6 +39,11 @@ class MetalcoreConfig(QuantizationConfigMixin):
 
     Raises:
         ValueError: there is no such mixture or type, or there is nothing that says the types.
+
+    Example:
+        >>> from metalcore.integrations.transformers import MetalcoreConfig
+        >>> MetalcoreConfig("q4_k_m", skip=["lm_head"]).mixture
+        'q4_k_m'
     """
 
     def __init__(

@@ -15,6 +15,10 @@ class Type(NamedTuple):
         number: GGML's number, as in files.
         block: the number of weights that are packed together.
         nbytes: the bytes of a block.
+
+    Example:
+        >>> metalcore.quant.type_of("Q4_K")
+        Type(name='Q4_K', number=12, block=256, nbytes=144)
     """
 
     name: str
@@ -41,10 +45,14 @@ KERNELS = frozenset("Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ
 
 
 def type_of(type: Any) -> Type:
-    """A type by its name ("Q4_K", in any case), its number, or gguf's GGMLQuantizationType.
+    """Finds a type by its name ("Q4_K", in any case), its number, or gguf's GGMLQuantizationType.
 
     Raises:
         ValueError: there is none.
+
+    Example:
+        >>> metalcore.quant.type_of("q8_0").block
+        32
     """
     if isinstance(type, Type):
         return type

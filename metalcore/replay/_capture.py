@@ -30,6 +30,11 @@ class Capture:
         peak_bytes: the most of it that is in use at once.
         replay: what repeats the recorded run.
         result: what that run returned.
+
+    Example:
+        >>> replay = metalcore.capture(metalcore.silu, torch.ones(4, device="mps"))
+        >>> replay(torch.zeros(4, device="mps")).tolist()
+        [0.0, 0.0, 0.0, 0.0]
     """
 
     def __init__(self, function, examples, *, warmup, bind, clone_outputs, segments):
@@ -129,5 +134,10 @@ def capture(
             value that the host reads (.item() and the like), a step that an optimizer counts on the host, a write into
             a copied input.
         ValueError, TypeError: by the capture or by a call, where inputs do not fit, before anything runs.
+
+    Example:
+        >>> replay = metalcore.capture(lambda x: metalcore.relu(metalcore.silu(x)), torch.ones(2, 4, device="mps"))
+        >>> replay(torch.zeros(2, 4, device="mps")).sum().item()
+        0.0
     """
     return Capture(function, examples, warmup=warmup, bind=bind, clone_outputs=clone_outputs, segments=segments)

@@ -20,7 +20,15 @@ _MASKS = torch.bool, torch.uint8
 
 
 class CaptureError(RuntimeError):
-    """A function does something that a replay could not repeat. The message names it."""
+    """The error of a function that does something which a replay could not repeat. The message names it.
+
+    Example:
+        >>> try:
+        ...     metalcore.capture(lambda x: x * x.sum().item(), torch.ones(4, device="mps"))
+        ... except metalcore.replay.CaptureError:
+        ...     print("item() reads from the device")
+        item() reads from the device
+    """
 
 
 class Step(NamedTuple):

@@ -23,6 +23,13 @@ class TrainStep:
         replay: the recorded step, with what it is made of, or None before it is recorded.
         grad_norm: the norm of the last step's gradients before they were clipped; None without max_norm. The next step
             overwrites it.
+
+    Example:
+        >>> model = metalcore.nn.RMSNorm(4, device="mps")
+        >>> optimizer = metalcore.optim.AdamW(model.parameters())
+        >>> step = metalcore.compile_train_step(model, lambda y: y.sum(), optimizer, torch.ones(2, 4, device="mps"))
+        >>> type(step).__name__, step(torch.ones(2, 4, device="mps")).shape
+        ('TrainStep', torch.Size([]))
     """
 
     def __init__(self, model, loss_fn, optimizer, batch, *, max_norm, warmup, segments):
@@ -196,5 +203,12 @@ def compile_train_step(
         CaptureError: by the step that is recorded, for what a replay cannot repeat (see capture).
         TypeError, ValueError: arguments do not fit, or a later batch does not, before anything runs; the loss is no
             tensor of one number.
+
+    Example:
+        >>> model = metalcore.nn.RMSNorm(4, device="mps")
+        >>> optimizer = metalcore.optim.AdamW(model.parameters())
+        >>> step = metalcore.compile_train_step(model, lambda y: y.sum(), optimizer, torch.ones(2, 4, device="mps"))
+        >>> step(torch.ones(2, 4, device="mps")).shape
+        torch.Size([])
     """
     return TrainStep(model, loss_fn, optimizer, batch, max_norm=max_norm, warmup=warmup, segments=segments)

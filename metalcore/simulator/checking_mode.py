@@ -26,6 +26,11 @@ class checking:
 
     The mode is the process's, not the thread's. Blocks may be nested, and blocks of several threads may overlap:
     checking ends with the last block.
+
+    Example:
+        >>> with metalcore.simulator.checking(seed=1):
+        ...     metalcore.relu(torch.ones(4, device="mps")).tolist()
+        [1.0, 1.0, 1.0, 1.0]
     """
 
     def __init__(self, seed=0, *, misaligned=False):

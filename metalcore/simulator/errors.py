@@ -12,7 +12,8 @@ class Thread(NamedTuple):
 
 
 class KernelError(RuntimeError):
-    """A kernel did something that Metal leaves undefined, or did not end. The dispatch ended; the process goes on.
+    """The error of a kernel that did something which Metal leaves undefined, or did not end. The dispatch ended; the
+    process goes on.
 
     Attributes:
         kind: in checking mode "out-of-bounds read", "out-of-bounds write", "out-of-bounds index", "misaligned access",
@@ -26,6 +27,15 @@ class KernelError(RuntimeError):
             binutils) or llvm-symbolizer.
         thread: the Thread that went wrong. In a kernel without barriers, outside of checking mode, it is the first
             thread of that thread's row.
+
+    Example:
+        >>> source = "kernel void shift(device float* x, uint i [[thread_position_in_grid]]) { x[i] = x[i + 1]; }"
+        >>> try:
+        ...     with metalcore.simulator.checking():
+        ...         metalcore.compile_shader(source).shift(torch.ones(4, device="mps"))
+        ... except metalcore.simulator.KernelError as error:
+        ...     print(error.kind, error.kernel, error.line)
+        out-of-bounds read shift 1
     """
 
     def __init__(self, message, *, kind=None, kernel=None, file="", line=None, thread=None):

@@ -52,6 +52,10 @@ def check(source, *, filename="program_source", include_dirs=(), defines=(), str
     Raises:
         CompilerNotFoundError: there is no Clang 15 or newer.
         ValueError: `std` is none of these versions.
+
+    Example:
+        >>> metalcore.msl.check.check("kernel void one(device float* x [[buffer(0)]]) { x[0] = 1.0f; }")
+        []
     """
     defines = [f"__METAL_VERSION__ {version(std)}", *defines]
     try:

@@ -53,6 +53,12 @@ def load(
         ValueError: weights are given for a program that has its own inside, or this machine has no such device.
         TypeError: weights are neither a path nor tensors by name.
         OSError: a file cannot be read.
+
+    Example:
+        >>> x = torch.ones(2, 4, device="mps")
+        >>> metalcore.compile(metalcore.nn.RMSNorm(4, device="mps").eval(), (x,)).save("norm.mcprog")
+        >>> metalcore.load("norm.mcprog")(x).shape
+        torch.Size([2, 4])
     """
     try:
         return _load(Path(path), weights, device)

@@ -52,10 +52,18 @@ class Violation(NamedTuple):
 
 
 class TargetError(ValueError):
-    """A program does not keep what its target asks for.
+    """The error of a program that does not keep what its target asks for.
 
     Attributes:
         violations: all of them.
+
+    Example:
+        >>> model, target = metalcore.nn.RMSNorm(4).eval(), metalcore.programs.targets.EXAMPLE_NPU
+        >>> try:
+        ...     metalcore.compile(model, (torch.ones(2, 4),), target=target)
+        ... except metalcore.programs.TargetError as error:
+        ...     print(error.violations[0].rule)
+        values are float16, int8, uint8, int32, bool
     """
 
     def __init__(self, target: Target, violations: list[Violation]):

@@ -15,7 +15,7 @@ _SHORT_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Target:
-    """What a device asks of programs.
+    """A description of what a device asks of programs.
 
     Attributes:
         name: in files and messages.
@@ -28,6 +28,10 @@ class Target:
             fill multiples of so many bytes. `metalcore.compile` pads them where it can.
         on_cpu: whether the CPU may do what the device cannot.
         fusions: the patterns that are applied where nobody names others; None means all.
+
+    Example:
+        >>> metalcore.programs.targets.NVIDIA.device
+        'cuda'
     """
 
     name: str
