@@ -44,6 +44,11 @@ def quantize_model(
             expression, or a weight has numbers that `quantize` refuses. The model is as it was then.
         TypeError: model is no torch.nn.Module, or one that is packed as a whole, such as a torch.nn.Linear.
         RuntimeError: Q4_0 to Q8_0 and MXFP4 need the package gguf, which is not installed.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(256, 8))
+        >>> metalcore.quantize_model(model, "q8_0").types
+        {'0': ['Q8_0']}
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"quantize_model: model must be a torch.nn.Module, not {type(model).__name__}")

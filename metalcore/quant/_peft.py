@@ -31,6 +31,12 @@ def packed_layers(config: Any, merged: str = "packed") -> Any:
     Raises:
         ImportError: peft is not installed.
         ValueError: merged is nothing of that.
+
+    Example:
+        >>> from metalcore.integrations.peft import packed_layers
+        >>> from peft import LoraConfig
+        >>> packed_layers(LoraConfig(r=4, target_modules=["q_proj"]), merged="dense").r
+        4
     """
     if merged not in ("packed", "dense") and not (isinstance(merged, str) and merged.upper() in KERNELS):
         types = ", ".join(sorted(KERNELS))
@@ -41,7 +47,13 @@ def packed_layers(config: Any, merged: str = "packed") -> Any:
 
 
 def packing_errors(model: torch.nn.Module) -> dict[str, PackingError]:
-    """The errors of packed layers, by their names, to which numbers were written, as by a merge or by PiSSA."""
+    """Returns the errors of packed layers, by their names, to which numbers were written, as by a merge or by PiSSA.
+
+    Example:
+        >>> from metalcore.integrations.peft import packing_errors
+        >>> packing_errors(torch.nn.Sequential(metalcore.nn.QuantizedLinear(32, 4, "Q8_0")))
+        {}
+    """
     layers = {name: module for name, module in model.named_modules() if isinstance(module, PackedModule)}
     return {name: layer.packing_error for name, layer in layers.items() if layer.packing_error is not None}
 
