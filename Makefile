@@ -15,7 +15,7 @@ SOURCES := $(shell find csrc kernels metalcore/msl metalcore/_device_*.py tools/
 RUN = CXX="$$(tools/compiler.sh)" $(PY)
 
 # The tests that subnormal numbers matter to most.
-FLUSHED = $(addprefix tests/linalg/,test_extreme_scale.py test_rank.py) tests/ops/test_activation.py \
+FLUSHED = $(addprefix tests/linalg/,test_extreme_scale.py test_rank.py) tests/activation/test_activation.py \
 	$(addprefix tests/quant/,test_dequantize.py test_linear.py)
 
 help:

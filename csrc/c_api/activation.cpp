@@ -2,7 +2,7 @@
 #include "call.h"
 
 #include "../ops/activation/gated.h"
-#include "../ops/softmax.h"
+#include "../ops/activation/softmax.h"
 
 #include <cmath>
 #include <string>

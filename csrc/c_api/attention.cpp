@@ -1,7 +1,7 @@
 // Attention over pages, and what puts new tokens there, for C.
 #include "call.h"
 
-#include "../ops/attention/paged.h"
+#include "../ops/paged/paged.h"
 
 #include <cmath>
 #include <optional>

@@ -1,7 +1,7 @@
 // Sums and conversions for C.
 #include "call.h"
 
-#include "../ops/add_cast.h"
+#include "../ops/elementwise/add_cast.h"
 
 namespace metalcore::c_api {
 namespace {

@@ -1,8 +1,8 @@
 // rope and embedding for C.
 #include "call.h"
 
-#include "../ops/embedding/embedding.h"
-#include "../ops/rope/rope.h"
+#include "../ops/embeddings/embedding.h"
+#include "../ops/rotary/rope.h"
 
 #include <optional>
 

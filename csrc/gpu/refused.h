@@ -1,5 +1,6 @@
 // The error of a submission whose kernels the GPU's own compiler refuses. Nothing of the recording has run. Operators
-// (csrc/ops/operator.h) and kernels in the place of PyTorch's (csrc/ops/replacement.h) leave such a call to PyTorch.
+// (csrc/ops/common/operator.h) and kernels in the place of PyTorch's (csrc/ops/common/replacement.h) leave such a call
+// to PyTorch.
 #pragma once
 
 #include <stdexcept>

@@ -2,7 +2,7 @@
 #include "methods.h"
 
 #include "../ops/linalg/cpu_route.h"
-#include "../ops/replacement.h"
+#include "../ops/common/replacement.h"
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 

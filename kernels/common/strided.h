@@ -1,4 +1,5 @@
-// The part of the elementwise kernels (elementwise_kernels.h) that their host side (csrc/ops/elementwise.cpp) shares.
+// The part of the elementwise kernels (elementwise_kernels.h) that their host side (csrc/ops/common/elementwise.cpp)
+// shares.
 #pragma once
 
 #ifndef __METAL_VERSION__

@@ -1,8 +1,8 @@
 """Calls whose kernels the GPU's own compiler refuses: PyTorch's ops compute them.
 
-A Metal driver may refuse a kernel that another one takes. The operator's kernel in C++ (csrc/ops/operator.h) then calls
-metalcore_by_torch::<name>, which is defined here by the operator's formula for CPU tensors. It runs before anything of
-the call has run, and below autograd: derivatives are operators too, and are computed in the same way.
+A Metal driver may refuse a kernel that another one takes. The operator's kernel in C++ (csrc/ops/common/operator.h)
+then calls metalcore_by_torch::<name>, which is defined here by the operator's formula for CPU tensors. It runs before
+anything of the call has run, and below autograd: derivatives are operators too, and are computed in the same way.
 """
 
 from __future__ import annotations

@@ -104,8 +104,8 @@ class Override:
 
     Attributes:
         operator: the operator of aten whose kernel it replaces: "_softmax".
-        kernel: None if the kernel is in C++, beside the op (csrc/ops/replacement.h). Otherwise it makes the kernel:
-            `kernel(previous, count, decline)` returns a function of the dispatcher's keyset and the operator's
+        kernel: None if the kernel is in C++, beside the op (csrc/ops/common/replacement.h). Otherwise it makes the
+            kernel: `kernel(previous, count, decline)` returns a function of the dispatcher's keyset and the operator's
             arguments. `previous` is the replaced kernel. The function returns `count.run(operator, …)` for a call that
             our operator takes, and `decline(keyset, …)`, which counts and runs the call, for all others. It calls
             the operators torch.ops.metalcore.…, and never metalcore's public functions. These would send calls that

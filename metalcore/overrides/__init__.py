@@ -15,8 +15,8 @@ How each one works, and why:
     catches them all. It lies below autograd, autocast, functorch and the tracers, which go on as if nothing had
     changed: gradients come from PyTorch's own formulas, and a compiled graph holds PyTorch's operators, so it is right
     whether the override is on or off when it runs.
-    The kernels of activations, softmaxes and norms are in C++ (csrc/ops/replacement.h); those of linear algebra in
-    Python. `embedding` and `embedding_bag` are of this kind, for the operators of both passes. `relu_`, `silu_` and
+    The kernels of activations, softmaxes and norms are in C++ (csrc/ops/common/replacement.h); those of linear algebra
+    in Python. `embedding` and `embedding_bag` are of this kind, for the operators of both passes. `relu_`, `silu_` and
     `gelu_` are replaced as well, which modules with `inplace=True` call.
     `gelu` also takes modules that write the op out in Python, in the way that `rms_norm` does.
 `rms_norm`

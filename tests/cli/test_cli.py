@@ -9,7 +9,7 @@ import pytest
 from metalcore.cli import explain, main
 from metalcore.cli.bench import ROOT
 
-FAMILIES = {"activation", "attention/forward", "optim/adamw", "rms_norm", "softmax"}
+FAMILIES = {"activation/softmax", "attention/forward", "normalization/rms_norm", "optim/adamw"}
 
 
 def run(capsys, *arguments):

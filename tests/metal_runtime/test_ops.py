@@ -6,8 +6,8 @@ from running import PROGRAM, ROOT, needs_runtime, run
 pytestmark = needs_runtime
 
 FOLDERS = (
-    *("attention", "embedding", "integrations", "linalg", "loss", "nn", "ops", "optim", "overrides", "paged", "quant"),
-    *("replay", "sampling", "smoke"),
+    *("activation", "attention", "embeddings", "integrations", "linalg", "loss", "nn", "normalization", "ops", "optim"),
+    *("overrides", "paged", "quant", "replay", "rotary", "sampling", "smoke"),
 )
 
 

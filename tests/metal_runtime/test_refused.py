@@ -55,8 +55,11 @@ def refusing(extension, names, program, **environment):
 @pytest.mark.parametrize(
     "names, families",
     [
-        ("silu,lu_", {"activation", "linalg/lu_simd"}),
-        ("softmax_backward,column_sums,adamw", {"softmax_backward", "norm/column_sums", "optim/adamw"}),
+        ("silu,lu_", {"activation/activation", "linalg/lu_simd"}),
+        (
+            "softmax_backward,column_sums,adamw",
+            {"activation/softmax_backward", "normalization/column_sums", "optim/adamw"},
+        ),
     ],
     ids=["forward", "backward"],
 )
@@ -121,7 +124,7 @@ def twice(call):
 
 
 def test_a_program_that_does_not_compile(copied, tmp_path):
-    (tmp_path / "lib" / "metal" / "activation.metal").write_text("#error this does not compile\n")
+    (tmp_path / "lib" / "metal" / "activation" / "activation.metal").write_text("#error this does not compile\n")
     run(
         copied,
         "-c",
@@ -129,9 +132,9 @@ def test_a_program_that_does_not_compile(copied, tmp_path):
         + """
 (said,) = twice(lambda: torch.testing.assert_close(metalcore.silu(x), F.silu(x)))
 assert "activation.metal" in said and "#error this does not compile" in said, said
-assert use_runtime.counts()[1] == [0, 0, 0] and _C.mps_refused().keys() == {"activation"}
+assert use_runtime.counts()[1] == [0, 0, 0] and _C.mps_refused().keys() == {"activation/activation"}
 metalcore.softmax(x, -1)
-assert use_runtime.counts()[1] == [1, 0, 0] and _C.mps_refused().keys() == {"activation"}
+assert use_runtime.counts()[1] == [1, 0, 0] and _C.mps_refused().keys() == {"activation/activation"}
 """,
     )
     # Where warnings are errors, the call that would have warned raises one.
@@ -155,7 +158,7 @@ for call in (metalcore.silu, metalcore.silu):
 
 
 def test_a_binary_that_does_not_open(copied, tmp_path):
-    (tmp_path / "lib" / "metal" / "softmax.metallib").write_bytes(b"")
+    (tmp_path / "lib" / "metal" / "activation" / "softmax.metallib").write_bytes(b"")
     run(
         copied,
         "-c",
@@ -260,7 +263,7 @@ print(json.dumps([status, failed, found["refused by Metal"]]))
     environment = {"METALCORE_CACHE_DIR": str(tmp_path)}
     status, failed, listed = json.loads(run(extension, "-c", commands, METAL_RUNTIME_REFUSES="relu_b", **environment))
     assert failed.keys() == {"kernels of activation", "no kernel is left to PyTorch's ops"}
-    assert status == 1 and listed.keys() == {"activation"}
+    assert status == 1 and listed.keys() == {"activation/activation"}
     assert "Compiler encountered an internal error" in failed["kernels of activation"] + listed["activation"]
     # A later process knows; the next selftest forgets.
     later = PROGRAM + "from metalcore.cli import info; print(*info.collect()['refused by Metal'])"

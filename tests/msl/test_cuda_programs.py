@@ -63,7 +63,7 @@ def compiled(program, kernels, capability):
     ("name", "capability"),
     [
         *((name, 75) for name in FAMILIES),
-        *itertools.product(("attention/forward", "linalg/qr_simd", "softmax"), (80, 100)),
+        *itertools.product(("attention/forward", "linalg/qr_simd", "activation/softmax"), (80, 100)),
     ],
 )
 def test_kernels_compile_for_other_architectures(name, capability):
@@ -83,7 +83,7 @@ def test_the_package_has_them_all():
 
 
 def test_a_built_in_kernel_is_compiled_once(compilations, directory):
-    request = (cuda.BUILTIN, family("activation").names[0], "b0,b1,i2:16")
+    request = (cuda.BUILTIN, family("activation/activation").names[0], "b0,b1,i2:16")
     ((cubin, entry, source),) = cuda.compile_kernels(90, [request])
     assert entry.encode() in cubin and source == "activation.metal"
     assert cuda.compile_kernels(90, [request]) == [(cubin, entry, source)]

@@ -78,7 +78,7 @@ def test_timeout_in_checking_mode_knows_the_line(device, library, timeout, name)
 
 def test_callbacks_are_no_place_for_a_pause():
     """The executor pauses no thread in that section, because the callbacks of checks have no line of a kernel."""
-    library = Path(metalcore.__file__).parent / "lib/checking/softmax.so"
+    library = Path(metalcore.__file__).parent / "lib/checking/activation/softmax.so"
     symbols = subprocess.run(["nm", "-f", "sysv", library], capture_output=True, text=True, check=True).stdout
     fields = [line.split("|") for line in symbols.splitlines() if line.startswith(("__tsan_", "__ubsan_"))]
     assert {"__tsan_read4", "__ubsan_handle_out_of_bounds"} <= {name.strip() for name, *_ in fields}

@@ -75,7 +75,11 @@ def unpacked(checkout, tmp_path_factory):
     """The source distribution, unpacked."""
     folder, had = tmp_path_factory.mktemp("sdist"), files(checkout)
     # A build adds such files to directories that the source distribution takes as a whole.
-    for name in ("metalcore/lib/x86-64/softmax.so", "metalcore/_C.abi3.so", "tests/__pycache__/conftest.cpython.pyc"):
+    for name in (
+        "metalcore/lib/x86-64/activation/softmax.so",
+        "metalcore/_C.abi3.so",
+        "tests/__pycache__/conftest.cpython.pyc",
+    ):
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
         (checkout / name).touch()
     run(checkout, "setup.py", "-q", "sdist", "-d", str(folder))

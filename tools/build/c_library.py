@@ -15,19 +15,10 @@ from .simulator_libraries import on_first_use
 _C_API = CSRC / "c_api"
 # Families of ops that C functions call. The rest of csrc/ops would only make the library larger.
 _OPS = (
-    *(
-        "add_cast",
-        "common",
-        "elementwise",
-        "replacement",
-        "rows",
-        "softmax",
-        "activation/gated",
-        "norm/norm_rows",
-        "norm/rms_norm",
-    ),
-    *("norm/column_sums", "rope/rope", "embedding/embedding", "attention/decode", "attention/paged"),
-    *("sampling/sample", "sampling/top_k", "gemm/gemm", "gemm/plan"),
+    *("common/common", "common/elementwise", "common/replacement", "common/rows"),
+    *("activation/gated", "activation/softmax", "attention/decode", "elementwise/add_cast", "embeddings/embedding"),
+    *("gemm/gemm", "gemm/plan", "normalization/column_sums", "normalization/norm_rows", "normalization/rms_norm"),
+    *("paged/paged", "rotary/rope", "sampling/sample", "sampling/top_k"),
 )
 # What needs Python or PyTorch's functions, and is replaced by csrc/c_api or left out.
 _REPLACED = (

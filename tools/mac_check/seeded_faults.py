@@ -245,8 +245,8 @@ FAULTS = [
     ),
     WheelFault(
         "a kernel left out",
-        without("metalcore/lib/metal/softmax.metal"),
-        r"metalcore/lib/metal/softmax\.metal is missing",
+        without("metalcore/lib/metal/activation/softmax.metal"),
+        r"metalcore/lib/metal/activation/softmax\.metal is missing",
     ),
     WheelFault(
         "the library for C left out",
@@ -255,13 +255,13 @@ FAULTS = [
     ),
     WheelFault(
         "a kernel with an include",
-        with_file("metalcore/lib/metal/softmax.metal", b'#include "softmax.h"\n'),
+        with_file("metalcore/lib/metal/activation/softmax.metal", b'#include "softmax.h"\n'),
         r"softmax\.metal includes a file",
     ),
     WheelFault(
         "a Linux binary",
-        with_file("metalcore/lib/x86-64/softmax.so", b"\x7fELF"),
-        r"metalcore/lib/x86-64/softmax\.so is a binary for Linux",
+        with_file("metalcore/lib/x86-64/activation/softmax.so", b"\x7fELF"),
+        r"metalcore/lib/x86-64/activation/softmax\.so is a binary for Linux",
     ),
     WheelFault(
         "a file that RECORD does not know",

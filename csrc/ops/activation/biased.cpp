@@ -1,7 +1,7 @@
 // activation(x + bias), with a bias along the last dimension.
 #include "../../../kernels/activation/biased.h"
-#include "../norm/column_sums.h"
-#include "../rows.h"
+#include "../normalization/column_sums.h"
+#include "../common/rows.h"
 #include "names.h"
 
 #include <algorithm>

@@ -3,7 +3,7 @@
 #include "gated.h"
 
 #include "../../../kernels/activation/gated.h"
-#include "../rows.h"
+#include "../common/rows.h"
 #include "names.h"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // Gated activations in memory that the caller has.
 #pragma once
 
-#include "../common.h"
+#include "../common/common.h"
 
 #include <string>
 

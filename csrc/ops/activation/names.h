@@ -1,7 +1,7 @@
 // The activations that the gated and the biased kernels are instantiated for.
 #pragma once
 
-#include "../common.h"
+#include "../common/common.h"
 
 #include <string>
 

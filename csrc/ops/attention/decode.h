@@ -4,7 +4,7 @@
 
 #include "../../../kernels/attention/attention.h"
 #include "../../../kernels/attention/decode.h"
-#include "../common.h"
+#include "../common/common.h"
 
 #include <optional>
 #include <string>

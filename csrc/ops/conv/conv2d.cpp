@@ -1,6 +1,6 @@
 // conv2d(x, weight, …) = activation(scale * (x convolved with weight) + bias + residual), for batches of images.
 #include "../../gpu/cost.h"
-#include "../common.h"
+#include "../common/common.h"
 #include "../gemm/gemm.h"
 #include "plan.h"
 

@@ -3,7 +3,7 @@
 
 #include "../../gpu/cost.h"
 #include "../../gpu/tuning.h"
-#include "../common.h"
+#include "../common/common.h"
 #include "../linalg/matrices.h"
 #include "plan.h"
 

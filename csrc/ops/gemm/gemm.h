@@ -1,7 +1,7 @@
 // Products of matrices in memory that the caller has.
 #pragma once
 
-#include "../common.h"
+#include "../common/common.h"
 
 #include <cstdint>
 #include <optional>

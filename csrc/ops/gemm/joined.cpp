@@ -3,7 +3,7 @@
 
 #include "../../../kernels/gemm/gemm.h"
 #include "../../gpu/tuning.h"
-#include "../common.h"
+#include "../common/common.h"
 #include "gemm.h"
 
 #include <algorithm>

@@ -2,7 +2,7 @@
 // triangle, and results are row-major. cholesky_solve(B, L, upper) -> X solves two triangular systems.
 #include "../../../kernels/linalg/cholesky.h"
 #include "../../gpu/cost.h"
-#include "../rows.h"
+#include "../common/rows.h"
 #include "cholesky_plan.h"
 #include "cpu_route.h"
 #include "matrices.h"

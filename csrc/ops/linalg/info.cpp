@@ -1,7 +1,7 @@
 // info_any(info) returns a number that is not 0 if an info of the batch is not 0, which means that a matrix failed. The
 // functions that raise errors wait for it. It takes one launch, or two for more than INFO_BLOCK matrices.
 #include "../../../kernels/linalg/info.h"
-#include "../rows.h"
+#include "../common/rows.h"
 
 #include <algorithm>
 #include <vector>

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "../../gpu/tuning.h"
-#include "../common.h"
+#include "../common/common.h"
 
 #include <cstdint>
 #include <vector>

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../../../kernels/linalg/lu.h"
-#include "../common.h"
+#include "../common/common.h"
 #include "lu_plan.h"
 #include "matrices.h"
 

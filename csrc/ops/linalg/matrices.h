@@ -1,8 +1,8 @@
 // Batches of matrices: how a kernel gets a tensor of any strides, and how an op calls PyTorch's own op.
 #pragma once
 
-#include "../call_torch.h"
-#include "../common.h"
+#include "../common/call_torch.h"
+#include "../common/common.h"
 
 #include <array>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // The QR factorization, for the ops that use it.
 #pragma once
 
-#include "../common.h"
+#include "../common/common.h"
 
 #include <string>
 #include <tuple>

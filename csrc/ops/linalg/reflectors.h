@@ -2,7 +2,7 @@
 // Loan 1989): kernels/linalg/reflectors.metal.
 #pragma once
 
-#include "../common.h"
+#include "../common/common.h"
 #include "../../gpu/tuning.h"
 #include "../../../kernels/linalg/reflectors.h"
 

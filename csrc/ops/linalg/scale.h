@@ -1,7 +1,7 @@
 // Matrices that are scaled to entries of about one.
 #pragma once
 
-#include "../common.h"
+#include "../common/common.h"
 
 #include <vector>
 

@@ -3,7 +3,7 @@
 #include "syrk.h"
 
 #include "../../gpu/cost.h"
-#include "../rows.h"
+#include "../common/rows.h"
 #include "torch_regions.h"
 #include "matrices.h"
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../../../kernels/linalg/syrk.h"
-#include "../common.h"
+#include "../common/common.h"
 
 namespace metalcore {
 

@@ -1,7 +1,7 @@
 // Triangular systems, for the ops that use them.
 #pragma once
 
-#include "../common.h"
+#include "../common/common.h"
 
 namespace metalcore {
 

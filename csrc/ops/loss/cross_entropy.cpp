@@ -1,7 +1,7 @@
 // Cross entropy of logits (N, C, …) with targets that are classes (N, …) or probabilities of classes (N, C, …).
 #include "../../../kernels/loss/cross_entropy.h"
 #include "../../gpu/tuning.h"
-#include "../rows.h"
+#include "../common/rows.h"
 
 #include <algorithm>
 #include <optional>

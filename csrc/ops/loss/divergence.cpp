@@ -1,6 +1,6 @@
 // Divergences of rows of distributions (rows, classes), and the gradient by the first of the two.
 #include "../../../kernels/loss/divergence.h"
-#include "../rows.h"
+#include "../common/rows.h"
 
 #include <algorithm>
 #include <string>

@@ -1,6 +1,6 @@
 // scale_(x, factor): x *= factor, where the factor is one float32 number in the device's memory.
 #include "../../../kernels/loss/scale.h"
-#include "../common.h"
+#include "../common/common.h"
 
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 // Checks the lists of tensors that an op over many parameters gets, and arranges them as the arrays that kernels take.
 #pragma once
 
-#include "../common.h"
+#include "../common/common.h"
 #include "tensor_list.h"
 
 #include <cstdint>

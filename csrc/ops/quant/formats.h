@@ -1,7 +1,7 @@
 // The types of packed weights that kernels take, by their numbers in GGML.
 #pragma once
 
-#include "../common.h"
+#include "../common/common.h"
 
 #include <optional>
 

@@ -2,7 +2,7 @@
 #include "sample.h"
 
 #include "../../../kernels/sampling/sample.h"
-#include "../rows.h"
+#include "../common/rows.h"
 #include "threads.h"
 
 #include <algorithm>

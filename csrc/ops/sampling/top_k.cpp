@@ -3,7 +3,7 @@
 #include "top_k.h"
 
 #include "../../../kernels/sampling/top_k.h"
-#include "../rows.h"
+#include "../common/rows.h"
 #include "threads.h"
 
 #include <bit>

@@ -1,7 +1,7 @@
 // topk and renorm_rows in memory that the caller has. x has two dimensions; all else is contiguous.
 #pragma once
 
-#include "../common.h"
+#include "../common/common.h"
 
 namespace metalcore {
 

@@ -6,7 +6,7 @@ from . import (  # noqa: F401
     attention,
     conv,
     elementwise,
-    embedding,
+    embeddings,
     gemm,
     linalg,
     loss,
