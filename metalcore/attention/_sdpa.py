@@ -156,14 +156,14 @@ def _path_of(
         mask, causal, lower_right = causal_bias(mask, causal, lower_right)
     extended = (left, right) != (-1, -1) or lower_right or bool(softcap) or lse
     extended = extended or sinks is not None or slopes is not None
-    inputs: Any = as_autocast(query, key, value, mask)
-    accepted = accelerated(*inputs[:3], sinks, slopes) and (mask is None or mask.device == query.device)
-    problem, tensors = four_dimensions(*inputs, enable_gqa, causal) if accepted or extended else (None, None)
+    q, k, v, mask = as_autocast(query, key, value, mask)
+    accepted = accelerated(q, k, v, sinks, slopes) and (mask is None or mask.device == query.device)
+    problem, tensors = four_dimensions(q, k, v, mask, enable_gqa, causal) if accepted or extended else (None, None)
     band = left, 0 if causal else right, lower_right
-    if accepted and tensors is not None and dropout >= 0 and takes(*tensors[:3], dropout):
+    if accepted and tensors is not None and dropout >= 0 and takes(*tensors[:3], dropout):  # pyright: ignore[reportCallIssue]
         return _Path("kernels", tensors, band)
     if accepted and not extended:  # the ops of PyTorch's function would take wrong dtypes on a simulated device
-        problem = wrong_dtypes(*inputs)
+        problem = wrong_dtypes(q, k, v, mask)
     if problem:
         raise RuntimeError(f"{_NAME}: {problem}")
     return _Path("composite", tensors, band) if extended else _TORCH
