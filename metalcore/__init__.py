@@ -54,7 +54,7 @@ _LAZY = {
     "active_overrides": "overrides",
     "capture": "replay",
     "compile": "programs",
-    "compile_shader": "msl.library",
+    "compile_shader": "msl.runtime.library",
     "compile_train_step": "replay",
     "disable_pytorch_overrides": "overrides",
     "enable_pytorch_overrides": "overrides",
@@ -121,7 +121,7 @@ if TYPE_CHECKING:  # what __getattr__ imports
     from . import distributed, generation, gguf, golden, integrations, msl, nn, overrides, programs, replay, simulator
     from ._explain import explain
     from .generation import generate
-    from .msl.library import compile_shader
+    from .msl.runtime.library import compile_shader
     from .overrides import active_overrides, disable_pytorch_overrides, enable_pytorch_overrides, report
     from .programs import compile, load
     from .quant import quantize_model

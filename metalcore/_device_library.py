@@ -120,7 +120,8 @@ def python_headers():
 
 
 def find_compiler(torch_version):
-    from .msl import errors, host
+    from .msl import errors
+    from .msl.runtime import host
 
     try:
         return host.find_compiler()

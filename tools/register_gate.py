@@ -102,7 +102,7 @@ def uses(family, free=False):
 
 
 def uses_of(source, include_dirs=(), free=False, filename="program_source"):
-    from metalcore.msl.translate import translate
+    from metalcore.msl.language.translate import translate
 
     # As the package has it: without guards for pointers that are not aligned.
     translation = translate(source, include_dirs=include_dirs, filename=filename)
@@ -121,8 +121,9 @@ def uses_of(source, include_dirs=(), free=False, filename="program_source"):
 def _compiled(translation, described, bounds):
     """What Cubin.resources() has of these kernels, {name: (registers, bytes of local memory, bytes of threadgroup
     memory)}. `bounds` says how many registers each may have; None is what its promise leaves on NVIDIA's GPUs."""
-    from metalcore.msl import cuda, nvrtc, signatures
-    from metalcore.msl.cuda_source import cuda_source
+    from metalcore.msl.language.cuda_source import cuda_source
+    from metalcore.msl.nvidia import cuda, nvrtc
+    from metalcore.msl.runtime import signatures
 
     requests = [
         (kernel.name, signatures.probable([vars(a) for a in kernel.arguments if a.kind in ("buffer", "threadgroup")]))

@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 
 import metalcore
-from metalcore.msl import signatures
-from metalcore.msl.arguments import Arguments, common_device, threadgroup_lengths
-from metalcore.msl.library import KernelNotFoundError
-from metalcore.msl.targets import CudaTarget
+from metalcore.msl.runtime import signatures
+from metalcore.msl.runtime.arguments import Arguments, common_device, threadgroup_lengths
+from metalcore.msl.runtime.library import KernelNotFoundError
+from metalcore.msl.runtime.targets import CudaTarget
 
 
 @dataclass(frozen=True)

@@ -58,13 +58,13 @@ def translated(kernel: str) -> dict[str, Any]:
 
 
 def cuda_number(kernel: str) -> int | None:
-    """The number of a generated kernel's program among those of msl/cuda.py, or None for other kernels."""
+    """The number of a generated kernel's program among those of msl/nvidia/cuda.py, or None for other kernels."""
     return _cuda_number(kernel) if kernel in _sources else None
 
 
 @functools.cache
 def _cuda_number(kernel):
-    from ..msl import cuda
+    from ..msl.nvidia import cuda
 
     program = _program(kernel)
 
@@ -76,7 +76,7 @@ def _cuda_number(kernel):
 
 @functools.cache
 def _program(kernel):
-    from ..msl.program import Program
+    from ..msl.runtime.program import Program
 
     return Program(_sources[kernel], [], {})
 
@@ -88,10 +88,10 @@ def shared_object(kernel: str, family: str | None, checking: bool, flushing: boo
         family: of a built-in kernel that the build has left out; None for a generated one.
     """
     if family is not None:
-        from ..msl import builtin
+        from ..msl.runtime import builtin
 
         return os.fspath(builtin.shared_object(family, checking, flushing))
-    from ..msl.targets import SimulatorTarget
+    from ..msl.runtime.targets import SimulatorTarget
 
     return os.fspath(SimulatorTarget(_program(kernel))._shared_object(None, checking=checking))
 

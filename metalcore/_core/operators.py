@@ -48,7 +48,7 @@ _VALUES = torch.Tensor, torch.nn.Parameter
 if "cuda" in DEVICES:
 
     def _compile_for_cuda(capability, requests):
-        from ..msl import cuda  # not before a kernel is needed
+        from ..msl.nvidia import cuda  # not before a kernel is needed
 
         programs = [(generated.cuda_number(kernel) or number, kernel, layout) for number, kernel, layout in requests]
         return cuda.compile_kernels(capability, programs)

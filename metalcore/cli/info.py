@@ -121,8 +121,8 @@ def _simulated_device():
 def _cuda_backend():
     import torch
 
-    from metalcore.msl import nvrtc
     from metalcore.msl.errors import CompilerNotFoundError
+    from metalcore.msl.nvidia import nvrtc
 
     found = _cuda()
     if found is None:
@@ -156,7 +156,7 @@ def _refused():
 
 def _kernels():
     """The built-in kernel families, each with its number of kernels and the targets that its library is built for."""
-    from metalcore.msl import cuda
+    from metalcore.msl.nvidia import cuda
 
     library = Path(__file__).resolve().parents[1] / "lib"
     programs = cuda.builtin_programs() if _cuda() is not None else {}
@@ -183,8 +183,8 @@ def _count(library, family):
 def _compiler():
     """The C++ compiler, Python's headers, and what needs them on this machine."""
     from metalcore import _device_library
-    from metalcore.msl import host
     from metalcore.msl.errors import CompilerNotFoundError
+    from metalcore.msl.runtime import host
 
     if _simulator() is None:
         needed_for = "nothing"

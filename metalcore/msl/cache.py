@@ -19,6 +19,7 @@ from pathlib import Path
 
 from .private_files import open_file, opened_directory
 
+_PACKAGE = Path(__file__).parent
 _MARK = b"metalcore-entry-1"
 _FOOTER = len(_MARK) + hashlib.sha256().digest_size
 
@@ -34,12 +35,18 @@ def digest(*parts):
 
 @functools.lru_cache(maxsize=1)
 def translator_digest():
-    """A digest of this package: the translator, and the headers that translated programs include."""
-    combined, package = hashlib.sha256(), Path(__file__).parent
-    headers = [path for path in (package / "include").rglob("*") if path.is_file()]
-    for path in sorted([*package.glob("*.py"), *headers]):
-        combined.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
+    """A digest of what every translated program depends on."""
+    combined = hashlib.sha256()
+    for path in sorted(translator_files()):
+        combined.update(path.relative_to(_PACKAGE).as_posix().encode() + b"\0" + path.read_bytes())
     return combined.hexdigest()
+
+
+def translator_files():
+    """The files that every translated program depends on: this package without `check`, and the headers that programs
+    include."""
+    modules = [path for path in _PACKAGE.rglob("*.py") if "check" not in path.relative_to(_PACKAGE).parts]
+    return [*modules, *(path for path in (_PACKAGE / "include").rglob("*") if path.is_file())]
 
 
 def cache_directory():

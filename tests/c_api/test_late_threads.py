@@ -5,7 +5,7 @@ import subprocess
 import pytest
 from c_program import HERE, OBJECTS, PACKAGE, ROOT
 
-from metalcore.msl.host import find_compiler
+from metalcore.msl.runtime.host import find_compiler
 
 
 def test_no_allocations_by_late_threads(tmp_path):

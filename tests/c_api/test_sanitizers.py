@@ -11,7 +11,7 @@ from test_errors import REFUSED, as_words
 from test_functions import add_all, check
 from test_programs import rewritten
 
-from metalcore.msl.host import find_compiler
+from metalcore.msl.runtime.host import find_compiler
 from tools.build import c_library
 
 pytestmark = pytest.mark.only_on("simulator")  # they need the kernels for CPUs

@@ -8,8 +8,8 @@ import pytest
 from metalcore import _device_library
 from metalcore._core import routing
 from metalcore.cli import info
-from metalcore.msl import host
 from metalcore.msl.errors import CompilerNotFoundError
+from metalcore.msl.runtime import host
 
 pytestmark = pytest.mark.only_on("simulator")
 

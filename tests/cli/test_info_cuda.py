@@ -5,7 +5,7 @@ import torch
 
 import metalcore
 from metalcore.cli import info
-from metalcore.msl import nvrtc
+from metalcore.msl.nvidia import nvrtc
 
 H100 = {
     "driver": "13.0",

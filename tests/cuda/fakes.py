@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from metalcore.msl import host
+from metalcore.msl.runtime import host
 
 HERE = Path(__file__).resolve().parent
 

@@ -11,8 +11,8 @@ import torch
 
 import metalcore
 from metalcore._core.recording import on_meta
-from metalcore.msl import cuda, nvrtc
-from metalcore.msl.cuda_source import cuda_source
+from metalcore.msl.language.cuda_source import cuda_source
+from metalcore.msl.nvidia import cuda, nvrtc
 
 LIBRARY = Path(metalcore.__file__).parent / "lib"
 A, B, C = (number << 32 for number in range(1, 4))  # addresses of a GPU's memory, which nobody reads

@@ -9,7 +9,7 @@ import torch
 
 import metalcore
 from metalcore._core import generated
-from metalcore.msl.cuda_source import cuda_source
+from metalcore.msl.language.cuda_source import cuda_source
 from metalcore.programs.files import container
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "c_api"))

@@ -6,7 +6,7 @@ import metalcore
 
 PROGRAM = f"""
 sys.path.insert(0, {str(Path(metalcore.__file__).parent)!r})
-from msl import signatures
+from msl.runtime import signatures
 
 compiler = Compiler()
 for size in (1, 4, 16, 17, 255, 256, 257, 512, 513, 1024, 2049, 4096):

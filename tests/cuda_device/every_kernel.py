@@ -358,7 +358,7 @@ def watched(results, launched):
 
 def built_in():
     """All kernels, except the one that the Metal backend alone runs, to ask a GPU (tests/metal_runtime)."""
-    from metalcore.msl import cuda
+    from metalcore.msl.nvidia import cuda
 
     return {kernel for _, kernels in cuda.builtin_programs().values() for kernel in kernels} - {"half_subnormals"}
 

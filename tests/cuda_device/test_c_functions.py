@@ -10,7 +10,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "c_api"))
 from c_program import HERE, Calls, compiled
 from test_functions import add_all, check
 
-from metalcore.msl import nvrtc
+from metalcore.msl.nvidia import nvrtc
 
 
 @pytest.fixture(scope="module")

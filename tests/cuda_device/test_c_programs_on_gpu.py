@@ -11,7 +11,7 @@ from c_program import HERE
 from c_program import compiled as linked
 from saved_programs import PATTERNS, Block, Mlp, Pair, Pooled, Residual, Runs, compiled, read_like, replayed
 
-from metalcore.msl import nvrtc
+from metalcore.msl.nvidia import nvrtc
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

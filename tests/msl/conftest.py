@@ -2,8 +2,9 @@
 
 import pytest
 
-from metalcore.msl import nvrtc, program, signatures
 from metalcore.msl.errors import CompilerNotFoundError
+from metalcore.msl.nvidia import nvrtc
+from metalcore.msl.runtime import program, signatures
 
 
 @pytest.fixture(scope="module")
@@ -23,5 +24,5 @@ def compiles_for_cuda():
             compiler.compile(text, 90, msl=self.source)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("metalcore.msl.library.Program", Program)
+        patch.setattr("metalcore.msl.runtime.library.Program", Program)
         yield

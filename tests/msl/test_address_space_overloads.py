@@ -7,7 +7,7 @@ import torch
 
 import metalcore
 from metalcore.msl.errors import MSLError
-from metalcore.msl.translate import translate
+from metalcore.msl.language.translate import translate
 
 pytestmark = pytest.mark.usefixtures("compiles_for_cuda")
 HEADER = "#include <metal_stdlib>\nusing namespace metal;\n"

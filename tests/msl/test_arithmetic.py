@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from metalcore.msl.arithmetic import ArithmeticFailure, evaluate
 from metalcore.msl.errors import MSLError
-from metalcore.msl.kernels import find_kernels
-from metalcore.msl.parse import Program
-from metalcore.msl.preprocess import preprocess
+from metalcore.msl.language.arithmetic import ArithmeticFailure, evaluate
+from metalcore.msl.language.kernels import find_kernels
+from metalcore.msl.language.parse import Program
+from metalcore.msl.language.preprocess import preprocess
 
 
 @pytest.mark.parametrize("expression", [

@@ -11,7 +11,8 @@ import pytest
 
 import metalcore
 from metalcore import _device_library
-from metalcore.msl import cache, host, private_files
+from metalcore.msl import cache, private_files
+from metalcore.msl.runtime import host
 
 pytestmark = pytest.mark.only_on("simulator")  # programs for CUDA: test_cuda_programs.py
 SOURCE = "kernel void {name}(device float* x, uint i [[thread_position_in_grid]]) {{ x[i] = {value}; }}"

@@ -3,10 +3,10 @@
 import pytest
 from checking import HEAD, assert_found, needs_clang
 
-from metalcore.msl import host
 from metalcore.msl.check import check
 from metalcore.msl.errors import MSLError
-from metalcore.msl.translate import translate
+from metalcore.msl.language.translate import translate
+from metalcore.msl.runtime import host
 
 pytestmark = needs_clang
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import metalcore
-from metalcore.msl import nvrtc
-from metalcore.msl.translate import translate
+from metalcore.msl.language.translate import translate
+from metalcore.msl.nvidia import nvrtc
 
 HEADER = "#include <metal_stdlib>\nusing namespace metal;\n"
 # name: (declarations, an expression with them, its value)

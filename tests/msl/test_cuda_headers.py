@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from metalcore.msl import nvrtc
 from metalcore.msl.errors import MSLError
-from metalcore.msl.joined_products import join_products
-from metalcore.msl.translate import translate
+from metalcore.msl.language.translate import translate
+from metalcore.msl.nvidia import nvrtc
+from metalcore.msl.nvidia.joined_products import join_products
 
 pytestmark = pytest.mark.only_on("simulator", "cuda")  # Linux, where NVRTC is
 HEADER = "#include <metal_stdlib>\nusing namespace metal;\n"

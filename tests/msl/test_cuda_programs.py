@@ -10,11 +10,13 @@ import pytest
 import torch
 
 import metalcore
-from metalcore.msl import cache, cuda, nvjitlink, nvrtc, signatures
+from metalcore.msl import cache
 from metalcore.msl.errors import MSLError
-from metalcore.msl.library import ShaderLibrary
-from metalcore.msl.program import Program
-from metalcore.msl.targets import CudaTarget
+from metalcore.msl.nvidia import cuda, nvjitlink, nvrtc
+from metalcore.msl.runtime import signatures
+from metalcore.msl.runtime.library import ShaderLibrary
+from metalcore.msl.runtime.program import Program
+from metalcore.msl.runtime.targets import CudaTarget
 
 pytestmark = pytest.mark.only_on("simulator", "cuda")  # Linux, where NVRTC is
 KERNELS = Path(__file__).parents[2] / "kernels"
@@ -117,7 +119,7 @@ def test_programs_of_the_same_content_are_one():
 
 def test_what_is_kept_needs_neither_translator_nor_nvrtc(monkeypatch):
     cubin = compiled_for(FILL)
-    monkeypatch.setattr("metalcore.msl.translate.translate", None)
+    monkeypatch.setattr("metalcore.msl.language.translate.translate", None)
     monkeypatch.setattr(nvrtc.NVRTC, "_open", None)
     assert compiled_for(FILL) == cubin
 
@@ -259,7 +261,7 @@ def backend(monkeypatch):
     monkeypatch.setattr(metalcore._C, "cuda_dispatch", found.dispatch, raising=False)
     monkeypatch.setattr(metalcore._C, "cuda_attributes", found.attributes, raising=False)
     monkeypatch.setattr(metalcore._C, "cuda_info", lambda: {"devices": [{"arch": 90}]}, raising=False)
-    monkeypatch.setattr("metalcore.msl.library.target", CudaTarget)
+    monkeypatch.setattr("metalcore.msl.runtime.library.target", CudaTarget)
     return found
 
 

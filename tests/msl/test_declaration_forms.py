@@ -10,7 +10,7 @@ from checking import needs_clang
 import metalcore
 from metalcore.msl.check import check
 from metalcore.msl.errors import MSLError
-from metalcore.msl.translate import translate
+from metalcore.msl.language.translate import translate
 
 pytestmark = pytest.mark.usefixtures("compiles_for_cuda")
 HEADER = "#include <metal_stdlib>\nusing namespace metal;\n"

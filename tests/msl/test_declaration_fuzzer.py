@@ -12,7 +12,7 @@ from declaration_fuzzer import PRELUDE, THREADS, case, program
 
 import metalcore
 from metalcore.msl.errors import MSLError
-from metalcore.msl.translate import translate
+from metalcore.msl.language.translate import translate
 
 SEED = int(os.environ.get("METALCORE_FUZZ_SEED", "0"))
 CASES = int(os.environ.get("METALCORE_FUZZ_CASES", "384"))

@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from metalcore.msl import host
 from metalcore.msl.errors import CompilerNotFoundError
+from metalcore.msl.runtime import host
 
 
 def script(path, text):

@@ -3,10 +3,10 @@
 import pytest
 
 from metalcore.msl.errors import MSLError
-from metalcore.msl.kernels import find_kernels
-from metalcore.msl.parse import Program
-from metalcore.msl.preprocess import preprocess
-from metalcore.msl.rewrite import refuse_unsupported
+from metalcore.msl.language.kernels import find_kernels
+from metalcore.msl.language.parse import Program
+from metalcore.msl.language.preprocess import preprocess
+from metalcore.msl.language.rewrite import refuse_unsupported
 
 
 def words(source, **options):

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from metalcore.msl.errors import MSLError
-from metalcore.msl.inline_headers import inline_headers
-from metalcore.msl.preprocess import preprocess
+from metalcore.msl.language.inline_headers import inline_headers
+from metalcore.msl.language.preprocess import preprocess
 
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 

@@ -7,9 +7,9 @@ from collections import Counter
 import ptx_warp
 import pytest
 
-from metalcore.msl import nvrtc
-from metalcore.msl.joined_products import join_products
-from metalcore.msl.translate import translate
+from metalcore.msl.language.translate import translate
+from metalcore.msl.nvidia import nvrtc
+from metalcore.msl.nvidia.joined_products import join_products
 
 pytestmark = pytest.mark.only_on("simulator", "cuda")  # Linux, where NVRTC is
 ROUNDING = 2**-24

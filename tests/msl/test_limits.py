@@ -6,9 +6,9 @@ import time
 import pytest
 
 from metalcore.msl.errors import MSLError
-from metalcore.msl.parse import Program
-from metalcore.msl.preprocess import preprocess
-from metalcore.msl.translate import translate
+from metalcore.msl.language.parse import Program
+from metalcore.msl.language.preprocess import preprocess
+from metalcore.msl.language.translate import translate
 
 KERNEL = "kernel void k(device float* x) { x[0] = 1; }\n"
 

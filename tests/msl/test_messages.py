@@ -3,7 +3,7 @@
 import pytest
 
 from metalcore.msl.errors import MSLError
-from metalcore.msl.translate import translate
+from metalcore.msl.language.translate import translate
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ def test_kernels_named_as_functions_of_metal(device):
 
 def test_every_such_name_compiles():
     """All names are in one source, in which the compilers see each kernel's address."""
-    from metalcore.msl import host
-    from metalcore.msl.translate import translate
+    from metalcore.msl.language.translate import translate
+    from metalcore.msl.runtime import host
 
     source = HEADER + "".join(
         f"kernel void {name}(device float* out) {{ out[0] = metal::exp(out[1]); }}\n" for name in KERNELS

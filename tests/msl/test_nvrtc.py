@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from metalcore.msl import nvrtc
-from metalcore.msl.cuda_source import cuda_source
 from metalcore.msl.errors import CompilerNotFoundError, MSLError
-from metalcore.msl.translate import translate
+from metalcore.msl.language.cuda_source import cuda_source
+from metalcore.msl.language.translate import translate
+from metalcore.msl.nvidia import nvrtc
 
 pytestmark = pytest.mark.only_on("simulator", "cuda")  # Linux, where NVRTC is
 DOUBLE = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }'

@@ -11,7 +11,7 @@ from rows import FAMILIES, tuned
 from metalcore import _C
 from metalcore._core.recording import on_meta
 from metalcore._core.registry import OPS, Sample
-from metalcore.msl import cuda
+from metalcore.msl.nvidia import cuda
 from metalcore.tuning import workloads
 from tools import register_gate
 from tools.register_exceptions import NVIDIA, OVER

@@ -147,7 +147,7 @@ def test_a_loaded_program_is_saved_again(saved, device, tmp_path):
 
 
 def test_nothing_is_compiled_by_loading(device, tmp_path, monkeypatch):
-    from metalcore.msl import host
+    from metalcore.msl.runtime import host
 
     x = torch.randn(4, 6).to(device)
     program = metalcore.compile(nn.Sequential(nn.Hardswish(), nn.Softplus()), (x,))

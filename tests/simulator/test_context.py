@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from metalcore.msl import host
+from metalcore.msl.runtime import host
 
 ROOT = Path(__file__).parents[2]
 SIMULATOR = ROOT / "csrc" / "backends" / "simulator"

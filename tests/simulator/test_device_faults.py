@@ -28,7 +28,7 @@ CALLS = {
 PROGRAM = """
 import sys, torch, metalcore, metalcore.simulator
 from pathlib import Path
-from metalcore.msl import host
+from metalcore.msl.runtime import host
 
 folder = Path(sys.argv[1])
 (folder / "checking").mkdir()

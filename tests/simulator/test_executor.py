@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from metalcore import _C
-from metalcore.msl import host
+from metalcore.msl.runtime import host
 
 SOURCE = Path(__file__).with_name("handwritten_library.cpp")
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from metalcore import _C
-from metalcore.msl import cuda
+from metalcore.msl.nvidia import cuda
 from tools.build.cuda_programs import cuda_programs
 from tools.build.families import kernel_index
 from tools.build.simulator_libraries import simulator_libraries

@@ -1,7 +1,7 @@
 """The built-in kernels for NVIDIA GPUs: translated, for NVRTC to compile where they are used."""
 
 from .families import families, with_includes
-from .front_end import cuda, translator
+from .front_end import cuda, translator_files
 from .places import KERNELS, ROOT
 
 
@@ -11,7 +11,7 @@ def cuda_programs(tasks, folder=KERNELS):
     for family, source in families(folder).items():
         program = tasks.add(
             f"lib/cuda/{family}.cu",
-            [*with_includes(source, folder), *translator()],
+            [*with_includes(source, folder), *translator_files()],
             [],
             lambda output, source=source: cuda.build(source, output, include_dirs=[folder], root=ROOT),
         )

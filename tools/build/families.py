@@ -3,7 +3,7 @@
 import hashlib
 import re
 
-from .front_end import translate, translator
+from .front_end import translate, translator_files
 from .places import KERNELS
 
 
@@ -42,7 +42,7 @@ def kernel_index(tasks, folder=KERNELS):
     return [
         tasks.add(
             "lib/index",
-            [*inputs, *translator()],
+            [*inputs, *translator_files()],
             list(sources),
             lambda output: output.write_text(_index(sources, folder)),
         ),

@@ -10,13 +10,15 @@ if "metalcore" not in sys.modules:
     sys.modules["metalcore"].__path__ = [str(PACKAGE)]
 
 from metalcore import _device_library as device_library
-from metalcore.msl import cuda, host
+from metalcore.msl.cache import translator_files
 from metalcore.msl.errors import CompilerNotFoundError
-from metalcore.msl.inline_headers import inline_headers
-from metalcore.msl.preprocess import preprocess
-from metalcore.msl.translate import translate
+from metalcore.msl.language.inline_headers import inline_headers
+from metalcore.msl.language.preprocess import preprocess
+from metalcore.msl.language.translate import translate
+from metalcore.msl.nvidia import cuda
+from metalcore.msl.runtime import host
 
-__all__ = ["cuda", "device_library", "host", "inline_headers", "preprocess", "translate"]
+__all__ = ["cuda", "device_library", "host", "inline_headers", "preprocess", "translate", "translator_files"]
 
 
 def compiler():
@@ -25,9 +27,3 @@ def compiler():
         return host.find_compiler().command
     except CompilerNotFoundError as error:
         raise SystemExit(str(error)) from None
-
-
-def translator():
-    """The files that every translated program depends on."""
-    folder = PACKAGE / "msl"
-    return [path for path in [*folder.glob("*.py"), *(folder / "include").rglob("*")] if path.is_file()]

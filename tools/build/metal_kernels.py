@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 from .families import families, with_includes
-from .front_end import inline_headers, translator
+from .front_end import inline_headers, translator_files
 from .instantiations import separate
 from .places import KERNELS, MACOS_VERSION
 from .tasks import run
@@ -35,7 +35,7 @@ def metal_kernels(tasks, folder=KERNELS):
         outputs.append(
             tasks.add(
                 f"lib/metal/{family}.metal",
-                [*inputs, *translator(), Path(__file__).with_name("instantiations.py")],
+                [*inputs, *translator_files(), Path(__file__).with_name("instantiations.py")],
                 [],
                 lambda output, source=source: output.write_text(_program(source, folder)),
             )

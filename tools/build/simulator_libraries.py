@@ -5,12 +5,12 @@ import re
 from pathlib import Path
 
 from .families import HALF_SUBNORMALS, families, has_flushing_variant, with_includes
-from .front_end import compiler, host, translator
+from .front_end import compiler, host, translator_files
 from .places import KERNELS, LINUX, PLATFORM
 
 
 def on_first_use():
-    """Whether the simulator compiles each family of kernels when it is first used (metalcore/msl/builtin.py). Who
+    """Whether the simulator compiles each family of kernels when it is first used (metalcore/msl/runtime/builtin.py). Who
     builds for this machine has the compiler that this takes; wheels for others have the kernels."""
     return LINUX and _asked() == "first-use"
 
@@ -34,7 +34,7 @@ def simulator_libraries(tasks, folder=KERNELS):
                 outputs.append(
                     tasks.add(
                         f"lib/{place}{suffix}/{family}.so",
-                        [*with_includes(source, folder), *translator()],
+                        [*with_includes(source, folder), *translator_files()],
                         [isa, checking, compiler()],
                         lambda output, source=source, isa=isa, checking=checking, defines=defines: host.build(
                             source, output, isa=isa, checking=checking, include_dirs=[folder], defines=defines

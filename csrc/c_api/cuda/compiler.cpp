@@ -37,7 +37,7 @@ std::string content(const fs::path& path) {
   return text.str();
 }
 
-constexpr const char* kBuiltinFlag = "-DMSL_CONVERGENT=1";  // that of metalcore/msl/cuda.py
+constexpr const char* kBuiltinFlag = "-DMSL_CONVERGENT=1";  // that of metalcore/msl/nvidia/cuda.py
 constexpr const char* kGeneratedFlag = "--fmad=false";      // that of metalcore/_core/generated.py
 
 std::string cubin(const std::string& text, int arch, const char* flag) {

@@ -1,4 +1,4 @@
-// NVRTC, NVIDIA's compiler for CUDA C++ at run time. It is opened, not linked; metalcore/msl/nvrtc.py is the Python
+// NVRTC, NVIDIA's compiler for CUDA C++ at run time. It is opened, not linked; metalcore/msl/nvidia/nvrtc.py is the Python
 // package's way to it.
 #pragma once
 

@@ -1,4 +1,4 @@
-// CUDA C++ of one built-in kernel, as metalcore/msl/cuda_source.py makes it for the Python package.
+// CUDA C++ of one built-in kernel, as metalcore/msl/language/cuda_source.py makes it for the Python package.
 #pragma once
 
 #include "../program/json.h"

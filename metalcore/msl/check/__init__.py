@@ -9,13 +9,13 @@ syntax tree (tree.py).
 
 import re
 
-from ..address_spaces import find_address_spaces
-from ..attributes import refuse_unknown_attributes
 from ..errors import TOO_DEEP, MSLError
-from ..parse import Program
-from ..preprocess import preprocess
-from ..rewrite import refuse_unsupported
-from ..threadgroup import find_threadgroup_variables
+from ..language.address_spaces import find_address_spaces
+from ..language.attributes import refuse_unknown_attributes
+from ..language.parse import Program
+from ..language.preprocess import preprocess
+from ..language.rewrite import refuse_unsupported
+from ..language.threadgroup import find_threadgroup_variables
 from .clang import run_clang
 from .declarations import declaration_findings
 from .finding import Finding

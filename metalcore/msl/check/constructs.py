@@ -3,8 +3,8 @@
 import functools
 import re
 
-from ..rules import Breach, is_kernel
-from ..tokens import CLOSING
+from ..language.rules import Breach, is_kernel
+from ..language.tokens import CLOSING
 from .clang import INCLUDE
 
 _KEYWORDS = {"vertex": "vertex functions", "fragment": "fragment functions"}

@@ -5,8 +5,8 @@ import re
 from itertools import chain
 
 from ..errors import MSLError
-from ..kernels import find_kernels
-from ..rules import breaches, is_kernel
+from ..language.kernels import find_kernels
+from ..language.rules import breaches, is_kernel
 from .constructs import construct_breaches
 from .finding import Finding
 from .kernel_arguments import argument_breaches

@@ -1,8 +1,8 @@
 """Rules of Apple's compiler for kernels' arguments and function constants that compile_shader does without."""
 
-from ..integers import constant_value
-from ..kernels import BUILTINS
-from ..rules import Breach, is_kernel
+from ..language.integers import constant_value
+from ..language.kernels import BUILTINS
+from ..language.rules import Breach, is_kernel
 
 _MAX_FUNCTION_CONSTANT = 65535
 # Two names of one value, which a kernel may have one of.

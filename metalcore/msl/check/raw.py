@@ -6,9 +6,9 @@ that belongs to the same thing. Types differ from MSL's, so that only Clang's pa
 count (clang.py).
 """
 
-from ..kernels import BUILTINS
-from ..tokens import CLOSING
-from ..translate import _print as print_tokens
+from ..language.kernels import BUILTINS
+from ..language.tokens import CLOSING
+from ..language.translate import _print as print_tokens
 from .text import RENAMED, SUFFIX, literal
 
 _HEAD = """#define MSL_SWIZZLES_2(T)

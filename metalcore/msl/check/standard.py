@@ -1,6 +1,6 @@
 """The versions of MSL that a program may be checked as, and what is new in them."""
 
-from ..rules import Breach
+from ..language.rules import Breach
 
 STANDARDS = {"metal3.1": 310, "metal3.2": 320, "metal4.0": 400}
 # Functions of the standard library that are new have MSL_SINCE_3_2 in include/.

@@ -8,11 +8,11 @@ mixture of spaces passes.
 import re
 from itertools import pairwise
 
-from ..conditionals import wrap_conditionals
-from ..duplicates import drop_duplicates
-from ..rewrite import erase, erase_attributes
-from ..threadgroup import place_threadgroup_variables
-from ..translate import _print as print_tokens
+from ..language.conditionals import wrap_conditionals
+from ..language.duplicates import drop_duplicates
+from ..language.rewrite import erase, erase_attributes
+from ..language.threadgroup import place_threadgroup_variables
+from ..language.translate import _print as print_tokens
 
 SPACES = {
     "device": "MSL_DEVICE",  # a macro of prelude.h

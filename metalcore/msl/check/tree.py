@@ -3,7 +3,7 @@
 import os
 import re
 
-from ..limits import MAX_THREADGROUP_MEMORY
+from ..language.limits import MAX_THREADGROUP_MEMORY
 from .clang import INCLUDE, in_msl
 from .finding import Finding
 

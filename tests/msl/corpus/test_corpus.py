@@ -9,9 +9,10 @@ import torch
 from checking import needs_clang
 
 import metalcore
-from metalcore.msl import nvrtc, signatures
 from metalcore.msl.check import check
-from metalcore.msl.translate import translate
+from metalcore.msl.language.translate import translate
+from metalcore.msl.nvidia import nvrtc
+from metalcore.msl.runtime import signatures
 
 FOLDER = Path(__file__).parent
 TORCH = Path(torch.__file__).parent / "include"

@@ -8,7 +8,8 @@ from traced import built, graph_of, placed, results, steps
 
 import metalcore
 from metalcore._core.recording import on_meta, record
-from metalcore.msl import nvrtc, signatures
+from metalcore.msl.nvidia import nvrtc
+from metalcore.msl.runtime import signatures
 from metalcore.programs import pointwise
 from metalcore.programs.pointwise.layout import layout
 
@@ -217,7 +218,7 @@ def test_kernels_that_read_other_elements_compile_for_cuda():
 
 
 def compile_for_cuda(source):
-    from metalcore.msl.program import Program
+    from metalcore.msl.runtime.program import Program
 
     program = Program(source, [], {})
     (name,) = program.names

@@ -1,4 +1,4 @@
-// Reads and writes through pointers that were cast from pointers to something smaller (metalcore/msl/unaligned.py). The
+// Reads and writes through pointers that were cast from pointers to something smaller (metalcore/msl/language/unaligned.py). The
 // GPU faults where an address is no multiple of the access's size. So an aligned access takes the usual instruction,
 // and any other is done by elements, or by bytes where the elements are not aligned either. MSL_ALIGNED, which
 // compile_shader's `aligned` sets, promises that all are aligned.

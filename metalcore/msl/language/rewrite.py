@@ -6,8 +6,8 @@ into the program and the user's lines stay valid.
 
 import re
 
+from ..errors import error_at
 from .declarators import SPACES
-from .errors import error_at
 from .tokens import matching_angle
 
 _SWIZZLE = re.compile(r"[xyzw]{2,4}|[rgba]{2,4}")

@@ -7,8 +7,8 @@ variable that the threadgroup shares, or the name of a type of such variables.
 
 from dataclasses import dataclass, field
 
+from ..errors import error_at
 from .declarators import SPACES, DeclarationReader
-from .errors import error_at
 from .tokens import matching_angle
 
 _REFUSED = {"threadgroup_imageblock", "ray_data", "object_data"}

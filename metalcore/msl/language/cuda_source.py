@@ -7,7 +7,7 @@ take (a multiple of 16, or 0 for exactly one element). The block has the same or
 
 import re
 
-from .errors import MSLError
+from ..errors import MSLError
 
 # The program is compiled inside this namespace, so that its names hide CUDA's own float4, exp …
 NAMESPACE = "metal_program"

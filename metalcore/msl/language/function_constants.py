@@ -1,6 +1,6 @@
 """Function constants: values that the host gives a program before it is compiled."""
 
-from .errors import MSLError, error_at
+from ..errors import MSLError, error_at
 from .integers import constant_value
 from .limits import MAX_CONSTANT_INDEX
 from .numbers import misfit, number_type

@@ -6,6 +6,7 @@ cuda_source.py.
 
 from dataclasses import dataclass
 
+from ..errors import TOO_DEEP, MSLError, with_line
 from .address_spaces import find_address_spaces
 from .anonymous_structs import define_in_templates, find_anonymous_structs
 from .attributes import refuse_unknown_attributes
@@ -14,7 +15,6 @@ from .constants import declare_constants
 from .cuda_source import cuda_source, describe
 from .dialect import adapt_dialect
 from .duplicates import drop_duplicates
-from .errors import TOO_DEEP, MSLError, with_line
 from .function_constants import substitute_function_constants
 from .kernels import find_kernels
 from .names import rename_like_ours

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from .errors import error_at
+from ..errors import error_at
 from .rewrite import erase
 
 # A site is the number of a variable: kernels number theirs from 0 up, other functions from the last site down.

@@ -4,7 +4,7 @@ import functools
 import json
 from pathlib import Path
 
-from . import cache
+from .. import cache
 
 
 class Program:
@@ -37,7 +37,7 @@ class Program:
 
     @functools.cached_property
     def translation(self):
-        from .translate import translate  # a program that is in the cache does not need it
+        from ..language.translate import translate  # a program that is in the cache does not need it
 
         return translate(self.source, include_dirs=self._include_dirs, constants=self._constants)
 

@@ -9,9 +9,11 @@ import struct
 
 import torch
 
-from .. import _C
-from .._backends import DEVICES
-from . import cache, cuda, signatures
+from ... import _C
+from ..._backends import DEVICES
+from .. import cache
+from ..nvidia import cuda
+from . import signatures
 
 # The devices that have a target here. On a Mac, PyTorch compiles the programs.
 TARGETS = (DEVICES - {"mps"}) | ({"mps"} if hasattr(_C, "simulator_dispatch") else set())

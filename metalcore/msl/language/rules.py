@@ -5,7 +5,7 @@ the same words, those of this file.
 import re
 from typing import NamedTuple
 
-from .errors import error_at
+from ..errors import error_at
 from .integers import constant_value
 from .kernels import BUILTINS
 from .limits import MAX_INDEX, MAX_THREADS

@@ -5,9 +5,9 @@ pointer whose space is not written there, such as one that a function's template
 the template does not compile, so that no wrong specialization is taken.
 """
 
+from ..errors import error_at
 from .declarators import DeclarationReader
 from .duplicates import template_names
-from .errors import error_at
 from .tokens import matching_angle
 
 _STANDARD = {"is_same", "is_same_v"}

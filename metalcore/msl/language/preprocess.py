@@ -11,8 +11,8 @@ import re
 
 import pcpp
 
+from ..errors import MSLError
 from .arithmetic import OPERATOR_WORDS, ArithmeticFailure, evaluate
-from .errors import MSLError
 from .limits import MAX_INCLUDE_DEPTH
 from .pcpp_lexer import Lexer, LexToken, lexed
 from .predefined import PREDEFINED, STANDARD_HEADERS

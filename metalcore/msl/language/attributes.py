@@ -3,7 +3,7 @@
 Compilers ignore attributes that they do not know. An attribute may change the result, so an unknown one is an error.
 """
 
-from .errors import error_at
+from ..errors import error_at
 from .kernels import BUILTINS
 from .syntax import ATTRIBUTE_WORDS
 from .tokens import CLOSING

@@ -4,7 +4,7 @@ This is no C++ parser. It finds where a declaration begins and ends, its name an
 are left to the C++ compiler behind the translator.
 """
 
-from .errors import error_at
+from ..errors import error_at
 from .syntax import Syntax
 from .tokens import CLOSING, matching_angle
 

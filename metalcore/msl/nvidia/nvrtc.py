@@ -9,10 +9,10 @@ import sys
 import threading
 from pathlib import Path
 
-from .cuda_source import NAMESPACE
-from .errors import CompilerNotFoundError, MSLError, quote_error
+from ..errors import CompilerNotFoundError, MSLError, quote_error
+from ..language.cuda_source import NAMESPACE
 
-INCLUDE = Path(__file__).parent / "include"
+INCLUDE = Path(__file__).parents[1] / "include"
 # No fast math: functions whose accuracy MSL leaves to the GPU are as accurate as CUDA's own.
 FLAGS = (
     "-std=c++20",  # designated initializers

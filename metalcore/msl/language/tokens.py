@@ -6,7 +6,7 @@ lines and columns.
 
 import re
 
-from .errors import error_at
+from ..errors import error_at
 from .limits import MAX_NESTING
 
 # The order matters: longer operators come first, and a preprocessing number comes before a dot.

@@ -9,9 +9,9 @@ functions that differ in these two alone are refused.
 
 from dataclasses import dataclass, field
 
+from ..errors import error_at
 from .declarators import SPACES, DeclarationReader
 from .duplicates import declaration_key, signature_words, template_names
-from .errors import error_at
 from .rewrite import erase
 
 # Places that an address tells apart: values of msl::Space.

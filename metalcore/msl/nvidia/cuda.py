@@ -9,12 +9,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from . import cache, nvjitlink, nvrtc
-from .errors import MSLError
+from .. import cache
+from ..errors import MSLError
+from . import nvjitlink, nvrtc
 from .joined_products import join_products
 
 BUILTIN = 0  # the number of the program that has the built-in kernels
-_LIBRARY = Path(__file__).resolve().parents[1] / "lib" / "cuda"
+_LIBRARY = Path(__file__).resolve().parents[2] / "lib" / "cuda"
 # Whole simdgroups of the built-in kernels call the simd functions, so these need not find the active lanes.
 _BUILTIN_FLAGS = ("-DMSL_CONVERGENT=1",)
 _ENTRY = "metalcore_0"  # cuda_source()'s name for the first entry; a cubin has one entry
@@ -66,7 +67,7 @@ class CudaProgram:
         return (*nvrtc.FLAGS, *self._flags, *os.environ.get("METALCORE_NVRTC_FLAGS", "").split())
 
     def _compile(self, capability, requests):
-        from .cuda_source import cuda_source
+        from ..language.cuda_source import cuda_source
 
         with self._lock:
             if self._loaded is None:
@@ -146,7 +147,7 @@ def build(source, output, *, include_dirs, root):
         include_dirs: where `#include` looks, after the source's own directory.
         root: the directory that paths in compilers' messages are relative to.
     """
-    from .translate import translate
+    from ..language.translate import translate
 
     translation = translate(
         source.read_text(encoding="utf-8"), include_dirs=[source.parent, *include_dirs], filename=str(source)

@@ -1,7 +1,7 @@
 """Declarations that differed in address spaces only, and are the same once these are erased."""
 
+from ..errors import error_at
 from .declarators import SPACES
-from .errors import error_at
 from .rewrite import erase
 
 

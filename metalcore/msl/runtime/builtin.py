@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from . import cache, host
-from .inline_headers import inline_headers
+from .. import cache
+from ..language.inline_headers import inline_headers
+from . import host
 
-_PACKAGE = Path(__file__).parents[1]
+_PACKAGE = Path(__file__).parents[2]
 _INSTALLED = _PACKAGE / "kernels"  # of a wheel
 _KERNELS = _INSTALLED if _INSTALLED.exists() else _PACKAGE.parent / "kernels"
 

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 _NAMESPACES = {"simd", "msl", "std"}  # of the headers, beside metal
-_TRAITS = Path(__file__).parent / "include" / "metal" / "type_traits.h"
+_TRAITS = Path(__file__).parents[1] / "include" / "metal" / "type_traits.h"
 
 
 @functools.lru_cache(maxsize=1)

@@ -5,8 +5,8 @@ import struct
 
 import torch
 
-from .limits import MAX_GRID, MAX_INDEX, MAX_THREADGROUP_MEMORY
-from .numbers import misfit, number_type
+from ..language.limits import MAX_GRID, MAX_INDEX, MAX_THREADGROUP_MEMORY
+from ..language.numbers import misfit, number_type
 from .targets import default_device
 
 _CASTS = {

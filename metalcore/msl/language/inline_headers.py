@@ -4,7 +4,7 @@
 import re
 from pathlib import Path
 
-from .errors import MSLError
+from ..errors import MSLError
 from .limits import MAX_INCLUDE_DEPTH
 
 _INCLUDE = re.compile(r'\s*#\s*include\s*"([^"]+)"')

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from ..errors import MSLError
+from ..language.inline_headers import inline_headers
 from .arguments import checked_constants
-from .errors import MSLError
-from .inline_headers import inline_headers
 from .kernel import Kernel
 from .program import Program
 from .targets import TARGETS, default_device, target

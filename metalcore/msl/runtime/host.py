@@ -11,9 +11,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from .errors import CompilerNotFoundError, MSLError, quote_error
+from ..errors import CompilerNotFoundError, MSLError, quote_error
 
-INCLUDE = Path(__file__).parent / "include"
+INCLUDE = Path(__file__).parents[1] / "include"
 FLAGS = (
     "-std=gnu++17 -fPIC -fno-math-errno -fno-trapping-math -fno-strict-aliasing -fwrapv -fsigned-char "
     "-ffp-contract=off -fvisibility=hidden -Ulinux -Uunix -fdiagnostics-color=never -fmax-errors=20 "
@@ -250,7 +250,7 @@ def build(source_path, output_path, *, isa="native", checking=False, include_dir
     Returns:
         The files it depends on: the source and everything it includes, as paths.
     """
-    from .translate import translate  # programs from the cache do not need it
+    from ..language.translate import translate  # programs from the cache do not need it
 
     source_path, output_path = Path(source_path), Path(output_path)
     msl = source_path.read_text(encoding="utf-8")

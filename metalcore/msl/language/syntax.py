@@ -1,6 +1,6 @@
 """Brackets, attributes and parameters: the syntax of tokens that needs no knowledge of what they declare."""
 
-from .errors import error_at
+from ..errors import error_at
 from .tokens import CLOSING, matching_angle
 
 ATTRIBUTE_WORDS = ("__attribute__", "__attribute")

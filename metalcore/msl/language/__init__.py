@@ -1,0 +1,1 @@
+"""MSL as text: preprocessed, parsed, and translated to the C++ that a CPU or NVRTC compiles."""

@@ -1,0 +1,1 @@
+"""CUDA C++ of kernels, compiled by NVRTC and linked by nvJitLink."""
