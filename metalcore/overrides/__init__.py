@@ -77,10 +77,10 @@ import torch
 from .._core.mac_kernels import has_own, this_release
 from .._core.registry import OPS, FunctionOverride, OptimizerOverride
 from .._core.routing import DEVICES
-from . import _dispatcher, _functions, _gains, _optimizers, _report, _safe, libraries
+from . import _dispatcher, _functions, _optimizers, _report, _safe, _switches, libraries
 from ._gains import by_default, kind_of, left_calls, why_off
 from ._measured import measured
-from ._report import report
+from ._report import Report
 from ._switches import Request, Switches
 
 __all__ = ["active_overrides", "disable_pytorch_overrides", "enable_pytorch_overrides", "report"]
@@ -169,6 +169,21 @@ def active_overrides() -> tuple[str, ...]:
     return _overrides.active()
 
 
+def report() -> Report:
+    """Reports what the overrides have replaced, what not and why, and how often each ran: see `metalcore.Report`.
+
+    The counts begin when overrides are enabled while none are, and stay when they are disabled. Calls that a graph of
+    torch.compile has in it are counted where they reach an operator; modules, while Python runs their forward.
+
+    Example:
+        >>> with metalcore.enable_pytorch_overrides("qr"):
+        ...     report = metalcore.report()
+        >>> "qr" in str(report)
+        True
+    """
+    return _report.report_of(active_overrides(), devices())
+
+
 def devices() -> tuple[str, ...]:
     """The types of the devices that metalcore has kernels for and that are there."""
     return tuple(filter(_is_available, sorted(DEVICES)))
@@ -195,12 +210,14 @@ def _apply():
         _safe.take_out_routes()
         _safe.lay_routes()
     unasked = _overrides.by_default()
-    _gains.UNASKED = unasked if "mps" in available and kind_of("mps") == "mps" else frozenset()
+    _switches.UNASKED = unasked if "mps" in available and kind_of("mps") == "mps" else frozenset()
     for name in NAMES:
         override = OPS[name].override
         if isinstance(override, OptimizerOverride):
             own = override.fused is not None and has_own(override.fused, this_release())
-            _optimizers.switch(OPS[name], override, name in active and bool(available), own and name in _gains.UNASKED)
+            _optimizers.switch(
+                OPS[name], override, name in active and bool(available), own and name in _switches.UNASKED
+            )
         elif isinstance(override, FunctionOverride):
             _functions.switch(name, override, name in active and bool(available))
         elif override and name in active:

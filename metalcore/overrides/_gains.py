@@ -17,6 +17,7 @@ import torch
 from .._core import mac_kernels
 from .._core.mac_kernels import Release
 from .._core.registry import OPS, Override
+from .libraries import NAMES as MODULES
 
 __all__ = [
     "GAINS",
@@ -122,8 +123,6 @@ def by_default(name: str, kinds: Mapping[str, str], release: Release, measured: 
         kinds: of the devices, by their types.
         measured: as for why_off(), by the type of device.
     """
-    from .libraries import NAMES as MODULES
-
     override = OPS[name].override
     reasons = []
     for device, kind in kinds.items():
@@ -133,7 +132,3 @@ def by_default(name: str, kinds: Mapping[str, str], release: Release, measured: 
         reasons.append([why_off(name, part, kind, release, measured.get(device, {})) for part in parts])
     off = [reason for of_device in reasons for reason in of_device]
     return None if not off or any(reason is None for reason in off) else off[0]
-
-
-# On a Mac, the names of overrides that are on and that nobody asked for (metalcore/overrides/libraries/sdpa.py).
-UNASKED: frozenset[str] = frozenset()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from .._core import refused
 
-__all__ = ["Count", "Report", "Row", "count_of", "never_replaced", "report", "start"]
+__all__ = ["Count", "Report", "Row", "count_of", "never_replaced", "report_of", "start"]
 
 
 class Count:
@@ -152,20 +152,8 @@ def never_replaced(override: str, what: str, reason: str) -> None:
     _never[override, what] = reason
 
 
-def report() -> Report:
-    """Reports what the overrides have replaced, what not and why, and how often each ran: see `metalcore.Report`.
-
-    The counts begin when overrides are enabled while none are, and stay when they are disabled. Calls that a graph of
-    torch.compile has in it are counted where they reach an operator; modules, while Python runs their forward.
-
-    Example:
-        >>> with metalcore.enable_pytorch_overrides("qr"):
-        ...     report = metalcore.report()
-        >>> "qr" in str(report)
-        True
-    """
-    from . import active_overrides, devices
-
+def report_of(active: Iterable[str], devices: Iterable[str]) -> Report:
+    """Makes the report while these overrides are on for these types of devices."""
     rows = [Row(*key, True, count.total(), dict(count.left)) for key, count in list(_counts.items())]
     rows += [Row(*key, False, 0, {reason: 0}) for key, reason in list(_never.items())]
-    return Report(active_overrides(), devices() if _counts else (), rows)
+    return Report(active, devices if _counts else (), rows)

@@ -7,6 +7,9 @@ from collections import Counter
 
 __all__ = ["Request", "Switches"]
 
+# On a Mac, the names of overrides that are on and that nobody asked for (metalcore/overrides/libraries/sdpa.py).
+UNASKED: frozenset[str] = frozenset()
+
 
 class Switches:
     """Named switches that several callers may turn on; one is on as long as any of them asks for it.

@@ -11,7 +11,7 @@ import torch
 from ..._core.after_import import after_import
 from ..._core.libraries import require_transformers
 from ..._core.routing import accelerated
-from .. import _gains, _report
+from .. import _report, _switches
 from .kinds import Kind
 from .patches import run_counted
 
@@ -46,7 +46,7 @@ class TransformersSdpa(Kind):
 
             original = functools.partial(entries[0].original, module, query, key, value, *args, **kwargs)
             mask_of_call = args[0] if args else kwargs.get("attention_mask")
-            if _NAME in _gains.UNASKED and mask_of_call is None and not (kwargs.keys() & _ONLY_OURS):
+            if _NAME in _switches.UNASKED and mask_of_call is None and not (kwargs.keys() & _ONLY_OURS):
                 return original()  # PyTorch's function, whose override leaves the calls that PyTorch has a kernel for
             return run_counted(count, taken, original) if query.is_mps else original()
 
