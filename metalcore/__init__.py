@@ -17,7 +17,7 @@ import torch  # noqa: F401  (loads the libraries that _C links against)
 # isort: off
 from ._system import __version__  # noqa: F401  (the module refuses what _C cannot run on)
 from . import _C  # noqa: F401
-from ._core import after_import
+from ._core.libraries import after_import
 from .tuning import loading  # noqa: F401  (it says where measured tuning is)
 from . import (
     activation,
@@ -143,4 +143,4 @@ def __dir__():
 
 
 # DTensor has to know how operators run on shards.
-after_import.after_import("torch.distributed.tensor", lambda: importlib.import_module(f"{__name__}.distributed"))
+after_import("torch.distributed.tensor", lambda: importlib.import_module(f"{__name__}.distributed"))

@@ -1,11 +1,15 @@
-"""transformers, of the releases that metalcore goes with."""
+"""Other libraries, which metalcore imports only where a caller has them or needs them."""
 
 from __future__ import annotations
 
+import importlib.abc
+import importlib.util
+import sys
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-__all__ = ["require_transformers"]
+__all__ = ["after_import", "require_transformers"]
 
 
 def require_transformers(what: str, least: tuple[int, int] = (5, 4)) -> Any:
@@ -22,3 +26,34 @@ def require_transformers(what: str, least: tuple[int, int] = (5, 4)) -> Any:
             f"{what} needs transformers {least[0]}.{least[1]} or newer, and this is {library.__version__}"
         )
     return library
+
+
+def after_import(module: str, function: Callable[[], object]) -> None:
+    """Calls the function once `module` has been imported: now, if it has been."""
+    found = sys.modules.get(module)
+    if found is not None and not getattr(found.__spec__, "_initializing", False):
+        function()
+    else:
+        sys.meta_path.insert(0, _Finder(module, function))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds one module as the other finders do, and lets its loader call the function at the end."""
+
+    def __init__(self, module, function):
+        self._module, self._function = module, function
+
+    def find_spec(self, fullname, path, target=None):
+        if fullname != self._module:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            execute, function = spec.loader.exec_module, self._function
+
+            def exec_module(module):
+                execute(module)
+                function()
+
+            spec.loader.exec_module = exec_module
+        return spec

@@ -16,7 +16,7 @@ from importlib import metadata
 import torch
 
 from .. import _C
-from .on_cpu import call_on_cpu
+from .tensors import call_on_cpu
 
 __all__ = ["NAMESPACE", "REASON", "calls", "define", "families", "forget", "note"]
 

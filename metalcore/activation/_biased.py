@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .._core.derivatives import derive
-from .._core.operators import autograd, cpu_kernel, fake_kernel
+from .._core.operators import autograd, cpu_kernel, derive, fake_kernel
 from .._core.registry import Op, Sample, register
 from .._core.routing import COUNTED, alike, require_tensors
 from ._gated import _ACTIVATIONS, _check_name, _contiguous, _gelu_name, _value_and_slope, _wide

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._core.routing import alike, autocast_dtype, converted, on_cuda, require_tensors
-from .._core.shapes import broadcast_shapes
+from .._core.tensors import broadcast_shapes
 
 __all__ = [
     "MOST_HEAD_SIZE",

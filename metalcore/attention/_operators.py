@@ -7,8 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from .._core.derivatives import derive
-from .._core.operators import autograd, cpu_kernel, fake_kernel, plain_operator
+from .._core.operators import autograd, cpu_kernel, derive, fake_kernel, plain_operator
 from ._composite import Options, attend, gradients, spread
 
 __all__ = ["attention", "plain_attention"]

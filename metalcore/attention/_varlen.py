@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._core.host_numbers import check_offsets, host_sees, in_int32
 from .._core.routing import accelerated, require_tensors
+from .._core.tensors import check_offsets, host_sees, in_int32
 from ..paged import PageTable, batch_prefill
 from ._arguments import MOST_HEAD_SIZE, as_autocast, check_options, new_seed, takes, window_of
 from ._composite import Options, attend

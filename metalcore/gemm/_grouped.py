@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._core.host_numbers import in_int32
 from .._core.operators import autograd, cpu_kernel, fake_kernel
 from .._core.registry import Op, Sample, register
 from .._core.routing import COUNTED, alike, autocast_operands, require_tensors
 from .._core.samples import integers
+from .._core.tensors import in_int32
 
 __all__ = ["grouped_gemm"]
 

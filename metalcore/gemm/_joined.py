@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._core.derivatives import derive
-from .._core.operators import autograd, cpu_kernel, fake_kernel
+from .._core.operators import autograd, cpu_kernel, derive, fake_kernel
 from .._core.registry import Op, Sample, register
 from .._core.routing import COUNTED, alike, autocast_dtype, require_tensors
 from ._activations import reference_activation

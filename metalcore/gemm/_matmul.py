@@ -10,7 +10,7 @@ from torch import Tensor
 from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient
 from .._core.registry import Op, Sample, register
 from .._core.routing import COUNTED, alike, autocast_operands, require_tensors
-from .._core.shapes import broadcast_shapes
+from .._core.tensors import broadcast_shapes
 from ._activations import ACTIVATIONS, reference_activation
 
 __all__ = ["linear", "matmul"]

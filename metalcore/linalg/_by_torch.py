@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._core.on_cpu import call_on_cpu
+from .._core.tensors import call_on_cpu
 from ._common import write_out
 
 __all__ = ["by_torch"]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .._core.derivatives import derive
-from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.operators import autograd, cpu_kernel, derive, fake_kernel, ops
 from .._core.routing import is_plain
 
 __all__ = ["cap", "cross_entropy_ahead", "cross_entropy_gradient", "cross_entropy_rows"]

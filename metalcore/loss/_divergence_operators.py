@@ -6,8 +6,7 @@ import math
 
 import torch
 
-from .._core.derivatives import derive
-from .._core.operators import autograd, cpu_kernel, fake_kernel
+from .._core.operators import autograd, cpu_kernel, derive, fake_kernel
 
 __all__ = ["LOGITS", "LOG_PROBABILITIES", "PROBABILITIES", "divergence", "divergence_by_torch", "require_options"]
 

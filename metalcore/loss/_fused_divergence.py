@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._core.derivatives import derive
-from .._core.operators import autograd, composed_kernel, fake_kernel, ops
+from .._core.operators import autograd, composed_kernel, derive, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import alike, require_tensors
 from .._core.sharded import beside

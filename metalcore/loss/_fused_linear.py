@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._C._functorch import is_legacy_batchedtensor
 
-from .._core.derivatives import derive
-from .._core.operators import autograd, composed_kernel, fake_kernel, ops
+from .._core.operators import autograd, composed_kernel, derive, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import alike, autocast_dtype, is_plain, require_tensors
 from .._core.sharded import is_dtensor

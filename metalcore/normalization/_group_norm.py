@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from .._core.derivatives import derive
-from .._core.operators import autograd, cpu_kernel, fake_kernel
+from .._core.operators import autograd, cpu_kernel, derive, fake_kernel
 from .._core.registry import Op, Override, Sample, register
 from .._core.routing import COUNTED, alike, autocast_to_float32
 from ._layer_norm import _wide

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from .._core.derivatives import derive
-from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient
+from .._core.operators import autograd, cpu_kernel, derive, fake_kernel, needs_gradient
 from .._core.registry import Op, Override, Sample, register
 from .._core.routing import COUNTED, accelerated, alike, autocast_to_float32, is_plain, too_many
 from .._core.samples import rows

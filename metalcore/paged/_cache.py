@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._core.host_numbers import host_sees
+from .._core.tensors import host_sees
 from ._append import append_kv
 from ._pages import LAYOUTS, check_tensors, index_vector
 

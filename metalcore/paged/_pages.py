@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._core.host_numbers import check_offsets, host_sees
+from .._core.tensors import check_offsets, host_sees
 
 __all__ = ["Cache", "check_append", "check_mask", "check_pages", "check_tensors", "index_vector", "split_cache"]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from .._core.shapes import may_share_memory
+from .._core.tensors import may_share_memory
 from . import generated
 from .ir import mutated_storages, storage_of, tensors_of, value
 from .options import Options

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._core.host_numbers import in_int32
+from .._core.tensors import in_int32
 from ..activation import swiglu
 from ._linear import quantized_linear_experts
 from ._types import type_of

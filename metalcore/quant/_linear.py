@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._core.host_numbers import in_int32
 from .._core.operators import autograd, cpu_kernel, fake_kernel
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated, autocast_operands, require_tensors
+from .._core.tensors import in_int32
 from ._rows import dequantize, require_dim, require_integers, rows_of
 from ._samples import packed_sample
 from ._types import BY_NUMBER, KERNELS, type_of

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from .._core.shapes import may_share_memory
+from .._core.tensors import may_share_memory
 
 __all__ = ["Inputs"]
 

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._core.host_numbers import host_sees
 from .._core.operators import cpu_kernel, fake_kernel, without_derivative
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated, require_tensors
+from .._core.tensors import host_sees
 
 __all__ = ["sample"]
 

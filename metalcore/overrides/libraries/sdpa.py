@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from ..._core.after_import import after_import
-from ..._core.libraries import require_transformers
+from ..._core.libraries import after_import, require_transformers
 from ..._core.routing import accelerated
 from .. import _report, _switches
 from .kinds import Kind

@@ -1,0 +1,70 @@
+"""What ops ask of tensors: shapes that broadcast, strides that share memory, integers that the host may see, and
+results by way of the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from .routing import explained
+
+__all__ = ["broadcast_shapes", "call_on_cpu", "check_offsets", "host_sees", "in_int32", "may_share_memory"]
+
+
+def broadcast_shapes(first: Sequence[int], *others: Sequence[int]) -> Sequence[int]:
+    """torch.broadcast_shapes, without its 10 µs of Python where the shapes are alike or empty, as in most calls."""
+    shapes = [shape for shape in (first, *others) if len(shape)]
+    if not shapes:
+        return first
+    return shapes[0] if all(shape == shapes[0] for shape in shapes) else torch.broadcast_shapes(*shapes)
+
+
+def may_share_memory(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether some elements of a tensor may have one place in memory, as those of an expanded tensor have."""
+    end = 0
+    for stride, size in sorted((stride, size) for size, stride in zip(shape, strides) if size != 1):
+        if stride <= end:
+            return 0 not in shape
+        end += (size - 1) * stride
+    return False
+
+
+def host_sees(tensor: Tensor) -> bool:
+    """Whether the host sees a tensor's numbers. A trace has none, and a recording would have that as a step of
+    PyTorch's."""
+    if is_compiling() or explained.observers or type(tensor) is not Tensor:
+        return False
+    return tensor.is_cpu or tensor.is_mps and getattr(torch._C, "_metalcore_simulates_mps", False)
+
+
+def check_offsets(op: str, name: str, offsets: Tensor, most: int) -> list[int]:
+    """The offsets as a list. Raises ValueError unless they are 0 to `most` and do not descend."""
+    numbers = offsets.tolist()
+    if not numbers or numbers[0] < 0 or numbers[-1] > most or any(a > b for a, b in pairwise(numbers)):
+        raise ValueError(f"{op}: {name} must be numbers of 0 to {most} that do not descend")
+    return numbers
+
+
+_LONGER = (torch.int64, torch.uint32, torch.uint64)
+
+
+def in_int32(numbers: Tensor) -> Tensor:
+    """The integers as int32, and its least or largest number for one beyond its range: a plain conversion would make
+    2**32 a 0, which may be legal."""
+    if numbers.dtype in _LONGER:
+        numbers = numbers.long().clamp(-(2**31), 2**31 - 1)
+    return numbers.to(torch.int32)
+
+
+def call_on_cpu(function: Callable, *args: Any, **kwargs: Any) -> Any:
+    """The function's results for copies of its tensors on the CPU, copied to the device of the first tensor.
+    Derivatives and torch.func's transforms pass through the copies."""
+    device = next(value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)).device
+    args, kwargs = tree_map_only(Tensor, Tensor.cpu, (args, kwargs))
+    return tree_map_only(Tensor, lambda result: result.to(device), function(*args, **kwargs))
