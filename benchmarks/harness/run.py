@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import sys
@@ -35,15 +36,22 @@ class Run:
     least_rounds: int = 3
 
 
+@functools.cache
+def _modules():
+    """{benchmark: its module's name}. The folders, which are named as those of kernels/, are no part of a name."""
+    paths = {path.stem: path.relative_to(FAMILIES).with_suffix("") for path in FAMILIES.rglob("[a-z]*.py")}
+    return {name: ".".join(("benchmarks.families", *path.parts)) for name, path in sorted(paths.items())}
+
+
 def families():
-    return sorted(path.stem for path in FAMILIES.glob("[a-z]*.py"))
+    return list(_modules())
 
 
 def family(name):
     """The module of a family."""
     if name not in families():
         raise ValueError(f"{name!r} is not a benchmark; there are {', '.join(families())}")
-    return importlib.import_module(f"benchmarks.families.{name}")
+    return importlib.import_module(_modules()[name])
 
 
 def title(name):

@@ -10,14 +10,14 @@ pytestmark = pytest.mark.usefixtures("as_before")
 
 
 def test_every_function_is_there():
-    from benchmarks.families import linalg_map
+    from benchmarks.families.linalg import linalg_map
 
     assert set(metalcore.linalg.__all__) == {*linalg_map.MAPPED, *linalg_map.LEFT_OUT}
     assert {*linalg_map.ARGUMENTS, *linalg_map.BIND} <= set(linalg_map.MAPPED)
 
 
 def test_cells():
-    from benchmarks.families import linalg_map
+    from benchmarks.families.linalg import linalg_map
 
     cells = linalg_map.cases("gpu")
     assert {cell.n for cell in cells} == {4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048}
@@ -32,7 +32,7 @@ def test_cells():
 
 def test_arguments_are_what_the_functions_take():
     """PyTorch's functions take the arguments, and factors belong to well-conditioned matrices."""
-    from benchmarks.families import linalg_map
+    from benchmarks.families.linalg import linalg_map
 
     for name, op in linalg_map.MAPPED.items():
         for shape in ((5, 5), (3, 5, 5)):

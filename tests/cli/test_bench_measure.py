@@ -166,7 +166,7 @@ def test_targets():
 
 def test_qr_counts():
     """LAPACK's operation counts (Working Note 41) for sgeqrf and sorgqr, to the leading order."""
-    from benchmarks.families.qr import householder_flops, least_bytes
+    from benchmarks.families.linalg.qr import householder_flops, least_bytes
 
     n = 300
     assert householder_flops((5, n, n)) == 5 * round(8 / 3 * n**3)

@@ -10,7 +10,7 @@ import torch
 
 import metalcore
 
-from ..harness.case import Comparison, size_text
+from ...harness.case import Comparison, size_text
 
 # (number of parameters, shape)
 LISTS = {

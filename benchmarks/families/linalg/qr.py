@@ -6,7 +6,7 @@ import torch
 
 import metalcore
 
-from ..harness.case import Comparison, size_text
+from ...harness.case import Comparison, size_text
 
 # A shape has the least speedup that is wanted, or None.
 SHAPES = {

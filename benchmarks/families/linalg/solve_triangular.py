@@ -6,7 +6,7 @@ import torch
 
 import metalcore
 
-from ..harness.case import Comparison, size_text
+from ...harness.case import Comparison, size_text
 
 # (shape of A, right-hand sides). The target is that no case is slower.
 SYSTEMS = {

@@ -6,7 +6,7 @@ import torch
 
 import metalcore
 
-from ..harness.case import DTYPES, Comparison, backward, forward_backward, of_all
+from ...harness.case import DTYPES, Comparison, backward, forward_backward, of_all
 
 KINDS = {"forward": functools.partial, "backward": backward, "forward+backward": forward_backward}
 # batch, tokens, heads of q, heads of k, size of a head

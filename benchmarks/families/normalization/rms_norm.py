@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 import metalcore
 
-from ..harness.case import DTYPES, Comparison, backward, forward_backward, of_all, size_text
-from .softmax import SHAPES, TARGETS
+from ...harness.case import DTYPES, Comparison, backward, forward_backward, of_all, size_text
+from ..activation.softmax import SHAPES, TARGETS
 
 KINDS = {"forward": functools.partial, "backward": backward, "forward+backward": forward_backward}
 # Passes over an array of the input's size. rms_norm: x, y; backward grad, x, x.grad. add_rms_norm: x, residual, total,

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 import metalcore
 
-from ..harness.case import DTYPES, Comparison, forward_backward, size_text
+from ...harness.case import DTYPES, Comparison, forward_backward, size_text
 
 # (rows, depth, bags, indices of a bag); without bags each index is a result.
 SHAPES = {

@@ -7,7 +7,7 @@ import torch
 
 import metalcore
 
-from ..harness.case import Comparison, size_text
+from ...harness.case import Comparison, size_text
 
 LEAST = 1 / 1.1
 

@@ -12,7 +12,7 @@ import torch
 import metalcore
 from metalcore.optim.soap import _Reference
 
-from ..harness.case import Comparison, size_text
+from ...harness.case import Comparison, size_text
 from .adamw import LISTS, bind, parameters
 
 WIDTH, LAYERS = 768, 12

@@ -8,7 +8,7 @@ import torch
 
 from metalcore._core.registry import OPS
 
-from ..harness.case import DTYPES, Comparison, backward, forward_backward, of_all, size_text
+from ...harness.case import DTYPES, Comparison, backward, forward_backward, of_all, size_text
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import metalcore
 
-from ..harness.case import DTYPES, Comparison, backward, forward_backward, of_all, size_text
+from ...harness.case import DTYPES, Comparison, backward, forward_backward, of_all, size_text
 
 OPS = {"softmax": (metalcore.softmax, F.softmax), "log_softmax": (metalcore.log_softmax, F.log_softmax)}
 # Passes over an array of the input's size: x, y; backward y, grad, x.grad.

@@ -6,7 +6,7 @@ import torch
 
 import metalcore
 
-from ..harness.case import Comparison, size_text
+from ...harness.case import Comparison, size_text
 
 SQUARE = {
     "gpu": [(16384, 16, 16), (4096, 32, 32), (1024, 64, 64), (256, 128, 64), (512, 512)],

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import metalcore
 
-from ..harness.case import Comparison, backward, size_text
+from ...harness.case import Comparison, backward, size_text
 
 # (batch, heads, length, head size)
 SHAPES = {

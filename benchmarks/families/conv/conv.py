@@ -9,7 +9,7 @@ import torch
 
 import metalcore
 
-from ..harness.case import DTYPES, Comparison
+from ...harness.case import DTYPES, Comparison
 
 # images, channels, size, outputs, window, stride, groups
 LAYERS = {

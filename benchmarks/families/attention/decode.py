@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 import metalcore
 
-from ..harness import generation
-from ..harness.case import DTYPES, Comparison, size_text
+from ...harness import generation
+from ...harness.case import DTYPES, Comparison, size_text
 
 # Keys, heads, queries. There are 8 heads of keys, of 128 numbers; from 16,384 keys on, memory is the limit.
 SHAPES = {

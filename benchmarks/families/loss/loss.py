@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import metalcore
 
-from ..harness.case import DTYPES, Comparison, forward_backward, of_all, size_text
+from ...harness.case import DTYPES, Comparison, forward_backward, of_all, size_text
 
 # How often a pass over memory reads each array, and writes the gradient.
 PASSES = {"forward": (functools.partial, 1, 0), "forward+backward": (forward_backward, 2, 1)}

@@ -6,7 +6,7 @@ import torch
 
 import metalcore
 
-from ..harness.case import Comparison, size_text
+from ...harness.case import Comparison, size_text
 
 # The keys are (function, shape of A, columns of B), the values the least speedup that is wanted.
 NO_SLOWER = 1 / 1.1

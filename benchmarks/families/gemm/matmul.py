@@ -6,7 +6,7 @@ import torch
 
 import metalcore
 
-from ..harness.case import DTYPES, Comparison, backward
+from ...harness.case import DTYPES, Comparison, backward
 
 KINDS = {"forward": functools.partial, "backward": backward}
 # rows, columns, terms; members of a group of experts

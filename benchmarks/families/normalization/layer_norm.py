@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import metalcore
 
-from ..harness.case import DTYPES, Comparison, backward, forward_backward, size_text
+from ...harness.case import DTYPES, Comparison, backward, forward_backward, size_text
 
 KINDS = {"forward": functools.partial, "backward": backward, "forward+backward": forward_backward}
 
