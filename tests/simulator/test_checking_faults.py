@@ -43,7 +43,7 @@ def test_clean_twin_passes(case, seed):
     case.run(faulty=False, seed=seed)
 
 
-@pytest.mark.parametrize("seed", range(1, 6))
+@pytest.mark.parametrize("seed", [1, 2])
 def test_faults_are_found_in_any_order_of_threads(seed):
     for case in CASES:
         with pytest.raises(KernelError) as caught:
