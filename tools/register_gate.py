@@ -110,8 +110,8 @@ def uses_of(source, include_dirs=(), free=False, filename="program_source"):
     promised = {name: kernel["max_total_threads"] for name, kernel in described.items()}
     found = _compiled(translation, described, {name: _MOST if free else budget(promised[name]) for name in described})
     uses = {name: Use(name, promised[name], budget(promised[name]), *found[name]) for name in described}
-    if over := [name for name, use in uses.items() if not use.fits and not free]:
-        # A compiler that is told of a bound may choose worse than without.
+    over = [name for name, use in uses.items() if not (use.fits or free or reason_of(name, NVIDIA))]
+    if over:  # a compiler that is told of a bound may choose worse than without
         for name, (registers, *others) in _compiled(translation, described, dict.fromkeys(over)).items():
             use = dataclasses.replace(uses[name], registers=registers, local_bytes=others[0])
             uses[name] = use if use.fits and registers <= use.budget else uses[name]
