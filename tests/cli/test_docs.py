@@ -13,7 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from metalcore.cli import main
+
 ROOT = Path(__file__).resolve().parents[2]
+# Commands that only read: they share the tests' process, as blocks do. tests/cli/test_cli.py starts one.
+HERE = {"cflags", "check", "explain", "info", "op", "ops"}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -59,12 +63,19 @@ def test_python_block(code):
 
 
 @pytest.mark.parametrize("command", commands())
-def test_command(command, tmp_path):
+def test_command(command, tmp_path, monkeypatch, capsys):
     for name in ("script.py", "module.py"):
         (tmp_path / name).write_text("import torch\nprint(torch.ones(2, device='mps').sum().item())\n")
     (tmp_path / "kernel.metal").write_text("kernel void one(device float* x [[buffer(0)]]) { x[0] = 1.0f; }\n")
-    said = run([sys.executable, *shlex.split(command, comments=True)[1:]], tmp_path).strip()
-    assert said or " check " in command  # `check` prints nothing about a right program
+    _, _, module, *arguments = shlex.split(command, comments=True)
+    if module == "metalcore" and arguments[0] in HERE:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("METALCORE_CACHE_DIR", str(tmp_path / "cache"))
+        assert main(arguments) == 0
+        said = capsys.readouterr().out
+    else:
+        said = run([sys.executable, "-m", module, *arguments], tmp_path)
+    assert said.strip() or " check " in command  # `check` prints nothing about a right program
 
 
 @pytest.mark.only_on("simulator")
