@@ -23,7 +23,7 @@ FLAGS = ["-std=c++20", "-O1", "-g0", "-fPIC", "-fvisibility=hidden", "-w"]
 
 
 def sources():
-    """The extension's C++ files: in simulator/csrc/ of an installed package, in csrc/ of a checkout."""
+    """Returns the extension's C++ files: in simulator/csrc/ of an installed package, in csrc/ of a checkout."""
     installed, checkout = PACKAGE / "simulator" / "csrc", PACKAGE.parent / "csrc"
     if installed.is_dir():
         files = list(installed.iterdir())
@@ -34,7 +34,7 @@ def sources():
 
 
 def library_name():
-    """The file that fits this PyTorch, this Python and these sources."""
+    """Returns the file that fits this PyTorch, this Python and these sources."""
     import torch
 
     # Builds of one release for the CPU, for CUDA and so on share these internals.
@@ -44,7 +44,8 @@ def library_name():
 
 
 def find():
-    """The extension for this PyTorch: beside the package's files or in the cache; None where it is not compiled yet."""
+    """Returns the extension for this PyTorch: beside the package's files or in the cache; None where it is not compiled
+    yet."""
     from .msl import cache
 
     built = PACKAGE / "simulator" / library_name()
@@ -52,7 +53,8 @@ def find():
 
 
 def find_or_build():
-    """The extension for this PyTorch, compiled into the cache if need be. Raises RuntimeError where that fails."""
+    """Returns the extension for this PyTorch, compiled into the cache if need be. Raises RuntimeError where that
+    fails."""
     import torch
 
     from .msl import cache
@@ -114,7 +116,7 @@ def build(output):
 
 
 def python_headers():
-    """The directory with Python.h, or None."""
+    """Returns the directory with Python.h, or None."""
     headers = Path(sysconfig.get_path("include"))
     return headers if (headers / "Python.h").exists() else None
 

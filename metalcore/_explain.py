@@ -43,7 +43,7 @@ class Explanation:
         return tuple(dict.fromkeys(step.kernel for step in self.steps))
 
     def as_dict(self) -> dict[str, Any]:
-        """The explanation as lists, dicts, strings and numbers, for JSON."""
+        """Returns the explanation as lists, dicts, strings and numbers, for JSON."""
         names = ("kernel", "grid", "threadgroup", "threads")
         steps = [{name: getattr(step, name) for name in names} for step in self.steps]
         return {"op": self.op, "variant": self.variant, "why": self.why, "steps": steps, "by_torch": [*self.by_torch]}
@@ -159,7 +159,7 @@ def _tensor(shape, dtype):
 
 
 def _usual_value(entry, name, first, dtype):
-    """A value for an argument that has no default and was not given."""
+    """Returns a value for an argument that has no default and was not given."""
     usual = {"dim": -1, "upper": False, "normalized_shape": first[-1:]}
     if name in usual:
         return usual[name]

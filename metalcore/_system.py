@@ -29,7 +29,7 @@ def _require():
 
 
 def no_mps() -> str | None:
-    """Why PyTorch has no MPS device on this Mac; None where it has one, and elsewhere."""
+    """Returns why PyTorch has no MPS device on this Mac; None where it has one, and elsewhere."""
     if platform.system() != "Darwin" or torch.backends.mps.is_available():
         return None
     if not torch.backends.mps.is_built():
@@ -47,7 +47,7 @@ def _missing():
 
 
 def oldest_macos(torch_version: tuple[int, int]) -> tuple[int, int]:
-    """The first macOS on which a PyTorch has an MPS device. Its wheels install on older ones too."""
+    """Returns the first macOS on which a PyTorch has an MPS device. Its wheels install on older ones too."""
     return (15, 0) if torch_version >= _NEEDS_MACOS_15 else OLDEST_MACOS
 
 
@@ -66,7 +66,7 @@ def _macos():
 
 
 def _version(text):
-    """The first two numbers; (99, 0) for a text without numbers, which is taken for a new version."""
+    """Returns the first two numbers; (99, 0) for a text without numbers, which is taken for a new version."""
     found = re.match(r"(\d+)(?:\.(\d+))?", str(text))
     return (int(found[1]), int(found[2] or 0)) if found else (99, 0)
 

@@ -111,7 +111,7 @@ def needs_gradient(A) -> bool:
 
 def _below_autograd(function):
     """The function, called where operators' derivatives are not looked for: what torch._C._AutoDispatchBelowAutograd is
-    for, at half of its cost. It is for callers that are not there themselves."""
+    for, at half of its cost. Its callers are above autograd."""
 
     def call(*inputs):
         try:

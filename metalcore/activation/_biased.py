@@ -64,7 +64,7 @@ def _activate(op, x, bias, activation):
 
 
 def _composite(x, bias, activation):
-    """The result in PyTorch's ops, in float32 or float64. It is differentiable to any order."""
+    """Returns the result in PyTorch's ops, in float32 or float64. It is differentiable to any order."""
     return _ACTIVATIONS[activation](_wide(x) + _wide(bias)).to(x.dtype)
 
 

@@ -130,12 +130,12 @@ def _wide(x):
 
 
 def _composite(gate, up, activation):
-    """The product in PyTorch's ops, in float32 or float64. It is differentiable to any order."""
+    """Returns the product in PyTorch's ops, in float32 or float64. It is differentiable to any order."""
     return (_ACTIVATIONS[activation](_wide(gate)) * _wide(up)).to(gate.dtype)
 
 
 def _gradients(grad, gate, up, activation):
-    """The gradients of gate and up, by formulas that are differentiable."""
+    """Returns the gradients of gate and up, by formulas that are differentiable."""
     g, u, d = _wide(gate), _wide(up), _wide(grad)
     value, slope = _value_and_slope(g, activation)
     return (d * u * slope).to(gate.dtype), (d * value).to(gate.dtype)

@@ -71,7 +71,7 @@ def _gelu_backward(ctx, grad):
 
 
 def _gelu_derivatives(x, approximate):
-    """The first and the second derivative of gelu."""
+    """Returns the first and the second derivative of gelu."""
     if approximate == "none":
         density = torch.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
         return 0.5 * (1 + torch.erf(x * math.sqrt(0.5))) + x * density, density * (2 - x * x)

@@ -34,7 +34,7 @@ def _composite(x):
 
 
 def _derivatives(x):
-    """The first and the second derivative."""
+    """Returns the first and the second derivative."""
     s = torch.sigmoid(1.702 * x)
     slope = 1.702 * s * (1 - s)
     return s + x * slope, 2 * slope + 1.702 * (x * slope) * (1 - 2 * s)

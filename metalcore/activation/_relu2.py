@@ -35,7 +35,7 @@ def _composite(x):
 
 
 def _derivatives(x):
-    """The first and the second derivative."""
+    """Returns the first and the second derivative."""
     y = F.relu(x)
     return 2 * y, 2 * (y > 0).to(x.dtype)
 

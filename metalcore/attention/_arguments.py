@@ -36,7 +36,8 @@ _AUTOCAST = frozenset(
 
 
 def are_typed(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
-    """Whether arguments that PyTorch's function has are of its types. Where they are not, it raises an error."""
+    """Returns whether arguments that PyTorch's function has are of its types. Where they are not, it raises an
+    error."""
     return (
         isinstance(query, Tensor)
         and isinstance(key, Tensor)
@@ -50,7 +51,7 @@ def are_typed(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_
 
 
 def are_usual(query, key, value, enable_gqa):
-    """Whether the kernels take these tensors as they are, as in most calls."""
+    """Returns whether the kernels take these tensors as they are, as in most calls."""
     if not alike(query, key, value) or autocast_dtype(query) is not None:
         return False
     q, k, v = query.shape, key.shape, value.shape
@@ -66,15 +67,15 @@ def are_usual(query, key, value, enable_gqa):
 
 
 def _go_together(query, key, value, enable_gqa):
-    """Whether these are shapes of one batch and of heads that need no expansion, as in most calls."""
+    """Returns whether these are shapes of one batch and of heads that need no expansion, as in most calls."""
     if not len(query) == len(key) == len(value) == 4 or not query[0] == key[0] == value[0] or key[1] != value[1]:
         return False
     return query[1] == key[1] or enable_gqa and key[1] > 0 and query[1] % key[1] == 0
 
 
 def four_dimensions(query, key, value, mask, enable_gqa, is_causal):
-    """What is wrong with the shapes and dtypes, or None, and the tensors with the dimensions (batch, heads, length,
-    size). A mask has 1 in places that are for all."""
+    """Returns what is wrong with the shapes and dtypes, or None, and the tensors with the dimensions (batch, heads,
+    length, size). A mask has 1 in places that are for all."""
     if min(query.dim(), key.dim(), value.dim()) < 2 or query.shape[-1] == 0:
         return "query, key and value must have at least 2 dimensions, and the last one must not be 0", None
     if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
@@ -115,7 +116,7 @@ def four_dimensions(query, key, value, mask, enable_gqa, is_causal):
 
 
 def wrong_dtypes(query, key, value, mask):
-    """What is wrong with the dtypes, or None. PyTorch's rules are the same."""
+    """Returns what is wrong with the dtypes, or None. PyTorch's rules are the same."""
     if not query.dtype == key.dtype == value.dtype:
         return f"query, key and value must have one dtype, not {query.dtype}, {key.dtype} and {value.dtype}"
     if mask is not None and mask.dtype not in (torch.bool, query.dtype, torch.float32):
@@ -124,7 +125,7 @@ def wrong_dtypes(query, key, value, mask):
 
 
 def as_dimensions(x, query, key, value):
-    """The result of tensors of four dimensions, with the leading dimensions of those that the user gave."""
+    """Returns the result of tensors of four dimensions, with the leading dimensions of those that the user gave."""
     if query.dim() == 4:
         return x
     leading = broadcast_shapes(*(tensor.shape[:-3] for tensor in (query, key, value)))
@@ -144,7 +145,7 @@ def causal_bias(attn_mask, is_causal, lower_right):
 
 
 def as_autocast(*tensors):
-    """PyTorch's rule for this op: with autocast on, it computes in autocast's dtype."""
+    """Converts the tensors as autocast does: with autocast on, PyTorch computes this op in autocast's dtype."""
     device = "cuda" if on_cuda(tensors[0]) else "mps"
     if device not in _AUTOCAST or not torch.is_autocast_enabled(device):
         return tensors
@@ -174,7 +175,7 @@ def check_options(op, q, dropout_p, softcap, sinks):
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> bool:
-    """Whether there are kernels for accelerated() tensors of these dtypes and sizes."""
+    """Returns whether there are kernels for accelerated() tensors of these dtypes and sizes."""
     size, value_size = q.shape[-1], v.shape[-1]
     return (
         min(size, value_size) > 0
@@ -189,6 +190,6 @@ def _only_decoded(q, k, v, dropout):
 
 
 def new_seed(device: torch.device) -> Tensor:
-    """Random numbers for one call's dropout, from the device's generator. They stay on the device, so that a CUDA graph
-    draws new ones for each replay."""
+    """Returns random numbers for one call's dropout, from the device's generator. They stay on the device, so that a
+    CUDA graph draws new ones for each replay."""
     return torch.randint(-(2**31), 2**31 - 1, (2,), dtype=torch.int32, device=device)

@@ -47,7 +47,7 @@ class _Weights(NamedTuple):
 
 
 def attend(q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, options: Options) -> tuple[Tensor, Tensor]:
-    """The results and the logarithms of the sums of exponentials.
+    """Returns the results and the logarithms of the sums of exponentials.
 
     Args:
         q: (batch, heads, length, head size). With cu_seq_q and cu_seq_k, batch is 1 and sequences follow each other.
@@ -66,8 +66,8 @@ def attend(q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, options: Options) -> 
 
 
 def gradients(grad, grad_lse, q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, options: Options):
-    """The gradients of q, k, v and of the scores after softcap (which are a mask's), and for each query the sum over
-    the keys of weights times their gradients, of which the gradient of sinks is made."""
+    """Returns the gradients of q, k, v and of the scores after softcap (which are a mask's), and for each query the sum
+    over the keys of weights times their gradients, of which the gradient of sinks is made."""
     w = _weights(q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, options)
     g = grad.to(w.p.dtype)
     p = w.p if w.kept is None else w.p * w.kept
@@ -131,7 +131,7 @@ def _weights(q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, o: Options) -> _Wei
 
 
 def _hidden(rows, columns, cu_seq_q, cu_seq_k, o: Options, device):
-    """Which keys a query does not see, because of the band or of another sequence. None: it sees all."""
+    """Returns which keys a query does not see, because of the band or of another sequence. None: it sees all."""
     if cu_seq_q is None and o.left < 0 and o.right < 0:
         return None
     i = torch.arange(rows, device=device).unsqueeze(-1)
@@ -154,7 +154,8 @@ def _hidden(rows, columns, cu_seq_q, cu_seq_k, o: Options, device):
 
 
 def spread(mask, rows, columns, cu_seq_q, cu_seq_k, o: Options):
-    """A mask with a number for each distance as one with a number for each query and key. Others stay as they are."""
+    """Returns a mask with a number for each distance as one with a number for each query and key. Others stay as they
+    are."""
     if cu_seq_q is None and (rows <= 1 or mask.shape[2:] != (1, rows + columns - 1)):
         return mask
     i = torch.arange(rows, device=mask.device).unsqueeze(-1)
@@ -169,8 +170,8 @@ def spread(mask, rows, columns, cu_seq_q, cu_seq_k, o: Options):
 
 
 def _places(index, cu_seq):
-    """The number of the sequence that a token belongs to, the token's place in it, and all lengths. Tokens before the
-    first sequence have -1, and those behind the last one the number of sequences."""
+    """Returns the number of the sequence that a token belongs to, the token's place in it, and all lengths. Tokens
+    before the first sequence have -1, and those behind the last one the number of sequences."""
     cu_seq = cu_seq.long()
     sequence = (torch.searchsorted(cu_seq, index.flatten(), right=True) - 1).view(index.shape)
     return sequence, index - cu_seq[sequence], cu_seq.diff()
@@ -214,6 +215,6 @@ def _philox(counter, key0, key1):
 
 
 def _product(a, b):
-    """The high and the low 32 bits of a product of 32-bit numbers."""
+    """Returns the high and the low 32 bits of a product of 32-bit numbers."""
     product = a * b  # in 64 bits, which may wrap
     return (product >> 32) & _LOW, product & _LOW

@@ -12,12 +12,13 @@ from ._composite import Options, attend, gradients, spread
 
 __all__ = ["attention", "plain_attention"]
 
-# Of an operator's arguments: tensors, and then Options.
+# The places of an operator's arguments: tensors, and then Options.
 _FORWARD, _BACKWARD = 8, 13
 
 
 def like_heads(tensor: Tensor, size: int) -> Tensor:
-    """A new tensor (batch, heads, length, size) whose heads and rows lie in memory in the order of `tensor`'s."""
+    """Returns a new tensor (batch, heads, length, size) whose heads and rows lie in memory in the order of
+    `tensor`'s."""
     batch, heads, length, _ = tensor.shape
     if tensor.stride(1) < tensor.stride(2):
         return tensor.new_empty(batch, length, heads, size).transpose(1, 2)
@@ -33,8 +34,8 @@ def _lse_dtype(q):
 
 
 def _new_rests(q, v, differentiable):
-    """What the operator also gives if it is to be differentiated: the softmax's sums, as two logarithms to base 2 of
-    which the first is rounded and the second makes it whole, and what rounding takes from 16-bit results."""
+    """Returns what the operator also gives if it is to be differentiated: the softmax's sums, as two logarithms to base
+    2 of which the first is rounded and the second makes it whole, and what rounding takes from 16-bit results."""
     sums = q.new_empty((2, *q.shape[:-1]) if differentiable else 0, dtype=_lse_dtype(q))
     return sums, like_heads(q, v.shape[-1]) if differentiable and q.element_size() == 2 else q.new_empty(0)
 
@@ -137,7 +138,8 @@ _gradient = autograd("attention_backward", _double_backward, _save_backward)
 
 
 def attention(q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, *options) -> tuple[Tensor, Tensor]:
-    """The results and the logarithms of the softmax's sums: `attend` with kernels, for tensors that `takes` accepts."""
+    """Returns the results and the logarithms of the softmax's sums: `attend` with kernels, for tensors that `takes`
+    accepts."""
     tensors = q, k, v, mask, sinks
     differentiable = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     return _attention(*tensors, cu_seq_q, cu_seq_k, seed, *options, differentiable)

@@ -216,7 +216,7 @@ def _override(previous, count, decline):
 
 
 def own_calls(release, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options):
-    """Whether a release of PyTorch has a kernel of its own for these arguments on a Mac."""
+    """Returns whether a release of PyTorch has a kernel of its own for these arguments on a Mac."""
     needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
     keeps_scores = needs_grad or dropout_p > 0 or attn_mask is not None
     lengths, sizes = (query.shape[-2], key.shape[-2]), (query.shape[-1], value.shape[-1])
@@ -224,7 +224,7 @@ def own_calls(release, query, key, value, attn_mask=None, dropout_p=0.0, is_caus
 
 
 def _sample(name, q, k, v, *more, mask=None, **options):
-    """`mask` makes the mask of the tensors' device, and `more` are shapes of a mask or of sinks."""
+    """Makes a Sample. `mask` makes the mask on the query's device, and `more` are shapes of a mask or of sinks."""
     arguments = (lambda q, k, v: (q, k, v, mask(q))) if mask else lambda *tensors: tensors
     return Sample(name, (q, k, v, *more), options, arguments=arguments, terms=max(k[-2], q[-1]), roundings=4)
 

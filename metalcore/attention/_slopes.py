@@ -11,7 +11,7 @@ __all__ = ["bias_of", "check_slopes"]
 
 
 def check_slopes(op: str, slopes: Tensor, batch: int, heads: int, on: Tensor) -> Tensor:
-    """The slopes as (batch or 1, heads), in the dtype that scores have."""
+    """Returns the slopes as (batch or 1, heads), in the dtype that scores have."""
     require_tensors(op, alibi_slopes=slopes)
     if tuple(slopes.shape) not in ((heads,), (batch, heads)):
         raise ValueError(
@@ -25,8 +25,8 @@ def check_slopes(op: str, slopes: Tensor, batch: int, heads: int, on: Tensor) ->
 
 
 def bias_of(slopes: Tensor, shift: int | Tensor, queries: int, keys: int) -> Tensor:
-    """What is added to scores, as a mask with a number for each distance of a key and a query: (batch or 1, heads, 1,
-    queries + keys - 1).
+    """Returns what is added to scores, as a mask with a number for each distance of a key and a query: (batch or 1,
+    heads, 1, queries + keys - 1).
 
     Args:
         slopes: (batch or 1, heads).

@@ -147,7 +147,7 @@ def _seen_alone(cu_seq_q, cu_seq_k, used, first):
 
 
 def _joined_pages(key, value, block_table):
-    """Keys and values that follow each other, and where those of each sequence begin."""
+    """Returns keys and values that follow each other, and where those of each sequence begin."""
     require_tensors(_NAME, block_table=block_table)
     sequences, most = block_table.shape
     pages = block_table.clamp(0, max(key.shape[0] - 1, 0)).flatten().long()
@@ -156,8 +156,8 @@ def _joined_pages(key, value, block_table):
 
 
 def _with_slopes(cu_seq_q, cu_seq_k, slopes, options):
-    """The sequences' bounds, and their biases. A sequence that is longer than the host knows has no bias for its ends,
-    and there is nothing to see then."""
+    """Returns the sequences' bounds, and their biases. A sequence that is longer than the host knows has no bias for
+    its ends, and there is nothing to see then."""
     queries, keys = cu_seq_q.diff(), cu_seq_k.diff()
     fits = ((queries <= options.max_q) & ((keys <= options.max_k) | (queries == 0))).all()
     bounds = cu_seq_q.where(fits, 0), cu_seq_k.where(fits, 0)
@@ -186,7 +186,7 @@ def _check(query, key, value, cu_seq_q, cu_seq_k, paged=False):
 
 
 def _counts(cu_seq_q, **counts):
-    """The numbers of keys as int32."""
+    """Returns the numbers of keys as int32."""
     for name, numbers in counts.items():
         if numbers is None:
             continue

@@ -97,7 +97,7 @@ def _needs(x):
 
 
 def _pair(value):
-    """Two numbers, or None if it is anything else."""
+    """Returns two numbers, or None if it is anything else."""
     if type(value) is int:
         return [value, value]
     if not isinstance(value, (tuple, list)) or len(value) not in (1, 2) or any(type(one) is not int for one in value):
@@ -106,7 +106,8 @@ def _pair(value):
 
 
 def call_of(x, weight, scale, bias, residual, stride, padding, dilation, groups):
-    """The operator's stride, padding and dilation, and the shape of its result; None if PyTorch takes the call."""
+    """Returns the operator's stride, padding and dilation, and the shape of its result; None if PyTorch takes the
+    call."""
     if weight is None or not alike(x, weight, scale, bias, residual):
         return None
     size, window = x.shape, weight.shape
@@ -136,14 +137,14 @@ def call_of(x, weight, scale, bias, residual, stride, padding, dilation, groups)
 
 
 def _out_sizes(x, weight, stride, padding, dilation):
-    """The height and the width of the result for these shapes."""
+    """Returns the height and the width of the result for these shapes."""
     height = (x[-2] + padding[0] + padding[2] - dilation[0] * (weight[2] - 1) - 1) // stride[0] + 1
     width = (x[-1] + padding[1] + padding[3] - dilation[1] * (weight[3] - 1) - 1) // stride[1] + 1
     return height, width
 
 
 def _is_counted(x):
-    """Whether kernels can count how far the elements of an image are apart."""
+    """Returns whether kernels can count how far the elements of an image are apart."""
     if x is None or x.is_contiguous() and 0 < x.numel() <= COUNTED:
         return True
     return sum(stride * max(size - 1, 0) for size, stride in zip(x.shape[-3:], x.stride()[-3:])) <= COUNTED
@@ -166,7 +167,7 @@ def _reference(
 
 
 def _check(x, weight, stride, padding, dilation, groups, activation):
-    """What the operator's kernels check."""
+    """Returns what the operator's kernels check."""
     if x.dim() != 4 or weight.dim() != 4 or x.shape[1] != groups * weight.shape[1] or weight.shape[0] % groups:
         raise RuntimeError(
             f"metalcore::conv2d: x of shape {list(x.shape)} does not go with weight of shape {list(weight.shape)} in "

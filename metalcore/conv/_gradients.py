@@ -24,12 +24,12 @@ _aten = torch.ops.aten
 
 
 def is_channels_last(x: Tensor) -> bool:
-    """Whether an image's channels lie next to each other, and can be told from contiguous ones."""
+    """Returns whether an image's channels lie next to each other, and can be told from contiguous ones."""
     return not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
 
 
 def padded(x: Tensor, padding: list[int]) -> tuple[Tensor, list[int]]:
-    """x with the zeros that stand below and right of it only, and the padding of all sides."""
+    """Returns x with the zeros that stand below and right of it only, and the padding of all sides."""
     top, left, bottom, right = padding
     if (top, left) != (bottom, right):
         x = pad(x, (0, right - left, 0, bottom - top))
@@ -37,7 +37,7 @@ def padded(x: Tensor, padding: list[int]) -> tuple[Tensor, list[int]]:
 
 
 def transposed(grad: Tensor, x: Tensor, weight: Tensor, stride, padding, dilation, groups) -> Tensor:
-    """The gradient of the image x, in float32 and in the same order whatever the process has chosen for cuDNN.
+    """Returns the gradient of the image x, in float32 and in the same order whatever the process has chosen for cuDNN.
 
     Args:
         padding: two numbers.
@@ -53,7 +53,8 @@ def transposed(grad: Tensor, x: Tensor, weight: Tensor, stride, padding, dilatio
 
 
 def gathered_product(grad: Tensor, x: Tensor, weight: Tensor, stride, padding, dilation, groups) -> Tensor:
-    """The gradient of the weight: per group, grad as (outputs, places) times the image's windows as (places, terms).
+    """Returns the gradient of the weight: per group, grad as (outputs, places) times the image's windows as (places,
+    terms).
 
     Args:
         padding: four numbers.

@@ -13,7 +13,7 @@ def _channels_last(x, weight, *others):
 
 
 def _channels_inside(x, weight, *others):
-    """A channels_last x, and a weight whose outputs lie next to each other."""
+    """Returns a channels_last x, and a weight whose outputs lie next to each other."""
     return x.permute(0, 3, 1, 2), weight.permute(3, 2, 0, 1), *others
 
 

@@ -77,7 +77,7 @@ def _copy_back(staged, written):
 
 
 def _done(written):
-    """The work of a collective that has been done. DDP takes the results from its future."""
+    """Returns the work of a collective that has been done. DDP takes the results from its future."""
     c10d = torch._C._distributed_c10d  # pyright: ignore[reportAttributeAccessIssue]
     future = torch.futures.Future()
     future.set_result(written)
@@ -85,7 +85,7 @@ def _done(written):
 
 
 def _later(work, finish):
-    """The work of a message that comes some time: what waits for it gets its result."""
+    """Returns the work of a message that comes some time: what waits for it gets its result."""
     c10d = torch._C._distributed_c10d  # pyright: ignore[reportAttributeAccessIssue]
 
     def wait(timeout):

@@ -15,7 +15,7 @@ __all__ = ["by_rows", "embedding"]
 
 
 def by_rows(weight: Tensor) -> bool:
-    """Whether a table is a DTensor that is sharded by rows."""
+    """Returns whether a table is a DTensor that is sharded by rows."""
     return is_dtensor(weight) and Shard(0) in weight.placements  # pyright: ignore[reportAttributeAccessIssue]
 
 

@@ -15,7 +15,7 @@ _STATE = "accelerate.state"
 
 
 def register() -> None:
-    """Lets accelerate say it where its processes are to train by themselves."""
+    """Makes accelerate warn where it leaves each of several processes on `mps` to train a model of its own."""
     after_import(_STATE, _watch)
 
 

@@ -55,7 +55,8 @@ def _cap(logits, softcap):
 
 
 def _losses(y, target, weight, options):
-    """The losses of rows of capped logits, of which this rank has some classes, and what their gradient needs."""
+    """Returns the losses of rows of capped logits, of which this rank has some classes, and what their gradient
+    needs."""
     counted = target != options.ignore_index
     wrong = counted & ((target < 0) | (target >= options.classes))
     place = target - options.offset
@@ -83,12 +84,12 @@ def _losses(y, target, weight, options):
 
 
 def _part(weight, y, options):
-    """The weights of this rank's classes."""
+    """Returns the weights of this rank's classes."""
     return weight[options.offset : options.offset + y.shape[1]]
 
 
 def _gradient(y, rows, weight, scale, options):
-    """The gradient of sum(scale * losses) by the logits before the cap."""
+    """Returns the gradient of sum(scale * losses) by the logits before the cap."""
     smoothing = options.label_smoothing / options.classes
     chosen = (1 - options.label_smoothing) * rows.target_weight
     mass = chosen + smoothing * (options.classes if weight is None else weight.sum())
@@ -238,7 +239,7 @@ def _options(x, dim, placements, ignore_index, label_smoothing, softcap, z_loss)
 
 
 def _weight_of(target, weight, ignore_index, groups):
-    """The sum of the targets' weights over all ranks."""
+    """Returns the sum of the targets' weights over all ranks."""
     counted = target != ignore_index
     if weight is None:
         return _reduced(counted.sum(dtype=torch.float32), "sum", groups)

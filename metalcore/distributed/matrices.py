@@ -13,8 +13,8 @@ __all__ = ["Owned", "of_whole"]
 
 
 def of_whole(function: Callable[[Tensor], Tensor], batch) -> Tensor:
-    """function(batch) for a batch (count, m, n), a DTensor whose matrices are sharded or replicated, where the function
-    treats each matrix by itself.
+    """Returns function(batch) for a batch (count, m, n), a DTensor whose matrices are sharded or replicated, where the
+    function treats each matrix by itself.
 
     Ranks exchange the shards such that each has some whole matrices, and exchange the results in the same way.
     """
@@ -35,18 +35,18 @@ class Owned:
         self.here = compute_local_shape_and_global_offset((count,), mesh, self._placements)[0][0]
 
     def part(self, batch: Tensor) -> Tensor:
-        """The blocks of this rank, of a batch that every rank has."""
+        """Returns the blocks of this rank, of a batch that every rank has."""
         replicated = DTensor.from_local(batch, self._mesh, [Replicate()] * self._mesh.ndim, run_check=False)
         return replicated.redistribute(self._mesh, self._placements).to_local()
 
     def state(self, part: Tensor) -> Tensor:
-        """A DTensor of the batch, in the memory of this rank's part."""
+        """Returns a DTensor of the batch, in the memory of this rank's part."""
         shape = torch.Size((self._count, *part.shape[1:]))
         stride = (part.shape[1:].numel(), *part.stride()[1:])
         return DTensor.from_local(part, self._mesh, self._placements, run_check=False, shape=shape, stride=stride)
 
     def whole(self, part: Tensor) -> Tensor:
-        """The batch of which this rank has a part."""
+        """Returns the batch of which this rank has a part."""
         return self.state(part).full_tensor()  # pyright: ignore[reportAttributeAccessIssue]
 
     @property

@@ -49,12 +49,13 @@ EIGHT_B = Llama(4096, 14336, 32, 128256, 1024)
 
 
 def ring(data: float, ranks: int) -> float:
-    """The bytes that a rank sends for an all-gather or a reduce-scatter of so many."""
+    """Returns the bytes that a rank sends for an all-gather or a reduce-scatter of so many."""
     return data * (ranks - 1) / ranks
 
 
 def bytes_of(model: Llama, ranks: int, tensor: int = 1, itemsize: int = 2) -> dict[str, float]:
-    """The bytes that a device sends in a step, by op: FSDP2 over ranks / tensor, tensor parallelism over `tensor`."""
+    """Returns the bytes that a device sends in a step, by op: FSDP2 over ranks / tensor, tensor parallelism over
+    `tensor`."""
     data, parameters = ranks // tensor, model.parameters * itemsize / tensor
     stream = model.tokens * model.hidden * itemsize
     return {
@@ -78,7 +79,8 @@ _TENSOR = ("tensor parallelism: streams", "vocabulary-parallel loss: 4 numbers f
 
 
 def step(model: Llama, ranks: int, tensor: int = 1, network: Network | None = None) -> tuple[float, float, float]:
-    """The seconds of products and of exchange in a step, and the part of a single device's speed that remains."""
+    """Returns the seconds of products and of exchange in a step, and the part of a single device's speed that
+    remains."""
     network = network or Network()
     sent = bytes_of(model, ranks, tensor)
     products = 6 * model.parameters * model.tokens / tensor / network.flops

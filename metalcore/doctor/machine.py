@@ -36,7 +36,7 @@ class Machine(NamedTuple):
 
 
 def this_machine() -> Machine:
-    """The machine of this process, whose mps device is there.
+    """Returns the machine of this process, whose mps device is there.
 
     Raises:
         RuntimeError: there is none.

@@ -16,7 +16,7 @@ COLUMNS = ("fault", "report", "what is wrong", "reported for", "chips", "judged 
 
 
 def known() -> str:
-    """The rows as a Markdown table."""
+    """Returns the rows as a Markdown table."""
     rows = [COLUMNS, ["---"] * len(COLUMNS), *(_cells(row) for row in ROWS)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
@@ -38,7 +38,7 @@ def _address(number):
 
 
 def line(outcome: Outcome) -> str:
-    """An outcome in one line, and a fault with what it is and what "safe" does."""
+    """Returns an outcome in one line, and a fault with what it is and what "safe" does."""
     row = row_of(outcome.row)
     if outcome.error is not None:
         note = f"error {outcome.error:.2g}, bound {outcome.bound:.2g}, {outcome.seconds:.1f} s"
@@ -53,7 +53,7 @@ def line(outcome: Outcome) -> str:
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
-    """How many of the faults show, and which."""
+    """Returns how many of the faults show, and which."""
     shown = [one.row for one in outcomes if one.is_fault]
     if not shown:
         return f"none of {len(outcomes)} known faults shows"
@@ -62,7 +62,7 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 
 
 def as_dicts(machine: Machine | None, outcomes: Iterable[Outcome]) -> dict:
-    """The same for programs; without a machine, the rows that are known."""
+    """Returns the same for programs; without a machine, the rows that are known."""
     results = {one.row: {**one._asdict(), "fault": one.is_fault} for one in outcomes}
     rows = [_row(row) | results.get(row.name, {}) for row in ROWS if machine is None or row.name in results]
     return {"machine": machine._asdict() if machine else None, "rows": rows}

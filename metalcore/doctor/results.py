@@ -18,7 +18,7 @@ __all__ = ["faults", "load", "missing", "save"]
 
 @functools.cache
 def _probes_digest():
-    """A digest of this package, whose probes may have learned something since."""
+    """Returns a digest of this package, whose probes may have learned something since."""
     combined, package = hashlib.sha256(), Path(__file__).parent
     for path in sorted(package.rglob("*.py")):
         combined.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
@@ -31,7 +31,7 @@ def _name(machine):
 
 
 def load(machine: Machine) -> dict[str, Outcome]:
-    """What was found, by row; empty where doctor has not run."""
+    """Returns what was found, by row; empty where doctor has not run."""
     if cache.existing(_name(machine)) is None:
         return {}
     content = json.loads(cache.content(_name(machine), lambda path: path.write_text("[]")))
@@ -49,13 +49,13 @@ def save(machine: Machine, outcomes: Iterable[Outcome]) -> Path:
 
 
 def missing(machine: Machine) -> list[Row]:
-    """The rows that have not been tried on this machine."""
+    """Returns the rows that have not been tried on this machine."""
     outcomes = load(machine)
     return [row for row in ROWS if row.name not in outcomes]
 
 
 def faults(machine: Machine) -> tuple[Row, ...]:
-    """The rows whose fault this machine has. Probes that have not run on it run now, in a child process."""
+    """Returns the rows whose fault this machine has. Probes that have not run on it run now, in a child process."""
     if rows := missing(machine):
         save(machine, judge_apart(rows, machine))
     outcomes = load(machine)

@@ -41,7 +41,7 @@ class Route(NamedTuple):
 
 
 def on_cpu(operator: Any, args: tuple, kwargs: dict) -> Any:
-    """operator(*args, **kwargs), computed from copies on the CPU. What it writes to is written to."""
+    """Returns operator(*args, **kwargs), computed from copies on the CPU. What it writes to is written to."""
     copies: dict[int, tuple[Tensor, Tensor]] = {}
 
     def copied(tensor):
@@ -78,7 +78,7 @@ def _written(operator, args, kwargs):
 
 
 def forms(*names: str) -> tuple[str, ...]:
-    """The functional, in-place and out= forms of operators such as "add.Tensor" and "mm", as far as they exist."""
+    """Returns the functional, in-place and out= forms of operators such as "add.Tensor" and "mm", as far as they exist."""
     existing = []
     for name in names:
         packet, _, which = name.partition(".")
@@ -143,7 +143,7 @@ def linear(operator, args, kwargs):
 
 
 def linear_gradients(operator, args, kwargs):
-    """Those of input, weight and bias, of which `wanted` tells which are asked for."""
+    """Returns those of input, weight and bias, of which `wanted` tells which are asked for."""
     input, grad_output, weight, wanted = args
     if not alike(input, grad_output, weight) or weight.dim() != 2:
         return NotImplemented
@@ -171,7 +171,7 @@ def to_one_output(input, grad_output, weight, *args, **kwargs) -> bool:
 
 
 def _attends(condition):
-    """`applies` of a condition on queries, keys, values, mask and whether it is causal."""
+    """Makes `applies` of a condition on queries, keys, values, mask and whether it is causal."""
 
     def applies(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options):
         return condition(query, key, value, attn_mask, is_causal)
@@ -224,7 +224,7 @@ def scalar_view(self, other, *args, **kwargs) -> bool:
 
 
 def copied_scalar(operator, args, kwargs):
-    """The operator itself, with scalars that lie at the begin of their memory."""
+    """Returns the operator itself, with scalars that lie at the begin of their memory."""
     return operator(*(x.clone() if isinstance(x, Tensor) and x.is_cpu else x for x in args), **kwargs)
 
 

@@ -49,7 +49,7 @@ class Row:
     patch: Callable[..., Callable[[], None]] | None = None
 
     def judge(self, machine: Machine) -> bool:
-        """Whether PyTorch's version has the fault, of a row without a probe."""
+        """Returns whether PyTorch's version has the fault, of a row without a probe."""
         assert self.judged
         first, last = self.judged
         return not machine.simulated and first <= machine.release and (last is None or machine.release <= last)
@@ -372,7 +372,7 @@ ROWS = (
 
 
 def row_of(name: str) -> Row:
-    """The row of this name.
+    """Returns the row of this name.
 
     Raises:
         ValueError: there is none.

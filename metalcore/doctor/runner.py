@@ -153,7 +153,7 @@ class _Child:
         return Outcome(**json.loads(line))
 
     def _line(self, seconds):
-        """The next line of the child, or None if it ended or took too long."""
+        """Returns the next line of the child, or None if it ended or took too long."""
         until = time.monotonic() + seconds
         while b"\n" not in self._said:
             ready, _, _ = select.select([self._answers], [], [], max(0.0, until - time.monotonic()))
@@ -166,7 +166,7 @@ class _Child:
         return line
 
     def _post_mortem(self):
-        """(status, note) of a child that ended or hung."""
+        """Returns (status, note) of a child that ended or hung."""
         if self._hangs:
             return "HANGS", f"longer than {self._seconds:g} s"
         code = self._process.wait()

@@ -103,7 +103,7 @@ def _(weight, indices, padding_idx, scale_grad_by_freq, sparse):
 
 
 def gradient_by_torch(grad, indices, bags, sizes, factors, maxima, rows, padding_idx, by_count, mode):
-    """The gradient of a table, in PyTorch's ops; bags, sizes and maxima are None where there are no bags."""
+    """Returns the gradient of a table, in PyTorch's ops; bags, sizes and maxima are None where there are no bags."""
     wide = torch.float64 if grad.dtype == torch.float64 else torch.float32
     sorted, order = torch.sort(indices.reshape(-1), stable=True)
     source = order if bags is None else bags[order]

@@ -162,7 +162,7 @@ def _(weight, indices, offsets, mode, factors, include_last_offset, padding_idx,
 
 
 def _samples_of(offsets, count, include_last_offset):
-    """The bag of each index, or -1 where offsets are wrong."""
+    """Returns the bag of each index, or -1 where offsets are wrong."""
     starts = offsets[: len(offsets) - include_last_offset].contiguous()
     place = torch.arange(count, device=offsets.device)
     bags = (torch.searchsorted(starts, place, right=True) - 1).clamp(min=0)
@@ -235,7 +235,7 @@ def _backward(ctx, grad):
 
 
 def _used(indices, bags, rows, padding):
-    """Which indices have a gradient; and all of these and of their bags, of which others are 0."""
+    """Returns which indices have a gradient; and all of these and of their bags, of which others are 0."""
     used = known(indices, rows) & (indices != padding) & (bags >= 0)
     return used, indices.where(used, 0), bags.where(used, 0)
 

@@ -20,7 +20,7 @@ ACTIVATIONS = {
 
 
 def reference_activation(name: str, x: Tensor) -> Tensor:
-    """The same of PyTorch's functions, by the name in operators."""
+    """Returns the same of PyTorch's functions, by the name in operators."""
     functional = torch.nn.functional
     return {
         "none": lambda: x,

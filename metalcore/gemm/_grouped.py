@@ -74,7 +74,7 @@ def _groups(offsets, size):
 
 
 def _by_torch(x, weight, offsets):
-    """The same in PyTorch's ops. Zeros stand for what a group does not have."""
+    """Returns the same in PyTorch's ops. Zeros stand for what a group does not have."""
     if weight.dim() == 2:
         has = _groups(offsets, x.shape[1])
         return torch.where(has[:, None], x, 0.0) @ torch.where(has[..., None], weight, 0.0)

@@ -134,7 +134,7 @@ def _takes(a, b, bias, residual):
 
 
 def _are_one_product(a, b, bias):
-    """Whether the operator takes these as they are, as in most calls: b is one matrix, and a has rows."""
+    """Returns whether the operator takes these as they are, as in most calls: b is one matrix, and a has rows."""
     if b.dim() != 2 or not 2 <= a.dim() <= 2 + _BATCH_DIMS:
         return False
     terms, columns = b.shape
@@ -142,8 +142,8 @@ def _are_one_product(a, b, bias):
 
 
 def _dimensions(a, b, bias):
-    """The result's rows, columns and batch for the shapes a and b, with torch.matmul's checks. A vector has no rows or
-    columns."""
+    """Returns the result's rows, columns and batch for the shapes a and b, with torch.matmul's checks. A vector has no
+    rows or columns."""
     columns = b[-1:] if len(b) > 1 else ()
     if a[-1] != b[-2 if columns else 0]:
         raise RuntimeError(f"matmul: a of shape {list(a)} does not go with b of shape {list(b)}")
@@ -153,12 +153,12 @@ def _dimensions(a, b, bias):
 
 
 def _whole_shape(left, right):
-    """The result's shape with both dimensions of matrices."""
+    """Returns the result's shape with both dimensions of matrices."""
     return (*broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1])
 
 
 def _with_vectors(x, a, b):
-    """x with the dimensions that a and b lack."""
+    """Returns x with the dimensions that a and b lack."""
     x = x.unsqueeze(-1) if b.dim() == 1 else x
     return x.unsqueeze(-2) if a.dim() == 1 else x
 

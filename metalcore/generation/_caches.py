@@ -51,7 +51,7 @@ class KeysAndValues(Cache):
         self.seen.index_fill_(1, self.place, True)
 
     def mask(self, band: Band | None, function: Any, **options) -> Tensor:
-        """What the query at `place` sees, for attention that writes keys in the band."""
+        """Returns what the query at `place` sees, for attention that writes keys in the band."""
         raise NotImplementedError
 
     def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options) -> tuple:
@@ -156,7 +156,7 @@ class PagedKeysAndValues(KeysAndValues):
         self.indptr = torch.zeros(len(lengths) + 1, dtype=torch.int32, device=seen.device)
 
     def _take_pages(self, key: Tensor) -> PagedKVCache:
-        """The pool, whose heads and sizes the first keys tell."""
+        """Returns the pool, whose heads and sizes the first keys tell."""
         layers, (heads, size), ends = len(self.layers), key.shape[1::2], [n + self.new for n in self.prompts]
         if self.pool is None:
             pages = sum(-(-end // PAGE_SIZE) for end in ends)

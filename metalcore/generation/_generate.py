@@ -174,7 +174,7 @@ def _padding(model, token, stops):
 
 
 def _without_wrapper(model):
-    """The model in which peft has put adapters."""
+    """Returns the model in which peft has put adapters."""
     config = getattr(model, "active_peft_config", None)
     if config is None:
         return model
@@ -249,7 +249,7 @@ class _Texts:
         return new_tokens
 
     def results(self, padding):
-        """What `generate` returns."""
+        """Returns what `generate` returns."""
         columns = slice(self.run.prompt, self.run.prompt + self.taken)
         tokens, logprobs = self.run.tokens[:, columns].clone(), self.run.logprobs
         logprobs = None if logprobs is None else logprobs[:, columns].clone()

@@ -59,7 +59,7 @@ class PrefixCache:
         self._begins = [tokens.shape[1] - length for length in lengths]
 
     def match(self, model: Any, tokens: Tensor, lengths: list[int]) -> Prefix | None:
-        """What the prompts (rows, length), padded on the left, have in common with what is here, or None.
+        """Returns what the prompts (rows, length), padded on the left, have in common with what is here, or None.
 
         Raises:
             ValueError: it is of another model.
@@ -116,6 +116,6 @@ class Prefix(NamedTuple):
 
 
 def _common(one, other):
-    """How many elements two lists begin with alike."""
+    """Returns how many elements two lists begin with alike."""
     length = min(len(one), len(other))
     return next((i for i in range(length) if one[i] != other[i]), length)

@@ -18,7 +18,7 @@ __all__ = ["padded_left"]
 def padded_left(
     tokens: Any, attention_mask: Tensor | None, device: torch.device, vocabulary: int
 ) -> tuple[Tensor, Tensor, list[int]]:
-    """(tokens (rows, length), which of them are no padding, how many of each row are none), on the device.
+    """Returns (tokens (rows, length), which of them are no padding, how many of each row are none), on the device.
 
     Args:
         vocabulary: how many tokens the model knows.

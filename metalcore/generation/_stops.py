@@ -12,7 +12,7 @@ _MARGIN = 8  # tokens of a text's end besides those of its last bytes: a token m
 
 
 def end_tokens(model: Any, tokens: int | Iterable[int] | None) -> frozenset[int]:
-    """The tokens that end a text: those given, or else the model's."""
+    """Returns the tokens that end a text: those given, or else the model's."""
     if not hasattr(model, "config"):
         raise TypeError(f"generate: model must be a model of transformers, not {type(model).__name__}")
     if tokens is None:
@@ -58,7 +58,7 @@ class Stops:
         return bool(self.ends or self.strings or self.sequences)
 
     def complete(self, tokens: list[int]) -> bool:
-        """Whether the last of a row's new tokens ends it."""
+        """Returns whether the last of a row's new tokens ends it."""
         if tokens[-1] in self.ends or any(tokens[-len(one) :] == one for one in self.sequences):
             return True
         if not self.strings:

@@ -22,12 +22,12 @@ class Text:
         self.done = 0  # how many of the tokens are in the text that was returned
 
     def push(self, token: int) -> str:
-        """What a token adds to the text: nothing, while a character is incomplete."""
+        """Returns what a token adds to the text: nothing, while a character is incomplete."""
         self.tokens.append(token)
         return self._new(self._decoded(len(self.tokens)))
 
     def rest(self) -> str:
-        """What is left when no token follows."""
+        """Returns what is left when no token follows."""
         return self._new(self._decoded(len(self.tokens)), complete=True)
 
     def _decoded(self, end):

@@ -19,7 +19,7 @@ __all__ = ["config_of", "layout_of"]
 
 
 def layout_of(file: GGUFFile) -> Layout:
-    """The layout of a file's tensors.
+    """Returns the layout of a file's tensors.
 
     Raises:
         GGUFError: metalcore does not know it.
@@ -38,7 +38,7 @@ def layout_of(file: GGUFFile) -> Layout:
 
 
 def config_of(file: GGUFFile, layout: Layout) -> dict[str, Any]:
-    """The fields of transformers' configuration of a file."""
+    """Returns the fields of transformers' configuration of a file."""
     metadata = Metadata(file)
     fields = _common(metadata)
     rope = fields["rope_parameters"]
@@ -107,7 +107,7 @@ def _qwen3(metadata, fields):
 
 
 def _counts_of_experts(metadata):
-    """How many experts a layer has, and how many of them a token takes."""
+    """Returns how many experts a layer has, and how many of them a token takes."""
     count, used = metadata.count("expert_count"), metadata.count("expert_used_count")
     if used > count:
         raise GGUFError(f"{metadata.file.path}: {used} of {count} experts cannot be used")
@@ -148,7 +148,7 @@ def _qwen3_moe(metadata, fields):
 
 
 def _sliding(metadata, layers, period, window):
-    """The window, and which layers have one."""
+    """Returns the window, and which layers have one."""
     window = metadata.get("attention.sliding_window", int, window)
     pattern = metadata.get("attention.sliding_window_pattern", (int, list), period)
     if not isinstance(pattern, list):
@@ -160,7 +160,7 @@ def _sliding(metadata, layers, period, window):
 
 
 def _gemma(largest):
-    """The scale of a Gemma's attention, of which only the largest has one of its own."""
+    """Returns the scale of a Gemma's attention, of which only the largest has one of its own."""
 
     def scalar(fields):
         if fields["num_hidden_layers"] == largest:

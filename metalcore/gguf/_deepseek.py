@@ -34,12 +34,12 @@ _KV_B = "attn_kv_b.weight"
 
 
 def version(metadata: Metadata) -> str:
-    """transformers' name of a file's model."""
+    """Returns transformers' name of a file's model."""
     return "deepseek_v3" if metadata.get("expert_gating_func", int, 0) == _SIGMOID else "deepseek_v2"
 
 
 def attention(metadata: Metadata, heads: int, layers: int) -> dict[str, Any]:
-    """The fields of heads and rotary embeddings."""
+    """Returns the fields of heads and rotary embeddings."""
     file = metadata.file
     short, rotated = metadata.count("attention.kv_lora_rank"), metadata.count("rope.dimension_count")
     ours = "_mla" if metadata.get("attention.key_length_mla", int) is not None else ""
@@ -70,7 +70,7 @@ def attention(metadata: Metadata, heads: int, layers: int) -> dict[str, Any]:
 
 
 def _shared(short, rotated):
-    """Keys and values of llama.cpp's one head, which all heads share."""
+    """Returns keys and values of llama.cpp's one head, which all heads share."""
     return ("head_count_kv", 1), ("key_length", short + rotated), ("value_length", short)
 
 
@@ -87,7 +87,7 @@ def _rope(metadata, rotated):
 
 
 def config(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of experts."""
+    """Returns the fields of experts."""
     file = metadata.file
     count, used = metadata.count("expert_count"), metadata.count("expert_used_count")
     groups, chosen = metadata.count("expert_group_count", 1), metadata.count("expert_group_used_count", 1)
@@ -118,13 +118,13 @@ def config(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def expected(model_type: str) -> dict[str, tuple[Any, ...]]:
-    """Keys with one value for a version, and that value."""
+    """Returns keys with one value for a version, and that value."""
     gating = (_SIGMOID,) if model_type == "deepseek_v3" else (0, _SOFTMAX)
     return {"expert_gating_func": gating, "rope.scaling.attn_factor": (1,)}
 
 
 def keys(config: Any, of_rope: dict[str, Any], require: Any) -> dict[str, Any]:
-    """The keys of a configuration, without the architecture's name.
+    """Returns the keys of a configuration, without the architecture's name.
 
     Args:
         of_rope: those of rotary embeddings.
@@ -183,19 +183,19 @@ def _rope_keys(config, of_rope, require):
 
 
 def sources(name: str, tensors: Any) -> tuple[str, ...]:
-    """The tensors of a file that a parameter is made of, given llama.cpp's name of it as one."""
+    """Returns the tensors of a file that a parameter is made of, given llama.cpp's name of it as one."""
     if not name.endswith(_KV_B) or name in tensors:
         return (name,)
     return tuple(name.replace("attn_kv_b", f"attn_{which}_b") for which in "kv")
 
 
 def joined(keys: Tensor, values: Tensor) -> Tensor:
-    """kv_b's weight of the file's two tensors (heads, row, size) and (heads, size, row)."""
+    """Returns kv_b's weight of the file's two tensors (heads, row, size) and (heads, size, row)."""
     return torch.cat([keys.mT, values], 1).flatten(0, 1)
 
 
 def divided(weight: Tensor, config: Any) -> tuple[Tensor, Tensor]:
-    """The inverse."""
+    """Divides kv_b's weight into the file's two tensors, as `joined` takes them."""
     sizes = [config.qk_nope_head_dim, config.v_head_dim]
     keys, values = weight.unflatten(0, (config.num_attention_heads, -1)).split(sizes, 1)
     return keys.mT.contiguous(), values.contiguous()

@@ -20,7 +20,7 @@ _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
 def attention(metadata: Metadata, heads: int, layers: int) -> dict[str, Any]:
-    """The fields of heads, layers' types, widths and rotary embeddings."""
+    """Returns the fields of heads, layers' types, widths and rotary embeddings."""
     file = metadata.file
     pattern = metadata.get("attention.sliding_window_pattern", list)
     if pattern is None or len(pattern) != layers or not all(type(one) is bool for one in pattern) or pattern[-1]:
@@ -53,7 +53,7 @@ def attention(metadata: Metadata, heads: int, layers: int) -> dict[str, Any]:
 
 
 def _sharing(types, shared):
-    """Why these layers cannot share, or None: llama.cpp takes what the two layers before them have."""
+    """Returns why these layers cannot share, or None: llama.cpp takes what the two layers before them have."""
     if shared and types[: len(types) - shared][-2:] != [_SLIDING, _FULL]:
         return "the layers before must be one with a window and then one without"
     return None
@@ -111,7 +111,7 @@ def _rope(metadata, size):
 
 
 def config(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
-    """The other fields."""
+    """Returns the other fields."""
     each = metadata.get("embedding_length_per_layer_input", int, 0)
     table = metadata.file.tensors.get("per_layer_token_embd.weight")
     if each and (table is None or len(table.shape) != 2):
@@ -127,12 +127,12 @@ def config(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def expected(fields: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """Keys with one value, and that value."""
+    """Returns keys with one value, and that value."""
     return {"expert_count": (0,), "rope.dimension_count": (fields["global_head_dim"],)}
 
 
 def rope_keys(config: Any, require: Any) -> tuple[dict[str, Any], dict[str, list[float]]]:
-    """Keys and factors of rotary embeddings, as `_rope.rope_keys`."""
+    """Returns keys and factors of rotary embeddings, as `_rope.rope_keys`."""
     full, sliding = (config.rope_parameters[kind] for kind in (_FULL, _SLIDING))
     size = _sizes(config, _FULL)[0]
     require("gemma4", "rope_type of layers without a window", full["rope_type"], "proportional")
@@ -149,7 +149,7 @@ def rope_keys(config: Any, require: Any) -> tuple[dict[str, Any], dict[str, list
 
 
 def _sizes(config, kind):
-    """(length, count) of the heads of keys of layers of a kind; all have the same.
+    """Returns (length, count) of the heads of keys of layers of a kind; all have the same.
 
     Raises:
         ValueError: they differ.
@@ -164,7 +164,7 @@ def _sizes(config, kind):
 
 
 def keys(config: Any, require: Any) -> dict[str, Any]:
-    """The keys of a configuration, without the architecture's name: see `_deepseek.keys`."""
+    """Returns the keys of a configuration, without the architecture's name: see `_deepseek.keys`."""
     require("gemma4", "enable_moe_block", config.enable_moe_block, False)
     require("gemma4", "attention_bias", config.attention_bias, False)
     types, shared = config.layer_types, config.num_kv_shared_layers

@@ -83,7 +83,7 @@ def check_keys(metadata: Metadata, model_type: str, fields: dict[str, Any]) -> N
 
 
 def unread(metadata: Metadata, tokenizer: tuple[str, ...]) -> list[str]:
-    """The keys of a file's architecture and tokenizer that nothing has read, in their order; `tokenizer` are those that
-    a tokenizer is made of."""
+    """Returns the keys of a file's architecture and tokenizer that nothing has read, in their order; `tokenizer` are
+    those that a tokenizer is made of."""
     known = metadata.file.read | {f"tokenizer.{key}" for key in (*tokenizer, *_TOKENIZER)}
     return [key for key in metadata.file.metadata if not key.startswith(("general.", "split.")) and key not in known]

@@ -45,14 +45,14 @@ class Layout(NamedTuple):
         return f"{prefix}{names[module]}.{leaf}" if module in names else None
 
     def rotated(self, parameter: str, config: Any) -> int | None:
-        """The number of heads of a parameter whose rows are permuted, or None."""
+        """Returns the number of heads of a parameter whose rows are permuted, or None."""
         if not self.permuted or ".self_attn." not in parameter:
             return None
         module = parameter.rsplit(".", 2)[1]
         return {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(module)
 
     def shifted(self, parameter: str) -> float:
-        """What the file's numbers of a parameter are larger by."""
+        """Returns what the file's numbers of a parameter are larger by."""
         return self.norm_offset if parameter.endswith("norm.weight") else 0.0
 
 

@@ -204,7 +204,7 @@ class _Filling:
     def _numbers(
         self, name: str, heads: int | None = None, shift: float = 0.0, dtype: torch.dtype | None = None
     ) -> Tensor:
-        """A tensor's numbers, in the model's dtype or another."""
+        """Returns a tensor's numbers, in the model's dtype or another."""
         type = self.file.tensors[name].type
         if type.name not in _FLOATS and type.name not in KERNELS:
             self.without_kernels.setdefault(type.name, []).append(name)
@@ -297,7 +297,7 @@ def _few(names):
 
 
 def _packed_module(module, type, dtype):
-    """A module for packed weights in the place of another, without memory."""
+    """Returns a module for packed weights in the place of another, without memory."""
     if isinstance(module, torch.nn.Embedding):
         rows, length = module.weight.shape
         scale = float(getattr(module, "scalar_embed_scale", 1.0))

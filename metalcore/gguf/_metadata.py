@@ -32,11 +32,11 @@ class Metadata:
         self.architecture: str = architecture
 
     def get(self, key: str, kinds: Any, default: Any = None) -> Any:
-        """The value of a key, or the default where it is missing."""
+        """Returns the value of a key, or the default where it is missing."""
         return self.of_file(f"{self.architecture}.{key}", kinds, default)
 
     def of_file(self, key: str, kinds: Any, default: Any = None) -> Any:
-        """The value of a whole key, or the default where it is missing."""
+        """Returns the value of a whole key, or the default where it is missing."""
         value = self.file.metadata.get(key)
         self.file.read.add(key)
         if value is None:
@@ -53,7 +53,7 @@ class Metadata:
         return value
 
     def count(self, key: str, default: int | None = None) -> int:
-        """A number of 1 or more, of 32 bits. A file may give it for each layer, if all have the same."""
+        """Returns a number of 1 or more, of 32 bits. A file may give it for each layer, if all have the same."""
         value = self.get(key, (int, array.array), default)
         if isinstance(value, array.array):
             if len(set(value)) != 1:
@@ -66,8 +66,8 @@ class Metadata:
         return value
 
     def token(self, name: str) -> int | None:
-        """The number of a special token ("bos", "eos" …), or None. One that the model has no row for is None too, with
-        a warning, as in llama.cpp: files exist that say -1."""
+        """Returns the number of a special token ("bos", "eos" …), or None. One that the model has no row for is None
+        too, with a warning, as in llama.cpp: files exist that say -1."""
         key = f"tokenizer.ggml.{name}_token_id"
         token, embedding = self.of_file(key, int), self.file.tensors.get("token_embd.weight")
         if token is None or embedding is None or 0 <= token < embedding.shape[0]:
@@ -76,7 +76,7 @@ class Metadata:
         return None
 
     def factors(self, tensor: str, count: int) -> list[float] | None:
-        """The numbers of a float32 tensor that divide frequencies, or None if there is none."""
+        """Returns the numbers of a float32 tensor that divide frequencies, or None if there is none."""
         info = self.file.tensors.get(tensor)
         if info is None:
             return None

@@ -41,12 +41,12 @@ class WholeFile(GGUFFile):
 
 
 def part_path(prefix: Path, number: int, count: int) -> Path:
-    """The path of a part, whose number begins at 0."""
+    """Returns the path of a part, whose number begins at 0."""
     return prefix.with_name(f"{prefix.name}-{number + 1:05d}-of-{count:05d}.gguf")
 
 
 def whole(path: str | os.PathLike[str]) -> GGUFFile:
-    """A file, with all parts of its model where it is one of several, whichever it is.
+    """Returns a file, with all parts of its model where it is one of several, whichever it is.
 
     Raises:
         GGUFError: a file is damaged, a part is missing, or what lies in its place belongs to another model.

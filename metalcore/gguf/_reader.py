@@ -112,7 +112,8 @@ class GGUFFile:
         self.tensors = self._tensors(tensors)
 
     def packed(self, name: str) -> Tensor:
-        """A tensor's bytes where the file is mapped: uint8 (*shape[:-1], bytes of a row). It must not be written to."""
+        """Returns a tensor's bytes where the file is mapped: uint8 (*shape[:-1], bytes of a row). It must not be
+        written to."""
         info = self.tensors[name]
         *lead, length = info.shape or (1,)
         with warnings.catch_warnings():
@@ -129,7 +130,7 @@ class GGUFFile:
             self._fail(f"{count} bytes are needed, and the file has {left} more")
 
     def _numbers(self, letters):
-        """Numbers by struct's letters."""
+        """Returns numbers by struct's letters."""
         self._need(struct.calcsize("<" + letters))
         numbers = struct.unpack_from("<" + letters, self._bytes, self._at)
         self._at += struct.calcsize("<" + letters)

@@ -17,7 +17,7 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 
 
 def rope_parameters(metadata: Metadata, head_dim: int) -> dict[str, Any]:
-    """transformers' rope_parameters of a file."""
+    """Returns transformers' rope_parameters of a file."""
     theta = metadata.number("rope.freq_base", 10000.0)
     rotated = metadata.count("rope.dimension_count", head_dim)
     if rotated > head_dim or rotated % 2:
@@ -85,7 +85,7 @@ def _by_factors(factors, theta, rotated, context):
 
 
 def _llama3_factors(parameters, theta, rotated):
-    """What Llama 3's rule divides each frequency by."""
+    """Returns what Llama 3's rule divides each frequency by."""
     context, factor = parameters["original_max_position_embeddings"], parameters["factor"]
     low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
     factors = []
@@ -101,7 +101,7 @@ def _mscale(factor, scale):
 
 
 def _yarn_attention(parameters, factor):
-    """What transformers multiplies rotations by."""
+    """Returns what transformers multiplies rotations by."""
     attention, own, every = (parameters.get(name) for name in ("attention_factor", "mscale", "mscale_all_dim"))
     if attention is not None:
         return attention
@@ -109,7 +109,7 @@ def _yarn_attention(parameters, factor):
 
 
 def rope_keys(parameters: dict[str, Any], head_dim: int) -> tuple[dict[str, Any], dict[str, list[float]]]:
-    """The inverse: keys without the architecture's name, and tensors of factors.
+    """Returns what a file says of rope_parameters: keys without the architecture's name, and tensors of factors.
 
     Raises:
         ValueError: llama.cpp has no such rotation.

@@ -12,10 +12,10 @@ __all__ = ["from_interleaved", "to_interleaved"]
 
 
 def from_interleaved(rows: Tensor, heads: int) -> Tensor:
-    """(rows, *) in llama.cpp's order as transformers has them, contiguous."""
+    """Returns (rows, *) in llama.cpp's order as transformers has them, contiguous."""
     return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2).contiguous()
 
 
 def to_interleaved(rows: Tensor, heads: int) -> Tensor:
-    """The inverse."""
+    """Returns (rows, *) in transformers' order as llama.cpp has them, contiguous."""
     return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2).contiguous()

@@ -13,7 +13,7 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 
 
 def tokenizer_keys(tokenizer: Any, rows: int) -> dict[str, Any]:
-    """Keys of a fast tokenizer, with as many tokens as the model has rows of embeddings.
+    """Returns keys of a fast tokenizer, with as many tokens as the model has rows of embeddings.
 
     Raises:
         ValueError: it is no BPE, or llama.cpp has no name for how it splits texts, or it has more tokens than rows.
@@ -54,7 +54,7 @@ def tokenizer_keys(tokenizer: Any, rows: int) -> dict[str, Any]:
 
 
 def _vocabulary(parts, rows):
-    """Tokens by number, and their kinds. Rows without a token are unused ones."""
+    """Returns tokens by number, and their kinds. Rows without a token are unused ones."""
     known = {number: (token, _NORMAL) for token, number in parts["model"]["vocab"].items()}
     for added in parts["added_tokens"]:
         known[added["id"]] = added["content"], _CONTROL if added["special"] else _USER_DEFINED

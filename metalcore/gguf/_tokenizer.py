@@ -32,8 +32,8 @@ _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
 def mapping() -> Any:
-    """transformers' module for vocabularies of GGUF files. Releases before 5.18 chose a vocabulary's kind and its split
-    by the model's architecture, and so read Llama 3's as GPT-2's.
+    """Returns transformers' module for vocabularies of GGUF files. Releases before 5.18 chose a vocabulary's kind and
+    its split by the model's architecture, and so read Llama 3's as GPT-2's.
 
     Raises:
         ImportError: transformers is older.
@@ -43,8 +43,8 @@ def mapping() -> Any:
 
 
 def tokenizer_of(file: GGUFFile) -> Any:
-    """transformers' tokenizer of a file, or None if the file has none. One that transformers cannot make is None too,
-    with a warning that says why.
+    """Returns transformers' tokenizer of a file, or None if the file has none. One that transformers cannot make is
+    None too, with a warning that says why.
 
     Raises:
         GGUFError: the vocabulary contradicts itself, or the model has too few rows for it.
@@ -63,7 +63,7 @@ def tokenizer_of(file: GGUFFile) -> Any:
 
 
 def _parts(metadata):
-    """What transformers' converter takes, checked."""
+    """Returns what transformers' converter takes, checked."""
     file = metadata.file
     fields = {name: file.metadata.get(f"tokenizer.{key}") for key, name in TAKEN.items()}
     parts = {name: value for name, value in fields.items() if value is not None}

@@ -51,8 +51,8 @@ class Artifact(NamedTuple):
 
 
 def kept(tensor: Tensor) -> Tensor:
-    """The elements of a small tensor, or the sums of a larger one's blocks, in float64 on the CPU: those with signs
-    first, then those of magnitudes."""
+    """Returns the elements of a small tensor, or the sums of a larger one's blocks, in float64 on the CPU: those with
+    signs first, then those of magnitudes."""
     flat = tensor.detach().cpu().double().reshape(-1)
     if flat.numel() <= _WHOLE:
         return flat
@@ -64,12 +64,13 @@ def kept(tensor: Tensor) -> Tensor:
 
 
 def block_of(tensor: Tensor, numbers: int) -> int:
-    """How many elements each of the kept numbers is made of."""
+    """Returns how many elements each of the kept numbers is made of."""
     return 1 if tensor.numel() == numbers else -(-tensor.numel() // (numbers // 2))
 
 
 def parts(case: Case, device: str, seed: int) -> tuple[list[Tensor], list[tuple[str, Tensor]]]:
-    """The inputs of a case on the CPU, and its results and gradients on a device, each with the name of its part."""
+    """Returns the inputs of a case on the CPU, and its results and gradients on a device, each with the name of its
+    part."""
     inputs = values.inputs(case.sample, case.dtype, seed)
     torch.manual_seed(seed)  # some algorithms begin with random numbers
     found = accuracy.evaluate(case.op, case.sample, [x.to(device) for x in inputs], numbers=values.normal)
@@ -150,7 +151,7 @@ def device_name(device: str) -> str:
 
 
 def _stored(tensor, entry):
-    """The numbers as they are in the file: elements in their own dtype, sums in float32."""
+    """Returns the numbers as they are in the file: elements in their own dtype, sums in float32."""
     whole = math.prod(entry["shape"]) <= _WHOLE
     return tensor.to(getattr(torch, entry["dtype"]) if whole else torch.float32)
 

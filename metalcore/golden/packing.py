@@ -64,7 +64,7 @@ def unpacked(file: Path) -> Iterator[Path]:
 
 
 def read(file: Path) -> dict[str, bytes]:
-    """The contents of a packed file, by name.
+    """Returns the contents of a packed file, by name.
 
     Raises:
         ValueError: the file is damaged or is not what pack() writes.

@@ -42,7 +42,7 @@ class Case(NamedTuple):
 
 
 def cases(op: Op, kinds: tuple[str, ...] = CASES, sizes: Mapping[str, Any] | None = None) -> Iterator[Case]:
-    """The cases of an op, in all dtypes that it takes. `sizes` are arguments of op.production."""
+    """Yields the cases of an op, in all dtypes that it takes. `sizes` are arguments of op.production."""
     for kind in kinds:
         for sample in (op.production(**sizes),) if sizes and kind == "production" else _SAMPLES[kind](op):
             for dtype in sorted(op.dtypes, key=str, reverse=True):
@@ -64,8 +64,8 @@ def _after(first, second):
 
 
 def _edges(op):
-    """The smallest sample with values of other magnitudes, and where an op takes any values, also zeros and a NaN. The
-    factors are powers of two, so that they round nothing; float16 holds the results."""
+    """Yields the smallest sample with values of other magnitudes, and where an op takes any values, also zeros and a
+    NaN. The factors are powers of two, so that they round nothing; float16 holds the results."""
     if op.edge is not None:
         yield from op.edge()
         return

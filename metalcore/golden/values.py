@@ -26,14 +26,14 @@ _LOW = 0xFFFFFFFF
 
 
 def _product(a: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
-    """The high and the low 32 bits of a product of 32-bit numbers, which int64 alone cannot hold."""
+    """Returns the high and the low 32 bits of a product of 32-bit numbers, which int64 alone cannot hold."""
     low = (a & 0xFFFF) * multiplier
     high = (a >> 16) * multiplier + (low >> 16)
     return high >> 16, (high & 0xFFFF) << 16 | low & 0xFFFF
 
 
 def philox(key: tuple[int, int], counters: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Four 32-bit numbers, as int64, for each counter below 2^63."""
+    """Returns four 32-bit numbers, as int64, for each counter below 2^63."""
     a, b = counters & _LOW, counters >> 32
     c, d = torch.zeros_like(a), torch.zeros_like(a)
     first, second = key
@@ -64,7 +64,7 @@ def _on_grid(value: Tensor) -> Tensor:
 
 
 def inputs(sample: Sample, dtype: torch.dtype, seed: int) -> list[Tensor]:
-    """The tensors of a sample, on the CPU."""
+    """Returns the tensors of a sample, on the CPU."""
     values = [normal(shape, 100 * seed + index) for index, shape in enumerate(sample.shapes)]
     prepared = [_on_grid(prepare(value.double())) for prepare, value in zip(sample.prepare, values)]
     return [value.to(dtype) for value in (*prepared, *values[len(prepared) :])]
@@ -80,6 +80,6 @@ def digest(tensors: Sequence[Tensor]) -> str:
 
 
 def memory(tensor: Tensor) -> bytes:
-    """The bytes of a tensor on the CPU, in row-major order."""
+    """Returns the bytes of a tensor on the CPU, in row-major order."""
     tensor = tensor.contiguous()  # without NumPy, PyTorch would make a list of numbers
     return ctypes.string_at(tensor.data_ptr(), tensor.nbytes) if tensor.nbytes else b""

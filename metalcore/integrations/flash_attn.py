@@ -240,7 +240,7 @@ def flash_attn_with_kvcache(
 
 
 def _rotated(x, first, cos, sin, interleaved, advances=True):
-    """x (batch, length, heads, size), whose first token has the position `first`, rotated in float32."""
+    """Returns x (batch, length, heads, size), whose first token has the position `first`, rotated in float32."""
     places = torch.arange(x.shape[1], device=x.device) * advances
     c, s = (table[first.unsqueeze(1) + places].unsqueeze(2).float() for table in (cos, sin))
     turned = x[..., : 2 * cos.shape[-1]].float()

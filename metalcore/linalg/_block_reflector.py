@@ -116,7 +116,7 @@ def _larfb(V, T, C, left, transpose):
 
 
 def unit_lower(A, count):
-    """The first `count` reflectors of A, with their ones and zeros."""
+    """Returns the first `count` reflectors of A, with their ones and zeros."""
     ones = torch.eye(A.shape[-2], count, dtype=A.dtype, device=A.device)
     return A[..., :count].tril(-1) + beside(A, ones)
 

@@ -12,7 +12,7 @@ __all__ = ["Broadened", "check_broadening", "division"]
 
 
 def check_broadening(name: str, A: Tensor, broadening: float) -> bool:
-    """Whether there is a broadening. Raises ValueError for one that function `name` does not take."""
+    """Returns whether there is a broadening. Raises ValueError for one that function `name` does not take."""
     number = isinstance(broadening, (int, float)) and not isinstance(broadening, bool)
     if not number or not 0 <= broadening < math.inf:
         raise ValueError(f"metalcore.{name}: broadening must be a finite number of at least 0, not {broadening!r}")
@@ -22,8 +22,8 @@ def check_broadening(name: str, A: Tensor, broadening: float) -> bool:
 
 
 def division(largest: Tensor | None, broadening: float) -> Callable[[Tensor, Tensor], Tensor]:
-    """The function (y, x) -> y / x, or with a broadening y x / (x² + d²), d = broadening * largest (Liao et al. 2019,
-    arXiv:1903.09650). A matrix of zeros, where d is zero, has zeros there.
+    """Returns the function (y, x) -> y / x, or with a broadening y x / (x² + d²), d = broadening * largest (Liao et al.
+    2019, arXiv:1903.09650). A matrix of zeros, where d is zero, has zeros there.
 
     largest: of the values that the divisors x are made of; it broadcasts with x.
     """

@@ -15,8 +15,8 @@ __all__ = ["by_torch"]
 
 
 def _lacks(*operators):
-    """Whether PyTorch has no MPS kernel of one of its operators. These are the overloads with `out`, on which others
-    are built, and which no override replaces."""
+    """Returns whether PyTorch has no MPS kernel of one of its operators. These are the overloads with `out`, on which
+    others are built, and which no override replaces."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return not all(has_kernel(f"aten::{operator}", "MPS") for operator in operators)
 

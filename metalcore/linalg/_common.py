@@ -68,7 +68,7 @@ def without_autocast(call: Callable) -> Callable:
 
 
 def torch_is_faster(op, option, A, B=None, C=None):
-    """Whether the plan of a call on an NVIDIA GPU is PyTorch's own op.
+    """Returns whether the plan of a call on an NVIDIA GPU is PyTorch's own op.
 
     Functions call it before they check any argument, and then call PyTorch's function at once: any other way takes the
     host longer than small calls take the GPU. Inside a compiled graph the operator decides.
@@ -84,7 +84,7 @@ def torch_is_faster(op, option, A, B=None, C=None):
 
 
 def plan_is_torch(op, option, A, B=None, C=None):
-    """Whether the plan of a call on an NVIDIA GPU is PyTorch's own op."""
+    """Returns whether the plan of a call on an NVIDIA GPU is PyTorch's own op."""
     return _plan_is_torch(
         op, option, _tuning_version(), A.shape, None if B is None else B.shape, None if C is None else C.shape
     )
@@ -127,7 +127,7 @@ def check_types(name, *arguments):
 
 
 def square(A):
-    """Whether A is a batch of square matrices."""
+    """Returns whether A is a batch of square matrices."""
     return A.ndim >= 2 and A.shape[-2] == A.shape[-1]
 
 
@@ -208,7 +208,7 @@ def write_out(name: str, out: Any, results: Callable, *inputs: torch.Tensor) -> 
 
 
 def _targets(name, out):
-    """The tensors of `out`."""
+    """Returns the tensors of `out`."""
     targets = tuple(out) if isinstance(out, (tuple, list)) else (out,)
     for target in targets:
         if not isinstance(target, torch.Tensor):
@@ -260,5 +260,5 @@ def cast_out(
 
 
 def skew(A):
-    """A - Aᵀ."""
+    """Returns A - Aᵀ."""
     return A - A.mT

@@ -103,7 +103,7 @@ def _det_save(ctx, inputs, output):
 
 
 def _det_backward(ctx, grad):
-    """The cofactors det(A) A⁻ᵀ, times grad."""
+    """Returns the cofactors det(A) A⁻ᵀ, times grad."""
     A, value, LU, pivots = ctx.saved_tensors
     if grad is None or A.numel() == 0:
         return torch.zeros_like(A)
@@ -111,8 +111,8 @@ def _det_backward(ctx, grad):
 
 
 def _cofactors_by_factors(LU, pivots, grad):
-    """The cofactors of L U, times grad, with tiny numbers in the place of zeros on U's diagonal. This matrix is not
-    singular, and its determinant times its inverse differs from the cofactors of A by an equally tiny error."""
+    """Returns the cofactors of L U, times grad, with tiny numbers in the place of zeros on U's diagonal. This matrix is
+    not singular, and its determinant times its inverse differs from the cofactors of A by an equally tiny error."""
     n = LU.shape[-1]
     diagonal = LU.diagonal(dim1=-2, dim2=-1)
     largest = diagonal.abs().amax(-1, keepdim=True)
@@ -124,7 +124,8 @@ def _cofactors_by_factors(LU, pivots, grad):
 
 
 def _cofactors(A, value, grad):
-    """The same as a differentiable function of A. Singular matrices take their singular values, as in PyTorch."""
+    """Returns the same as a differentiable function of A. Singular matrices take their singular values, as in
+    PyTorch."""
     singular = value == 0
     if not singular.any():
         return ops.solve_ex(A.mT, _diagonal(grad * value, A.shape[-1]), True, False)[0]
@@ -139,7 +140,7 @@ def _cofactors(A, value, grad):
 
 
 def _cofactors_by_singular_values(A, grad):
-    """det(U) det(Vᵀ) U diag(products of the other singular values) Vᵀ."""
+    """Returns det(U) det(Vᵀ) U diag(products of the other singular values) Vᵀ."""
     U, S, Vh = svd(A)
     ones = torch.ones_like(S[..., :1])
     before = torch.cat([ones, S[..., :-1]], dim=-1).cumprod(-1)

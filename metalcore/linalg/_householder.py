@@ -136,8 +136,8 @@ def ormqr(
 
 
 def _torch_takes(op, option, *tensors):
-    """Whether PyTorch's function takes the call. Its derivative divides by 1 - tau |v|², which may be near zero. So a
-    call that needs a derivative takes our operator, also where the plan is PyTorch's op."""
+    """Returns whether PyTorch's function takes the call. Its derivative divides by 1 - tau |v|², which may be near
+    zero. So a call that needs a derivative takes our operator, also where the plan is PyTorch's op."""
     differentiated = any(isinstance(tensor, torch.Tensor) and needs_gradient(tensor) for tensor in tensors)
     return not differentiated and torch_is_faster(op, option, *tensors)
 
@@ -186,7 +186,8 @@ def _(input, tau, other, left, transpose):
 
 
 def _reflectors_backward(grad, A, tau, C, transpose):
-    """The gradients of (I - V F Vᵀ) C with respect to A and tau, where F is T = larft(V, tau) or its transpose."""
+    """Returns the gradients of (I - V F Vᵀ) C with respect to A and tau, where F is T = larft(V, tau) or its
+    transpose."""
     count = tau.shape[-1]
     V = unit_lower(A, count)
     M = coupling(V, tau)

@@ -90,7 +90,7 @@ _EPS = torch.finfo(torch.float32).eps
 
 
 def _is_number(value):
-    """Whether PyTorch takes a tensor in the place of a number."""
+    """Returns whether PyTorch takes a tensor in the place of a number."""
     return isinstance(value, torch.Tensor) and value.ndim == 0 and not value.is_complex() and not value.requires_grad
 
 
@@ -198,7 +198,7 @@ def _solve_by_rank(A, B, rcond, driver):
 
 
 def _by_pivots(A, B, rcond):
-    """A P = Q R of a first QR, which brings all that follows to min(m, n) rows, and one with pivots. Then R's
+    """Returns A P = Q R of a first QR, which brings all that follows to min(m, n) rows, and one with pivots. Then R's
     independent rows are Tᵀ Zᵀ, and X = P Z T⁻ᵀ Qᵀ B has the least norm."""
     n = A.shape[-1]
     Q, R, scale = ops.qr_scaled(A)

@@ -173,7 +173,7 @@ def _takes(A):
 
 
 def _solvable(LU, pivots, B, left):
-    """Whether the operator takes these. PyTorch's op raises the errors for others."""
+    """Returns whether the operator takes these. PyTorch's op raises the errors for others."""
     return (
         B is not None
         and accelerated(LU, B)
@@ -196,12 +196,12 @@ def _shapes_fit(LU, pivots, B, left):
 
 
 def broadcastable(A, B):
-    """Whether the batches of two tensors of matrices broadcast."""
+    """Returns whether the batches of two tensors of matrices broadcast."""
     return all(a == b or a == 1 or b == 1 for a, b in zip(A.shape[-3::-1], B.shape[-3::-1]))
 
 
 def one_batch(A, B):
-    """Two tensors of matrices with their batches broadcast."""
+    """Returns two tensors of matrices with their batches broadcast."""
     if A.shape[:-2] == B.shape[:-2]:
         return A, B
     batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
@@ -248,8 +248,8 @@ def _(LU, pivots, B, left, adjoint):
 
 
 def _gradient(P, L, U, grad_L, grad_U):
-    """The gradient of A = P L U. With k = min(m, n), L is (L1, L2) by rows, U is (U1, U2) by columns, and L1 and U1 are
-    k x k:
+    """Returns the gradient of A = P L U. With k = min(m, n), L is (L1, L2) by rows, U is (U1, U2) by columns, and L1
+    and U1 are k x k:
 
         M = tril(L1ᵀ grad_L1 - grad_U2 U2ᵀ, -1) + triu(grad_U1 U1ᵀ - L2ᵀ grad_L2),   grad_A1 = P L1⁻ᵀ M U1⁻ᵀ
 

@@ -21,8 +21,8 @@ _inside = threading.local()
 
 
 def override(operator, take, composite=None) -> Override:
-    """The override of an operator of aten. `take` has the operator's arguments, and returns None for those that it does
-    not take. For `composite` see Override."""
+    """Returns the override of an operator of aten. `take` has the operator's arguments, and returns None for those that
+    it does not take. For `composite` see Override."""
     return Override(operator, _outermost(take), dtypes=DTYPES, composite=composite)
 
 
@@ -76,8 +76,8 @@ def checked(results, name, check_errors, A):
 
 @functools.cache
 def factors_transpose(operator, arguments=1):
-    """Whether this PyTorch's operator factors the transpose of a row-major matrix, which its derivative then assumes.
-    All `arguments` arguments of the operator are that matrix."""
+    """Returns whether this PyTorch's operator factors the transpose of a row-major matrix, which its derivative then
+    assumes. All `arguments` arguments of the operator are that matrix."""
     A = torch.tensor([[1.0, 0.5], [0.0, 1.0]], dtype=torch.float32, device="cpu")  # the defaults may differ
     LU = [result for result in operator(*[A] * arguments) if result.shape == A.shape][-1]
     return bool(LU[1, 0])

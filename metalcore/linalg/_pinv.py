@@ -99,7 +99,8 @@ def _gradient(A, P, G):
 
 
 def by_pseudoinverse(A, B, grad, rcond):
-    """The gradients of X = pinv(A) B by A and B, where singular values of at most rcond times the largest are zeros."""
+    """Returns the gradients of X = pinv(A) B by A and B, where singular values of at most rcond times the largest are
+    zeros."""
     P = _Pinv.apply(A, 0.0, rcond, False) if needs_gradient(A) else _pinv(A, 0.0, rcond, False)
     by_P = grad @ B.mT
     wide = A.shape[-2] <= A.shape[-1]

@@ -103,8 +103,8 @@ def _gradient(Q, R, grad_Q, grad_R):
 
 
 def _backward_tall(Q, R, grad_Q, grad_R):
-    """(grad_Q + Q copyltu(R grad_Rᵀ - grad_Qᵀ Q)) R⁻ᵀ, where copyltu(M) is the symmetric matrix with M's lower triangle
-    (Walter and Lehmann 2010)."""
+    """Returns (grad_Q + Q copyltu(R grad_Rᵀ - grad_Qᵀ Q)) R⁻ᵀ, where copyltu(M) is the symmetric matrix with M's lower
+    triangle (Walter and Lehmann 2010)."""
     M: Any = 0 if grad_R is None else R @ grad_R.mT
     if grad_Q is not None:
         M = M - grad_Q.mT @ Q

@@ -67,7 +67,7 @@ def _reflector(x: Tensor):
 
 
 def _larger(sigma: Tensor, alpha: Tensor, gamma: Tensor):
-    """The larger singular value of ((sigma, alpha), (0, gamma)), and the angle of its left singular vector."""
+    """Returns the larger singular value of ((sigma, alpha), (0, gamma)), and the angle of its left singular vector."""
     value = (torch.hypot(sigma + gamma, alpha) + torch.hypot(sigma - gamma, alpha)) / 2
     return value, torch.atan2(2 * alpha * gamma, (sigma + gamma) * (sigma - gamma) + alpha * alpha) / 2
 

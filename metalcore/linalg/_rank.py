@@ -116,12 +116,12 @@ def _condition(A, p):
 
 
 def given(**arguments):
-    """The arguments that are neither None nor False. Few of torch's overloads take None."""
+    """Returns the arguments that are neither None nor False. Few of torch's overloads take None."""
     return {name: value for name, value in arguments.items() if value is not None and value is not False}
 
 
 def chosen_tolerances(A, both, atol, rtol):
-    """(atol, rtol) with PyTorch's defaults, or None if PyTorch's own function must take or refuse the call.
+    """Returns (atol, rtol) with PyTorch's defaults, or None if PyTorch's own function must take or refuse the call.
 
     both: PyTorch's older argument, which replaces the two and is returned as atol.
     """
@@ -148,7 +148,7 @@ def _is_tolerance(value, A):
 
 
 def threshold(largest, atol, rtol):
-    """max(atol, rtol * largest), where `largest` is (*, 1) and the tolerances are numbers or tensors."""
+    """Returns max(atol, rtol * largest), where `largest` is (*, 1) and the tolerances are numbers or tensors."""
     # A tensor without dimensions may be on the CPU. In a trace, the default rtol is such a tensor.
     atol, rtol = (x.unsqueeze(-1) if isinstance(x, torch.Tensor) and x.ndim else x for x in (atol, rtol))
     relative = rtol * largest

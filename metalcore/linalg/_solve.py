@@ -162,12 +162,12 @@ def inv_ex(A: torch.Tensor, *, check_errors: bool = False, out: Tensors | None =
 
 
 def _is_vector(A, B):
-    """PyTorch's rule: B is one vector for all matrices of A, or one for each."""
+    """Returns whether B is one vector for all matrices of A, or one for each, by PyTorch's rule."""
     return B.ndim == 1 or A.ndim - 1 == B.ndim and B.shape == A.shape[:-1]
 
 
 def _takes(A, B, left):
-    """Whether the operator takes these. PyTorch's op raises the errors for others."""
+    """Returns whether the operator takes these. PyTorch's op raises the errors for others."""
     if (
         B is None
         or not accelerated(A, B)
@@ -197,7 +197,7 @@ def _solve(A, B, left):
 
 
 def _info_of_batch(info, batch):
-    """The info of A's own matrices. Broadcasting copies a matrix, and all copies have the same info."""
+    """Returns the info of A's own matrices. Broadcasting copies a matrix, and all copies have the same info."""
     if info.shape == batch:
         return info
     if info.numel() == 0:

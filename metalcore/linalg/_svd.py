@@ -164,8 +164,8 @@ class _Broadened(Broadened):
 
 @without_autocast
 def _gradient(U, S, Vh, grad_U, grad_S, grad_Vh, broadening=0.0):
-    """The gradient of the reduced A = U diag(S) Vᵀ: U M Vᵀ with M = (skew(Uᵀ grad_U) S + S skew(Vᵀ grad_V)) / E +
-    diag(grad_S), where E[i, j] = S[j]² - S[i]². If A is not square, the part of grad_U or grad_V outside of the space
+    """Returns the gradient of the reduced A = U diag(S) Vᵀ: U M Vᵀ with M = (skew(Uᵀ grad_U) S + S skew(Vᵀ grad_V)) / E
+    + diag(grad_S), where E[i, j] = S[j]² - S[i]². If A is not square, the part of grad_U or grad_V outside of the space
     of U or V, divided by S, is added."""
     U, V = U[..., : S.shape[-1]], Vh.mT[..., : S.shape[-1]]
     # A slice of all is an alias, which autograd's is_grads_batched does not know; narrow() is none.

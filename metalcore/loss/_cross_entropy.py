@@ -322,7 +322,7 @@ def _is_divided_ahead(x):
 
 
 def _classes(x, dim=-1):
-    """A class for each row, of which one is ignored."""
+    """Returns a class for each row, of which one is ignored."""
     shape = [size for d, size in enumerate(x.shape) if d != dim % x.dim()]
     index = torch.arange(max(1, x.numel() // max(1, x.shape[dim])), device=x.device) * 7 % max(1, x.shape[dim])
     index = index[: x.numel() // max(1, x.shape[dim])].view(shape)

@@ -25,7 +25,7 @@ def _with_classes_last(x):
 
 
 def _coefficients(x, target, weight, ignore_index, label_smoothing):
-    """The coefficients of all classes in the loss, classes last; which targets are counted; their weights."""
+    """Returns the coefficients of all classes in the loss, classes last; which targets are counted; their weights."""
     classes = x.shape[-1]
     weights = torch.ones(classes, dtype=x.dtype, device=x.device) if weight is None else weight.to(x.dtype)
     if target.is_floating_point():
@@ -44,8 +44,8 @@ def _coefficients(x, target, weight, ignore_index, label_smoothing):
 
 
 def _composite(x, target, weight, ignore_index, label_smoothing, softcap, z_loss):
-    """The losses of rows, their weights, the largest logits, the sums of exponentials of differences from these, and
-    the sums of coefficients, in float32 or float64."""
+    """Returns the losses of rows, their weights, the largest logits, the sums of exponentials of differences from
+    these, and the sums of coefficients, in float32 or float64."""
     wide = cap(_with_classes_last(x).to(_wide(x)), softcap)
     coefficients, counted, row_weights = _coefficients(wide, target, weight, ignore_index, label_smoothing)
     terms = -coefficients * wide.log_softmax(-1)
@@ -137,7 +137,7 @@ def _(x, target, weight, reduction, ignore_index, label_smoothing, divided):
 
 
 def _finished(gradient, grad, target, total, ignore_index):
-    """What of cross_entropy_ahead is left to do, in PyTorch's ops, differentiable to any order."""
+    """Returns what of cross_entropy_ahead is left to do, in PyTorch's ops, differentiable to any order."""
     scale = grad.to(_wide(gradient)) if total is None else grad.to(_wide(gradient)) / total[0]
     scale = scale.expand(gradient.shape[:1] + gradient.shape[2:] if gradient.dim() > 1 else ())
     if not target.is_floating_point():
@@ -215,9 +215,9 @@ def _ahead_backward(ctx, grad, curvature):
 
 
 def _curved(v, gradient, target, weight, total, ignore_index, label_smoothing):
-    """The product of v and the derivative of cross_entropy_ahead's gradient, which is s (m softmax(x) - c) with the
-    coefficients c, their sums m and a scale s. It is a function of that gradient and not of x, and differentiable to
-    any order as such."""
+    """Returns the product of v and the derivative of cross_entropy_ahead's gradient, which is s (m softmax(x) - c) with
+    the coefficients c, their sums m and a scale s. It is a function of that gradient and not of x, and differentiable
+    to any order as such."""
     wide = _with_classes_last(gradient).to(_wide(gradient))
     coefficients, counted, _ = _coefficients(wide, target, weight, ignore_index, label_smoothing)
     mass = coefficients.sum(-1, keepdim=True)

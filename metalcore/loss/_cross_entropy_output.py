@@ -51,7 +51,7 @@ class Wanted(NamedTuple):
 def target_weight(
     target: Tensor, weight: Tensor | None, ignore_index: int, mean: bool, token_weight: Tensor | None = None
 ) -> Tensor:
-    """What losses are divided by: the sum of the targets' weights, or 1; one float32 number on the device."""
+    """Returns what losses are divided by: the sum of the targets' weights, or 1; one float32 number on the device."""
     if not mean:
         return torch.ones(1, dtype=torch.float32, device=target.device)
     counted = target != ignore_index
@@ -66,14 +66,15 @@ def target_weight(
 
 
 def log_sum(saved: Tensor) -> Tensor:
-    """The logarithms of rows' sums of exponentials, from what the operator cross_entropy saves."""
+    """Returns the logarithms of rows' sums of exponentials, from what the operator cross_entropy saves."""
     return saved[..., 0] + saved[..., 1].log()
 
 
 def target_probability(
     logits: Tensor, target: Tensor, ignore_index: int, softcap: float, saved: Tensor | None = None
 ) -> Tensor:
-    """The probabilities of the targets' classes, which are the last dimension of the logits; 0 for ignored targets.
+    """Returns the probabilities of the targets' classes, which are the last dimension of the logits; 0 for ignored
+    targets.
 
     saved: what the operator cross_entropy saves of the rows.
     """
@@ -98,7 +99,7 @@ def output(
     squares: Tensor | None,
     predicted: Tensor | None,
 ) -> CrossEntropyOutput:
-    """The results, from rows.
+    """Returns the results, from rows.
 
     total: what a reduced loss was divided by.
     squares: the part of z_loss in the rows' losses, which is not yet 0 in ignored rows.

@@ -15,7 +15,7 @@ _SAVED = 5  # numbers that kernels keep of a row
 
 
 def require_options(op, beta, temperature, reduction):
-    """The factor of logits."""
+    """Returns the factor of logits."""
     if type(beta) not in (float, int) or not 0 <= beta <= 1:
         raise ValueError(f"{op}: beta must be in [0, 1], not {beta!r}")
     if type(temperature) not in (float, int) or not 0 < temperature < math.inf:
@@ -48,7 +48,7 @@ def _mixture(log_p, log_q, beta):
 
 
 def divergence_by_torch(input, target, beta, input_kind, target_kind, scale):
-    """The divergences of rows, differentiable to any order."""
+    """Returns the divergences of rows, differentiable to any order."""
     p, log_p, log_q = _parts(input, target, input_kind, target_kind, scale)
     if beta == 0:
         return _weighed(p, log_p, log_q).sum(-1)

@@ -25,7 +25,7 @@ _CHUNK_BYTES = 256 << 20
 
 
 def chunk_of(rows: int, classes: int, itemsize: int) -> int:
-    """How many rows have their logits in memory at once: about 256 MiB of them, and whole tiles of a product."""
+    """Returns how many rows have their logits in memory at once: about 256 MiB of them, and whole tiles of a product."""
     return min(rows, max(256, _CHUNK_BYTES // (classes * itemsize) // 256 * 256))
 
 
@@ -178,7 +178,7 @@ def _unfused(
     scaling,
     wanted,
 ):
-    """The same with all logits in memory."""
+    """Returns the same with all logits in memory."""
     output = cross_entropy(
         logits.reshape(-1, logits.shape[-1]),
         target.reshape(-1),
@@ -240,8 +240,8 @@ def _product(x, weight, bias, out):
 
 
 def _gradients(hidden, weight, target, bias, class_weight, scale, scaling, wide, options, chunk, wanted, more):
-    """The losses of rows, the gradients of sum(scale * loss) by hidden, weight and bias where they are wanted, the part
-    of z_loss in the losses, and the predicted classes.
+    """Returns the losses of rows, the gradients of sum(scale * loss) by hidden, weight and bias where they are wanted,
+    the part of z_loss in the losses, and the predicted classes.
 
     scaling: whether each loss is multiplied by its target's probability.
     more: whether the last two are wanted.

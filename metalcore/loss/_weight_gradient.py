@@ -46,8 +46,8 @@ class WeightGradient:
 
 
 def accumulation(weight: Tensor, rows: int, chunk: int, dtype: torch.dtype | None) -> torch.dtype:
-    """The dtype of the sum: `dtype`, or for None float32 if there are more chunks than _FEW, and the weight's dtype
-    otherwise. One chunk has no sum."""
+    """Returns the dtype of the sum: `dtype`, or for None float32 if there are more chunks than _FEW, and the weight's
+    dtype otherwise. One chunk has no sum."""
     chunks = -(-rows // chunk)
     if dtype is None:
         dtype = torch.float32 if chunks > _FEW else weight.dtype

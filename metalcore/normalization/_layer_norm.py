@@ -236,7 +236,7 @@ def _shapes(weight, bias):
 
 
 def _parameters(ctx, gw, gb, wanted):
-    """The gradients of weight and bias in their shapes, where they are wanted."""
+    """Returns the gradients of weight and bias in their shapes, where they are wanted."""
     return [
         None if not is_wanted else g if len(shape) == 1 else g.view(shape)
         for g, shape, is_wanted in zip((gw, gb), ctx.shapes, wanted)

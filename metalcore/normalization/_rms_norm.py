@@ -110,7 +110,7 @@ def _check_offset(op, offset, weight):
 
 
 def _with_offset(weight, offset):
-    """The sum in float32 or float64, or the weight itself without an offset."""
+    """Returns the sum in float32 or float64, or the weight itself without an offset."""
     return (weight if weight.dtype == torch.float64 else weight.float()) + offset if offset else weight
 
 
@@ -142,7 +142,7 @@ def _addable(x, residual, weight, eps):
 
 
 def _composite(x, dims, weight, eps, offset):
-    """The norm in PyTorch's ops, in float32 or float64. It is differentiable to any order."""
+    """Returns the norm in PyTorch's ops, in float32 or float64. It is differentiable to any order."""
     wide = x if x.dtype == torch.float64 else x.float()
     scale = torch.rsqrt(wide.square().mean(tuple(range(-dims, 0)), keepdim=True) + eps)
     y = wide * scale
@@ -292,7 +292,7 @@ def _override_alone(previous, count, decline):
 
 
 def _own_calls(release, x, normalized_shape, weight=None, eps=None):
-    """Those in which PyTorch's function ends in aten::_fused_rms_norm on a Mac."""
+    """Returns those in which PyTorch's function ends in aten::_fused_rms_norm on a Mac."""
     needs_grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight))
     return weight is not None and not needs_grad
 

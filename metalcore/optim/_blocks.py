@@ -34,7 +34,7 @@ class Blocks:
             self.here = self._owned.here
 
     def split(self, tensor: torch.Tensor) -> torch.Tensor:
-        """(here, *shape)."""
+        """Returns (here, *shape)."""
         found = self._split(whole(tensor))
         return found if self._owned is None else self._owned.part(found)
 
@@ -52,7 +52,7 @@ class Blocks:
         return part if self._owned is None else self._owned.state(part)
 
     def join(self, part: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-        """The tensor that `split` divided, placed as the parameter."""
+        """Returns the tensor that `split` divided, placed as the parameter."""
         if self._owned is None:
             return self._join(part)
         return beside(p, self._join(self._owned.whole(part))).redistribute(p.device_mesh, p.placements)  # pyright: ignore

@@ -126,9 +126,9 @@ class MultiTensor(_Base):
 
 
 def by_kind(pairs):
-    """Lists of parameters and of their gradients, with one list of each for every kind. A kind decides whether a
-    kernel takes a parameter, and one call takes parameters of one kind: placed alike, if they are DTensors. Parameters
-    without gradient are left out. PyTorch makes sure that a gradient is on its parameter's device."""
+    """Returns lists of parameters and of their gradients, with one list of each for every kind. A kind decides whether
+    a kernel takes a parameter, and one call takes parameters of one kind: placed alike, if they are DTensors.
+    Parameters without gradient are left out. PyTorch makes sure that a gradient is on its parameter's device."""
     kinds, last, params, grads = {}, None, [], []
     known, placed = None, False  # a type, and whether it is DTensor's
     for p, grad in pairs:
@@ -147,13 +147,13 @@ def by_kind(pairs):
 
 
 def takes(p, grad):
-    """Whether the kernels take a parameter with its gradient. Of DTensors they take each rank's shard."""
+    """Returns whether the kernels take a parameter with its gradient. Of DTensors they take each rank's shard."""
     plain = type(p) is torch.nn.Parameter or not hasattr(p, "__tensor_flatten__") or is_dtensor(p)
     return plain and p.dtype is grad.dtype and accelerated(p, grad)
 
 
 def shards(params, grads, *states):
-    """The lists for a kernel: of DTensors, this rank's shards. Gradients are placed as their parameters are."""
+    """Returns the lists for a kernel: of DTensors, this rank's shards. Gradients are placed as their parameters are."""
     if not is_dtensor(params[0]):
         return params, grads, *states
     for p, tensor in ((p, tensor) for tensors in states for p, tensor in zip(params, tensors)):
@@ -164,8 +164,8 @@ def shards(params, grads, *states):
 
 
 def device_scalars(optimizer, group, device):
-    """The arguments lr, lr_tensor, grad_scale and found_inf of a kernel that reads all of them from device memory if
-    they are there. What GradScaler gave the optimizer is its attributes."""
+    """Returns the arguments lr, lr_tensor, grad_scale and found_inf of a kernel that reads all of them from device
+    memory if they are there. What GradScaler gave the optimizer is its attributes."""
     lr, lr_tensor = group["lr"], None
     if isinstance(lr, torch.Tensor):
         if lr.device == device:
@@ -185,8 +185,8 @@ def updated(params, grads, grad_scale):
 
 
 def make_state(what, p, state, name, dtype):
-    """A parameter's state entry in the form that a kernel takes: zeros at first, converted where it has another float
-    dtype. The operator refuses what cannot be converted."""
+    """Returns a parameter's state entry in the form that a kernel takes: zeros at first, converted where it has another
+    float dtype. The operator refuses what cannot be converted."""
     if name not in state:
         state[name] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
     value = state[name]
@@ -201,7 +201,7 @@ _dtype = attrgetter("dtype")
 
 
 def ready_states(params, states, names, dtype):
-    """Lists of the states' entries of these names, if all are of this dtype, or else None."""
+    """Returns lists of the states' entries of these names, if all are of this dtype, or else None."""
     try:
         lists = [[state[name] for state in states] for name in names]
         ready = all(set(map(_dtype, entries)) == {dtype} for entries in lists)

@@ -144,7 +144,7 @@ class AdamW(MultiTensor, torch.optim.AdamW):
         updated(params, grads, scalars["grad_scale"])
 
     def _seed(self, group, dtype):
-        """The seed of a group's stochastic rounding: groups have different random numbers."""
+        """Returns the seed of a group's stochastic rounding: groups have different random numbers."""
         if self.stochastic_rounding is None or dtype is not torch.bfloat16:
             return None
         place = next((i for i, each in enumerate(self.param_groups) if each is group), 0)
@@ -152,7 +152,7 @@ class AdamW(MultiTensor, torch.optim.AdamW):
         return seed - 2**64 * (seed >= 2**63)
 
     def _state_lists(self, params, amsgrad, on_device):
-        """The lists of "step", "exp_avg" … of the parameters' states, in the form that the kernel takes."""
+        """Returns the lists of "step", "exp_avg" … of the parameters' states, in the form that the kernel takes."""
         moments = MOMENTS if amsgrad else MOMENTS[:2]
         states = [self.state[p] for p in params]
         dtype = self.state_dtype or params[0].dtype

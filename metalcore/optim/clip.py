@@ -94,7 +94,7 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float, f
 
 
 def _kinds(grads, norm_type=2.0):
-    """Lists of gradients of one device and dtype, or None if the kernels do not take all of them."""
+    """Returns lists of gradients of one device and dtype, or None if the kernels do not take all of them."""
     if not grads or not float(norm_type) > 0:
         return None
     kinds = [grads for grads, _ in by_kind((grad, grad) for grad in grads)]
@@ -102,7 +102,7 @@ def _kinds(grads, norm_type=2.0):
 
 
 def _norm(kinds, norm_type, device):
-    """The norm in float32 of all gradients."""
+    """Returns the norm in float32 of all gradients."""
     norms = [_norm_of_kind(grads, float(norm_type)) for grads in kinds]
     if len(norms) == 1:
         return norms[0]
@@ -137,7 +137,7 @@ def _scale(kinds, norm, max_norm):
 
 
 def _grads(parameters):
-    """The gradients that there are."""
+    """Returns the gradients that there are."""
     return [grad for p in parameters if (grad := p.grad) is not None]
 
 

@@ -94,7 +94,7 @@ class Muon(MultiTensor, torch.optim.Muon):
 
 
 def _orthogonalized(batch, coefficients, steps, eps):
-    """A batch of wide matrices, each replaced by a polynomial of it whose singular values are near one."""
+    """Returns a batch of wide matrices, each replaced by a polynomial of it whose singular values are near one."""
     if steps >= 100:
         raise ValueError("Number of steps must be less than 100 for computational efficiency")
     if len(coefficients) != 3:
@@ -108,7 +108,7 @@ def _orthogonalized(batch, coefficients, steps, eps):
 
 
 def _adjusted(lr, rule, rows, columns):
-    """The learning rate of a matrix, such that updates of all shapes are of one size."""
+    """Returns the learning rate of a matrix, such that updates of all shapes are of one size."""
     if rule is None or rule == "original":
         return lr * math.sqrt(max(1, rows / columns))
     return lr * 0.2 * math.sqrt(max(rows, columns)) if rule == "match_rms_adamw" else lr

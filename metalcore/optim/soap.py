@@ -153,7 +153,7 @@ class SOAP(MultiTensor, torch.optim.Optimizer):  # pyright: ignore[reportIncompa
                 self._step_matrices(group, some, step)
 
     def _divided(self, members):
-        """Lists of parameters that are computed together."""
+        """Returns lists of parameters that are computed together."""
         return [members]
 
     _qr = staticmethod(linalg.qr)
@@ -239,8 +239,8 @@ class SOAP(MultiTensor, torch.optim.Optimizer):  # pyright: ignore[reportIncompa
         batch["exp_avg_sq"].copy_(squares)
 
     def _batch(self, members, grads):
-        """The states of parameters as batches, of which the entries of each parameter's state are parts. Batches stay
-        from step to step, unless the parameters with gradients, or their states, are others."""
+        """Returns the states of parameters as batches, of which the entries of each parameter's state are parts.
+        Batches stay from step to step, unless the parameters with gradients, or their states, are others."""
         key = tuple(id(p) for p, _ in members)
         found = self._batches.get(key)
         if found is not None and all(
@@ -287,7 +287,7 @@ class _Reference(SOAP):
 
 
 def _sample(name, **options):
-    # Of square blocks, whose first gradients have a definite eigenbasis.
+    # The blocks are square, because their first gradients have a definite eigenbasis.
     shapes = ((12, 12), (7, 7), (24, 12), (5,))
     options = {"lr": 1e-2, "precondition_frequency": 1, "max_precond_dim": 12, **options}
     return Sample(name, (*shapes, *shapes), options, terms=2**10, roundings=8)

@@ -185,7 +185,7 @@ def report() -> Report:
 
 
 def devices() -> tuple[str, ...]:
-    """The types of the devices that metalcore has kernels for and that are there."""
+    """Returns the types of the devices that metalcore has kernels for and that are there."""
     return tuple(filter(_is_available, sorted(DEVICES)))
 
 

@@ -104,7 +104,7 @@ _COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunction
 
 
 def _kernel_before(operator, key):
-    """PyTorch's kernel, or its decomposition of an operator that it does not reach on the device."""
+    """Returns PyTorch's kernel, or its decomposition of an operator that it does not reach on the device."""
     name = f"aten::{operator}"
     has_kernel = functools.partial(torch._C._dispatch_has_kernel_for_dispatch_key, name)
     decomposed = overload(operator) in decomposition_table
@@ -140,7 +140,7 @@ def _replace_from_python(operator, key):
 
 
 def _left_by_cpp(left, results):
-    """What C++ calls through PyTorch's C interface, which prints exceptions and loses their types."""
+    """Returns what C++ calls through PyTorch's C interface, which prints exceptions and loses their types."""
 
     def call(keyset, *args, **kwargs):
         try:
@@ -165,7 +165,7 @@ def _left(previous, count, dtypes):
 
 
 def _leaving(kernel, own_calls, previous, count):
-    """The kernel, except for calls for which PyTorch has one of its own."""
+    """Returns the kernel, except for calls for which PyTorch has one of its own."""
     release = this_release()
 
     def leaving(keyset, *args, **kwargs):
@@ -178,7 +178,7 @@ def _leaving(kernel, own_calls, previous, count):
 
 
 def _why_left(args, dtypes):
-    """Why metalcore did not take these arguments of an operator, in words."""
+    """Returns why metalcore did not take these arguments of an operator, in words."""
     tensors = [value for value in args if isinstance(value, Tensor)]
     for tensor in tensors:
         if tensor.dtype not in dtypes:

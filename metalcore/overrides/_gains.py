@@ -66,17 +66,17 @@ Measured = Mapping[str, tuple[float, float | None]]
 
 
 def gain(name: str, device: str) -> float | None:
-    """PyTorch's time over ours in the built-in figures, or None where it was not measured."""
+    """Returns PyTorch's time over ours in the built-in figures, or None where it was not measured."""
     return GAINS.get(device, {}).get(name)
 
 
 def kind_of(device: str) -> str:
-    """The device's type, or "simulator" for the simulated `mps`."""
+    """Returns the device's type, or "simulator" for the simulated `mps`."""
     return "simulator" if device == "mps" and getattr(torch._C, "_metalcore_simulates_mps", False) else device
 
 
 def why_off(name: str, override: Any, kind: str, release: Release, measured: Measured) -> str | None:
-    """Why a part of an override is not on by default, or None where it is.
+    """Returns why a part of an override is not on by default, or None where it is.
 
     Args:
         name: the override's.
@@ -99,7 +99,7 @@ def why_off(name: str, override: Any, kind: str, release: Release, measured: Mea
 
 
 def _figure(override, measured):
-    """The gain that decides about an operator: that of its pass, or of both where it serves both."""
+    """Returns the gain that decides about an operator: that of its pass, or of both where it serves both."""
     inference, training = measured
     if training is not None and isinstance(override, Override) and override.own_calls:
         return max(measured)  # left_calls() decides about inference
@@ -109,7 +109,7 @@ def _figure(override, measured):
 
 
 def left_calls(name: str, override: Override, kind: str, measured: Measured) -> bool:
-    """Whether an override that is on leaves those calls to PyTorch for which that has a kernel of its own
+    """Returns whether an override that is on leaves those calls to PyTorch for which that has a kernel of its own
     (Override.own_calls)."""
     if override.own_calls is None or kind != "mps":
         return False
@@ -117,7 +117,8 @@ def left_calls(name: str, override: Override, kind: str, measured: Measured) -> 
 
 
 def by_default(name: str, kinds: Mapping[str, str], release: Release, measured: Mapping[str, Measured]) -> str | None:
-    """Why an override is off as a whole, or None where a part of it is on for one of the devices that are there.
+    """Returns why an override is off as a whole, or None where a part of it is on for one of the devices that are
+    there.
 
     Args:
         kinds: of the devices, by their types.

@@ -11,7 +11,7 @@ __all__ = ["measured"]
 
 
 def measured(devices: Iterable[str]) -> dict[str, Measured]:
-    """The gains of overrides, by type of device; none for one that nobody measured."""
+    """Returns the gains of overrides, by type of device; none for one that nobody measured."""
     if not wanted():
         return {}
     from ..tuning import store

@@ -27,7 +27,7 @@ class Count:
         self._ran_in_cpp, self._ran_before = ran_in_cpp, ran_in_cpp()
 
     def run(self, function: Callable, *args: Any) -> Any:
-        """function(*args), counted by ran_since()."""
+        """Returns function(*args), counted by ran_since()."""
         before = refused.calls()
         result = function(*args)
         self.ran_since(before)
@@ -42,7 +42,7 @@ class Count:
             self.left[refused.REASON] += 1
 
     def total(self) -> int:
-        """How often it ran by metalcore, from Python and from C++."""
+        """Returns how often it ran by metalcore, from Python and from C++."""
         return self.ran + self._ran_in_cpp() - self._ran_before
 
 
@@ -77,7 +77,7 @@ class Report:
         self.active, self.devices, self.rows = tuple(active), tuple(devices), tuple(rows)
 
     def as_dict(self) -> dict:
-        """The same as lists, dicts, strings and numbers, for JSON."""
+        """Returns the same as lists, dicts, strings and numbers, for JSON."""
         return {
             "active": list(self.active),
             "devices": list(self.devices),
@@ -142,7 +142,7 @@ def start() -> None:
 
 
 def count_of(override: str, what: str, ran_in_cpp: Callable[[], int] = int) -> Count:
-    """The count of something that is replaced, for the code that runs in its place."""
+    """Returns the count of something that is replaced, for the code that runs in its place."""
     _never.pop((override, what), None)
     return _counts.setdefault((override, what), Count(ran_in_cpp))
 

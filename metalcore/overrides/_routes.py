@@ -26,12 +26,12 @@ def use(rows: tuple[Any, ...]) -> None:
 
 
 def routed() -> list[str]:
-    """The operators that have routes."""
+    """Returns the operators that have routes."""
     return list(dict.fromkeys(name for row in _rows for route in row.routes for name in route.operators))
 
 
 def beneath(operator: str, device: str, kernel: Any) -> Any:
-    """PyTorch's kernel, or one in its place that sends what a fault touches elsewhere."""
+    """Returns PyTorch's kernel, or one in its place that sends what a fault touches elsewhere."""
     here = [(row, route) for row in _rows for route in row.routes if operator in route.operators]
     return _Routed(operator, device, kernel, here) if here and device == "mps" else kernel
 

@@ -46,7 +46,8 @@ def is_on() -> bool:
 
 
 def use(on: bool) -> bool:
-    """Whether anything changes: then routes and overrides have to be put into the dispatcher again, in this order."""
+    """Returns whether anything changes: then routes and overrides have to be put into the dispatcher again, in this
+    order."""
     global _on
     changes, _on = _on != (_found if on else ()), _found if on else ()
     return changes
@@ -82,8 +83,8 @@ def put_routes(overridden: set[tuple[str, str]]) -> None:
 
 
 def _places(operator, overridden):
-    """The overrides that hold the routes of an operator: at the device's key if it has a kernel there, or where PyTorch
-    takes it apart."""
+    """Returns the overrides that hold the routes of an operator: at the device's key if it has a kernel there, or where
+    PyTorch takes it apart."""
     if not overload(operator):
         return ()
     name = f"aten::{operator}"
@@ -100,5 +101,5 @@ def _places(operator, overridden):
 
 
 def _hold(previous, count, decline):
-    """The kernel of an operator without an override: `previous` knows the routes."""
+    """Returns the kernel of an operator without an override: `previous` knows the routes."""
     return previous.call_boxed

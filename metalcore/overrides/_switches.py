@@ -26,7 +26,8 @@ class Switches:
         self._epoch = 0  # counts clear(): what was requested before it is forgotten
 
     def choose(self, function: str, names, exclude) -> list[str]:
-        """The switches that a caller means: `names`, or all, without `exclude`; ValueError for an unknown one."""
+        """Returns the switches that a caller means: `names`, or all, without `exclude`; ValueError for an unknown
+        one."""
         exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
         for name in (*names, *exclude):
             if name not in self.names:
@@ -65,7 +66,7 @@ class Switches:
             return tuple(name for name in self.names if self._counts[name] > 0)
 
     def by_default(self) -> frozenset[str]:
-        """Those that are on, and that nobody asked for by name."""
+        """Returns those that are on, and that nobody asked for by name."""
         with self._lock:
             return frozenset(name for name in self.names if self._counts[name] > 0 and self._named[name] <= 0)
 

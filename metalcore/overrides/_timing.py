@@ -36,7 +36,7 @@ class Gain:
 
 
 def names() -> list[str]:
-    """The overrides of ops that can be called, in the registry's order."""
+    """Returns the overrides of ops that can be called, in the registry's order."""
     return [name for name in overrides.NAMES if name in OPS]
 
 

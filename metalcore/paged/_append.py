@@ -83,7 +83,7 @@ def append_kv(
 
 
 def _last_places(key, size, kv_indptr, kv_last_page_len, qo_indptr):
-    """The request and the place of each token, if the tokens are the last of their requests."""
+    """Returns the request and the place of each token, if the tokens are the last of their requests."""
     tokens = torch.arange(key.shape[0], device=key.device, dtype=torch.int32)
     pages = kv_indptr[1:] - kv_indptr[:-1]
     lengths = torch.where(pages > 0, (pages - 1) * size + kv_last_page_len, 0)

@@ -246,7 +246,7 @@ def _limits(function, window):
 
 
 def _tokens(cache, kv_layout, kv_indptr, kv_last_page_len):
-    """The indices of all pages, each of which has one token."""
+    """Returns the indices of all pages, each of which has one token."""
     k, _ = split_cache("batch_prefill", cache, kv_layout)
     if k.shape[2 if kv_layout == "HND" else 1] != 1 or kv_last_page_len is not None:
         raise ValueError(
@@ -256,7 +256,7 @@ def _tokens(cache, kv_layout, kv_indptr, kv_last_page_len):
 
 
 def _bits(packed):
-    """The elements of a packed mask."""
+    """Returns the elements of a packed mask."""
     check_tensors("batch_prefill", 1, packed_custom_mask=packed)
     if packed.dtype != torch.uint8:
         raise ValueError(f"metalcore.paged.batch_prefill: packed_custom_mask must be uint8, not {packed.dtype}")
@@ -310,13 +310,13 @@ def _wide(q):
 
 
 def _prefill_arguments(q, *cache):
-    """Three requests of 2, 0 and 5 queries and 11, 0 and 5 keys."""
+    """Returns three requests of 2, 0 and 5 queries and 11, 0 and 5 keys."""
     vectors = ([0, 2, 2, 7], [0, 3, 3, 5], [4, 1, 3, 0, 5], [3, 0, 1])
     return q, cache if len(cache) == 2 else cache[0], *(integers(numbers, q, torch.int32) for numbers in vectors)
 
 
 def _decode_arguments(q, cache):
-    """Two requests with all pages but one between them."""
+    """Returns two requests with all pages but one between them."""
     pages = cache.shape[0] - 1
     indptr, last = (integers(numbers, q, torch.int32) for numbers in ([0, 1, pages], [3, 2]))
     return q, cache, indptr, torch.arange(pages, 0, -1, dtype=torch.int32, device=q.device), last

@@ -43,8 +43,8 @@ class PageTable(NamedTuple):
 
     @classmethod
     def from_block_table(cls, block_table: Tensor, lengths: Tensor, page_size: int) -> PageTable:
-        """A table with a row for each request, as flash-attention and vLLM have it. The host does not wait for the
-        device.
+        """Returns a table with a row for each request, as flash-attention and vLLM have it. The host does not wait for
+        the device.
 
         Args:
             block_table: (requests, most), integers: the request's pages. Those behind its last token may be any
@@ -150,24 +150,24 @@ class PagedKVCache:
         return len(self._free)
 
     def length(self, sequence: int) -> int:
-        """The number of a sequence's tokens."""
+        """Returns the number of a sequence's tokens."""
         self._check([sequence])
         return self._lengths[sequence]
 
     def layer(self, index: int = 0) -> Tensor:
-        """The pool of one layer, as the functions in `metalcore.paged` take it."""
+        """Returns the pool of one layer, as the functions in `metalcore.paged` take it."""
         return self.data[index]
 
     def allocate(self) -> int:
-        """A new sequence without tokens, by its number."""
+        """Returns a new sequence without tokens, by its number."""
         sequence = self._next
         self._next += 1
         self._pages[sequence], self._lengths[sequence] = [], 0
         return sequence
 
     def fork(self, sequence: int) -> int:
-        """A new sequence with the tokens of another one. They share pages. Before one of them appends to a page that
-        both have, it gets a copy of this page."""
+        """Returns a new sequence with the tokens of another one. They share pages. Before one of them appends to a page
+        that both have, it gets a copy of this page."""
         self._check([sequence])
         copy = self.allocate()
         self._pages[copy] = list(self._pages[sequence])
@@ -184,7 +184,7 @@ class PagedKVCache:
             self._drop(page)
 
     def table(self, sequences: Iterable[int]) -> PageTable:
-        """The pages of some sequences."""
+        """Returns the pages of some sequences."""
         return self._table(list(sequences), None)
 
     def reserve(self, sequences: Sequence[int], tokens: Sequence[int]) -> PageTable:
@@ -263,7 +263,7 @@ class PagedKVCache:
                 )
 
     def _must_copy(self, sequence, count):
-        """Whether new tokens go to a page that another sequence has, too."""
+        """Returns whether new tokens go to a page that another sequence has, too."""
         partly = self._lengths[sequence] % self.page_size
         return bool(count and partly and self._users[self._pages[sequence][-1]] > 1)
 

@@ -11,7 +11,7 @@ __all__ = ["append", "attend", "merge"]
 def attend(
     q, qo_indptr, k, v, kv_indptr, kv_indices, last, heads_first, mask, mask_indptr, sinks, left, right, scale, softcap
 ):
-    """The operator paged_attention."""
+    """Returns the operator paged_attention."""
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     starts = list(range(q.shape[0] + 1)) if qo_indptr is None else qo_indptr.tolist()
     indptr, last = kv_indptr.tolist(), last.tolist()
@@ -40,7 +40,7 @@ def attend(
 
 
 def _tokens(pool, pages, last, heads_first):
-    """The keys or values of a request: (length, heads, size)."""
+    """Returns the keys or values of a request: (length, heads, size)."""
     tokens = pool.index_select(0, pages)
     tokens = (tokens.transpose(1, 2) if heads_first else tokens).flatten(0, 1)
     size = pool.shape[2 if heads_first else 1]
@@ -82,7 +82,7 @@ def append(key, value, batch_indices, positions, k, v, kv_indptr, kv_indices, he
 
 
 def merge(v: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
-    """The operator merge_states."""
+    """Returns the operator merge_states."""
     lse = torch.logsumexp(s, 1) if s.shape[1] else s.new_full((s.shape[0], s.shape[2]), -torch.inf)
     weights = (s - lse.masked_fill(lse == -torch.inf, 0.0)[:, None]).exp()
     return (weights[..., None] * v).sum(1).to(v.dtype), lse

@@ -23,7 +23,7 @@ def check_tensors(function: str, dims: int, **tensors: object) -> None:
 
 
 def split_cache(function: str, cache: Cache, kv_layout: str) -> tuple[Tensor, Tensor]:
-    """The pools of keys and of values, with 4 dimensions each. Pages of one token may lack their dimension."""
+    """Returns the pools of keys and of values, with 4 dimensions each. Pages of one token may lack their dimension."""
     if kv_layout not in LAYOUTS:
         raise ValueError(
             f"metalcore.paged.{function}: kv_layout must be one of {', '.join(LAYOUTS)}, not {kv_layout!r}"
@@ -54,7 +54,7 @@ def split_cache(function: str, cache: Cache, kv_layout: str) -> tuple[Tensor, Te
 
 
 def index_vector(function: str, name: str, numbers: Tensor, on: Tensor) -> Tensor:
-    """The numbers as kernels take them: int32, contiguous, on the device of `on`."""
+    """Returns the numbers as kernels take them: int32, contiguous, on the device of `on`."""
     check_tensors(function, 1, **{name: numbers})
     if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype is torch.bool:
         raise ValueError(f"metalcore.paged.{function}: {name} must have integers, not {numbers.dtype}")

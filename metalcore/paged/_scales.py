@@ -9,8 +9,8 @@ __all__ = ["scaled"]
 
 
 def scaled(function: str, q: Tensor, kv_heads: int, scale: float, q_scale, k_scale, v_scale):
-    """The queries, the factor of scores, and what the results are multiplied by, or None. The host does not read
-    tensors: those of queries and keys go into the queries, which are float32 then, so that nothing is rounded."""
+    """Returns the queries, the factor of scores, and what the results are multiplied by, or None. The host does not
+    read tensors: those of queries and keys go into the queries, which are float32 then, so that nothing is rounded."""
     heads = q.shape[1]
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     for name, factor, count in (("q_scale", q_scale, heads), ("k_scale", k_scale, kv_heads)):
@@ -30,7 +30,7 @@ def _number(function, name, factor):
 
 
 def _of_heads(function, name, factor, count, q):
-    """The factors of the heads of queries, with a dimension for their elements."""
+    """Returns the factors of the heads of queries, with a dimension for their elements."""
     if not factor.is_floating_point() or factor.numel() not in (1, count) or factor.dim() > 1:
         raise ValueError(
             f"metalcore.paged.{function}: {name} must be a floating-point number or {count} of them, not "

@@ -71,7 +71,7 @@ def observe():
 
 
 def backend(module: GraphModule, inputs: Sequence[Any], options=None, mode=None):
-    """The backend as torch.compile calls it.
+    """Returns the backend as torch.compile calls it.
 
     Raises:
         ValueError, TypeError: an option is unknown, or has a value that it cannot have.
@@ -82,7 +82,7 @@ def backend(module: GraphModule, inputs: Sequence[Any], options=None, mode=None)
 
 
 def _with_arguments(module, compile):
-    """What compile() makes of a graph, with the graph's arguments among the results where these are arguments
+    """Returns what compile() makes of a graph, with the graph's arguments among the results where these are arguments
     themselves, as `self.count += 1` leaves them. compile() sees no such results: AOTAutograd (of PyTorch 2.13) returns
     one in the place of another result where a further argument that the graph writes to needs a gradient."""
     nodes = list(module.graph.nodes)
@@ -145,7 +145,7 @@ def _compile(module, inputs, options):
 
 
 def _fuse(module, inputs, options, compiled):
-    """The graph with metalcore's operators in place of patterns. Autograd takes it apart afterwards."""
+    """Returns the graph with metalcore's operators in place of patterns. Autograd takes it apart afterwards."""
     if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda", "mps")):
         compiled.notes.append("no patterns are fused under autocast")
         return module
@@ -222,7 +222,7 @@ class _Specialized:
 
 
 def _numbers(module, inputs):
-    """The places of the inputs that are tensors in which dynamo passes a number."""
+    """Returns the places of the inputs that are tensors in which dynamo passes a number."""
 
     def is_number(value):
         return isinstance(value, Tensor) and not value.dim() and value.is_cpu and value.is_floating_point()
@@ -243,7 +243,7 @@ def _key(value):
 
 
 def _with_numbers(module, given):
-    """The graph with numbers in place of the inputs that are none of its tensors."""
+    """Returns the graph with numbers in place of the inputs that are none of its tensors."""
     graph = torch.fx.Graph()
     copies: dict = {}
     values = iter(given)

@@ -93,7 +93,7 @@ def bisect(
 
 
 def _first(wrong: Callable[[int], bool], most: int) -> int:
-    """The smallest number from 1 to `most` that is wrong, if what is wrong stays wrong."""
+    """Returns the smallest number from 1 to `most` that is wrong, if what is wrong stays wrong."""
     low, high = 1, most
     while low < high:
         middle = (low + high) // 2

@@ -110,7 +110,7 @@ def source_of(
     fused: Sequence[Rewritten],
     target: Target | None = None,
 ) -> Source:
-    """What a program of a traced and optimized graph is made from."""
+    """Returns what a program of a traced and optimized graph is made from."""
     specs = traced.in_spec, traced.out_spec
     name = (target or target_of(program_device(traced.module.graph))).name
     return Source.of(traced.module, recipe, traced.state, options, tuple(fused), specs, name)

@@ -15,8 +15,8 @@ __all__ = ["build", "kernels", "writing_to"]
 
 
 def build(graph: Graph, fakes: Sequence[Tensor]) -> Callable[..., tuple] | None:
-    """A function of tensors like `fakes` that returns the tuple of what the graph computes, or None where the generator
-    does not take the graph."""
+    """Returns a function of tensors like `fakes` that returns the tuple of what the graph computes, or None where the
+    generator does not take the graph."""
     try:
         kernel = pointwise.build(graph, fakes)
     except pointwise.Unsupported:
@@ -30,7 +30,8 @@ def build(graph: Graph, fakes: Sequence[Tensor]) -> Callable[..., tuple] | None:
 
 
 def writing_to(run: Callable, memory: Sequence[Tensor | None], likes: Sequence[Tensor]) -> Callable[..., tuple]:
-    """The same function with its results in given memory. Where that is None, they are new tensors like `likes`."""
+    """Returns the same function with its results in given memory. Where that is None, they are new tensors like
+    `likes`."""
     kernel = run.kernel  # pyright: ignore[reportFunctionMemberAccess]
     forms = [(tuple(like.shape), like.stride(), like.dtype, like.device) for like in likes]
 
@@ -47,7 +48,7 @@ def writing_to(run: Callable, memory: Sequence[Tensor | None], likes: Sequence[T
 
 
 def kernels(node: Node) -> list[str]:
-    """The names of the kernels of a step, for arguments like its fake tensors that begin where vectors may."""
+    """Returns the names of the kernels of a step, for arguments like its fake tensors that begin where vectors may."""
     likes = [value(source) for source in node.args]
     metas = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in likes]
     return node.target.kernel.kernels(*metas)  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]

@@ -44,7 +44,8 @@ _SECRET_WRITERS = {
 
 
 def name_of(node: Any) -> str | None:
-    """The operator's name without its overload: "add" of ATen's operators, "metalcore.rope" of others; else None."""
+    """Returns the operator's name without its overload: "add" of ATen's operators, "metalcore.rope" of others; else
+    None."""
     target = node.target
     if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
         return None
@@ -61,14 +62,14 @@ def tensors_of(node: Node) -> list[Tensor]:
 
 
 def arguments(node: Node) -> tuple:
-    """All arguments in the order of the operator's schema, with its defaults."""
+    """Returns all arguments in the order of the operator's schema, with its defaults."""
     given = list(node.args)
     rest = node.target._schema.arguments[len(given) :]  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
     return (*given, *(node.kwargs.get(spec.name, spec.default_value) for spec in rest))
 
 
 def argument(node: Any, name: str) -> Any:
-    """An argument by its name, or None if the operator has none of this name."""
+    """Returns an argument by its name, or None if the operator has none of this name."""
     for spec, given in zip(node.target._schema.arguments, arguments(node)):  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
         if spec.name == name:
             return given
@@ -76,7 +77,7 @@ def argument(node: Any, name: str) -> Any:
 
 
 def accelerated(*nodes: Any) -> bool:
-    """Whether metalcore's kernels take the values of these nodes, as `routing.accelerated` says of tensors."""
+    """Returns whether metalcore's kernels take the values of these nodes, as `routing.accelerated` says of tensors."""
     values = [value(node) for node in nodes if node is not None]
     return bool(values) and all(
         isinstance(v, Tensor)
@@ -89,12 +90,12 @@ def accelerated(*nodes: Any) -> bool:
 
 
 def storage_of(tensor: Tensor) -> int | None:
-    """What tells apart the storages of fake tensors. Sparse tensors have none."""
+    """Returns what tells apart the storages of fake tensors. Sparse tensors have none."""
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
 
 
 def written(node: Node) -> list[Node]:
-    """The nodes whose tensors an operation writes to."""
+    """Returns the nodes whose tensors an operation writes to."""
     if name_of(node) is None:
         return []
     names, flag, secret = _writes(node.target)
@@ -104,13 +105,14 @@ def written(node: Node) -> list[Node]:
 
 
 def changes_shape(node: Node) -> bool:
-    """Whether an operation changes the shape or the strides of its argument itself, as unsqueeze_ does."""
+    """Returns whether an operation changes the shape or the strides of its argument itself, as unsqueeze_ does."""
     return name_of(node) is not None and torch.Tag.inplace_view in node.target.tags  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
 
 
 @functools.cache
 def _writes(target) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
-    """The arguments that an operator writes to, and a flag with those that it writes to where the flag is set."""
+    """Returns the arguments that an operator writes to, and a flag with those that it writes to where the flag is
+    set."""
     schema = target._schema
     names = tuple(spec.name for spec in schema.arguments if spec.alias_info is not None and spec.alias_info.is_write)
     flag, secret = _SECRET_WRITERS.get(schema.name.removeprefix("aten::"), ("", ()))
@@ -118,12 +120,12 @@ def _writes(target) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
 
 
 def is_barrier(node: Node) -> bool:
-    """Whether operations must not move across this one: it writes to a tensor, or changes a mode of PyTorch."""
+    """Returns whether operations must not move across this one: it writes to a tensor, or changes a mode of PyTorch."""
     return changes_mode(node) or bool(written(node))
 
 
 def changes_mode(node: Node) -> bool:
-    """Whether operations after this one may differ from equal ones before it."""
+    """Returns whether operations after this one may differ from equal ones before it."""
     if node.op != "call_function":
         return node.op == "call_module"
     return name_of(node) is None and not _is_plain_python(node)
@@ -134,7 +136,7 @@ def _is_plain_python(node):
 
 
 def is_pure(node: Node) -> bool:
-    """Whether an operation can be left out if nobody uses it, and computed once for two equal ones."""
+    """Returns whether an operation can be left out if nobody uses it, and computed once for two equal ones."""
     if node.op == "get_attr":
         return True
     if node.op != "call_function" or is_barrier(node):
@@ -158,7 +160,7 @@ def segments(graph: Graph, ends: Callable[[Node], bool] = is_barrier) -> dict[No
 
 
 def mutated_storages(graph: Graph) -> set[int]:
-    """The storages that some operation of the graph writes to."""
+    """Returns the storages that some operation of the graph writes to."""
     return {
         storage
         for node in graph.nodes
@@ -169,7 +171,7 @@ def mutated_storages(graph: Graph) -> set[int]:
 
 
 def returned_storages(graph: Graph) -> set[int | None]:
-    """The storages of the graph's results."""
+    """Returns the storages of the graph's results."""
     results = [leaf for node in graph.nodes if node.op == "output" for leaf in node.all_input_nodes]
     return {storage_of(tensor) for leaf in results for tensor in tensors_of(leaf)}
 

@@ -155,7 +155,7 @@ class Cast(Expression):
 
 
 def find(expression: Any, thing: Any, match: Match):
-    """All ways in which an expression, or a plain value, stands for `thing`."""
+    """Yields all ways in which an expression, or a plain value, stands for `thing`."""
     if isinstance(expression, Expression):
         yield from expression.matches(thing, match)
     elif isinstance(expression, (list, tuple)):

@@ -56,7 +56,7 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None) -> Options:
-        """The options in a mapping.
+        """Returns the options in a mapping.
 
         Raises:
             ValueError, TypeError: one is unknown, or has a value that it cannot have.

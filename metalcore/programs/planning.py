@@ -112,7 +112,8 @@ def _lives(graph, order):
 
 
 def _read_from_the_begin(graph):
-    """The storages whose elements an operation counts from their begin, which is not the value's in an arena."""
+    """Returns the storages whose elements an operation counts from their begin, which is not the value's in an
+    arena."""
     return {
         storage_of(tensor)
         for node in graph.nodes
@@ -143,13 +144,13 @@ def _placeable(node):
 
 
 def _of_kernel(node):
-    """Whether a value is a result of a generated kernel, which writes to any memory."""
+    """Returns whether a value is a result of a generated kernel, which writes to any memory."""
     return node.target is operator.getitem and node.args[0].meta.get("place") == "generated"
 
 
 def out_variant(node: Node):
-    """The operator that computes an operation's result into memory which the caller gives, or None without one that was
-    seen to write nothing else."""
+    """Returns the operator that computes an operation's result into memory which the caller gives, or None without one
+    that was seen to write nothing else."""
     if name_of(node) is None or is_barrier(node) or not isinstance(value(node), Tensor):
         return None
     result = value(node)

@@ -75,7 +75,7 @@ class Profile(NamedTuple):
     device: str
 
     def seconds(self, place: str) -> float:
-        """The sum of the times of one of the places of a report."""
+        """Returns the sum of the times of one of the places of a report."""
         return sum(timing.seconds for timing in self.timings if timing.step.place == place)
 
     def __str__(self):
@@ -96,7 +96,7 @@ class Profile(NamedTuple):
         return "\n".join(lines)
 
     def to_json(self) -> str:
-        """All of it."""
+        """Returns the profile as a text in JSON."""
         rows = [
             {**timing.step._asdict(), "kernels": list(timing.kernels), "seconds": timing.seconds}
             for timing in self.timings
@@ -104,7 +104,7 @@ class Profile(NamedTuple):
         return json.dumps({"device": self.device, "total": self.total, "operations": rows}, indent=1)
 
     def trace(self) -> str:
-        """The operations one after the other, in the format of Chrome's tracing, which Perfetto shows."""
+        """Returns the operations one after the other, in the format of Chrome's tracing, which Perfetto shows."""
         events, begin = [], 0.0
         for timing in self.timings:
             step = timing.step
@@ -124,7 +124,7 @@ class Profile(NamedTuple):
         return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
     def picture(self) -> str:
-        """A timeline, as SVG. Each operation shows its name where the pointer is."""
+        """Returns a timeline, as SVG. Each operation shows its name where the pointer is."""
         width, whole = 1200, sum(timing.seconds for timing in self.timings) or 1.0
         parts, begin = [], 0.0
         for timing in self.timings:

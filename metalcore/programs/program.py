@@ -69,7 +69,7 @@ class Program:
         return self._checked(self._given(args, kwargs))
 
     def _given(self, args, kwargs):
-        """The flat arguments. Keywords may have any order, as in every call, and so may the keys of a dict."""
+        """Returns the flat arguments. Keywords may have any order, as in every call, and so may the keys of a dict."""
         flat, spec = tree_flatten((args, kwargs))
         if spec == self._in_spec:
             return flat
@@ -191,8 +191,8 @@ class Program:
         return self._report
 
     def generated_kernels(self) -> list[str]:
-        """The names of the generated kernels, for arguments that begin at addresses that vectors can be read from.
-        Each name ends in a digest of its source."""
+        """Returns the names of the generated kernels, for arguments that begin at addresses that vectors can be read
+        from. Each name ends in a digest of its source."""
         calls = [node for node in self._module.graph.nodes if node.meta.get("place") == "generated"]
         return list(dict.fromkeys(name for node in calls for name in generated.kernels(node)))
 
@@ -222,7 +222,7 @@ class Program:
         self._report = self._report._replace(notes=(*self._report.notes, *notes))
 
     def describe(self) -> str:
-        """All operations with their places, and all values with their memory, in text."""
+        """Returns all operations with their places, and all values with their memory, in text."""
         lines = ["operations:"]
         lines += [f"  {s.name}: {s.operator}, {s.place}, {s.nbytes} bytes" for s in self._report.steps]
         lines.append("values:")

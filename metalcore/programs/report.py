@@ -99,7 +99,7 @@ def _size(nbytes):
 
 
 def steps_of(module: GraphModule) -> tuple[Step, ...]:
-    """The operations of a graph."""
+    """Returns the operations of a graph."""
     return tuple(
         Step(node.name, _operator(node), _place(node), _traffic(node))
         for node in module.graph.nodes

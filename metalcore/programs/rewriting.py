@@ -59,15 +59,15 @@ class Pattern:
     needs_constants = False
 
     def match(self, node: Node) -> Match | None:
-        """The match that ends with the node, if there is one that metalcore's operators can compute."""
+        """Returns the match that ends with the node, if there is one that metalcore's operators can compute."""
         raise NotImplementedError
 
     def is_faster(self, match: Match, device_type: str) -> bool:
-        """Whether a match is replaced on a type of device without being asked for by name."""
+        """Returns whether a match is replaced on a type of device without being asked for by name."""
         return device_type not in self.by_name_on
 
     def outputs(self, node: Node, match: Match) -> Sequence[Node]:
-        """The nodes that are replaced. By default it is the node alone."""
+        """Returns the nodes that are replaced. By default it is the node alone."""
         return (node,)
 
     def emit(self, match: Match, emit: Emitter) -> Sequence[Node] | Node | None:
@@ -93,7 +93,7 @@ class Emitter:
         self.with_gradient = with_gradient or set()
 
     def __call__(self, operator, *args: Any, **kwargs: Any) -> Node:
-        """A call of an operator."""
+        """Returns a call of an operator."""
         node = self.graph.call_function(operator, args, kwargs)
         fake_args, fake_kwargs = map_arg((args, kwargs), value)
         with self.mode, torch.no_grad():
@@ -102,7 +102,7 @@ class Emitter:
         return node
 
     def item(self, node: Node, index: int) -> Node:
-        """One of several results."""
+        """Returns one of several results."""
         import operator
 
         got = self.graph.call_function(operator.getitem, (node, index))
@@ -111,8 +111,8 @@ class Emitter:
         return got
 
     def constant(self, name: str, function: Callable, *nodes: Node) -> Node:
-        """What a function computes from parameters alone: constant folding does that, however large the result is, and
-        gives it this name."""
+        """Returns what a function computes from parameters alone: constant folding does that, however large the result
+        is, and gives it this name."""
         first = len(self.made)
         with self.mode, torch.no_grad():
             traced = make_fx(function)(*[value(node).detach() for node in nodes])
@@ -122,7 +122,7 @@ class Emitter:
         return result
 
     def parameter(self, name: str, tensor: torch.Tensor) -> Node:
-        """A new parameter of the program."""
+        """Returns a new parameter of the program."""
         while hasattr(self.module, name):
             name += "_"
         self.module.register_buffer(name, tensor)
@@ -133,8 +133,8 @@ class Emitter:
         return node
 
     def traced(self, function: Callable, *args: Any) -> Any:
-        """The operators that a function of nodes and other values calls, and its results. Returns None if PyTorch's
-        operators alone do the work."""
+        """Returns the operators that a function of nodes and other values calls, and its results. Returns None if
+        PyTorch's operators alone do the work."""
         flat, spec = tree_flatten(args)
         nodes = [leaf for leaf in flat if isinstance(leaf, Node)]
 
@@ -226,12 +226,12 @@ class _Facts:
             self.starts.setdefault(self.stretch[node], node)
 
     def is_mutated(self, node: Node) -> bool:
-        """Whether some operation of the graph writes to a value's memory."""
+        """Returns whether some operation of the graph writes to a value's memory."""
         return any(storage_of(tensor) in self.mutated for tensor in tensors_of(node))
 
 
 def _differentiated(graph, leaves):
-    """The nodes that depend on the leaves, where gradients are not switched off."""
+    """Returns the nodes that depend on the leaves, where gradients are not switched off."""
     found, enabled = set(leaves), True
     if not leaves:
         return found
@@ -296,7 +296,7 @@ def _may_replace(pattern, outputs, inside, inputs, facts):
 
 
 def _place(outputs, inside, inputs, facts):
-    """The node before which new ones can stand: after all inputs, in the outputs' stretch, before all users."""
+    """Returns the node before which new ones can stand: after all inputs, in the outputs' stretch, before all users."""
     start = facts.starts[facts.stretch[outputs[-1]]]
     while start._erased:
         start = start._next

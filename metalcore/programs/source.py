@@ -50,12 +50,12 @@ class Source(NamedTuple):
         return cls(graph, owner, *rest)
 
     def module(self) -> GraphModule:
-        """A graph of its own with the same tensors, which may be changed."""
+        """Returns a graph of its own with the same tensors, which may be changed."""
         return GraphModule(self.owner, copy.deepcopy(self.graph))
 
 
 def program_device(graph: Graph) -> torch.device | None:
-    """The device that has kernels, if a graph's values are on one, or else that of its first value."""
+    """Returns the device that has kernels, if a graph's values are on one, or else that of its first value."""
     from .._core.routing import DEVICES
 
     devices = [tensor.device for node in graph.nodes for tensor in tensors_of(node)]

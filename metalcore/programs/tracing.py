@@ -124,7 +124,8 @@ def fake_inputs(inputs: Sequence[Any], mode: FakeTensorMode) -> list:
 
 
 def higher_order(module: GraphModule) -> list[str]:
-    """The operators of a graph, if any, that run graphs of their own (checkpoint, cond, flex_attention), and modes."""
+    """Returns the operators of a graph, if any, that run graphs of their own (checkpoint, cond, flex_attention), and
+    modes."""
     found = []
     for node in module.graph.nodes:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
@@ -181,7 +182,7 @@ def _check_shapes(graph):
 
 
 def _lift(module):
-    """The module with a placeholder for each tensor that it gets by a name, at the end of its inputs."""
+    """Returns the module with a placeholder for each tensor that it gets by a name, at the end of its inputs."""
     graph, owner = copy.deepcopy(module.graph), module
     lifted = GraphModule(owner, graph)
     for node in graph.nodes:

@@ -87,7 +87,7 @@ class QuantizedExperts(torch.nn.Module):
             raise ValueError(f"the weights are packed as {names[0]}, and the module is for {names[1]}")
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """The sum over each token's experts, times their weights.
+        """Returns the sum over each token's experts, times their weights.
 
         Args:
             hidden_states: (tokens, hidden_size).

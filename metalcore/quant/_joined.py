@@ -51,7 +51,8 @@ class Joined:
             layer.packed, layer.joined = part, self
 
     def whole(self) -> Tensor | None:
-        """The weights of all, or None if they do not lie together any more, as after a move to another device."""
+        """Returns the weights of all, or None if they do not lie together any more, as after a move to another
+        device."""
         first = self.layers[0].packed
         storage, at = first.untyped_storage().data_ptr(), first.storage_offset()
         for layer in self.layers:
@@ -62,7 +63,7 @@ class Joined:
         return first.as_strided((sum(self.rows), first.shape[1]), (first.shape[1], 1))
 
     def product(self, layer: QuantizedLinear, x: Tensor) -> Tensor | None:
-        """x times the layer's weight, or None if the layer is to multiply by itself."""
+        """Returns x times the layer's weight, or None if the layer is to multiply by itself."""
         if torch.compiler.is_compiling() or (torch.is_grad_enabled() and x.requires_grad):
             return None
         pending = self.pending

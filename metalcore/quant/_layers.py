@@ -126,7 +126,7 @@ class QuantizedLinear(PackedModule, torch.nn.Linear):  # pyright: ignore[reportI
         return layer
 
     def to_linear(self) -> torch.nn.Linear:
-        """A torch.nn.Linear with the numbers as its weight, a parameter, and this layer's bias."""
+        """Returns a torch.nn.Linear with the numbers as its weight, a parameter, and this layer's bias."""
         linear = torch.nn.Linear(self.in_features, self.out_features, False, "meta", self.dtype)
         linear.weight = torch.nn.Parameter(dequantize(self.packed, self.type, dtype=self.dtype))
         linear.bias = self.bias  # pyright: ignore[reportAttributeAccessIssue]
@@ -225,7 +225,7 @@ class QuantizedEmbedding(PackedModule, torch.nn.Embedding):  # pyright: ignore[r
         return layer
 
     def to_embedding(self) -> torch.nn.Embedding:
-        """A torch.nn.Embedding with the numbers as its weight, a parameter."""
+        """Returns a torch.nn.Embedding with the numbers as its weight, a parameter."""
         embedding = torch.nn.Embedding(self.num_embeddings, self.embedding_dim, device="meta", dtype=self.dtype)
         if self.scale != 1:
             embedding = ScaledEmbedding(self.num_embeddings, self.embedding_dim, device="meta", dtype=self.dtype)

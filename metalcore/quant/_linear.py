@@ -60,7 +60,7 @@ def quantized_linear(x: Tensor, packed: Tensor, type: Any, bias: Tensor | None =
 
 
 def add_bias(product: Tensor, bias: Tensor) -> Tensor:
-    """The sum, of the product's dtype. A bias of another shape would be broadcast silently."""
+    """Returns the sum, of the product's dtype. A bias of another shape would be broadcast silently."""
     if bias.shape != product.shape[-1:]:
         raise RuntimeError(f"quantized_linear: bias has shape {list(bias.shape)}, not {list(product.shape[-1:])}")
     return (product + bias).to(product.dtype)
@@ -87,7 +87,7 @@ def _(x, packed, type, transposed):
 
 
 def _length(packed, type, transposed):
-    """The length of a result's rows."""
+    """Returns the length of a result's rows."""
     type = BY_NUMBER[type]
     return packed.shape[-1] // type.nbytes * type.block if transposed else packed.shape[-2]
 

@@ -61,7 +61,7 @@ class Weight(NamedTuple):
 
 
 def type_in(mixture: str, weight: Weight, shape: Shape) -> Type | None:
-    """The type of a weight, or None if no type's blocks divide its rows."""
+    """Returns the type of a weight, or None if no type's blocks divide its rows."""
     type = _rule(mixture, weight, shape)
     if weight.length % BY_NAME[type].block:
         type = _SMALLER_BLOCKS.get(type)
@@ -69,7 +69,7 @@ def type_in(mixture: str, weight: Weight, shape: Shape) -> Type | None:
 
 
 def _more_bits(layer, layers):
-    """The first and the last eighth, and each third between."""
+    """Returns the first and the last eighth, and each third between."""
     return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
 
 

@@ -15,7 +15,7 @@ _READ_BY_PARENTS = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLaye
 
 
 def kind_of(module: Any) -> str | None:
-    """What weights a module has: "linear", "embedding", "columns" of a linear layer, "experts" or None."""
+    """Returns what weights a module has: "linear", "embedding", "columns" of a linear layer, "experts" or None."""
     if hasattr(module, "packed"):
         return None
     if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
@@ -36,7 +36,7 @@ def reason_to_keep(
     skipped: Sequence[Any],
     whole: Set[str],
 ) -> str | None:
-    """Why a module stays as it is, or None.
+    """Returns why a module stays as it is, or None.
 
     Args:
         role: of its weight.
@@ -69,7 +69,8 @@ def reason_to_keep(
 
 
 def _computes_as_usual(module, kind):
-    """Whether the class has the forward of a linear layer or of an embedding, or a known one that does the same."""
+    """Returns whether the class has the forward of a linear layer or of an embedding, or a known one that does the
+    same."""
     name = type(module).__name__
     if kind == "linear":
         return type(module).forward is torch.nn.Linear.forward or name == "FalconLinear"
@@ -96,7 +97,7 @@ def _are_ordinary(module):
 
 
 def rows_of_module(module, role) -> list[tuple[str, int]]:
-    """(role, length of rows) of each of a module's weights."""
+    """Returns (role, length of rows) of each of a module's weights."""
     kind = kind_of(module)
     if kind == "experts":
         hidden, width = module.gate_up_proj.shape[2], module.down_proj.shape[2]

@@ -67,14 +67,14 @@ _LARGEST = 65504.0  # of float16, which scales and least numbers of blocks are
 
 
 def largest_of(numbers: Tensor) -> float:
-    """The largest absolute value, or NaN."""
+    """Returns the largest absolute value, or NaN."""
     # abs() would be one more tensor of this size.
     return max(-numbers.amin().item(), numbers.amax().item()) if numbers.numel() else 0.0
 
 
 def not_held(largest: float, type: Type) -> str | None:
-    """Which numbers blocks of a type cannot hold, where this is the largest: some types would say 0 for the whole
-    block, others infinity."""
+    """Returns which numbers blocks of a type cannot hold, where this is the largest: some types would say 0 for the
+    whole block, others infinity."""
     if not math.isfinite(largest):
         return "NaN or infinite numbers"
     bounded = type.name not in ("MXFP4", *_PLAIN)  # scales of MXFP4 are powers of 2 up to 2**127
@@ -104,7 +104,8 @@ def _inverse(x):
 
 
 def _scale_and_minimum(x, most):
-    """The scale and the minimum, at most 0, with which integers from 0 to `most` are nearest to x (*, numbers)."""
+    """Returns the scale and the minimum, at most 0, with which integers from 0 to `most` are nearest to x (*,
+    numbers)."""
     low = x.amin(-1, keepdim=True).clamp(max=0)
     span = (x.amax(-1, keepdim=True) - low).clamp(min=0)
     count, sum_x = x.shape[-1], x.sum(-1, keepdim=True)
@@ -133,7 +134,7 @@ def _better(best, other):
 
 
 def _scale(x, most, nearest: Callable):
-    """The scale with which nearest(x / scale), of which the largest is `most`, is nearest to x (*, numbers)."""
+    """Returns the scale with which nearest(x / scale), of which the largest is `most`, is nearest to x (*, numbers)."""
     place = x.abs().argmax(-1, keepdim=True)
     largest = x.gather(-1, place)
     best = (torch.full_like(largest, torch.inf), torch.zeros_like(largest))
@@ -150,7 +151,7 @@ def _integers(least, most):
 
 
 def _table_of(values):
-    """The nearest entry of a table."""
+    """Returns the nearest entry of a table."""
 
     def nearest(x):
         table = torch.tensor(values, dtype=torch.float32, device=x.device)
@@ -168,7 +169,7 @@ def _index_of(values):
 
 
 def _half(x):
-    """(blocks, 1) float32 as bytes, and what these say."""
+    """Returns (blocks, 1) float32 as bytes, and what these say."""
     half = x.to(torch.float16)
     return half.view(torch.uint8), half.float()
 

@@ -53,7 +53,7 @@ class PackedWeight(torch.Tensor):
         return weight
 
     def numbers(self, index: Any = ...) -> Tensor:
-        """The numbers, or those of some rows."""
+        """Returns the numbers, or those of some rows."""
         return dequantize(self.layer.packed[index], self.layer.type, dtype=self.dtype)
 
     @classmethod
@@ -95,8 +95,8 @@ class PackedWeight(torch.Tensor):
 
 
 def _memory(layer):
-    """One NaN for each weight. Code that reads its memory finds it: kernels of Triton, or a tensor to whose data it is
-    assigned. Its address says which weights are one."""
+    """Returns one NaN for each weight. Code that reads its memory finds it: kernels of Triton, or a tensor to whose
+    data it is assigned. Its address says which weights are one."""
     holder, packed = layer.holder, layer.packed
     memory = vars(holder).get("_memory")
     if memory is None or type(packed) is not Tensor or (memory.dtype, memory.device) != (layer.dtype, packed.device):
@@ -127,7 +127,8 @@ def write(layer: PackedModule, numbers: Tensor) -> None:
 
 
 def error_of(layer: PackedModule, numbers: Tensor, before: Tensor) -> PackingError:
-    """How far a layer is from the numbers that it has packed. They were others before. The user is told of it."""
+    """Returns how far a layer is from the numbers that it has packed. They were others before. The user is told of
+    it."""
     norm, numbers = torch.linalg.vector_norm, numbers.detach().float()
     error = norm(PackedWeight(layer).numbers().float() - numbers)
     rows = min(len(before), len(numbers))
@@ -151,7 +152,7 @@ def _numbers(value):
 
 
 def _written(func, args, kwargs):
-    """The packed weights that an operator writes to."""
+    """Returns the packed weights that an operator writes to."""
     holders = []
     for at, argument in enumerate(func._schema.arguments):
         value = args[at] if at < len(args) else kwargs.get(argument.name)

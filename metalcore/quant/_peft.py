@@ -123,7 +123,7 @@ def _on_packed_layer(adapter: Any) -> Any:
 
 
 def numbers_of(layer: Any) -> torch.nn.Module:
-    """A layer with the same numbers as a parameter."""
+    """Returns a layer with the same numbers as a parameter."""
     return layer.to_embedding() if isinstance(layer, QuantizedEmbedding) else layer.to_linear()
 
 
@@ -187,7 +187,7 @@ def teach() -> None:
 
 
 def _without_parameters(model, name):
-    """The packed module one of whose weights peft would take for the parameter of this name, or None."""
+    """Returns the packed module one of whose weights peft would take for the parameter of this name, or None."""
     leaves = {QuantizedExperts: ("gate_up_proj", "down_proj"), PackedModule: ("weight",)}
     for path, module in model.named_modules():
         for leaf in next((leaves[kind] for kind in leaves if isinstance(module, kind)), ()):

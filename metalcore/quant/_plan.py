@@ -70,7 +70,7 @@ class Report(NamedTuple):
 
 
 def patterns(function: str, skip: Iterable[str], types: Mapping[str, Any] | None):
-    """`skip` and `types` with their regular expressions compiled, and GGML's types."""
+    """Returns `skip` and `types` with their regular expressions compiled, and GGML's types."""
     if types is not None and not isinstance(types, Mapping):
         raise TypeError(f"{function}: types must be a mapping of patterns to GGML's types, not {type(types).__name__}")
 
@@ -88,7 +88,7 @@ Plan = dict[str, "tuple[Type, ...] | str"]  # a module's types, or why it stays 
 
 
 def plan(model: torch.nn.Module, mixture: str, skip: Iterable[str], types: Mapping[str, Any] | None) -> Plan:
-    """What is to become of each module, in the model's order."""
+    """Returns what is to become of each module, in the model's order."""
     if not isinstance(mixture, str) or mixture.lower() not in MIXTURES:
         raise ValueError(f"quantize_model: there is no mixture {mixture!r}; there are {', '.join(MIXTURES)}")
     skipped, types_by_pattern = patterns("quantize_model", skip, types)
@@ -136,7 +136,8 @@ def plan(model: torch.nn.Module, mixture: str, skip: Iterable[str], types: Mappi
 
 
 def embedding_of(model: torch.nn.Module, kind: str) -> torch.nn.Module | None:
-    """The "input" or "output" embedding of a model of transformers, or None. A model of audio raises for the first."""
+    """Returns the "input" or "output" embedding of a model of transformers, or None. A model of audio raises for the
+    first."""
     try:
         return getattr(model, f"get_{kind}_embeddings", lambda: None)()
     except NotImplementedError:
@@ -144,7 +145,7 @@ def embedding_of(model: torch.nn.Module, kind: str) -> torch.nn.Module | None:
 
 
 def _places(model):
-    """All names of each module: one may stand at several places."""
+    """Returns all names of each module: one may stand at several places."""
     places: dict[torch.nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         places.setdefault(module, []).append(name)
@@ -152,7 +153,7 @@ def _places(model):
 
 
 def _one_weight(module, embedding, places, ties):
-    """Whether a module has an embedding's weight, or will have it."""
+    """Returns whether a module has an embedding's weight, or will have it."""
     if getattr(module, "weight", 0) is getattr(embedding, "weight", 1):
         return True
     return any(ties.get(name) in places.get(embedding, ()) for name in places.get(module, ()))
@@ -176,8 +177,8 @@ def _alike(result, source, target, explicit, is_output):
 
 
 def _ties(model) -> dict[str, str]:
-    """Which modules of a model of transformers are to have the weights of which others. A model without memory has not
-    tied them yet."""
+    """Returns which modules of a model of transformers are to have the weights of which others. A model without memory
+    has not tied them yet."""
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     return {target.rpartition(".")[0]: source.rpartition(".")[0] for target, source in tied.items()}
 

@@ -17,8 +17,8 @@ __all__ = ["packed_module", "packed_weight"]
 
 
 def packed_weight(module: Any, leaf: str, numbers: Tensor, types: tuple[Type, ...]) -> Tensor:
-    """The numbers of a module's parameter, packed, in rows. Experts' gate and up, which are one parameter, have one
-    type."""
+    """Returns the numbers of a module's parameter, packed, in rows. Experts' gate and up, which are one parameter, have
+    one type."""
     type = types[-1] if leaf == "down_proj" else types[0]
     return quantize(numbers.T if is_columns(module) else numbers, type)
 
@@ -30,7 +30,7 @@ def packed_module(
     shared: QuantizedEmbedding | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.nn.Module:
-    """A module that computes what the given one does, with packed weights.
+    """Returns a module that computes what the given one does, with packed weights.
 
     Args:
         module: torch.nn.Linear, torch.nn.Embedding, transformers' Conv1D, or a module of experts with the parameters

@@ -26,7 +26,7 @@ _LAYER = re.compile(r"\.(?:layers|h|blocks|block)\.(\d+)\.")
 
 
 def is_columns(module: Any) -> bool:
-    """Whether it is transformers' Conv1D, a linear layer whose weight is transposed."""
+    """Returns whether it is transformers' Conv1D, a linear layer whose weight is transposed."""
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
@@ -37,7 +37,7 @@ def role_of(name: str) -> str:
 
 
 def layer_of(name: str) -> int:
-    """The number of the layer that a module belongs to; 0 for others."""
+    """Returns the number of the layer that a module belongs to; 0 for others."""
     match = _LAYER.search(f".{name}.")
     return int(match[1]) if match else 0
 

@@ -124,7 +124,7 @@ def require_dim(op, dim, **tensors) -> None:
 
 
 def rows_of(x: Tensor, indices: Tensor) -> Tensor:
-    """x[indices], where a negative index is an error on the CPU, as in torch.nn.functional.embedding."""
+    """Returns x[indices], where a negative index is an error on the CPU, as in torch.nn.functional.embedding."""
     return x.index_select(0, indices.flatten()).view(*indices.shape, *x.shape[1:])
 
 

@@ -98,7 +98,7 @@ class MetalcoreQuantizer(HfQuantizer):
         return model
 
     def types_of(self, parameter: str) -> Any:
-        """The types of the weight that a parameter is, or None if it stays as it is."""
+        """Returns the types of the weight that a parameter is, or None if it stays as it is."""
         module, _, leaf = parameter.rpartition(".")
         types = self._plan.get(module) if leaf in _WEIGHTS else None
         return types if isinstance(types, tuple) else None
@@ -119,7 +119,7 @@ class MetalcoreQuantizer(HfQuantizer):
         return True
 
     def get_state_dict_and_metadata(self, model):
-        """What is packed is written down as it is now: layers may have got numbers, as by a merge of adapters."""
+        """Writes down what is packed now: layers may have got numbers meanwhile, as by a merge of adapters."""
         config = self.quantization_config
         modules = dict(model.named_modules(remove_duplicate=False))
         config.packed = {

@@ -46,7 +46,7 @@ def _signed(bytes):
 
 
 def _shifted(bytes, *shifts, mask):
-    """(blocks, groups, bytes) as (blocks, groups, shifts, bytes): the bits of each byte from each shift on."""
+    """Returns (blocks, groups, bytes) as (blocks, groups, shifts, bytes): the bits of each byte from each shift on."""
     return torch.stack([(bytes >> shift) & mask for shift in shifts], -2)
 
 
@@ -55,7 +55,7 @@ def _nibbles(bytes, group=16):
 
 
 def _fifth(bytes):
-    """Four bytes as 32 bits, the lowest first, in the place of a fifth bit."""
+    """Returns four bytes as 32 bits, the lowest first, in the place of a fifth bit."""
     return torch.stack([(bytes >> shift) & 1 for shift in range(8)], -1).flatten(1) << 4
 
 
@@ -84,7 +84,7 @@ def _q3_k(b):
 
 
 def _scales_and_minima(b):
-    """The eight scales and minima of Q4_K and Q5_K."""
+    """Returns the eight scales and minima of Q4_K and Q5_K."""
     d, m, both = b[:, 4:8], b[:, 8:12], b[:, 12:16]
     scales = torch.cat([d & 63, (both & 15) | ((d >> 2) & 48)], -1)
     minima = torch.cat([m & 63, (both >> 4) | ((m >> 2) & 48)], -1)

@@ -69,7 +69,8 @@ class Inputs:
                 own.copy_(tensor)
 
     def written(self, examples: Sequence[Tensor], versions: Sequence[int]) -> list[int]:
-        """The numbers of the inputs that were written to since they had the examples' values and these versions.
+        """Returns the numbers of the inputs that were written to since they had the examples' values and these
+        versions.
 
         Operators count versions, also where they write what was there; handwritten kernels do not."""
         pairs = zip(self.tensors, examples, versions)
@@ -107,7 +108,7 @@ def _check_example(what, i, example, first):
 
 
 def _span(tensor):
-    """The elements from the first to the last one in memory."""
+    """Returns the elements from the first to the last one in memory."""
     if tensor.numel() == 0:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
@@ -118,7 +119,7 @@ def _flat(tensor):
 
 
 def _copy(example):
-    """A copy with the same strides that begins at the same place within 16 bytes."""
+    """Returns a copy with the same strides that begins at the same place within 16 bytes."""
     lead = example.storage_offset() * example.itemsize % 16 // example.itemsize
     memory = torch.empty(lead + _span(example), dtype=example.dtype, device=example.device)
     memory[lead:].copy_(_flat(example))

@@ -110,7 +110,7 @@ class Loop(Replay):
 
 
 def _lives(tape, recording, keys):
-    """{key of a storage: the first and the last of the steps that use it}; `keys` are those of the buffers."""
+    """Returns {key of a storage: the first and the last of the steps that use it}; `keys` are those of the buffers."""
     lives: dict[int, tuple[int, int]] = {}
 
     def use(used, time):
@@ -131,7 +131,7 @@ def _lives(tape, recording, keys):
 
 
 def _buffers(dispatch):
-    """The numbers of the buffers of a dispatch."""
+    """Yields the numbers of the buffers of a dispatch."""
     for _, kind, value in dispatch.arguments:
         places = (value,) if kind == "buffer" else value if kind == "pointers" else ()
         yield from (found[0] for found in places if found is not None)
@@ -148,7 +148,7 @@ class _Place(NamedTuple):
 
 
 def _placed(step: Step, moved: set[int]) -> Step:
-    """The step, with the places of tensors whose memory moves. Of its result remains what is new memory."""
+    """Returns the step, with the places of tensors whose memory moves. Of its result remains what is new memory."""
 
     def place_of(tensor):
         tensor = tensor.detach()
@@ -165,7 +165,7 @@ def _placed(step: Step, moved: set[int]) -> Step:
 
 
 def _call(step: Step, homes) -> Callable[[], Any]:
-    """The operator's call, which leaves its results where it left them when it was recorded."""
+    """Returns the operator's call, which leaves its results where it left them when it was recorded."""
 
     def tensor_of(found):
         storage, offset = homes[found.key]
@@ -196,7 +196,7 @@ def _is_place(value):
 
 
 def _tensor(storage, dtype, begin=0, shape=None, stride=None):
-    """A tensor of a storage's memory from byte `begin` on, by default all of it."""
+    """Returns a tensor of a storage's memory from byte `begin` on, by default all of it."""
     shape = (storage.nbytes() // dtype.itemsize,) if shape is None else shape
     stride = (1,) if stride is None else stride
     return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, begin // dtype.itemsize, shape, stride)

@@ -49,7 +49,7 @@ def _detached(result):
 
 
 def _on_device(result):
-    """The tensors of a result that are on a device, one for each storage."""
+    """Returns the tensors of a result that are on a device, one for each storage."""
     return list({key_of(tensor): tensor for tensor in tensors_in(result) if not tensor.is_cpu}.values())
 
 

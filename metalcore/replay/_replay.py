@@ -44,7 +44,7 @@ class Replay:
         raise NotImplementedError
 
     def lines(self) -> list[str]:
-        """What runs, and where intermediate results live."""
+        """Returns what runs, and where intermediate results live."""
         parts = f"{len(self.recording.dispatches)} dispatches of metalcore in {self.segments} recorded parts"
         arena = f"arena: {self.arena_bytes} bytes for intermediate results of {self.own_bytes} bytes"
         return [

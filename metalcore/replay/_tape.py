@@ -45,7 +45,7 @@ def tensors_in(*values) -> list[Tensor]:
 
 
 def key_of(tensor: Tensor) -> int:
-    """What tells a tensor's storage from others, while it lives."""
+    """Returns what tells a tensor's storage from others, while it lives."""
     return tensor.untyped_storage()._cdata
 
 
@@ -79,7 +79,7 @@ class Tape(Observer):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """What torch.compile made runs as it is, in place of the Python code that it was made of."""
+        """Runs what torch.compile made as it is, in place of the Python code that it was made of."""
         return True
 
     def record(self, device: str, function: Callable[[], Any]) -> Any:
@@ -100,7 +100,7 @@ class Tape(Observer):
         return [operator_name(step.func) for step in self.steps]
 
     def storages(self):
-        """The storages that came into being meanwhile, with their keys."""
+        """Returns the storages that came into being meanwhile, with their keys."""
         return [(key, self._alive[key]) for key in self.made]
 
     def forget(self) -> None:
@@ -152,12 +152,13 @@ class Tape(Observer):
 
 
 def _as_they_are(*values):
-    """The values with other tensors of the same memory: the function may give its own another shape in place."""
+    """Returns the values with other tensors of the same memory: the function may give its own another shape in
+    place."""
     return tree_map_only(Tensor, Tensor.detach, values)
 
 
 def _depends_on_data(func, args):
-    """Whether an operator gives the host a number, or results whose shapes depend on numbers."""
+    """Returns whether an operator gives the host a number, or results whose shapes depend on numbers."""
     if torch.Tag.data_dependent_output in func.tags:
         return True
     if torch.Tag.dynamic_output_shape not in func.tags:

@@ -76,7 +76,7 @@ class TrainStep:
         return [p for group in self._optimizer.param_groups for p in group["params"] if p.requires_grad]
 
     def _step(self, *batch):
-        """One step, on the batch's tensors where they are."""
+        """Runs one step, on the batch's tensors where they are."""
         self._params = self._trained()
         with torch.enable_grad():
             loss = self._loss_fn(self._model(batch[0]), *batch[1:])
@@ -96,7 +96,7 @@ class TrainStep:
         return loss.detach(), norm
 
     def _record(self):
-        """One step, which is recorded. The recording reads the learning rates from memory."""
+        """Runs one step and records it. The recording reads the learning rates from memory."""
         self.replay = None  # its memory is free for the new one
         self._recorded_options = self._options()
         rates = [group["lr"] for group in self._optimizer.param_groups]
@@ -123,14 +123,15 @@ class TrainStep:
                 self._last_rates[i] = rate
 
     def _options(self) -> list[dict[str, Any]]:
-        """What is fixed in a recording: the groups' options."""
+        """Returns what is fixed in a recording: the groups' options."""
         return [
             {name: _identity(value) if name == "lr" else value for name, value in group.items() if name != "params"}
             for group in self._optimizer.param_groups
         ]
 
     def _tensors(self) -> list[Any]:
-        """What tells whether the optimizer still has the same tensors of parameters and states, and trains them."""
+        """Returns what tells whether the optimizer still has the same tensors of parameters and states, and trains
+        them."""
         state = self._optimizer.state
         return [
             (id(p), p.requires_grad, p.data_ptr(), id(state.get(p)))
@@ -139,7 +140,8 @@ class TrainStep:
         ]
 
     def _forget(self, *_):
-        """The optimizer has other tensors: the next step makes them ready, and the one after is recorded."""
+        """Forgets the recording: the optimizer has other tensors. The next step makes them ready, and the one after is
+        recorded."""
         for group in self._optimizer.param_groups:
             if "capturable" in group:
                 group["capturable"] = True
@@ -150,12 +152,12 @@ class TrainStep:
 
 
 def _identity(value):
-    """What tells whether a recording still uses the right rate. The value of one that is a number may change."""
+    """Returns what tells whether a recording uses the right rate. The value of one that is a number may change."""
     return id(value) if isinstance(value, Tensor) else None
 
 
 def _is_overridden(kind):
-    """Whether an override steps optimizers of this very class (metalcore/overrides/_optimizers.py)."""
+    """Returns whether an override steps optimizers of this very class (metalcore/overrides/_optimizers.py)."""
     return bool(getattr(vars(kind).get("step"), "metalcore_switch", False))
 
 

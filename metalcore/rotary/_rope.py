@@ -86,7 +86,7 @@ _INT64 = frozenset({torch.int64})
 
 
 def _on_device(q, k, cos, sin, position_ids):
-    """Whether the kernels can take tensors of these dtypes where they are."""
+    """Returns whether the kernels can take tensors of these dtypes where they are."""
     if k is None or cos is None or sin is None:  # accelerated() skips these
         return False
     return accelerated(q, k, cos, sin) and (
@@ -139,7 +139,7 @@ class _Rotation:
             self.cos, self.sin, self.positions = cos, sin, self._along("position_ids", position_ids, 0)
 
     def _along(self, name, x, columns):
-        """A view of tables or positions with the sizes (sections or 1, batch or 1, tokens, columns)."""
+        """Returns a view of tables or positions with the sizes (sections or 1, batch or 1, tokens, columns)."""
         front = 3 if self.sections is not None else 1
         batch, tokens = self.q.shape[0], self.q.shape[3 - self.heads_dim]
         y = x
@@ -199,7 +199,7 @@ def _wrong(message):
 
 
 def _angles(cos, sin, positions, rotary, interleaved, second, third):
-    """(cos, sin) of each pair, with the sizes (batch or 1, tokens, pairs)."""
+    """Returns (cos, sin) of each pair, with the sizes (batch or 1, tokens, pairs)."""
 
     def of_pairs(table):
         if table.shape[-1] == rotary:
@@ -215,7 +215,7 @@ def _angles(cos, sin, positions, rotary, interleaved, second, third):
 
 
 def _rotate(x, cos, sin, heads_dim, rotary, interleaved):
-    """x rotated in float32 or float64. It is differentiable to any order."""
+    """Returns x rotated in float32 or float64. It is differentiable to any order."""
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     cos, sin = cos.to(wide).unsqueeze(heads_dim), sin.to(wide).unsqueeze(heads_dim)
     turned, rest = x[..., :rotary].to(wide), x[..., rotary:]
@@ -233,7 +233,7 @@ def _composite(q, k, cos, sin, positions, heads_dim, rotary, interleaved, second
 
 
 def _result_like(x):
-    """A tensor of x's shape, with its strides if it has no gaps and the elements of a head are neighbours."""
+    """Returns a tensor of x's shape, with its strides if it has no gaps and the elements of a head are neighbours."""
     if x.shape[-1] > 1 and x.stride(-1) != 1 or not _is_dense(x):
         return torch.empty_like(x, memory_format=torch.contiguous_format)
     return x.new_empty_strided(x.shape, x.stride())

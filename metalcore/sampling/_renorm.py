@@ -95,7 +95,7 @@ def _rows(op, name, x, option, limit, kind):
 
 
 def _limits(op, option, limit, kind, x):
-    """The option for each row, as float32."""
+    """Returns the option for each row, as float32."""
     shape = x.shape[:-1]
     if isinstance(limit, Tensor):
         if limit.dtype == torch.bool or limit.is_complex() or limit.is_floating_point() != (kind == _TOP_P):

@@ -96,7 +96,7 @@ _EXPECTED = {
 
 
 def _per_row(given, logits, batch):
-    """The options of each row, (rows, 4) in float32: SampleOptions of kernels/sampling/sample.h."""
+    """Returns the options of each row, (rows, 4) in float32: SampleOptions of kernels/sampling/sample.h."""
     columns = []
     for (name, option), default in zip(given.items(), (1.0, 0, 1.0, 0.0)):
         if isinstance(option, Tensor):
@@ -127,8 +127,8 @@ def _wrong(name, value, expected):
 
 
 def distribution(x: Tensor, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, options: Tensor | None = None) -> Tensor:
-    """The probabilities with which `sample` draws, in float32 or float64. `options` has the numbers of each row in the
-    place of the others."""
+    """Returns the probabilities with which `sample` draws, in float32 or float64. `options` has the numbers of each row
+    in the place of the others."""
     wide = x if x.dtype == torch.float64 else x.float()
     wide = wide.where(~wide.isnan(), -torch.inf)
     if options is None:

@@ -10,7 +10,7 @@ _outside = False, 0, False  # the mode to return to when the last of them closes
 
 
 def enabled():
-    """Whether kernels run in checking mode: inside `checking()`, or with METALCORE_CHECK=1."""
+    """Returns whether kernels run in checking mode: inside `checking()`, or with METALCORE_CHECK=1."""
     return _C.simulator_checking()[0]
 
 

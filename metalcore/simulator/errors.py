@@ -51,7 +51,7 @@ class KernelError(RuntimeError):
 
 
 def from_fault(message, kind, kernel, file, line, position_in_grid, position_in_threadgroup, threadgroup):
-    """The KernelError for a fault as the executor reports it (line 0 means unknown)."""
+    """Returns the KernelError for a fault as the executor reports it (line 0 means unknown)."""
     thread = Thread(position_in_grid, position_in_threadgroup, threadgroup)
     return KernelError(message, kind=kind, kernel=kernel, file=file, line=line or None, thread=thread)
 

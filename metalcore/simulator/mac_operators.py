@@ -9,7 +9,7 @@ import torch
 
 @functools.cache
 def kernels():
-    """The operators with an MPS kernel in this release, by names like "aten::add.out".
+    """Returns the operators with an MPS kernel in this release, by names like "aten::add.out".
 
     Raises RuntimeError where the table, or PyYAML to read it with, is missing.
     """
@@ -24,8 +24,8 @@ def kernels():
 
 
 def on_cpu():
-    """The operators that a Mac runs on the CPU whatever the environment says. PyTorch registers them by hand, in
-    ATen/mps/MPSFallback.mm."""
+    """Returns the operators that a Mac runs on the CPU whatever the environment says. PyTorch registers them by hand,
+    in ATen/mps/MPSFallback.mm."""
     release = tuple(int(part) for part in torch.__version__.split(".")[:2])
     return {"aten::embedding_renorm_"} | ({"aten::linalg_svd", "aten::linalg_svd.U"} if release < (2, 14) else set())
 

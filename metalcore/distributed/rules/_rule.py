@@ -65,18 +65,18 @@ def refused(*operators: str, because: str) -> None:
 
 
 def others(x: Any, *dims: int) -> list[int]:
-    """The dimensions of x except these."""
+    """Returns the dimensions of x except these."""
     return [dim for dim in range(x.ndim) if dim not in [each % max(x.ndim, 1) for each in dims]]
 
 
 def batches(x: Any, inner: int = 2) -> range:
-    """The dimensions of x in front of the last `inner` ones."""
+    """Returns the dimensions of x in front of the last `inner` ones."""
     return range(max(x.ndim - inner, 0))
 
 
 def aligned(x: Any, inner: int, from_right: int) -> Shard | Replicate:
-    """The sharding of one tensor among those that are broadcast: of the batch dimension that is `from_right` places
-    before the last batch dimension. Where x has it not, or of size 1, x is replicated."""
+    """Returns the sharding of one tensor among those that are broadcast: of the batch dimension that is `from_right`
+    places before the last batch dimension. Where x has it not, or of size 1, x is replicated."""
     dim = x.ndim - inner - 1 - from_right
     return Shard(dim) if dim >= 0 and x.shape[dim] > 1 else Replicate()
 

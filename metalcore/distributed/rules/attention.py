@@ -8,8 +8,8 @@ _BATCH, _HEADS = 0, 1
 
 
 def _dims(call):
-    """The dimensions that can be sharded. Sequences of variable length follow each other in a batch of one. With
-    dropout the random numbers depend on the places of batch and head."""
+    """Returns the dimensions that can be sharded. Sequences of variable length follow each other in a batch of one.
+    With dropout the random numbers depend on the places of batch and head."""
     if call.seed is not None:
         return []
     return [_HEADS] if call.cu_seq_q is not None else [_BATCH, _HEADS]

@@ -13,7 +13,7 @@ def decomposition(call):
 
 
 def _if(is_output, dim):
-    """The placement of an output, which has no elements where it is not asked for."""
+    """Returns the placement of an output, which has no elements where it is not asked for."""
     return Shard(dim) if is_output else Replicate()
 
 
@@ -61,7 +61,8 @@ def info_any(call):
 
 
 def _broadcast(right, factors, linear):
-    """The rules of operators on a right-hand side and factors with inner dimensions, whose batches are broadcast.
+    """Yields the rules of operators on a right-hand side and factors with inner dimensions, whose batches are
+    broadcast.
 
     Args:
         right: name and spec of the right-hand side.

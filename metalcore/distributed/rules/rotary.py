@@ -6,7 +6,7 @@ from ._rule import Partial, Replicate, Shard, rule
 
 
 def _tables(call, dim):
-    """The angles, or the positions of tokens in a table of angles: (sections, batch or 1, tokens, …)."""
+    """Returns the angles, or the positions of tokens in a table of angles: (sections, batch or 1, tokens, …)."""
     placed = {}
     name = "cos" if call.positions is None else "positions"
     spec = getattr(call, name)

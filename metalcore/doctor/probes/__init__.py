@@ -32,18 +32,18 @@ class Found(NamedTuple):
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
-    """Random normal float32 numbers on the CPU."""
+    """Returns random normal float32 numbers on the CPU."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), device="cpu", dtype=torch.float32)
 
 
 def whole_numbers(*shape: int, seed: int = 0) -> Tensor:
-    """Random -1, 0 and 1, as float32, on the CPU."""
+    """Returns random -1, 0 and 1, as float32, on the CPU."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-1, 2, shape, generator=generator, device="cpu").to(torch.float32)
 
 
 def error_of(result: Tensor, expected: Tensor) -> float:
-    """The largest difference, over the largest magnitude that was expected."""
+    """Returns the largest difference, over the largest magnitude that was expected."""
     if result.shape != expected.shape:
         return LARGEST
     expected = expected.detach().cpu().double()
@@ -53,6 +53,6 @@ def error_of(result: Tensor, expected: Tensor) -> float:
 
 
 def gradients(function: Callable[..., Tensor], *tensors: Tensor) -> list[Tensor]:
-    """The gradients of a function's sum."""
+    """Returns the gradients of a function's sum."""
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
     return list(torch.autograd.grad(function(*leaves).sum(), leaves))

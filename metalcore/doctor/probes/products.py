@@ -19,8 +19,8 @@ __all__ = [
 
 
 def _before_other_numbers(values: Tensor, device: str) -> Tensor:
-    """A copy on the device, behind which lie other numbers, as in an allocator's memory that was used before. A kernel
-    that reads past its operands' ends adds them."""
+    """Returns a copy on the device, behind which lie other numbers, as in an allocator's memory that was used before. A
+    kernel that reads past its operands' ends adds them."""
     buffer = torch.full((values.numel() + 65536,), 777.0, dtype=values.dtype, device=device)
     return buffer[: values.numel()].view_as(values).copy_(values)
 

@@ -83,7 +83,7 @@ def attention_forward(
     cache=None,
     **kwargs,
 ) -> tuple[Tensor, None]:
-    """An attention function of transformers' AttentionInterface.
+    """Returns an attention function of transformers' AttentionInterface.
 
     Args:
         module: the layer. Its `is_causal` counts where the argument is None.

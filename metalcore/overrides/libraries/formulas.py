@@ -109,7 +109,7 @@ class Recipe:
         self.read = {case.eps for case in cases.values()}  # attributes that are read at each call
 
     def run(self, module, args, kwargs):
-        """The module's result, or None if its own forward must compute it."""
+        """Returns the module's result, or None if its own forward must compute it."""
         gate = None
         if len(args) != 1 or kwargs:
             if len(args) + len(kwargs) != 2 or not args or kwargs and self.gate not in kwargs:
@@ -154,8 +154,8 @@ GELUS = [
 
 
 def settings_of(module) -> list[str]:
-    """The names of the attributes that may make two modules of a class compute different things. A trial sees no
-    others: see copy_of."""
+    """Returns the names of the attributes that may make two modules of a class compute different things. A trial sees
+    no others: see copy_of."""
     return [name for name, value in vars(module).items() if name not in _OF_ALL and _is_setting(name, value, module)]
 
 
@@ -177,7 +177,8 @@ def _is_setting(name, value, module):
 
 
 def stand_in(name, module):
-    """What stands for a setting's value in comparisons. It keeps no module in memory, and equal functions are equal."""
+    """Returns what stands for a setting's value in comparisons. It keeps no module in memory, and equal functions are
+    equal."""
     value = getattr(module, name, None)
     if value is None or type(value) in _VALUES:
         return value
@@ -203,9 +204,9 @@ def on_the_cpu():
 
 
 def copy_of(module, weights=(), children=()):
-    """A copy of the module with other tensors and children, and with separate attributes. Of the attributes it has the
-    settings only: a forward that reads another one, such as a configuration, fails, and so nobody takes its numbers for
-    those of a module whose configuration differs."""
+    """Returns a copy of the module with other tensors and children, and with separate attributes. Of the attributes it
+    has the settings only: a forward that reads another one, such as a configuration, fails, and so nobody takes its
+    numbers for those of a module whose configuration differs."""
     seen = _OF_ALL.union(settings_of(module))
     copied = object.__new__(type(module))
     copied.__dict__.update((name, value) for name, value in vars(module).items() if name in seen)
@@ -297,7 +298,7 @@ class Trial(NamedTuple):
     group: Callable | None
 
     def run(self, x_dtype, weight_dtype):
-        """The dtype of the module's result if the formula gives the same numbers, or None."""
+        """Returns the dtype of the module's result if the formula gives the same numbers, or None."""
         generator = torch.Generator("cpu").manual_seed(1)
 
         def numbers(*shape):
@@ -327,7 +328,8 @@ class Trial(NamedTuple):
 
 
 def agree(ours, theirs, bound, dtype, scale=None):
-    """Whether two functions give the same numbers, to a bound relative to `scale`, or by default to the numbers."""
+    """Returns whether two functions give the same numbers, to a bound relative to `scale`, or by default to the
+    numbers."""
     try:
         result, expected = ours(), theirs()
         if result.shape != expected.shape or result.dtype is not dtype:

@@ -66,7 +66,7 @@ class MLP:
         return self.compute(module, args[0], self.function)
 
     def _alike(self, module):
-        """Whether the layers have one dtype. T5 converts between them where they do not."""
+        """Returns whether the layers have one dtype. T5 converts between them where they do not."""
         weights = [getattr(module._modules[name], "weight", None) for name in self.layers]
         return len({weight.dtype for weight in weights if isinstance(weight, torch.Tensor)}) <= 1
 
@@ -77,7 +77,7 @@ class MLP:
 
 
 def examine_mlp(module, forward):
-    """The recipe for a module whose class has this forward, or None if it is not a gated MLP."""
+    """Returns the recipe for a module whose class has this forward, or None if it is not a gated MLP."""
     linears = [name for name, child in module._modules.items() if hasattr(child, "in_features")]
     dropouts = [name for name, child in module._modules.items() if isinstance(child, torch.nn.Dropout)]
     others = [child for name, child in module._modules.items() if child is not None and name not in linears]
@@ -127,7 +127,7 @@ class Gate:
 
 
 def examine_gate(module, method):
-    """The recipe for the method of experts that applies their gates, or None."""
+    """Returns the recipe for the method of experts that applies their gates, or None."""
     both = torch.randn(4, 2 * _MID) * 3
     gate, up = both.chunk(2, dim=-1)
     try:

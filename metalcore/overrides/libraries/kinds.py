@@ -128,8 +128,8 @@ class ModulePatch(Patch):
         self.recipes: dict = {}  # key(module) -> (recipe, Count), or None
 
     def key(self, module):
-        """What decides which formula a module computes: its settings, which do not contain the weight's length, and its
-        children with theirs."""
+        """Returns what decides which formula a module computes: its settings, which do not contain the weight's length,
+        and its children with theirs."""
         names = self.settings.get(type(module))
         if names is None:
             return type(module)
@@ -145,7 +145,7 @@ class ModulePatch(Patch):
                 self._note_settings(child)
 
     def learn(self, module):
-        """The recipe for modules like this one with their count, or None."""
+        """Returns the recipe for modules like this one with their count, or None."""
         global _trying
         with _lock:
             _trying = True
@@ -163,7 +163,7 @@ class ModulePatch(Patch):
             return entry
 
     def recipe_of(self, module):
-        """What learn() gives, or has given for a module like this one."""
+        """Returns what learn() gives, or has given for a module like this one."""
         entry = self.recipes.get(self.key(module), self)
         return self.learn(module) if entry is self else entry
 

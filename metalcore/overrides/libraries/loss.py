@@ -73,7 +73,7 @@ class Logits(Tensor):
         return Logits(self.source._replace(**fields), self.count, self.versions)
 
     def computed(self) -> Tensor:
-        """The logits as an ordinary tensor."""
+        """Returns the logits as an ordinary tensor."""
         with_grad = torch.is_grad_enabled()
         if with_grad not in self.kept:
             self._check_versions()
@@ -264,7 +264,8 @@ def _forward(patch, place):
 
 
 def _is_plain_layer(layer):
-    """Whether a layer's call does nothing else than F.linear, with weights that will still be there at the loss."""
+    """Returns whether a layer's call does nothing else than F.linear, with weights that will still be there at the
+    loss."""
     return (
         type(layer) is torch.nn.Linear
         and type(layer.weight) is torch.nn.Parameter

@@ -36,7 +36,7 @@ class Band(NamedTuple):
     sequences: Tensor | None = None
 
     def both(self, other: Band) -> Band | None:
-        """What two bands have in common."""
+        """Returns what two bands have in common."""
         if self.sequences is not None and other.sequences is not None:
             return None
         sequences = self.sequences if other.sequences is None else other.sequences
@@ -48,7 +48,7 @@ def _narrower(a, b):
 
 
 def read(function) -> Band | None:
-    """The band that one of transformers' mask functions draws, or None for another shape."""
+    """Returns the band that one of transformers' mask functions draws, or None for another shape."""
     if function is masking_utils.causal_mask_function:
         return Band(right=0)
     if function is masking_utils.bidirectional_mask_function:
@@ -92,7 +92,7 @@ class Mask(Tensor):
         return mask
 
     def written(self) -> Tensor:
-        """The mask as an ordinary tensor."""
+        """Returns the mask as an ordinary tensor."""
         tensor = self._written
         if tensor is None:
             tensor = self._written = self._write()
@@ -133,8 +133,9 @@ def mask(
     device="cpu",
     **options,
 ) -> Tensor | None:
-    """The mask for `attn_implementation="metalcore"`, with the arguments of transformers.masking_utils.sdpa_mask, whose
-    result it stands for. It is None where causal attention, or none of the queries' keys, needs no mask."""
+    """Returns the mask for `attn_implementation="metalcore"`, with the arguments of
+    transformers.masking_utils.sdpa_mask, whose result it stands for. It is None where causal attention, or none of the
+    queries' keys, needs no mask."""
     writer = masking_utils.eager_mask if _adds_masks(type(options.get("config"))) else masking_utils.sdpa_mask
     write = functools.partial(
         writer,
@@ -171,8 +172,8 @@ def mask(
 
 
 def _placed(band, shift, q_length, kv_length):
-    """Whether a kernel's band, which begins at the first key or ends at the last one, can be put at this shift. After
-    the band of causal attention, keys can be left out."""
+    """Returns whether a kernel's band, which begins at the first key or ends at the last one, can be put at this shift.
+    After the band of causal attention, keys can be left out."""
     if shift == 0 or band.left < 0 and band.right < 0:
         return True
     return shift == kv_length - q_length or band.right == 0 and 0 < shift < kv_length - q_length
@@ -180,8 +181,8 @@ def _placed(band, shift, q_length, kv_length):
 
 @functools.cache
 def _adds_masks(config_class) -> bool:
-    """Whether the models of a configuration have no attention except eager. Their own code may then expect a mask of
-    numbers, also where one is not needed."""
+    """Returns whether the models of a configuration have no attention except eager. Their own code may then expect a
+    mask of numbers, also where one is not needed."""
     models = [cls for cls in subclasses(PreTrainedModel) if cls.config_class is config_class]
     return bool(models) and not any(
         cls._supports_sdpa or cls._supports_flash_attn or cls._supports_flex_attn for cls in models
@@ -190,8 +191,8 @@ def _adds_masks(config_class) -> bool:
 
 @functools.cache
 def _knows_sdpa(config_class) -> bool:
-    """Whether the layers of a configuration's models say by `is_causal` that they are causal, as sdpa needs it. A
-    decoder without sdpa may not (PEGASUS-X), and its mask alone tells."""
+    """Returns whether the layers of a configuration's models say by `is_causal` that they are causal, as sdpa needs it.
+    A decoder without sdpa may not (PEGASUS-X), and its mask alone tells."""
     models = [cls for cls in subclasses(PreTrainedModel) if cls.config_class is config_class]
     return not models or any(cls._supports_sdpa for cls in models)
 

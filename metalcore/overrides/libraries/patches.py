@@ -17,12 +17,12 @@ def full_name(thing) -> str:
 
 
 def owner_of(cls, member):
-    """The class that defines the member of cls, or None."""
+    """Returns the class that defines the member of cls, or None."""
     return next((base for base in cls.__mro__ if member in vars(base)), None)
 
 
 def subclasses(cls):
-    """All classes that derive from cls."""
+    """Yields all classes that derive from cls."""
     for subclass in cls.__subclasses__():
         yield subclass
         yield from subclasses(subclass)
@@ -47,7 +47,7 @@ class Patch:
 
 
 def run_counted(count: _report.Count, compute, original, reason="input that its kernel does not take"):
-    """compute(), or original() where that is None, counted."""
+    """Returns compute(), or original() where that is None, counted."""
     if is_compiling():  # the graph would contain a count
         result = compute()
         return original() if result is None else result

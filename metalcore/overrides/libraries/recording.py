@@ -19,7 +19,8 @@ _MODULE, _ASKED = "transformers.utils.import_utils", "is_cuda_stream_capturing"
 
 
 def reads_nothing() -> bool:
-    """Whether transformers takes the branches that read no values on the host: while it is traced or captured."""
+    """Returns whether transformers takes the branches that read no values on the host: while it is traced or
+    captured."""
     is_tracing = getattr(sys.modules.get(_MODULE), "is_tracing", None)
     return is_tracing is not None and is_tracing()
 

@@ -48,7 +48,7 @@ class Layout(NamedTuple):
     dtypes: dict = {}  # noqa: RUF012  (a NamedTuple's default, which nothing changes)
 
     def rotary(self, cos):
-        """How many elements of a head are rotated."""
+        """Returns how many elements of a head are rotated."""
         return cos.shape[-1] * (2 if self.tables == "once" else 1)
 
     def compute(self, rotate, q, k, cos, sin, dimension):
@@ -127,7 +127,7 @@ def _fits(layout, q, k, cos, sin, dimension):
 
 
 def _find(function):
-    """How the function reads its arguments, or None if it does something else."""
+    """Returns how the function reads its arguments, or None if it does something else."""
     for interleaved, tables in itertools.product((False, True), _TWICE):
         for flat in (False, True):
             layout = Layout(interleaved, tables, flat)
@@ -140,8 +140,8 @@ def _find(function):
 
 
 def _same(function, layout, dtype, table_dtype, rotary=_SIZE):
-    """The dtype of the function's results if it rotates the first `rotary` elements of heads as `_rotated` does, or
-    None."""
+    """Returns the dtype of the function's results if it rotates the first `rotary` elements of heads as `_rotated`
+    does, or None."""
     generator = torch.Generator("cpu").manual_seed(1)
 
     def numbers(*shape):

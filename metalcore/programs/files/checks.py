@@ -20,7 +20,8 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> None:
 
 
 def _recurrent(gates: int, states: int) -> Callable[..., None]:
-    """The check of layers with so many gates and states. LSTMs have two states, and may project the first one."""
+    """Returns the check of layers with so many gates and states. LSTMs have two states, and may project the first
+    one."""
 
     def check(
         input: Tensor,

@@ -106,7 +106,7 @@ def _bytes(tensor):
 
 
 def _with_digest(beginning, digits):
-    """The beginning of a file with other digits in the place of its digest's."""
+    """Returns the beginning of a file with other digits in the place of its digest's."""
     place = 8 + len(_LEAD)
     return beginning[:place] + digits + beginning[place + len(digits) :]
 
@@ -198,7 +198,7 @@ class Container:
             raise self._wrong("it is damaged: its digest is another one")
 
     def read(self, name: str) -> Tensor:
-        """A tensor, on the CPU, in memory of its own."""
+        """Returns a tensor, on the CPU, in memory of its own."""
         entry = self.entries[name]
         size = entry.end - entry.begin
         if not size:
@@ -218,7 +218,7 @@ def _are_sizes(sizes):
 
 
 def strict_json(text: str) -> Any:
-    """What a text in JSON says. Names must not repeat, and numbers must be finite.
+    """Returns what a text in JSON says. Names must not repeat, and numbers must be finite.
 
     Raises:
         ValueError: it says nothing, or is nested too deeply.

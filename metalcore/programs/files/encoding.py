@@ -56,12 +56,12 @@ def dtype_named(name: Any) -> torch.dtype:
 
 
 def form(tensor: torch.Tensor) -> str:
-    """A tensor's dtype and shape: "float32[2, 3]"."""
+    """Returns a tensor's dtype and shape: "float32[2, 3]"."""
     return f"{name_of_dtype(tensor.dtype)}{list(tensor.shape)}"
 
 
 def is_dense(shape, strides) -> bool:
-    """Whether each element of a tensor has its own place, and there are no places between them."""
+    """Returns whether each element of a tensor has its own place, and there are no places between them."""
     expected = 1
     for size, stride in sorted(zip(shape, strides), key=lambda pair: pair[1]):
         if size != 1:
@@ -108,7 +108,7 @@ class Encoder:
 
 
 def decode(thing: Any, values: Callable[[str], Any], device: torch.device) -> Any:
-    """An argument, from what an `Encoder` wrote. `values` gives the value of a name, or raises."""
+    """Returns an argument, from what an `Encoder` wrote. `values` gives the value of a name, or raises."""
     if isinstance(thing, list):
         return [decode(item, values, device) for item in thing]
     if not isinstance(thing, dict):
@@ -165,7 +165,7 @@ _PLAIN = {
 
 
 def fits(kind: Any, thing: Any) -> bool:
-    """Whether an argument is of a type of a schema. None of what a file cannot hold fits."""
+    """Returns whether an argument is of a type of a schema. None of what a file cannot hold fits."""
     name = kind.kind()
     if name == "OptionalType":
         return thing is None or fits(kind.getElementType(), thing)
@@ -178,7 +178,8 @@ def fits(kind: Any, thing: Any) -> bool:
 
 
 def encode_tree(spec: TreeSpec, is_input: bool) -> Any:
-    """The structure of arguments or results: "leaf", or {"tuple": […]}, {"list": […]}, {"dict": [[name, …], …]}.
+    """Returns the structure of arguments or results: "leaf", or {"tuple": […]}, {"list": […]}, {"dict": [[name, …],
+    …]}.
 
     Results of other classes that are mappings, as the outputs of transformers' models, become dicts, and named tuples,
     as those of torch.topk, become tuples.

@@ -46,7 +46,7 @@ _NUMBER = {"name": str, "is": object}
 
 
 def read_manifest(file: Container) -> dict[str, Any]:
-    """The manifest of an open file, whose digest fits.
+    """Returns the manifest of an open file, whose digest fits.
 
     Raises:
         ProgramFileError: the file is no program, or of another version, or damaged.
@@ -92,7 +92,7 @@ def _check_pairs(pairs, what):
 
 
 def _items(entry: Any, kinds: dict[str, Any], what: str, optional: Sequence[str] = ()) -> dict[str, Any]:
-    """An object with entries of these kinds, and no others."""
+    """Returns an object with entries of these kinds, and no others."""
     if not isinstance(entry, dict):
         raise ProgramFileError(f"{what} is no object")
     if unknown := sorted(set(entry) - set(kinds)):

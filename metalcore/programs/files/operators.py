@@ -80,7 +80,7 @@ _GENERATED = frozenset(name.split(".")[0] for name in (*OPERATIONS, *REDUCTIONS)
 
 
 def allowed_name(target: Any) -> str | None:
-    """The name of an operation in a file, or None if no file may have it."""
+    """Returns the name of an operation in a file, or None if no file may have it."""
     if target is operator.getitem:
         return GETITEM
     if not isinstance(target, torch._ops.OpOverload):
@@ -92,7 +92,7 @@ def allowed_name(target: Any) -> str | None:
 
 @functools.lru_cache(maxsize=4096)
 def find(name: str) -> Callable | None:
-    """The operator of a name such as "aten::add.Tensor", or None if there is none, or none that is allowed."""
+    """Returns the operator of a name such as "aten::add.Tensor", or None if there is none, or none that is allowed."""
     if name == GETITEM:
         return operator.getitem
     namespace, _, rest = name.partition("::")
@@ -114,7 +114,7 @@ def find(name: str) -> Callable | None:
 
 
 def _is_of_tensors(schema):
-    """Whether it gives tensors, and needs no memory for them from its caller."""
+    """Returns whether it gives tensors, and needs no memory for them from its caller."""
     kinds = [returned.type.kind() for returned in schema.returns]
     tensors = all(
         kind == "TensorType" or kind == "ListType" and returned.type.getElementType().kind() == "TensorType"

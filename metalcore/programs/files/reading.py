@@ -109,7 +109,7 @@ def _source(manifest, tensors, device):
 
 
 def _folded(entry, tensors, device):
-    """The constants that a recipe makes, by name."""
+    """Returns the constants that a recipe makes, by name."""
     reader = GraphReader(FakeTensorMode(), device)
     for parameter in entry["parameters"]:
         reader.parameter(parameter, tensors.read)
@@ -176,7 +176,7 @@ def _opened(path, name, weights, stack):
 
 
 def _device(device, recorded):
-    """The device as its tensors name it, with its number."""
+    """Returns the device as its tensors name it, with its number."""
     if device is None:
         device = next((kind for kind in (recorded, "mps", "cuda") if _is_here(kind)), "cpu")
     try:

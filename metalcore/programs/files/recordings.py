@@ -74,7 +74,7 @@ _KINDS = {
 
 
 def read_recordings(file: Container) -> dict[str, dict[str, Any]]:
-    """The recordings of an open file by kind of device, to be read by people: libmetalcore checks what it runs.
+    """Returns the recordings of an open file by kind of device, to be read by people: libmetalcore checks what it runs.
 
     Raises:
         ProgramFileError: they are not such recordings.
@@ -124,7 +124,7 @@ def prepare(program: Program, path: str | os.PathLike, folder: str | os.PathLike
 
 
 def told(kind: str, recording: dict[str, Any]) -> list[str]:
-    """A recording in text: how much it is, and how often each kernel runs."""
+    """Returns a recording in text: how much it is, and how often each kernel runs."""
     times = Counter(str(dispatch["kernel"]) for dispatch in recording["dispatches"])
     counts = [f"{len(recording[name])} {name}" for name in ("dispatches", "constants")]
     lines = [f"recording for {kind}: {', '.join(counts)}, {recording['scratch']} bytes of scratch memory"]
@@ -211,7 +211,7 @@ class _Recorded:
         return self._place(bound) if kind == "buffer" else [[self._place(place) for place in bound]]
 
     def _place(self, place):
-        """[what of, its number, the first byte, bytes]; [] for nothing."""
+        """Returns [what of, its number, the first byte, bytes]; [] for nothing."""
         if place is None:
             return []
         number, first, nbytes = place
@@ -225,7 +225,7 @@ def _form(tensor):
 
 
 def _digest(kernel):
-    """The digest of a built-in kernel's source."""
+    """Returns the digest of a built-in kernel's source."""
     return _digests()[_families()[kernel]]
 
 

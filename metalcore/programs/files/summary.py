@@ -14,7 +14,7 @@ __all__ = ["describe"]
 
 
 def describe(path: str | os.PathLike, manifest: bool = False) -> str:
-    """What a file says of its program, in text; or its whole manifest, as JSON.
+    """Returns what a file says of its program, in text; or its whole manifest, as JSON.
 
     Raises:
         ProgramFileError: the file is damaged, or no program.

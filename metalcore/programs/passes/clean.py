@@ -48,7 +48,7 @@ _COPIES = frozenset("clone _to_copy lift_fresh_copy".split())
 
 
 def clean(module: GraphModule, differentiable: bool = False) -> None:
-    """All of it. A graph that autograd has yet to see is `differentiable`."""
+    """Runs all of the passes above. A graph that autograd has yet to see is `differentiable`."""
     remove_no_ops(module, differentiable)
     name_conversions(module)
     remove_repeated(module)

@@ -30,7 +30,7 @@ class Recipe(NamedTuple):
     names: tuple[str, ...]
 
     def run(self) -> list[Tensor]:
-        """The constants, in memory of their own."""
+        """Returns the constants, in memory of their own."""
         with torch.no_grad():
             found = list(Interpreter(self.owner, graph=self.graph).run())
             for index, tensor in enumerate(found):
@@ -96,7 +96,7 @@ def _foldable(node, known, made_anew, most_bytes):
 
 
 def _extracted(module, kept):
-    """A graph of its own for what is kept, with all that it needs."""
+    """Returns a graph of its own for what is kept, with all that it needs."""
     graph, owner = Graph(), torch.nn.Module()
     copies: dict[Node, Node] = {}
     for node in ancestors(kept):

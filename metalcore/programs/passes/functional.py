@@ -26,7 +26,7 @@ def make_functional(module: GraphModule) -> None:
 
 
 def aliases(graph):
-    """The nodes that have tensors of a storage, in order, by storage."""
+    """Returns the nodes that have tensors of a storage, in order, by storage."""
     found: dict = {}
     for node in graph.nodes:
         for tensor in tensors_of(node):
@@ -35,7 +35,8 @@ def aliases(graph):
 
 
 def functional_variant(node):
-    """The operator without the underscore, if the operation writes to its first argument alone and returns that."""
+    """Returns the operator without the underscore, if the operation writes to its first argument alone and returns
+    that."""
     name = name_of(node)
     if name == "copy_":  # aten.copy has no derivative
         return None

@@ -27,7 +27,7 @@ MOST_READS = 4
 
 
 def is_generated(node: Node) -> bool:
-    """Whether a generated kernel can compute an operation."""
+    """Returns whether a generated kernel can compute an operation."""
     if name_of(node) is None or not is_pure(node) or not isinstance(value(node), Tensor):
         return False
     return bool(value(node).numel()) and supports(node) is None
@@ -46,7 +46,7 @@ def group_pointwise(module: GraphModule, build, *, single: bool = False) -> int:
 
 
 def _find_groups(graph, least):
-    """Lists of operations, in order. As units that run at once, they leave the graph without cycles."""
+    """Returns lists of operations, in order. As units that run at once, they leave the graph without cycles."""
     stretch, mutated = segments(graph), mutated_storages(graph)
     unit: dict[Node, int] = {}  # the group of an operation, or one of its own
     bit = {node: 1 << number for number, node in enumerate(graph.nodes)}
@@ -71,7 +71,7 @@ def _find_groups(graph, least):
 
 
 def _without_ends(group):
-    """A group without the views of what is outside of it, and without those that nobody in it reads."""
+    """Returns a group without the views of what is outside of it, and without those that nobody in it reads."""
     inside = set(group)
     while True:
         ends = {
@@ -104,7 +104,7 @@ def _is_view(node):
 
 
 def _pays(node, source):
-    """Whether an operation is better computed together with one of its operands."""
+    """Returns whether an operation is better computed together with one of its operands."""
     alone, same = len(source.users) == 1, value(node).shape == value(source).shape
     if (_is_view(node) or _is_view(source)) and not alone:
         return False
@@ -164,7 +164,8 @@ def _is_elementwise(group, shape):
 
 
 def _borders(members):
-    """The inputs and outputs of operations that run at once; None where an output is needed before all inputs exist."""
+    """Returns the inputs and outputs of operations that run at once; None where an output is needed before all inputs
+    exist."""
     inside = set(members)
     inputs = list(dict.fromkeys(s for node in members for s in node.all_input_nodes if s not in inside))
     outputs = [node for node in members if any(user not in inside for user in node.users)]

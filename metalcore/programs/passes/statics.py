@@ -51,7 +51,7 @@ def write_at_end(module: GraphModule) -> bool:
 
 
 def _is_written_whole(nodes, mutated):
-    """Whether the nodes of a storage are a static value and then operations that write all of it."""
+    """Returns whether the nodes of a storage are a static value and then operations that write all of it."""
     base, *writes = nodes
     tensor = value(base)
     if base.op != "get_attr" or tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size():

@@ -42,7 +42,7 @@ def _device_of(node):
 
 
 def lacks_kernel(node: Node) -> bool:
-    """Whether PyTorch on a Mac has no kernel for an operation, nor for what it consists of."""
+    """Returns whether PyTorch on a Mac has no kernel for an operation, nor for what it consists of."""
     if is_lacking(node.target):
         return True
     if not node.target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
@@ -58,7 +58,7 @@ _composites: dict = {}
 
 
 def _parts(node):
-    """The operators that an operation consists of."""
+    """Returns the operators that an operation consists of."""
     mode = next((v.fake_mode for v in map(value, node.all_input_nodes) if hasattr(v, "fake_mode")), None)
     if mode is None:
         return []
@@ -88,7 +88,7 @@ class _Called(TorchDispatchMode):
 
 @functools.cache
 def is_lacking(target: torch._ops.OpOverload) -> bool:
-    """Whether PyTorch on a Mac has no kernel of its own for an operator, and none that is made of others."""
+    """Returns whether PyTorch on a Mac has no kernel of its own for an operator, and none that is made of others."""
     name = full_name(target)
     if not name.startswith("aten::") or name in mps_kernels():
         return False

@@ -40,7 +40,7 @@ PATTERNS: tuple[Pattern, ...] = (
 
 
 def choose(names: Sequence[str] | None) -> tuple[Pattern, ...]:
-    """The patterns of these names; all by default.
+    """Returns the patterns of these names; all by default.
 
     Raises:
         ValueError: there is no pattern of a name.

@@ -78,7 +78,7 @@ class Attention(Pattern):
 
 
 def _unrepeated(k, v):
-    """Keys and values without the repetition of their heads, and the operations that repeat them, if any."""
+    """Returns keys and values without the repetition of their heads, and the operations that repeat them, if any."""
     matches = [match for node in (k, v) if (match := REPEATED.match(node)) is not None and _repeats_heads(match)]
     if len(matches) < 2:
         return (k, v), []

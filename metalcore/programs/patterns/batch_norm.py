@@ -66,5 +66,5 @@ class ConvBatchNorm(Pattern):
 
 
 def _in_float64(function):
-    """The function of CPU tensors in float64, so that folding rounds once. `mps` has no such dtype."""
+    """Returns the function of CPU tensors in float64, so that folding rounds once. `mps` has no such dtype."""
     return lambda *tensors: function(*(tensor.to("cpu", torch.float64) for tensor in tensors))

@@ -47,7 +47,8 @@ class Conv(Pattern):
         return Match(zip(("x", "weight", "bias"), tensors), [node])
 
     def _following(self, match, name, thing):
-        """What follows metalcore's convolution, if that has nothing of the kind, and nothing that comes after it."""
+        """Returns what follows metalcore's convolution, if that has nothing of the kind, and nothing that comes after
+        it."""
         conv = match["conv"]
         if name_of(conv) != "metalcore.conv2d" or argument(conv, "activation") != "none":
             return None
@@ -82,8 +83,8 @@ class Conv(Pattern):
 
 
 def _lies_channels_last(x):
-    """Whether the strides are those of channels that lie next to each other. Images of one pixel count as contiguous,
-    too, and PyTorch gives them either strides."""
+    """Returns whether the strides are those of channels that lie next to each other. Images of one pixel count as
+    contiguous, too, and PyTorch gives them either strides."""
     _, channels, height, width = x.shape
     return x.stride() == (height * width * channels, 1, width * channels, channels)
 

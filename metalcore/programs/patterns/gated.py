@@ -21,7 +21,8 @@ KINDS = {"silu": Product(SILU, UP), "gelu": Product(GELU, UP), "gelu_tanh": Prod
 
 
 def _in_a_chain(node, match):
-    """Whether an operation that a generated kernel can take reads the product, or makes an operand for it alone."""
+    """Returns whether an operation that a generated kernel can take reads the product, or makes an operand for it
+    alone."""
     shape = value(node).shape
     alone = [source for source in (match["gate"], match["up"]) if {*match.nodes}.issuperset(source.users)]
     others = (other for other in (*node.users, *alone) if is_elementwise(other))

@@ -29,8 +29,8 @@ class _Joined(Pattern):
     by_name_on = frozenset({"mps"})
 
     def _match(self, layers, nodes, residual=None, gate=None):
-        """The match of layers that read one row, if the kernel takes them, with the norm of the row if nobody else
-        needs that."""
+        """Returns the match of layers that read one row, if the kernel takes them, with the norm of the row if nobody
+        else needs that."""
         x = layers[0].args[0]
         tensors = [tensor for layer in layers for tensor in arguments(layer)[:3] if tensor is not None]
         tensors += [] if residual is None else [residual]
@@ -107,7 +107,7 @@ def _read_one_row(layers):
 
 
 def _is_norm(node):
-    """Whether a node is the norm of a row with a weight of its dtype."""
+    """Returns whether a node is the norm of a row with a weight of its dtype."""
     if name_of(node) != "metalcore.rms_norm" or arguments(node)[1] != 1:
         return False
     weight = argument(node, "weight")

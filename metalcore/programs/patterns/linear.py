@@ -42,7 +42,7 @@ class Linear(Pattern):
         return match if value(match["residual"]).shape == value(node).shape else None
 
     def _has_follower(self, node):
-        """Whether the operation after it belongs to the same product."""
+        """Returns whether the operation after it belongs to the same product."""
         users = list(node.users)
         return len(users) == 1 and name_of(users[0]) in self.anchors - {"linear"} and self.match(users[0]) is not None
 

@@ -70,7 +70,7 @@ class RmsNorm(Pattern):
 
 
 def _wide_enough(match, x):
-    """Whether the squares are computed in float32: in 16 bits, they are another function."""
+    """Returns whether the squares are computed in float32: in 16 bits, they are another function."""
     means = [node for node in match.nodes if name_of(node) == "mean"]
     return all(value(node).dtype == torch.float32 for node in means) and x.dtype != torch.float64
 
@@ -84,7 +84,7 @@ def _reads_more(node, match):
 
 
 def _grows(node):
-    """Whether the match would go on with the node's only user: its product with a weight, or a conversion."""
+    """Returns whether the match would go on with the node's only user: its product with a weight, or a conversion."""
     if len(node.users) != 1:
         return False
     user = next(iter(node.users))

@@ -51,7 +51,7 @@ class Rope(Pattern):
         return match if halves and cos.shape == sin.shape and cos.shape[-1] == size and x.numel() else None
 
     def _heads_dim(self, match):
-        """The dimension of the heads, over which the tables are broadcast, or None."""
+        """Returns the dimension of the heads, over which the tables are broadcast, or None."""
         q, k, cos = (value(match[name]) for name in ("q", "k", "cos"))
         if q.dtype != k.dtype:
             return None
@@ -88,8 +88,8 @@ _ELEMENTWISE = frozenset("cos sin mul div to _to_copy type_as neg".split())
 
 
 def _is_doubled(node: Node) -> bool:
-    """Whether both halves of each row of a table are the same, without which the formula is no rotation. It is known of
-    what concatenates something with itself, and of constants."""
+    """Returns whether both halves of each row of a table are the same, without which the formula is no rotation. It is
+    known of what concatenates something with itself, and of constants."""
     name = name_of(node)
     if node.op == "get_attr":
         table = getattr(node.graph.owning_module, str(node.target))

@@ -32,12 +32,12 @@ class Accumulator(NamedTuple):
 
 
 def accumulator(node: Node) -> Accumulator:
-    """The state of a reduction node."""
+    """Returns the state of a reduction node."""
     return _MAKERS[name_of(node).split(".")[0]](node, fake(node.args[0]).dtype)
 
 
 def reduced_dimensions(node: Node) -> tuple[int, ...]:
-    """The dimensions that a reduction node removes, in order."""
+    """Returns the dimensions that a reduction node removes, in order."""
     arguments, rank = arguments_of(node), fake(node.args[0]).dim()
     dims = arguments.get("dim")
     if dims is None or (isinstance(dims, Sequence) and not dims):
@@ -47,7 +47,7 @@ def reduced_dimensions(node: Node) -> tuple[int, ...]:
 
 
 def results_of(node: Node) -> list[torch.Tensor]:
-    """The fake tensors of a reduction's results: var_mean has two."""
+    """Returns the fake tensors of a reduction's results: var_mean has two."""
     value = node.meta.get("val")
     found = list(value) if isinstance(value, (tuple, list)) else [fake(node)]
     for result in found:

@@ -19,7 +19,7 @@ ROWS, ROWS_OF_16_BITS, ROWS_OF_ELEMENTS = 2, 4, 8  # of vectors, and of elements
 
 
 def blocked(found: Layout, tensors: Sequence[tuple[Sequence[int], int, int]], outputs: int) -> Layout:
-    """A layout with tiles or with several rows a thread, where that pays.
+    """Returns a layout with tiles or with several rows a thread, where that pays.
 
     Args:
         tensors: as for layout().
@@ -30,12 +30,12 @@ def blocked(found: Layout, tensors: Sequence[tuple[Sequence[int], int, int]], ou
 
 
 def tile_bytes(side: int, size: int) -> int:
-    """The memory of a tile."""
+    """Returns the memory of a tile."""
     return side * Tile(side, (), 1).pitch * size
 
 
 def _across(found, outputs):
-    """The numbers of the inputs that lie across, in one dimension, where tiles pay."""
+    """Returns the numbers of the inputs that lie across, in one dimension, where tiles pay."""
     sizes, dimensions = found.sizes, {}
     if math.prod(sizes) < LEAST_IN_TILES or sizes[0] < LEAST_ACROSS:
         return ()
@@ -46,15 +46,15 @@ def _across(found, outputs):
 
 
 def _with_tile(found, tensors, across):
-    """The layout whose dimension 1 is the innermost one of some tensors, with tiles of as many as there is memory
-    for."""
+    """Returns the layout whose dimension 1 is the innermost one of some tensors, with tiles of as many as there is
+    memory for."""
     second = found.strides[across[0]].index(1)
     order = [0, second, *(d for d in range(1, len(found.sizes)) if d != second)]
     sizes = tuple(found.sizes[d] for d in order)
     strides = tuple(tuple(of[d] for d in order) for of in found.strides)
 
     def vector(first, chosen, most):
-        """How many elements of some tensors are read at once along one of the two innermost dimensions."""
+        """Returns how many elements of some tensors are read at once along one of the two innermost dimensions."""
         order = [first, 1 - first, *range(2, len(sizes))]
         own = [[strides[k][d] for d in order] for k in chosen]
         return vector_of([sizes[d] for d in order], own, [tensors[k] for k in chosen], most)

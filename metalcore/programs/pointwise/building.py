@@ -121,11 +121,12 @@ class Generated:
         self._run(self._memory(tensors, given))
 
     def sources(self, *tensors: Tensor) -> list[str]:
-        """The MSL of the kernels that a call of these tensors runs."""
+        """Returns the MSL of the kernels that a call of these tensors runs."""
         return [generated.source(kernel) for kernel in self.kernels(*tensors)]
 
     def kernels(self, *tensors: Tensor) -> list[str]:
-        """The names of the kernels that a call of these tensors runs. Meta tensors begin at an address of 16 bytes."""
+        """Returns the names of the kernels that a call of these tensors runs. Meta tensors begin at an address of 16
+        bytes."""
         memory = self._memory(tensors)
         return [kernel for part in self.parts for kernel in part.kernels(memory)]
 
@@ -134,7 +135,7 @@ class Generated:
             part.run(memory)
 
     def _memory(self, tensors, given=None):
-        """The tensors by their places: the inputs, what is given, and new ones."""
+        """Returns the tensors by their places: the inputs, what is given, and new ones."""
         tensors = self._checked(tensors)
         device = tensors[0].device if tensors else self._device
         memory = dict(given or {})

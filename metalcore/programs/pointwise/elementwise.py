@@ -45,7 +45,7 @@ def elementwise(
     made: Collection[Node] = (),
     keep_float32: bool = False,
 ) -> str:
-    """The kernel that computes some nodes of one shape.
+    """Returns the kernel that computes some nodes of one shape.
 
     Args:
         outputs: the nodes.
@@ -126,14 +126,14 @@ class _Read:
 
 
 def _with_numbers(lines, type_):
-    """Statements that read the layout's numbers once, before those that use them. What is stored might be the numbers,
-    as far as a compiler knows: it would read them again behind that."""
+    """Returns statements that read the layout's numbers once, before those that use them. What is stored might be the
+    numbers, as far as a compiler knows: it would read them again behind that."""
     used = sorted({int(number) for line in lines for number in _NUMBER.findall(line)})
     return [*(f"const {type_} n{k} = n[{k}];" for k in used), *(_NUMBER.sub(r"n\1", line) for line in lines)]
 
 
 def _place(indices):
-    """Statements that find a thread's elements, and its first row."""
+    """Returns statements that find a thread's elements, and its first row."""
     layout, type_ = indices.layout, indices.type
     if tile := layout.tile:
         return [
@@ -148,14 +148,14 @@ def _place(indices):
 
 
 def _in_tile(tile: Tile, vector: int) -> list[str]:
-    """Statements that find a thread's first vector in a tile."""
+    """Returns statements that find a thread's first vector in a tile."""
     lanes = tile.side // vector
     return [f"const uint column = thread_index % {lanes} * {vector};", f"const uint row = thread_index / {lanes};"]
 
 
 def _each_row(indices, computed, moved):
-    """A loop over a thread's rows. What moves elements must not run outside of the tensors; the rest may: without
-    branches, the compiler does once what is the same for all rows."""
+    """Returns a loop over a thread's rows. What moves elements must not run outside of the tensors; the rest may:
+    without branches, the compiler does once what is the same for all rows."""
     layout = indices.layout
     if not layout.in_rows:
         return [*computed, *moved]
@@ -166,15 +166,15 @@ def _each_row(indices, computed, moved):
 
 
 def _each_row_read(indices, moved):
-    """A loop that reads a thread's rows. A thread behind the last row reads that one again: under a condition, elements
-    of 16 bits would be taken apart where they are read."""
+    """Returns a loop that reads a thread's rows. A thread behind the last row reads that one again: under a condition,
+    elements of 16 bits would be taken apart where they are read."""
     if indices.layout.tile:
         return _each_row(indices, [], moved)
     return loop("r", indices.layout.rows, [f"const {indices.type} i1 = min(first + r, n[1] - 1);", *moved])
 
 
 def _filled(reads, tile, indices):
-    """Statements that read tiles along dimension 1."""
+    """Returns statements that read tiles along dimension 1."""
     type_, step = indices.type, tile.rows_apart(tile.vector)
     rows = tile.side // step
     lines = [f"threadgroup {read.type} {read.tile}[{tile.side * tile.pitch}];" for read in reads]
@@ -193,7 +193,7 @@ def _filled(reads, tile, indices):
 
 
 def _columns(reads, tile):
-    """Statements that wait for the tiles, and find a thread's elements in them."""
+    """Returns statements that wait for the tiles, and find a thread's elements in them."""
     place = f"column * {tile.pitch} + row"
     return [
         "threadgroup_barrier(mem_flags::mem_threadgroup);",
@@ -202,7 +202,8 @@ def _columns(reads, tile):
 
 
 def _computed(outputs, values, lowering, indices):
-    """Statements that compute a thread's elements: of all rows, and of one row. Then those that store a row's."""
+    """Returns statements that compute a thread's elements: of all rows, and of one row. Then those that store a
+    row's."""
     layout, statements = indices.layout, lowering.statements
     vector, before, stored, after = layout.vector, [], [], []
     is_rounded = lowering.roundings or any(result_dtype(node) in SIXTEEN_BITS for node in outputs)

@@ -233,12 +233,12 @@ _FAST = {
 
 
 def fast(text: str) -> str:
-    """A formula's text with functions that are precise enough for results of 16 bits."""
+    """Returns a formula's text with functions that are precise enough for results of 16 bits."""
     return re.sub(rf"\b({'|'.join(_FAST)})\(", lambda call: f"{_FAST[call[1]]}(", text)
 
 
 def used(text: str) -> str:
-    """The functions that a text calls, in order, with those that they call."""
+    """Returns the functions that a text calls, in order, with those that they call."""
     needed: set[str] = set()
     left = [text]
     while left:

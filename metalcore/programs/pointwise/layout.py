@@ -89,7 +89,7 @@ class Layout(NamedTuple):
 def layout(
     shape: Sequence[int], tensors: Sequence[tuple[Sequence[int], int, int]], *, row_major: bool = False
 ) -> Layout:
-    """The layout of tensors that are all expanded to a shape without zeros.
+    """Returns the layout of tensors that are all expanded to a shape without zeros.
 
     Args:
         tensors: (strides, element size in bytes, address modulo 16) of each. The walk is in the first one's order.
@@ -102,8 +102,8 @@ def layout(
 
 
 def collapsed(shape, strides, row_major=False):
-    """The sizes and each tensor's strides, from the innermost dimension outwards, where neighbours that can be one
-    dimension are one."""
+    """Returns the sizes and each tensor's strides, from the innermost dimension outwards, where neighbours that can be
+    one dimension are one."""
     first = [0] * len(shape) if row_major or not strides else strides[0]
     order = sorted((d for d in range(len(shape)) if shape[d] != 1), key=lambda d: (first[d], -d))
     sizes: list[int] = []
@@ -146,7 +146,7 @@ def vector_of(
 
 
 def geometry(tensor: torch.Tensor, shape: Sequence[int]) -> tuple[tuple[int, ...], int, int]:
-    """The strides of a tensor expanded to a shape, its element size and its address modulo 16."""
+    """Returns the strides of a tensor expanded to a shape, its element size and its address modulo 16."""
     missing = len(shape) - tensor.dim()
     own = zip(tensor.shape, tensor.stride(), shape[missing:])
     strides = (*(0,) * missing, *(0 if size != wanted else stride for size, stride, wanted in own))

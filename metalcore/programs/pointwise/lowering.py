@@ -56,7 +56,7 @@ class Lowering:
         self._bound |= values
 
     def value(self, node: Node, at: At = None) -> Any:
-        """The register of a node's element, or a list of them for several results."""
+        """Returns the register of a node's element, or a list of them for several results."""
         if node in self._bound:
             return self._bound[node]
         if at is not None:
@@ -68,26 +68,26 @@ class Lowering:
         return self._values[node, at]
 
     def operand_value(self, node: Node) -> Value:
-        """The register of an operand at the element that is being made, to which the operand broadcasts."""
+        """Returns the register of an operand at the element that is being made, to which the operand broadcasts."""
         return self.value(node, None if self._at is None else self._at[len(self._at) - fake(node).dim() :])
 
     def statement(self, type_: str, text: str) -> str:
-        """The name of a register with what a text says."""
+        """Returns the name of a register with what a text says."""
         key = type_, text
         if key not in self._values:
             self._values[key] = self._declare(f"const {type_}", text)
         return self._values[key]
 
     def index(self, text: str) -> str:
-        """The same for a coordinate."""
+        """Returns the name of a register with a coordinate, or the coordinate itself where it is a name or a number."""
         return text if text.isidentifier() or text.isdigit() else self.statement("int", text)
 
     def variable(self, type_: str, start: str) -> str:
-        """The name of a register that statements may change."""
+        """Returns the name of a register that statements may change."""
         return self._declare(type_, start)
 
     def next(self) -> int:
-        """A number that no other name has."""
+        """Returns a number that no other name has."""
         self._count += 1
         return self._count
 
@@ -106,7 +106,7 @@ class Lowering:
         self.statements.append("}")
 
     def when(self, condition: str, dtype: torch.dtype, otherwise: str, make: Callable[[], str]) -> str:
-        """The register of what `make` makes where a condition holds, and of another text where it does not."""
+        """Returns the register of what `make` makes where a condition holds, and of another text where it does not."""
         name = self.variable(register(dtype), otherwise)
         with self.scope(f"if ({condition})"):
             self.statements.append(f"{name} = {make()};")
@@ -128,7 +128,7 @@ class Lowering:
         return self.rounded(text, computed, dtype, exact=_is_exact(node))
 
     def rounded(self, text: str, computed: torch.dtype, dtype: torch.dtype, *, exact: bool = False) -> Value:
-        """The register of a result that was computed in one dtype, as PyTorch gives it in another."""
+        """Returns the register of a result that was computed in one dtype, as PyTorch gives it in another."""
         text = converted(text, computed, dtype, self._keep_float32)
         if computed == dtype and dtype in SIXTEEN_BITS and not self._keep_float32 and not exact:
             before = self._declare("const float", text)
@@ -138,8 +138,8 @@ class Lowering:
         return Value(self._declare(f"const {register(dtype)}", text), dtype)
 
     def stored(self, value: Value) -> str:
-        """What is to be converted to a value's dtype in memory: that conversion rounds, so what is rounded for other
-        operations need not be."""
+        """Returns what is to be converted to a value's dtype in memory: that conversion rounds, so what is rounded for
+        other operations need not be."""
         made = self.roundings.get(value.text)
         return made.before if made else value.text
 
@@ -167,7 +167,7 @@ class Lowering:
         return text, torch.bool if formula.is_bool else computed
 
     def operand(self, value: Any, dtype: torch.dtype, precise: bool = False) -> str:
-        """A node's register, or a number, as one of a dtype."""
+        """Returns a node's register, or a number, as one of a dtype."""
         if isinstance(value, Node):
             found = self.operand_value(value)
             return converted(found.text, found.dtype, dtype, self._keep_float32)
@@ -177,7 +177,7 @@ class Lowering:
         return literal(number, dtype)  # pyright: ignore[reportArgumentType]
 
     def _in_range(self, text: str, value: Any) -> str:
-        """An operand whose infinities count: those of its dtype, also where float32's precision is kept."""
+        """Returns an operand whose infinities count: those of its dtype, also where float32's precision is kept."""
         dtype = result_dtype(value) if isinstance(value, Node) else F32
         return self.statement("const float", rounded(text, dtype)) if dtype in SIXTEEN_BITS else text
 
@@ -196,7 +196,7 @@ class Lowering:
 
 
 def promoted(operands, makes_float: bool) -> torch.dtype:
-    """The dtype to which PyTorch promotes operands."""
+    """Returns the dtype to which PyTorch promotes operands."""
     values = [fake(value) if isinstance(value, Node) else plain(value) for value in operands]
     rule = PROMOTION.INT_TO_FLOAT if makes_float else PROMOTION.DEFAULT
     dtype = elementwise_dtypes(*values, type_promotion_kind=rule)[1]
@@ -208,7 +208,7 @@ def promoted(operands, makes_float: bool) -> torch.dtype:
 
 
 def _is_exact(node):
-    """Whether the result is one of the operands."""
+    """Returns whether the result is one of the operands."""
     return name_of(node).split(".")[0] in _EXACT
 
 

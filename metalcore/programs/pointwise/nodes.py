@@ -44,7 +44,7 @@ def name_of(node: Node) -> str:
 
 
 def fake(node: Any) -> torch.Tensor:
-    """The tensor without memory that stands for a node's result."""
+    """Returns the tensor without memory that stands for a node's result."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         raise Unsupported("its result is no tensor" if value is not None else "it has no shape (meta['val'])")
@@ -60,7 +60,7 @@ def result_dtype(node: Node) -> torch.dtype:
 
 
 def arguments_of(node: Node) -> dict[str, Any]:
-    """All arguments of a call, by name, with the schema's defaults."""
+    """Returns all arguments of a call, by name, with the schema's defaults."""
     schema = node.target._schema.arguments  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
     bound = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
     bound |= {argument.name: value for argument, value in zip(schema, node.args)}
@@ -76,7 +76,7 @@ def plain(value):
 
 
 def shape_of(node: Node) -> tuple[int, ...]:
-    """The shape of a node's results, which is one."""
+    """Returns the shape of a node's results, which is one."""
     value = node.meta.get("val")
     first = value[0] if isinstance(value, (tuple, list)) and value else value
     if not isinstance(first, torch.Tensor):
@@ -85,8 +85,8 @@ def shape_of(node: Node) -> tuple[int, ...]:
 
 
 def split(nodes: Sequence[Node], made: Sequence[Node] = ()) -> tuple[list[Node], list[Node]]:
-    """The leaves that nodes are computed from, and the nodes from there to them, each once, in the graph's order. Those
-    `made` here are no leaves."""
+    """Returns the leaves that nodes are computed from, and the nodes from there to them, each once, in the graph's
+    order. Those `made` here are no leaves."""
 
     def is_read(node):
         return is_leaf(node) and node not in made
@@ -96,8 +96,8 @@ def split(nodes: Sequence[Node], made: Sequence[Node] = ()) -> tuple[list[Node],
 
 
 def is_leaf(node: Node) -> bool:
-    """Whether a node's result is in memory: an input of the graph, a result of a reduction, or what is stored because
-    it would be computed too often otherwise."""
+    """Returns whether a node's result is in memory: an input of the graph, a result of a reduction, or what is stored
+    because it would be computed too often otherwise."""
     if node.target is operator.getitem:
         return is_leaf(node.args[0]) or STORED in node.meta  # type: ignore[arg-type]
     return node.op == "placeholder" or name_of(node) in WHOLE or STORED in node.meta

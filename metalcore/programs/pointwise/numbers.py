@@ -37,12 +37,12 @@ def check_dtype(dtype: torch.dtype) -> None:
 
 
 def register(dtype: torch.dtype) -> str:
-    """The type that a value is computed in: float for all floating-point numbers."""
+    """Returns the type that a value is computed in: float for all floating-point numbers."""
     return "float" if dtype.is_floating_point else "bool" if dtype == torch.bool else MEMORY[dtype]
 
 
 def unsigned(dtype: torch.dtype) -> str:
-    """The type whose arithmetic wraps around."""
+    """Returns the type whose arithmetic wraps around."""
     return _UNSIGNED.get(dtype, register(dtype))
 
 
@@ -52,7 +52,7 @@ def kind(dtype: torch.dtype) -> str:
 
 
 def literal(value: bool | int | float, dtype: torch.dtype) -> str:
-    """A number as a register of the dtype holds it."""
+    """Returns a number as a register of the dtype holds it."""
     if kind(dtype) == "b":
         return "true" if value else "false"
     if kind(dtype) == "f":
@@ -73,12 +73,12 @@ def literal(value: bool | int | float, dtype: torch.dtype) -> str:
 
 
 def rounded(text: str, dtype: torch.dtype) -> str:
-    """A float in a register as a number of the dtype's precision."""
+    """Returns a float in a register as a number of the dtype's precision."""
     return text if dtype == torch.float32 else f"float({MEMORY[dtype]}({text}))"
 
 
 def converted(text: str, old: torch.dtype, new: torch.dtype, keep_float32: bool = False) -> str:
-    """A register of one dtype as a register of another one."""
+    """Returns a register of one dtype as a register of another one."""
     if old == new:
         return text
     if new == torch.bool:

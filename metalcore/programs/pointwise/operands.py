@@ -15,12 +15,12 @@ from .storing import needs_coordinates
 
 
 def names_of(node: Node) -> tuple[str, ...]:
-    """The names of the coordinates in a node's result."""
+    """Returns the names of the coordinates in a node's result."""
     return tuple(f"c{d}" for d in range(fake(node).dim()))
 
 
 def operands_of(outputs: Sequence[Node], inputs: Sequence[Node], made: Sequence[Node]) -> list[tuple[Node, At]] | None:
-    """The leaves that outputs of one shape read, each with the names of its coordinates, or with None where it
+    """Returns the leaves that outputs of one shape read, each with the names of its coordinates, or with None where it
     broadcasts to the outputs. None where an element is read at a place that has to be computed.
 
     Operations that only put dimensions into another order need no computation: the operand's strides say it.
@@ -42,7 +42,7 @@ def operands_of(outputs: Sequence[Node], inputs: Sequence[Node], made: Sequence[
 
 
 def geometry_of(tensor: Tensor, at: At, shape: Sequence[int]) -> tuple[tuple[int, ...], int, int]:
-    """The strides of an operand in the outputs' shape, its element size and its address modulo 16."""
+    """Returns the strides of an operand in the outputs' shape, its element size and its address modulo 16."""
     if at is None:
         return geometry(tensor, shape)
     own, size, address = geometry(tensor, tensor.shape)

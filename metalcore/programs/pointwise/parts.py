@@ -51,12 +51,12 @@ def memory_of(places: Sequence[Place], device: torch.device) -> Memory:
 
 
 def of_elements(count: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """The grid and the threadgroup of a kernel with one thread for an element."""
+    """Returns the grid and the threadgroup of a kernel with one thread for an element."""
     return (count, 1, 1), (min(256, count), 1, 1)
 
 
 def check_reach(tensor: Tensor) -> Tensor:
-    """A tensor whose elements are found by numbers of 31 bits. Raises Unsupported for others."""
+    """Returns a tensor whose elements are found by numbers of 31 bits. Raises Unsupported for others."""
     if 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()) if size) >= 1 << 31:
         raise Unsupported(f"a tensor of {list(tensor.shape)} elements needs indices of 64 bits")
     return tensor
@@ -93,7 +93,7 @@ class Part:
             self._submit(self._launches_for(outs, ins), outs, ins)
 
     def kernels(self, memory: Memory) -> list[str]:
-        """The kernels' names."""
+        """Returns the kernels' names."""
         outs, ins = self._tensors(memory)
         return [launch.kernel for launch in self._launches_for(outs, ins)]
 
@@ -255,7 +255,7 @@ class Writing(Whole):
 
 
 def _with_kernels(node, keep_float32):
-    """The part of a node that is stored."""
+    """Returns the part of a node that is stored."""
     if STORED in node.meta:
         return Elementwise([node], keep_float32)
     name = name_of(node)
@@ -264,7 +264,7 @@ def _with_kernels(node, keep_float32):
 
 
 def parts_of(outputs: Sequence[Node], keep_float32: bool) -> list[Part]:
-    """The parts that compute some nodes, in an order in which they can run."""
+    """Returns the parts that compute some nodes, in an order in which they can run."""
     store(outputs)
     made: dict[Node, Part] = {}
 
@@ -284,7 +284,7 @@ def parts_of(outputs: Sequence[Node], keep_float32: bool) -> list[Part]:
 
 
 def _elementwise(nodes, keep_float32):
-    """The outputs of one shape in as few kernels as their buffers allow."""
+    """Returns the outputs of one shape in as few kernels as their buffers allow."""
     inputs, _ = split(nodes)
     if len(nodes) + len(inputs) < MOST_BUFFERS:
         return [Elementwise(nodes, keep_float32)]

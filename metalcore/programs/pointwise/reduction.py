@@ -29,7 +29,7 @@ from .walk import MOST_STEPS, Walk
 
 
 def reduction(node: Node, inputs: Sequence[Node], found: Walk, *, keep_float32: bool = False) -> str:
-    """The kernel that reduces a node's operand, for one kind of walk.
+    """Returns the kernel that reduces a node's operand, for one kind of walk.
 
     Its outputs are the results or, where there are chunks, the fields of each chunk's state.
     """
@@ -87,7 +87,7 @@ def reduction(node: Node, inputs: Sequence[Node], found: Walk, *, keep_float32: 
 
 
 def merging(node: Node, found: Walk) -> str:
-    """The kernel that merges the states of all chunks, one thread for a result."""
+    """Returns the kernel that merges the states of all chunks, one thread for a result."""
     state = accumulator(node)
     kept = Indices(found.kept, 3, "k")
     inputs = len(found.kept.strides) - len(state.results)
@@ -112,7 +112,8 @@ def _operand(value, state: Accumulator):
 
 
 def _loop(found, body, rest=()):
-    """A loop over a thread's elements, or over its whole vectors; then `rest` is for those behind the last one."""
+    """Returns a loop over a thread's elements, or over its whole vectors; then `rest` is for those behind the last
+    one."""
     vector = found.reduced.vector
     head = ["const uint end = min(n[0], (chunk + 1) * n[1]);", f"uint index = chunk * n[1] + thread_index * {vector};"]
     last = f"index + {vector - 1}" if vector > 1 else "index"

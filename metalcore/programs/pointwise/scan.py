@@ -19,7 +19,7 @@ PER_THREAD = 4  # consecutive elements
 
 
 def row_of(node: Node) -> tuple[int, int, int]:
-    """The dimension of a scan, its size, and how many rows there are. Raises Unsupported where it is none."""
+    """Returns the dimension of a scan, its size, and how many rows there are. Raises Unsupported where it is none."""
     result = fake(node)
     if not result.dim():
         raise Unsupported("it has no dimension")
@@ -31,7 +31,7 @@ def row_of(node: Node) -> tuple[int, int, int]:
 
 
 def threads_of(node: Node) -> int:
-    """The threads of a row, which are a threadgroup."""
+    """Returns the threads of a row, which are a threadgroup."""
     _, size, rows = row_of(node)
     threads = 256 if size > 32 * PER_THREAD else 32
     if rows * threads >= 1 << 32:
@@ -40,7 +40,7 @@ def threads_of(node: Node) -> int:
 
 
 def scan(node: Node, inputs: Sequence[Node], strides: Sequence[Sequence[int]], *, keep_float32: bool = False) -> str:
-    """The kernel of a scan and of the operations before it.
+    """Returns the kernel of a scan and of the operations before it.
 
     A thread adds a few neighbours, the threadgroup the sums of its threads, in steps of twice as many each time; what
     is behind them is added to the sum of what was before.
@@ -100,7 +100,7 @@ def scan(node: Node, inputs: Sequence[Node], strides: Sequence[Sequence[int]], *
 
 
 def launch_of(node: Node) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """The grid and the threadgroup."""
+    """Returns the grid and the threadgroup."""
     _, _, rows = row_of(node)
     threads = threads_of(node)
     return (rows * threads, 1, 1), (threads, 1, 1)

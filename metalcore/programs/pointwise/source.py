@@ -68,7 +68,7 @@ class Indices:
         self._first, self._prefix = first, prefix
 
     def from_number(self, number: str, begin: int = 0) -> list[str]:
-        """Statements that find the indices of the dimensions from `begin` on by the place in their order."""
+        """Returns statements that find the indices of the dimensions from `begin` on by the place in their order."""
         if self.dimensions == begin + 1:
             return [f"const {self.type} {self._prefix}{begin} = {number};"]
         rest = f"{self._prefix}_rest"
@@ -79,7 +79,8 @@ class Indices:
         return [*lines, f"const {self.type} {self._prefix}{self.dimensions - 1} = {rest};"]
 
     def offset(self, tensor: int, *, without_rows: bool = False) -> str:
-        """The place of a tensor's element, or of the first of the vector. Without rows, dimension 1 does not count."""
+        """Returns the place of a tensor's element, or of the first of the vector. Without rows, dimension 1 does not
+        count."""
         base = self._first + self.dimensions * (tensor + 1)
         inner = self.layout.strides[tensor][0]
         index = f"{self._prefix}0"
@@ -96,7 +97,8 @@ def indexed(
     made: Collection[Node] = (),
     keep_float32: bool = False,
 ) -> str:
-    """The kernel that computes some nodes of one shape, of which some read operands at other elements than their own.
+    """Returns the kernel that computes some nodes of one shape, of which some read operands at other elements than
+    their own.
 
     Args:
         strides: of the outputs, then of the inputs as they are. The kernel is for these alone.
@@ -120,7 +122,7 @@ def one_thread_an_element(signature: str, body: str) -> str:
 
 
 def loader(inputs: Sequence[Node], strides: Sequence[Sequence[int]]) -> Callable[[Node, tuple[str, ...] | None], str]:
-    """The `load` of a Lowering with coordinates."""
+    """Returns the `load` of a Lowering with coordinates."""
     names = {node: (f"in{k}", of) for k, (node, of) in enumerate(zip(inputs, strides))}
 
     def load(node, at):
@@ -131,7 +133,7 @@ def loader(inputs: Sequence[Node], strides: Sequence[Sequence[int]]) -> Callable
 
 
 def coordinates(shape: Sequence[int], strides: Sequence[int]) -> tuple[list[str], tuple[str, ...]]:
-    """Statements that find a thread's element, in the order of memory, and its coordinates."""
+    """Returns statements that find a thread's element, in the order of memory, and its coordinates."""
     order = sorted((d for d in range(len(shape)) if shape[d] != 1), key=lambda d: (strides[d], -d))
     lines, found, rest = [], ["0"] * len(shape), "at.x"
     for d in order[:-1]:
@@ -145,13 +147,13 @@ def coordinates(shape: Sequence[int], strides: Sequence[int]) -> tuple[list[str]
 
 
 def place_at(at: Sequence[str], strides: Sequence[int]) -> str:
-    """The place of a tensor's element."""
+    """Returns the place of a tensor's element."""
     terms = [c if stride == 1 else f"{c} * {stride}" for c, stride in zip(at, strides) if c != "0" and stride]
     return " + ".join(terms) or "0"
 
 
 def parameters(outputs: Sequence[Node], inputs: Sequence[Node], index: str) -> str:
-    """The declarations of a kernel's buffers, as _run_generated binds them."""
+    """Returns the declarations of a kernel's buffers, as _run_generated binds them."""
     declared = [f"device {memory(node)}* out{k}" for k, node in enumerate(outputs)]
     declared += [f"device const {memory(node)}* in{k}" for k, node in enumerate(inputs)]
     declared.append(f"constant {index}* n")
@@ -163,7 +165,7 @@ def memory(node: Node) -> str:
 
 
 def from_memory(text: str, dtype: torch.dtype) -> str:
-    """The register for an element."""
+    """Returns the register for an element."""
     return f"({text} != 0)" if kind(dtype) == "b" else f"float({text})" if kind(dtype) == "f" else text
 
 
@@ -181,7 +183,8 @@ _SIZES = {"uchar": 1, "char": 1, "half": 2, "bfloat": 2, "short": 2, "float": 4,
 
 
 def _width(type_):
-    """How many elements a part of a vector has: addresses are multiples of 16 bytes at most, and so are parts'."""
+    """Returns how many elements a part of a vector has: addresses are multiples of 16 bytes at most, and so are
+    parts'."""
     return min(4, 16 // _SIZES[type_])
 
 
@@ -198,12 +201,12 @@ def loaded_element_of(vector: str, type_: str) -> str:
 
 
 def loaded_type(type_: str, count: int) -> str:
-    """The type that a vector is loaded as."""
+    """Returns the type that a vector is loaded as."""
     return f"{type_}_x{count}" if _SIZES[type_] >= 4 else f"{type_}_x{count}_words"
 
 
 def loaded(place: str, type_: str, count: int, elements: str = "count") -> str:
-    """The text that loads a vector, or so many of its elements."""
+    """Returns the text that loads a vector, or so many of its elements."""
     vector, loaded = f"{type_}_x{count}", loaded_type(type_, count)
     function = f"load<{vector}, {count}>" if loaded == vector else f"load_words<{loaded}, {vector}, {count}>"
     return f"{function}({place}, {elements})"

@@ -56,14 +56,14 @@ class Stored(NamedTuple):
 
 
 def can_be_staged(statements: Sequence[str]) -> bool:
-    """Whether each statement is a register's. Others have to stay where they are."""
+    """Returns whether each statement is a register's. Others have to stay where they are."""
     return all(_STATEMENT.fullmatch(statement) for statement in statements)
 
 
 def staged(
     statements: Sequence[str], roundings: Mapping[str, Rounding], stored: Sequence[Stored], rows: int = 1
 ) -> list[str]:
-    """The statements for element k of four, in loops over k.
+    """Returns the statements for element k of four, in loops over k.
 
     Args:
         statements: they compute one element, with j as its place in a thread's vector.
@@ -157,7 +157,7 @@ def loop(name: str, count: int, lines: Sequence[str]) -> list[str]:
 
 
 def _needed(registers, uses, wanted):
-    """The registers that some need, in order."""
+    """Returns the registers that some need, in order."""
     found, left = set(), list(wanted)
     while left:
         name = left.pop()
@@ -168,7 +168,8 @@ def _needed(registers, uses, wanted):
 
 
 def _stages(roundings, pairs, uses, needed):
-    """The stage in which each register is computed. What is computed before it is rounded is in the stage before."""
+    """Returns the stage in which each register is computed. What is computed before it is rounded is in the stage
+    before."""
     stages: dict[str, int] = {}
     for name in needed:
         after_one = name in roundings and not pairs[name]
@@ -182,7 +183,7 @@ _LITERAL = re.compile(r"\(?(-?\d[\d.e+-]*)f\)?")
 
 
 def _pair(text, type_, roundings):
-    """What a register's text is as a Pair of a type, or None."""
+    """Returns what a register's text is as a Pair of a type, or None."""
     if not (match := _PAIR.fullmatch(text)):
         return None
     left, right = (_narrow_operand(operand, type_, roundings) for operand in (match[1], match[3]))
@@ -192,7 +193,7 @@ def _pair(text, type_, roundings):
 
 
 def _narrow_operand(text, type_, roundings):
-    """Four operands of 16 bits: of a register "{}", or None for what has more bits or another type."""
+    """Returns four operands of 16 bits: of a register "{}", or None for what has more bits or another type."""
     if text in roundings:
         return "{}" if roundings[text].type == type_ else None
     if match := _LOADED.fullmatch(text):

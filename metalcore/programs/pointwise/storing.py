@@ -22,13 +22,13 @@ _SEVERAL = ("gather", "index", "embedding", "repeat", "upsample", "_upsample", "
 
 
 def is_indexed(node: Node) -> bool:
-    """Whether an operation reads operands at other elements than its own."""
+    """Returns whether an operation reads operands at other elements than its own."""
     return name_of(node) in INDEXED
 
 
 def repeats_of(node: Node, operand: Node) -> float:
-    """How often, about, an operation that reads elements at places of its own reads each of its operand's. Infinity for
-    other operations, whose operands are of their shape."""
+    """Returns how often, about, an operation that reads elements at places of its own reads each of its operand's.
+    Infinity for other operations, whose operands are of their shape."""
     name = name_of(node)
     if name in WRITES:
         return 1 if operand is node.args[0] else math.prod(written(node).shape) / max(1, fake(operand).numel())
@@ -42,7 +42,7 @@ def repeats_of(node: Node, operand: Node) -> float:
 
 
 def needs_coordinates(nodes: Sequence[Node], made: Sequence[Node] = ()) -> bool:
-    """Whether nodes have operations before them, down to leaves, that read other elements than their own."""
+    """Returns whether nodes have operations before them, down to leaves, that read other elements than their own."""
     _, computed = split(nodes, made)
     return any(map(is_indexed, computed))
 

@@ -34,7 +34,7 @@ def supports(node: Node) -> str | None:
 
 
 def is_elementwise(node: Node) -> bool:
-    """Whether an operation reads its operands at the place of the element that it makes."""
+    """Returns whether an operation reads its operands at the place of the element that it makes."""
     return name_of(node) in OPERATIONS
 
 
@@ -83,7 +83,7 @@ def _check_shape(node, operand):
 
 
 def tables() -> list[str]:
-    """The lines of Markdown tables of all operators that the generator takes."""
+    """Returns the lines of Markdown tables of all operators that the generator takes."""
     lines = ["| pointwise | overloads | dtypes |", "| --- | --- | --- |"]
     overloads: dict[str, list[str]] = {}
     for name in OPERATIONS:

@@ -57,7 +57,7 @@ def walk(
     *,
     is_ordered: bool = False,
 ) -> Walk:
-    """The walk over inputs of a shape (as for layout()), of which `dims` are reduced.
+    """Returns the walk over inputs of a shape (as for layout()), of which `dims` are reduced.
 
     Args:
         results: the strides of each result in the kept dimensions.
@@ -94,7 +94,7 @@ def walk(
 
 
 def _is_along_results(inputs, kept, dims):
-    """Whether neighbours in memory belong to different results."""
+    """Returns whether neighbours in memory belong to different results."""
     strides = inputs[0][0] if inputs else ()
     return min((strides[d] for d in kept if strides[d]), default=1 << 62) < min(  # pyright: ignore[reportOperatorIssue]
         (strides[d] for d in dims if strides[d]), default=1 << 62
@@ -102,5 +102,5 @@ def _is_along_results(inputs, kept, dims):
 
 
 def _row_address(strides, kept, size, address):
-    """What a row's address may be modulo 16."""
+    """Returns what a row's address may be modulo 16."""
     return math.gcd(address, 16, *(strides[d] * size for d in kept)) % 16

@@ -39,7 +39,7 @@ class Window(NamedTuple):
 
 
 def windows_of(node: Node, at: Sequence[str]) -> list[Window]:
-    """The windows of a pooling operation in each of its last dimensions, for a result's coordinates."""
+    """Returns the windows of a pooling operation in each of its last dimensions, for a result's coordinates."""
     name, arguments = name_of(node).split(".")[0], arguments_of(node)
     spatial = int(name.split("pool")[1][0])
     source, shape = fake(node.args[0]), shape_of(node)
@@ -77,7 +77,7 @@ def _adaptive(c, size, new):
 
 
 def elements_of(node: Node) -> int:
-    """How many elements of its operand an operation reads for one of its results."""
+    """Returns how many elements of its operand an operation reads for one of its results."""
     if "pool" not in name_of(node):
         return 1
     return math.prod(window.most for window in windows_of(node, ("0",) * len(shape_of(node))))
@@ -91,7 +91,7 @@ def _checked(node, at):
 
 
 def _walk(lowering, node, at, windows, body: Callable[[list[str], str], None]):
-    """Statements that run for each element of a window."""
+    """Returns statements that run for each element of a window."""
     begins = [lowering.index(window.begin) for window in windows]
     ends = [lowering.index(window.end) for window in windows]
     names = [f"w{lowering.next()}" for _ in windows]
@@ -112,7 +112,7 @@ def _walk(lowering, node, at, windows, body: Callable[[list[str], str], None]):
 
 
 def _fits(node, window, dim):
-    """Whether the last window ends within the operand, which it may not with ceil_mode."""
+    """Returns whether the last window ends within the operand, which it may not with ceil_mode."""
     if "adaptive" in name_of(node):
         return True
     last = shape_of(node)[dim] - 1
@@ -174,7 +174,7 @@ del MEASURED["_adaptive_avg_pool1d.default"]
 
 
 def _batch_norm(lowering, node, arguments, at):
-    """(x - mean) / sqrt(variance + eps) * weight + bias, with statistics of each channel that are given."""
+    """Returns (x - mean) / sqrt(variance + eps) * weight + bias, with statistics of each channel that are given."""
     if arguments.get("training"):
         raise Unsupported("it computes statistics")
     source, dtype = arguments["input"], fake(arguments["input"]).dtype

@@ -36,7 +36,7 @@ class Write(NamedTuple):
 
 
 def written(node: Node) -> Write:
-    """What a node writes. Raises Unsupported where the generator does not take it."""
+    """Returns what a node writes. Raises Unsupported where the generator does not take it."""
     arguments, result = arguments_of(node), fake(node)
     if arguments.get("accumulate"):
         raise Unsupported("it adds elements of one place, in an order that is not known")
@@ -71,14 +71,14 @@ def _index_put(result, arguments):
 
 
 def leaves_of(node: Node) -> list[Node]:
-    """The nodes that say what is written and where."""
+    """Returns the nodes that say what is written and where."""
     found: list[Node] = []
     map_arg((node.args[1:], node.kwargs), found.append)
     return list(dict.fromkeys(found))
 
 
 def writing(node: Node, inputs: Sequence[Node], strides: Sequence[Sequence[int]], *, keep_float32: bool = False) -> str:
-    """The kernel that writes into the copy.
+    """Returns the kernel that writes into the copy.
 
     Args:
         inputs: the leaves that it reads.
@@ -91,7 +91,7 @@ def writing(node: Node, inputs: Sequence[Node], strides: Sequence[Sequence[int]]
 
 
 def statements(lowering: Lowering, node: Node, strides: Sequence[int]) -> tuple[list[str], list[str]]:
-    """Statements that find a thread's element, and those that write it."""
+    """Returns statements that find a thread's element, and those that write it."""
     write, dtype = written(node), result_dtype(node)
     dense = [0] * len(write.shape)
     for d in range(len(dense) - 1, -1, -1):

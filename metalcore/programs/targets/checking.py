@@ -75,7 +75,7 @@ class TargetError(ValueError):
 
 
 def check_static(program: torch.export.ExportedProgram, target: Target) -> list[Violation]:
-    """The inputs of an exported program whose sizes are not known, if the target wants them known."""
+    """Returns the inputs of an exported program whose sizes are not known, if the target wants them known."""
     found = []
     for node in program.graph.nodes if target.static_shapes else ():
         if node.op == "placeholder" and isinstance(value(node), Tensor):
@@ -87,7 +87,7 @@ def check_static(program: torch.export.ExportedProgram, target: Target) -> list[
 
 
 def check(graph: Graph, steps: tuple[Step, ...], target: Target) -> list[Violation]:
-    """What of a graph, and of the operations that it became, a target does not allow."""
+    """Returns what of a graph, and of the operations that it became, a target does not allow."""
     found: list[Violation] = []
     device = program_device(graph)
     for node in graph.nodes:

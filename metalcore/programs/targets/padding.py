@@ -68,7 +68,7 @@ def _is_written(node, mutated):
 
 
 def _more(size, multiple):
-    """How many zeros make a size a multiple."""
+    """Returns how many zeros make a size a multiple."""
     return -size % multiple
 
 
@@ -77,7 +77,7 @@ def _with_zeros(tensor, dim, count):
 
 
 def _activation(node, dim, count, padded, emit):
-    """The value with so many zeros, or with the padding that it has from before."""
+    """Returns the value with so many zeros, or with the padding that it has from before."""
     if not count:
         return node
     known = padded.get(node)
@@ -88,7 +88,7 @@ def _activation(node, dim, count, padded, emit):
 
 
 def _parameter(node, counts, emit):
-    """A parameter with zeros at the ends of its first dimensions."""
+    """Returns a parameter with zeros at the ends of its first dimensions."""
     if node is None or not any(counts):
         return node
 
@@ -151,7 +151,7 @@ def _linear(node, padded, emit, target):
 
 
 def _alone(node, name, padded, emit):
-    """The operation on padded values, if all of its values are, and it takes each channel alone."""
+    """Returns the operation on padded values, if all of its values are, and it takes each channel alone."""
     sources = node.all_input_nodes
     if name not in _ALONE and name not in _POOLS or not sources or any(source not in padded for source in sources):
         return None
@@ -172,7 +172,7 @@ def _alone(node, name, padded, emit):
 
 
 def _cut(made, count, emit):
-    """The value without its padding."""
+    """Returns the value without its padding."""
     if value(made.node).shape[made.dim] == count:
         return made.node
     return emit(torch.ops.aten.slice.Tensor, made.node, made.dim, 0, count)

@@ -45,7 +45,7 @@ class Target:
     fusions: Sequence[str] | None = None
 
     def channels(self, dtype: torch.dtype) -> int:
-        """The number whose multiples a number of channels has to be."""
+        """Returns the number whose multiples a number of channels has to be."""
         return max(1, self.channel_bytes // dtype.itemsize)
 
 
@@ -67,5 +67,5 @@ TARGETS = {target.name: target for target in (APPLE, NVIDIA, CPU, EXAMPLE_NPU)}
 
 
 def target_of(device: torch.device | None) -> Target:
-    """The target of a kind of device."""
+    """Returns the target of a kind of device."""
     return next((target for target in TARGETS.values() if device is not None and target.device == device.type), CPU)

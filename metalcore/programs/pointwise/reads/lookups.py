@@ -13,7 +13,7 @@ from .table import dimension, missing, reads
 
 
 def looked_up(lowering, index: Node, at: Sequence[str], size: int, *, wraps: bool = False) -> tuple[str, str]:
-    """The number that a tensor of indices has at some coordinates, and the condition that it is within a size.
+    """Returns the number that a tensor of indices has at some coordinates, and the condition that it is within a size.
 
     Args:
         wraps: whether negative numbers count from the end.
@@ -27,7 +27,7 @@ def looked_up(lowering, index: Node, at: Sequence[str], size: int, *, wraps: boo
 
 
 def _looked_up_value(lowering, node, source, at: Sequence[str | None], numbers: Iterable[tuple[str, str]]):
-    """The element at coordinates of which those that are None come from tensors of indices."""
+    """Returns the element at coordinates of which those that are None come from tensors of indices."""
     dtype, numbers = result_dtype(node), list(numbers)
 
     def make():
@@ -45,12 +45,12 @@ def _gather(lowering, node, arguments, at):
 
 
 def size_of(source: Node, dim: int) -> int:
-    """A dimension's size. A tensor without dimensions counts as one of one element."""
+    """Returns a dimension's size. A tensor without dimensions counts as one of one element."""
     return fake(source).shape[dim] if fake(source).dim() else 1
 
 
 def with_none(at: Sequence[str], dim: int, source: Node) -> list[str | None]:
-    """The coordinates in a tensor, of which a tensor of indices gives one."""
+    """Returns the coordinates in a tensor, of which a tensor of indices gives one."""
     return [None if d == dim else at[d] for d in range(fake(source).dim())]
 
 
@@ -70,8 +70,8 @@ def _embedding(lowering, node, arguments, at):
 
 
 def advanced(lowering, indices: Sequence[Node | None], shape: Sequence[int], at: Sequence[str]):
-    """The coordinates in a tensor of a shape that is indexed by tensors, None where a tensor gives the number, with
-    these numbers and conditions, as `looked_up` gives them.
+    """Returns the coordinates in a tensor of a shape that is indexed by tensors, None where a tensor gives the number,
+    with these numbers and conditions, as `looked_up` gives them.
 
     Args:
         at: the coordinates in the result of x[indices].

@@ -39,7 +39,8 @@ def _stack(lowering, node, arguments, at):
 
 
 def _either(lowering, inside: str, source, own: Callable[[], At], outside: Callable[[], str], dtype):
-    """The source's element where `inside` holds, and what `outside` gives elsewhere; each computed in its branch."""
+    """Returns the source's element where `inside` holds, and what `outside` gives elsewhere; each computed in its
+    branch."""
     name = lowering.variable(register(dtype), zero(dtype))
     with lowering.scope(f"if ({inside})"):
         lowering.statements.append(f"{name} = {element_as(lowering, source, own(), dtype)};")
@@ -49,7 +50,7 @@ def _either(lowering, inside: str, source, own: Callable[[], At], outside: Calla
 
 
 def _slice_or(lowering, node, source, outside: Callable[[], str], arguments, at, shape):
-    """The element of what lies in a slice, and another one elsewhere."""
+    """Returns the element of what lies in a slice, and another one elsewhere."""
     dtype, dim = result_dtype(node), dimension(node, arguments["dim"])
     start, step = bounds(arguments, shape[dim])
     count = fake(source).shape[dim]

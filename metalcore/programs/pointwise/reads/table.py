@@ -29,7 +29,7 @@ def reads(*names: str) -> Callable[[Callable], Callable]:
 
 
 def dimension(node: Node, dim: int, more: int = 0) -> int:
-    """A dimension of a node's result, counted from the first."""
+    """Returns a dimension of a node's result, counted from the first."""
     return plain(dim) % max(1, fake(node).dim() + more)
 
 
@@ -47,7 +47,7 @@ def zero(dtype) -> str:
 
 
 def missing(dtype) -> str:
-    """What stands for an element that does not exist, because an index is out of range."""
+    """Returns what stands for an element that does not exist, because an index is out of range."""
     return "NAN" if dtype.is_floating_point else zero(dtype)
 
 
@@ -56,6 +56,6 @@ def within(coordinate: str, size: int) -> str:
 
 
 def element_as(lowering, node, at, dtype) -> str:
-    """The register of a node's element as one of a dtype."""
+    """Returns the register of a node's element as one of a dtype."""
     value = lowering.value(node, at)
     return lowering.rounded(value.text, value.dtype, dtype).text if value.dtype != dtype else value.text

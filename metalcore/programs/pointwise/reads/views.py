@@ -16,7 +16,7 @@ def _view(lowering, node, arguments, at):
 
 
 def _reshaped(lowering, at: Sequence[str], shape: Sequence[int], other: Sequence[int]) -> At:
-    """The coordinates in another shape of as many elements. Dimensions that both have stay as they are."""
+    """Returns the coordinates in another shape of as many elements. Dimensions that both have stay as they are."""
     made: list[str] = []
     k = 0
     if 0 in other:
@@ -77,7 +77,7 @@ def _select(lowering, node, arguments, at):
 
 
 def bounds(arguments, size):
-    """The first element of a slice, and the step."""
+    """Returns the first element of a slice, and the step."""
     start, step = plain(arguments.get("start")), plain(arguments.get("step", 1))
     start = 0 if start is None else start
     return min(max(start + size if start < 0 else start, 0), size), step
