@@ -194,7 +194,7 @@ def _compare(op, sample, device):
         return op.op(input, *args, **kwargs)
 
     def wrong_in(result):
-        # Of results that an op may choose (the signs of eigenvectors), PyTorch's sample makes what all choices share.
+        # PyTorch's sample turns results that an op may choose, as signs of eigenvectors, into what all choices share.
         shared = [sample.output_process_fn_grad(each) for each in (expected, result)]
         return difference(*shared, 1e-4, shapes_only=_is_random(op))
 

@@ -22,7 +22,7 @@ from ..harness.launch import bare_launch
 # host never waits for it.
 SECONDS = {"gpu": 0.01, "simulator": 0.01, "quick": 1e-4}
 MOST_CALLS = 500
-# Of no_grad's the seconds beyond PyTorch's, of both passes' the share of PyTorch's time.
+# no_grad may take so many seconds more than PyTorch, and both passes so large a share of its time.
 TARGETS = {"no_grad": {"excess": 2e-6}, "forward": {}, "forward+backward": {"speedup": 1 / 1.15}}
 
 

@@ -13,7 +13,7 @@ from .published import Launch, Launches, Published, checkout, struct_argument
 
 FOLDERS = ("ggml/src", "src", ".")  # of llama.cpp and whisper.cpp; of ggml
 NAMES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
-# Of each kernel for one row: simdgroups of a threadgroup, rows of a simdgroup, bytes of threadgroup memory.
+# Each kernel for one row has so many simdgroups of a threadgroup, rows of a simdgroup, bytes of threadgroup memory.
 MATVEC = {
     "Q4_0": (2, 4, 16),
     "Q4_1": (2, 4, 16),

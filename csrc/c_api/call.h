@@ -69,7 +69,7 @@ class Call {
   Tensor output(const char* name, T* data, std::initializer_list<Size> sizes) {
     return array(name, data, sizeof(T), type_of<T>(), sizes, {nullptr, 0}, kWritten);
   }
-  // The same for an array of which the call reads a part, or keeps one.
+  // An array that the call writes to, and of which it reads or keeps a part.
   template <typename T>
   Tensor updated(const char* name, T* data, std::initializer_list<Size> sizes) {
     return array(name, data, sizeof(T), type_of<T>(), sizes, {nullptr, 0}, kUpdated);

@@ -59,7 +59,7 @@ def test_rows_that_begin_alike(llama, device, read):
     read.clear()
     assert generated(llama, rows, cache=cache) == expected
     assert read[0] == (4, 3) and cache.reused == [15, 10, 17, 14]
-    # Of several rows each takes the one that agrees longest; what was drawn counts as well.
+    # Each row takes the row that agrees with it for longest. Drawn tokens count as well.
     rows = [rows[1] + expected[1] + [4], [*rows[0][:16], 8, 8], [5, 5]]
     expected = generated(llama, rows)
     read.clear()

@@ -21,7 +21,7 @@ def reference(
     scaling=False,
     **rest,
 ):
-    """All of it in float64, with the definitions of Liger-Kernel, except that means divide by the targets' weights."""
+    """Computes all results in float64 by the definitions of Liger-Kernel, but means divide by the targets' weights."""
     x = logits if softcap is None else softcap * (logits / softcap).tanh()
     counted = target != -100
     rows = F.cross_entropy(x, target, class_weight, reduction="none", **rest)

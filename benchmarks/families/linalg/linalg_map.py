@@ -60,7 +60,7 @@ def lower(function):
     return functools.partial(function, upper=False)
 
 
-# Of the ops that take another argument than matrices of normal random numbers, their arguments.
+# The arguments of ops that take something else than matrices of normal random numbers.
 ARGUMENTS = {
     "cholesky": lambda A: (positive(A),),
     "cholesky_ex": lambda A: (positive(A),),

@@ -95,7 +95,7 @@ DecodePlan plan_decode(const DecodeCall& call) {
   const int64_t rows = call.queries * group;
   const bool few = rows <= 4 || (ragged && call.queries <= call.batch && group <= 4);
   const bool general = call.mask || call.softcap != 0 || !has_vectors(call) || !has_near_tokens(call);
-  // Of each request, taking all to have as many where only the device knows it.
+  // Where only the device knows the lengths, the plan assumes that all requests have as many rows.
   const int64_t usual_rows = ragged ? ceil_div(call.queries, call.batch) * group : rows;
   const bool matrices = usual_rows > kMostPlainRows && takes_matrices(call, kernel_size, general, tuning.narrow);
   const uint32_t wide_tile = matrices                                ? usual_rows <= 16 || kernel_size > 128 ? 16 : 32

@@ -39,7 +39,7 @@ void check_numbers(const char* name, const Numbers& numbers, size_t count, int64
         "metalcore::", kOp, ": ", name, " must be ", count, " numbers from ", least, " on");
 }
 
-// Of a dimension with `before` and `after` zeros around it.
+// Computes the size of a dimension with `before` and `after` zeros around it.
 int64_t out_size(int64_t size, int64_t before, int64_t after, int64_t window, int64_t stride, int64_t dilation) {
   const int64_t room = size + before + after - dilation * (window - 1) - 1;
   check(room >= 0, "metalcore::", kOp, ": a weight of ", window, " elements with dilation ", dilation,

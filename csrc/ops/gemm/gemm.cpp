@@ -44,7 +44,7 @@ struct Operands {
   MaybeTensor bias, residual, ends;
 };
 
-// Of a plan whose params have everything except the numbers of the epilogue.
+// Records a plan whose params have everything except the numbers of the epilogue.
 void record_gemm(const char* op, GemmPlan plan, const Operands& operands, const Tensor& result) {
   gpu::note_plan(op, plan.variant, [&] { return why_gemm(plan); });
   const bool tiled = is_tiled(plan);

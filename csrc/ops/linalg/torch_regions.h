@@ -68,7 +68,7 @@ inline std::string faster_by_torch(const char* family) {
   return "PyTorch's own op is faster (measured on " + where + ")";
 }
 
-// The same for a plan that takes PyTorch's op on the CPU. The built-in rows have estimates.
+// Says why a plan takes PyTorch's op on the CPU. The built-in rows have estimates.
 inline std::string faster_on_cpu(const char* family) {
   const bool measured = std::string_view(family) == gpu::kThisMachine;
   return "PyTorch's own op is faster on the CPU (" +
