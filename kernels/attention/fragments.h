@@ -31,7 +31,7 @@ METAL_FUNC void load(thread Floats<kDown, kAcross>& floats, threadgroup const T*
     }
   }
 }
-// The same for a tile whose rows are columns: at[k][n] is at row 8 n and column 8 k.
+// Loads a tile whose rows are columns: at[k][n] is at row 8 n and column 8 k.
 template <uint kPitch, typename T, uint kTerms, uint kAcross>
 METAL_FUNC void load_transposed(thread Floats<kTerms, kAcross>& floats, threadgroup const T* tile) {
 #pragma unroll
@@ -149,7 +149,7 @@ METAL_FUNC void load_by_tile(thread Fragments<T, kDown, kAcross>& fragments, thr
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 }
 
-// The same for a narrow kernel: all rows stay in `own`. A tile has no part in that.
+// Loads rows for a narrow kernel: all of them stay in `own`, and no tile takes a part.
 template <uint kRows, uint kPitch, uint kSimds, typename T, uint kDown, uint kAcross, typename Rows>
 METAL_FUNC void load_by_tile(thread SharedRows<T, kDown, kAcross>& shared, threadgroup T* own, Rows rows, uint first,
                              uint count, uint size, bool vectors, uint thread_index, uint simd) {

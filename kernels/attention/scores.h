@@ -66,7 +66,7 @@ METAL_FUNC float scaled(constant AttentionParams& p, float product) {
   const float score = product * p.product_scale;
   return kGeneral && p.softcap > 0.0f ? p.softcap * metal::precise::tanh(score) : score;
 }
-// The same for a block with edges: with the mask, and -inf if the query does not see the key.
+// Scales a score of a block with edges: the mask counts, and the score is -inf if the query does not see the key.
 template <typename T, bool kGeneral>
 METAL_FUNC float masked(constant AttentionParams& p, Visibility v, float score, uint query, uint key) {
   const int distance = int(key) - int(query) - v.shift;

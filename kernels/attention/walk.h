@@ -233,6 +233,6 @@ inline void walk(thread float4 (&result)[R][N], thread Running& running, Seen se
     }
     if (more) ask_values(ahead);
   }
-  // Of the weights that several lanes have, one counts.
+  // Several lanes have the same sum: it is added once.
   if (part % Share::kRepeat != 0) running.sum = 0.0f;
 }
