@@ -78,7 +78,8 @@ def _written(operator, args, kwargs):
 
 
 def forms(*names: str) -> tuple[str, ...]:
-    """Returns the functional, in-place and out= forms of operators such as "add.Tensor" and "mm", as far as they exist."""
+    """Returns the functional, in-place and out= forms of operators such as "add.Tensor" and "mm", as far as they
+    exist."""
     existing = []
     for name in names:
         packet, _, which = name.partition(".")

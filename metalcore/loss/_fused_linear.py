@@ -25,7 +25,8 @@ _CHUNK_BYTES = 256 << 20
 
 
 def chunk_of(rows: int, classes: int, itemsize: int) -> int:
-    """Returns how many rows have their logits in memory at once: about 256 MiB of them, and whole tiles of a product."""
+    """Returns how many rows have their logits in memory at once: about 256 MiB of them, and whole tiles of a
+    product."""
     return min(rows, max(256, _CHUNK_BYTES // (classes * itemsize) // 256 * 256))
 
 
