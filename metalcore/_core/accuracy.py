@@ -25,15 +25,15 @@ FACTORS = {"forward": 1, "gradient": 4}
 
 
 def shares(op: Op, sample: Sample, device: torch.device | str, dtype: torch.dtype) -> dict[str, float]:
-    """The largest errors of the results and of the gradients, as shares of their bounds. An error is infinite if shapes
-    differ, or if NaN is in only one of the two tensors."""
+    """Returns the largest errors of the results and of the gradients, as shares of their bounds. An error is infinite
+    if shapes differ, or if NaN is in only one of the two tensors."""
     return shares_of(op, sample, sample.make("cpu", dtype), device, dtype)
 
 
 def shares_of(
     op: Op, sample: Sample, inputs: Sequence[Tensor], device: torch.device | str, dtype: torch.dtype
 ) -> dict[str, float]:
-    """shares() for inputs on the CPU."""
+    """Returns shares() for inputs on the CPU."""
     tensors = [tensor.to(device) for tensor in inputs]
     found = evaluate(op, sample, tensors)
     expected = evaluate(op, sample, [tensor.cpu().double() for tensor in tensors], op.reference, dtype)
@@ -51,8 +51,8 @@ def evaluate(
     dtype: torch.dtype | None = None,
     numbers: Callable[[Shape, int], Tensor] = random,
 ) -> dict[str, list[Tensor]]:
-    """The results, and the gradients of a random linear function of those results that have a derivative, if any has
-    one. The coefficients of that function are `numbers(shape, seed)`, rounded to `dtype`."""
+    """Returns the results, and the gradients of a random linear function of those results that have a derivative, if
+    any has one. The coefficients of that function are `numbers(shape, seed)`, rounded to `dtype`."""
     backward = op.backward and sample.backward
     leaves = [tensor.detach().requires_grad_(backward) for tensor in tensors]
     results = op.compute(sample, leaves, function)
@@ -66,14 +66,14 @@ def evaluate(
 def directed(
     results: Sequence[Tensor], dtype: torch.dtype | None = None, numbers: Callable[[Shape, int], Tensor] = random
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The results that have a derivative, and a random tensor like each, which is the same on every device."""
+    """Returns the results that have a derivative, and a random tensor like each, which is the same on every device."""
     directions = [numbers(tuple(x.shape), 1000 + index).to(dtype or x.dtype).to(x) for index, x in enumerate(results)]
     pairs = [(x, direction) for x, direction in zip(results, directions) if x.requires_grad]
     return [x for x, _ in pairs], [direction for _, direction in pairs]
 
 
 def bound(sample: Sample, dtype: torch.dtype) -> float:
-    """The bound for a result of this dtype."""
+    """Returns the bound for a result of this dtype."""
     rounding, arithmetic = torch.finfo(dtype).eps, torch.finfo(torch.float32).eps
     return sample.roundings * rounding + 8 * sample.terms**0.5 * arithmetic
 
@@ -95,7 +95,7 @@ def _share(sample: Sample, actual: Tensor, expected: Tensor, factor: int) -> flo
 
 
 def _flushes(tensor: Tensor) -> bool:
-    """Whether kernels on the tensor's device take its dtype's subnormal numbers for zero."""
+    """Returns whether kernels on the tensor's device take its dtype's subnormal numbers for zero."""
     if tensor.device.type != "mps":
         return False
     if hasattr(_C, "mps_half_subnormals"):

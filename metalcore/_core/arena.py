@@ -15,7 +15,7 @@ ALIGNMENT = 256  # bytes: more than any binding needs
 
 
 def place(lives: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:
-    """The offset of each value, and the size of the memory, in bytes.
+    """Returns the offset of each value, and the size of the memory, in bytes.
 
     A value is (its first step, its last step, its size in bytes). Values share memory where their steps do not meet.
     The largest come first, and each takes the lowest place that is free during all of its steps.
@@ -43,7 +43,7 @@ def fixed_memory(nbytes: int, device: torch.device | None) -> Tensor:
 
 
 def peak(lives: Sequence[tuple[int, int, int]]) -> int:
-    """The most bytes that live at one step: no arrangement needs less."""
+    """Returns the most bytes that live at one step: no arrangement needs less."""
     changes: dict[int, int] = {}
     for first, last, nbytes in lives:
         changes[first] = changes.get(first, 0) + nbytes

@@ -42,23 +42,24 @@ def add(stem: str, source: str) -> str:
 
 
 def source(kernel: str) -> str:
-    """The MSL of a generated kernel. Raises KeyError where there is none."""
+    """Returns the MSL of a generated kernel. Raises KeyError where there is none."""
     return _sources[kernel]
 
 
 def is_known(kernel: str) -> bool:
-    """Whether a kernel is a generated one."""
+    """Returns whether a kernel is a generated one."""
     return kernel in _sources
 
 
 def translated(kernel: str) -> dict[str, Any]:
-    """What NVRTC compiles a generated kernel from: the text, and cuda_source's description of the kernel."""
+    """Returns what NVRTC compiles a generated kernel from: the text, and cuda_source's description of the kernel."""
     translation = _program(kernel).translation
     return {"program": translation.program, "kernel": translation.cuda_kernels()[kernel]}
 
 
 def cuda_number(kernel: str) -> int | None:
-    """The number of a generated kernel's program among those of msl/nvidia/cuda.py, or None for other kernels."""
+    """Returns the number of a generated kernel's program among those of msl/nvidia/cuda.py, or None for other
+    kernels."""
     return _cuda_number(kernel) if kernel in _sources else None
 
 
@@ -82,7 +83,7 @@ def _program(kernel):
 
 
 def shared_object(kernel: str, family: str | None, checking: bool, flushing: bool) -> str:
-    """The path of the simulator's library with the kernel, which it compiles where it is not in the cache.
+    """Returns the path of the simulator's library with the kernel, which it compiles where it is not in the cache.
 
     Args:
         family: of a built-in kernel that the build has left out; None for a generated one.

@@ -13,7 +13,7 @@ __all__ = ["after_import", "require_transformers"]
 
 
 def require_transformers(what: str, least: tuple[int, int] = (5, 4)) -> Any:
-    """The module transformers, for `what`, which goes with the release `least` and newer ones.
+    """Returns the module transformers, for `what`, which goes with the release `least` and newer ones.
 
     In 5.4 masks of attention got the arguments that they have now.
 

@@ -103,27 +103,27 @@ _WITHOUT = ("ormqr",)
 
 
 def this_release() -> Release:
-    """The first two numbers of the installed PyTorch's version."""
+    """Returns the first two numbers of the installed PyTorch's version."""
     found = re.match(r"(\d+)\.(\d+)", torch.__version__)
     assert found
     return int(found[1]), int(found[2])
 
 
 def since(operator: str) -> Release | None:
-    """The first release in which an operator of aten ends in a kernel of its own, or None. One that works in place,
-    such as relu_, has the kernel of the other."""
+    """Returns the first release in which an operator of aten ends in a kernel of its own, or None. One that works in
+    place, such as relu_, has the kernel of the other."""
     kernel = KERNELS.get(operator.removesuffix("_"))
     return kernel.since if kernel else None
 
 
 def has_own(operator: str, release: Release) -> bool:
-    """Whether PyTorch has a kernel of its own for an operator of aten."""
+    """Returns whether PyTorch has a kernel of its own for an operator of aten."""
     first = since(operator)
     return first is not None and release >= first
 
 
 def fault(operator: str, release: Release) -> str | None:
-    """What public reports say is wrong with PyTorch's kernel of an operator, or None."""
+    """Returns what public reports say is wrong with PyTorch's kernel of an operator, or None."""
     for first, fixed, text in KERNELS[operator].faulty if operator in KERNELS else ():
         if release >= first and (fixed is None or release < fixed):
             return text
@@ -131,14 +131,15 @@ def fault(operator: str, release: Release) -> str | None:
 
 
 def lacking(release: Release) -> list[str]:
-    """The operators that no plan may call on `mps`: PyTorch has no kernel for them, or one that is known to fail."""
+    """Returns the operators that no plan may call on `mps`: PyTorch has no kernel for them, or one that is known to
+    fail."""
     return [*_WITHOUT, *(name for name in KERNELS if not has_own(name, release) or fault(name, release))]
 
 
 def attention_kernel(
     release: Release, queries: int, keys: int, size: int, value_size: int, causal: bool, keeps_scores: bool
 ) -> bool:
-    """Whether PyTorch has a kernel for a call of attention without a mask, a gradient and dropout.
+    """Returns whether PyTorch has a kernel for a call of attention without a mask, a gradient and dropout.
 
     All other calls become several operators, or a graph of MPSGraph's that keeps all scores in memory.
 

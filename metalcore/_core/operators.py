@@ -105,13 +105,13 @@ def _check_one_device(name, inputs):
 
 
 def needs_gradient(A) -> bool:
-    """Whether autograd will ask for A's derivative, so that a function has to compute what that needs."""
+    """Returns whether autograd will ask for A's derivative, so that a function has to compute what that needs."""
     return torch.is_grad_enabled() and A.requires_grad
 
 
 def _below_autograd(function):
-    """The function, called where operators' derivatives are not looked for: what torch._C._AutoDispatchBelowAutograd is
-    for, at half of its cost. Its callers are above autograd."""
+    """Returns the function, called where operators' derivatives are not looked for: what
+    torch._C._AutoDispatchBelowAutograd is for, at half of its cost. Its callers are above autograd."""
 
     def call(*inputs):
         try:
@@ -124,8 +124,8 @@ def _below_autograd(function):
 
 
 def without_derivative(name):
-    """The operator as a function of inputs from which no gradient is asked. Where nothing is traced it calls neither
-    Python's layers over PyTorch's C++ nor what looks for derivatives."""
+    """Returns the operator as a function of inputs from which no gradient is asked. Where nothing is traced it calls
+    neither Python's layers over PyTorch's C++ nor what looks for derivatives."""
     op = getattr(ops, name).default
     run = _below_autograd(op._op)
 

@@ -139,7 +139,8 @@ class Recording:
         return "\n".join(self.lines())
 
     def lines(self) -> list[str]:
-        """One line for each kernel, with its first grid and how often it runs, and one for each of PyTorch's steps."""
+        """Returns one line for each kernel, with its first grid and how often it runs, and one for each of PyTorch's
+        steps."""
         steps: list = [*self.dispatches]
         for before, name in reversed(self.torch_steps):
             steps.insert(before, name)
@@ -153,7 +154,7 @@ class Recording:
 
 
 def _buffers(tensors, inputs, outputs):
-    """The number of each tensor's buffer, and the buffers in the order of their first use."""
+    """Returns the number of each tensor's buffer, and the buffers in the order of their first use."""
     storages = [tensor.untyped_storage() for tensor in tensors]
     input_storages, output_storages = (
         {tensor.untyped_storage()._cdata for tensor in tensors} for tensors in (inputs, outputs)
@@ -283,7 +284,7 @@ def operator_name(func) -> str:
 
 
 def storage_keys(*values) -> set[int]:
-    """What tells the storages of tensors from others, while they live."""
+    """Returns what tells the storages of tensors from others, while they live."""
     return {
         value.untyped_storage()._cdata
         for value in tree_leaves(values)
@@ -292,8 +293,8 @@ def storage_keys(*values) -> set[int]:
 
 
 def did_work(func, given: set[int], result) -> bool:
-    """Whether an operator of PyTorch did more than make views of the storages that it was given, or uninitialized
-    memory. The schemas of some, as contiguous and reshape, leave open whether they do."""
+    """Returns whether an operator of PyTorch did more than make views of the storages that it was given, or
+    uninitialized memory. The schemas of some, as contiguous and reshape, leave open whether they do."""
     if func.overloadpacket.__name__.startswith(("empty", "new_empty")) or torch.Tag.inplace_view in func.tags:
         return False
     if func._schema.is_mutable:

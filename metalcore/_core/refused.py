@@ -34,7 +34,7 @@ _calls = _Calls()
 
 
 def calls() -> int:
-    """How many calls of this thread PyTorch computed because a kernel was refused."""
+    """Returns how many calls of this thread PyTorch computed because a kernel was refused."""
     return _calls.count
 
 
@@ -65,7 +65,7 @@ _noted: set[str] = set()  # families
 
 
 def _entry():
-    """The name of the cache's entry for this version of metalcore and of the system."""
+    """Returns the name of the cache's entry for this version of metalcore and of the system."""
     from ..msl import cache
 
     return cache.digest("refused", metadata.version("metalcore"), platform.platform()) + ".json"
@@ -80,8 +80,8 @@ def _earlier() -> dict[str, str]:
 
 
 def families() -> dict[str, str]:
-    """The families of kernels that Metal has refused on this machine, with its messages: in this process, or in one
-    since the last `python -m metalcore selftest`."""
+    """Returns the families of kernels that Metal has refused on this machine, with its messages: in this process, or in
+    one since the last `python -m metalcore selftest`."""
     return _earlier() | _C.mps_refused() if hasattr(_C, "mps_refused") else {}
 
 
@@ -111,8 +111,8 @@ def forget() -> None:
 
 
 def on_any_device(formula, *args, **kwargs):
-    """The formula's results on its tensors' device, by way of the CPU where PyTorch lacks an op for the device. The
-    formula changes none of its arguments."""
+    """Returns the formula's results on its tensors' device, by way of the CPU where PyTorch lacks an op for the device.
+    The formula changes none of its arguments."""
     try:
         return formula(*args, **kwargs)
     except NotImplementedError:

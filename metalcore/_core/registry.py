@@ -87,14 +87,14 @@ class Sample:
         return sum(sizes) if all(sizes) else 0
 
     def make(self, device: torch.device | str, dtype: torch.dtype, seed: int = 0) -> list[Tensor]:
-        """The tensors, rounded to `dtype`. The same seed gives the same values."""
+        """Returns the tensors, rounded to `dtype`. The same seed gives the same values."""
         values = [random(shape, 100 * seed + index) for index, shape in enumerate(self.shapes)]
         values[: len(self.prepare)] = [prepare(value) for prepare, value in zip(self.prepare, values)]
         return [value.to(dtype).to(device) for value in values]
 
 
 def random(shape: Shape, seed: int) -> Tensor:
-    """Random normal float32 numbers on the CPU."""
+    """Returns random normal float32 numbers on the CPU."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), device="cpu", dtype=torch.float32)
 
 
@@ -231,11 +231,11 @@ class Op:
         return replace(sample, name="", shapes=shapes)
 
     def smallest_sample(self) -> Sample:
-        """The sample with the fewest elements, except those without any."""
+        """Returns the sample with the fewest elements, except those without any."""
         return min((sample for sample in self.samples() if sample.elements), key=lambda sample: sample.elements)
 
     def compute(self, sample: Sample, tensors: Sequence[Tensor], function: Callable | None = None) -> list[Tensor]:
-        """The results of the function, or of another one such as the reference, for a sample's tensors."""
+        """Returns the results of the function, or of another one such as the reference, for a sample's tensors."""
         returned = self.call(function or self.function, *sample.arguments(*tensors), **sample.options)
         return list(self.results(returned))
 

@@ -55,14 +55,14 @@ explained = _Explained()
 
 
 def on_cuda(tensor) -> bool:
-    """Whether a tensor is on an NVIDIA GPU, or stands for such a tensor."""
+    """Returns whether a tensor is on an NVIDIA GPU, or stands for such a tensor."""
     return tensor.is_cuda or tensor.is_meta and explained.device == "cuda"
 
 
 def accelerated(first, *others, dtypes=FLOAT_DTYPES) -> bool:
-    """Whether metalcore's kernels can take these arguments: strided tensors of a supported dtype, all on one supported
-    device. After the first argument, None stands for one that was left out. PyTorch's own ops take all calls inside
-    torch.func transforms (vmap, grad, jvp …) and under forward-mode differentiation."""
+    """Returns whether metalcore's kernels can take these arguments: strided tensors of a supported dtype, all on one
+    supported device. After the first argument, None stands for one that was left out. PyTorch's own ops take all calls
+    inside torch.func transforms (vmap, grad, jvp …) and under forward-mode differentiation."""
     if _transforms_active() or forward_ad._current_level >= 0:
         return False
     if not isinstance(first, Tensor) or first.dtype not in dtypes or first.layout is not _strided:
@@ -84,7 +84,7 @@ def _beside(first, others, dtypes):
 
 
 def alike(first, *others) -> bool:
-    """Whether the arguments are accelerated() and have one dtype. None is as for accelerated()."""
+    """Returns whether the arguments are accelerated() and have one dtype. None is as for accelerated()."""
     if not accelerated(first):
         return False
     return _beside(first, others, (first.dtype,)) if others else True
@@ -99,7 +99,8 @@ def require_tensors(op, optional=False, **arguments) -> None:
 
 
 def is_plain(tensor) -> bool:
-    """Whether `tensor` is not a tensor that stands for another one in a trace. None, an omitted argument, is plain."""
+    """Returns whether `tensor` is not a tensor that stands for another one in a trace. None, an omitted argument, is
+    plain."""
     return tensor is None or type(tensor) in (torch.Tensor, torch.nn.Parameter)
 
 
@@ -108,24 +109,25 @@ COUNTED = 2**31 - 1
 
 
 def too_many(x, length) -> bool:
-    """Whether x, as rows of `length` elements, has more or longer rows than kernels can count."""
+    """Returns whether x, as rows of `length` elements, has more or longer rows than kernels can count."""
     return length > COUNTED or x.numel() // max(length, 1) > 2 * COUNTED + 1
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """The dtype of torch.autocast on x's device, or None where it is off. The device "meta" has none."""
+    """Returns the dtype of torch.autocast on x's device, or None where it is off. The device "meta" has none."""
     kind = "cuda" if x.is_cuda else "mps" if x.is_mps else x.device.type  # these attributes cost less than the last
     return torch.get_autocast_dtype(kind) if kind != "meta" and _autocast_enabled(kind) else None
 
 
 def autocast_operands(*tensors: Any) -> tuple[Any, ...]:
-    """A product's operands, in autocast's dtype where it is on for the first one's device, as PyTorch converts them."""
+    """Returns a product's operands, in autocast's dtype where it is on for the first one's device, as PyTorch converts
+    them."""
     dtype = autocast_dtype(tensors[0]) if isinstance(tensors[0], Tensor) else None
     return tensors if dtype is None else converted(dtype, tensors)
 
 
 def converted(dtype: torch.dtype, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments, of which tensors of supported dtypes get this one."""
+    """Returns the arguments, of which tensors of supported dtypes get this one."""
     return tuple(t.to(dtype) if isinstance(t, Tensor) and t.dtype in FLOAT_DTYPES else t for t in tensors)
 
 
@@ -147,7 +149,8 @@ _AUTOCAST_TO_FLOAT32 = frozenset(
 
 
 def autocast_to_float32(name, x) -> bool:
-    """Whether autocast is on and makes PyTorch's op of this name convert x to float32, as it does if x has 16 bits."""
+    """Returns whether autocast is on and makes PyTorch's op of this name convert x to float32, as it does if x has 16
+    bits."""
     if not isinstance(x, Tensor) or x.dtype not in _IN_16_BITS:
         return False
     device = "cuda" if on_cuda(x) else "mps"

@@ -34,7 +34,7 @@ def elementwise(name: str = "", **options) -> tuple[Sample, ...]:
 
 
 def hidden_states(**options):
-    """The hidden states of a language model: what `production` of an elementwise op returns."""
+    """Returns the hidden states of a language model: what `production` of an elementwise op returns."""
 
     def production(batch_size=2, sequence_length=128, hidden_size=1024):
         return Sample("", ((batch_size, sequence_length, hidden_size),), options)
@@ -43,8 +43,8 @@ def hidden_states(**options):
 
 
 def integers(numbers: Iterable[int], like: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
-    """A vector of integers on the device of `like`, for a sample's `arguments`. The device writes them itself: a CUDA
-    graph cannot capture a copy from the host's memory."""
+    """Returns a vector of integers on the device of `like`, for a sample's `arguments`. The device writes them itself:
+    a CUDA graph cannot capture a copy from the host's memory."""
     return torch.stack([torch.full((), number, dtype=dtype, device=like.device) for number in numbers])
 
 
@@ -83,5 +83,5 @@ def separated(a: Tensor) -> Tensor:
 
 
 def low_rank(u: Tensor, s: Tensor, vh: Tensor) -> Tensor:
-    """The best approximation of rank 3. It depends on the vectors, but not on their signs."""
+    """Returns the best approximation of rank 3. It depends on the vectors, but not on their signs."""
     return (u[..., :3] * s[..., None, :3]) @ vh[..., :3, :]

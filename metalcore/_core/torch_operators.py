@@ -15,14 +15,15 @@ __all__ = ["find_out_variant", "full_name", "has_kernel", "mps_kernels", "out_va
 
 @functools.cache
 def out_variant(func: Any, device: torch.device) -> tuple[Any, list[str]] | None:
-    """The overload that writes results, and nothing else, into tensors of a device, and the names of these arguments;
-    None where there is none. An operator may have a kernel for the device, and its out overload none, as var on mps."""
+    """Returns the overload that writes results, and nothing else, into tensors of a device, and the names of these
+    arguments; None where there is none. An operator may have a kernel for the device, and its out overload none, as var
+    on mps."""
     found = find_out_variant(func, device)
     return found if found and full_name(found[0]).removeprefix("aten::") in SEEN else None
 
 
 def find_out_variant(func: Any, device: torch.device) -> tuple[Any, list[str]] | None:
-    """The same, of any overload that is said to write results, whatever else it writes."""
+    """Returns the same, of any overload that is said to write results, whatever else it writes."""
     if func._schema.is_mutable:
         return None
     wanted = [(argument.name, str(argument.type)) for argument in func._schema.arguments]
@@ -39,12 +40,12 @@ def find_out_variant(func: Any, device: torch.device) -> tuple[Any, list[str]] |
 
 @functools.cache
 def has_kernel(target: torch._ops.OpOverload, device: torch.device) -> bool:
-    """Whether PyTorch has a kernel for an operator that is for this kind of device."""
+    """Returns whether PyTorch has a kernel for an operator that is for this kind of device."""
     return full_name(target) in (mps_kernels() if device.type == "mps" else _Registered(device.type.upper()))
 
 
 def reads_storage(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call counts elements from the begin of a tensor's storage, as as_strided and its like do."""
+    """Returns whether a call counts elements from the begin of a tensor's storage, as as_strided and its like do."""
     names = [argument.name for argument in func._schema.arguments]
     if "storage_offset" not in names:
         return False
@@ -58,7 +59,7 @@ def full_name(target: torch._ops.OpOverload) -> str:
 
 
 def overload(name: str) -> Any:
-    """The operator of aten of a name such as "silu" or "sort.stable"; None where this PyTorch has none."""
+    """Returns the operator of aten of a name such as "silu" or "sort.stable"; None where this PyTorch has none."""
     packet, _, which = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet, None), which or "default", None)
 
@@ -69,7 +70,7 @@ simulated_kernels: Callable[[], Container[str]] | None = None
 
 @functools.cache
 def mps_kernels() -> Container[str]:
-    """The operators with an MPS kernel: PyTorch's own, or those of its table where the device is simulated."""
+    """Returns the operators with an MPS kernel: PyTorch's own, or those of its table where the device is simulated."""
     return simulated_kernels() if simulated_kernels else _Registered("MPS")
 
 

@@ -20,7 +20,7 @@ def add_option(parser):
 
 
 def default():
-    """The name of the GPU that PyTorch has, or else "simulator".
+    """Returns the name of the GPU that PyTorch has, or else "simulator".
 
     Raises:
         RuntimeError: this is a Mac, which has no simulator, and PyTorch has no device.
@@ -58,7 +58,7 @@ def use(name):
 
 
 def has_apple_gpu():
-    """Whether there is a real one: with the simulator PyTorch's own functions say so too."""
+    """Returns whether there is a real one: with the simulator PyTorch's own functions say so too."""
     import torch
 
     return "metalcore.simulator" not in sys.modules and torch.backends.mps.is_available()

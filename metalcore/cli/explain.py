@@ -56,7 +56,7 @@ def run(arguments):
 
 
 def _shapes(words):
-    """["8x4", "4"], ["8", "4,", "4"] and ["8", "4", ",", "4"] are (8, 4) and (4,)."""
+    """Returns ["8x4", "4"], ["8", "4,", "4"] and ["8", "4", ",", "4"] are (8, 4) and (4,)."""
     shapes = []
     for part in " ".join(words).split(","):
         if "x" in part:

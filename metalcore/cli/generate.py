@@ -67,7 +67,7 @@ def run(arguments):
 
 
 def load(path, device, dtype):
-    """(model, tokenizer) of a file or folder."""
+    """Returns (model, tokenizer) of a file or folder."""
     if not Path(path).exists():
         raise ValueError(f"{path}: there is no such file or folder")
     if Path(path).is_file():

@@ -45,7 +45,7 @@ def run(arguments):
 
 
 def _opened(path):
-    """A file with its other parts, or a part by itself and why the others cannot be had."""
+    """Returns a file with its other parts, or a part by itself and why the others cannot be had."""
     try:
         return whole(path), None
     except GGUFError as error:
@@ -53,7 +53,7 @@ def _opened(path):
 
 
 def collect(file: GGUFFile, error: GGUFError | None = None) -> dict[str, Any]:
-    """What there is to say about a file, as JSON has it.
+    """Returns what there is to say about a file, as JSON has it.
 
     Args:
         error: why its model is not whole.

@@ -104,7 +104,7 @@ def run_compare(arguments):
 
 
 def _table(found):
-    """A line for each op: its cases, how many differ, and its largest error."""
+    """Returns a line for each op: its cases, how many differ, and its largest error."""
     ops = {}
     for row in found:
         ops.setdefault(row.op, []).append(row)

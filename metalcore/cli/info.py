@@ -72,7 +72,7 @@ def _cuda_devices():
 
 
 def _cuda():
-    """What the CUDA backend knows of the driver and its devices; None where this build has no CUDA backend."""
+    """Returns what the CUDA backend knows of the driver and its devices; None where this build has no CUDA backend."""
     from metalcore import _C
 
     return _C.cuda_info() if hasattr(_C, "cuda_info") else None
@@ -103,7 +103,7 @@ def _backends():
 
 
 def _simulated_device():
-    """Whether the extension that makes `mps` tensors on Linux is there for this PyTorch."""
+    """Returns whether the extension that makes `mps` tensors on Linux is there for this PyTorch."""
     import torch
 
     from metalcore import _device_library
@@ -147,7 +147,7 @@ def _metal_backend():
 
 
 def _refused():
-    """The families that Metal has refused, with its messages, where there is Metal."""
+    """Returns the families that Metal has refused, with its messages, where there is Metal."""
     from metalcore import _C
     from metalcore._core import refused
 
@@ -155,7 +155,8 @@ def _refused():
 
 
 def _kernels():
-    """The built-in kernel families, each with its number of kernels and the targets that its library is built for."""
+    """Returns the built-in kernel families, each with its number of kernels and the targets that its library is built
+    for."""
     from metalcore.msl.nvidia import cuda
 
     library = Path(__file__).resolve().parents[1] / "lib"
@@ -181,7 +182,7 @@ def _count(library, family):
 
 
 def _compiler():
-    """The C++ compiler, Python's headers, and what needs them on this machine."""
+    """Returns the C++ compiler, Python's headers, and what needs them on this machine."""
     from metalcore import _device_library
     from metalcore.msl.errors import CompilerNotFoundError
     from metalcore.msl.runtime import host

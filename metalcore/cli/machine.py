@@ -9,7 +9,7 @@ import subprocess
 
 
 def describe(kind: str) -> dict[str, str]:
-    """What a report says of a device ("mps", "cuda" or "simulator") and of the machine around it."""
+    """Returns what a report says of a device ("mps", "cuda" or "simulator") and of the machine around it."""
     return {"chip": _chip(kind), "cores": _cores(kind), "system": _system()}
 
 
@@ -44,7 +44,7 @@ def _system():
 
 
 def _said(*command):
-    """What a program prints, or "" where it is missing or fails."""
+    """Returns what a program prints, or "" where it is missing or fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):

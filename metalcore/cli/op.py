@@ -75,7 +75,7 @@ def _cases(op, arguments):
 
 
 def _given(op, words):
-    """{"batch_size": 2} of ["--batch_size", "2"], with the types of the defaults."""
+    """Returns {"batch_size": 2} of ["--batch_size", "2"], with the types of the defaults."""
     known, given = _sizes(op), {}
     if len(words) % 2:
         raise ValueError(f"{words[-1]}: expected --NAME VALUE")

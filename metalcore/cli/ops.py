@@ -55,7 +55,7 @@ def page():
 
 
 def _module(op):
-    """The public module of a function: the first below metalcore."""
+    """Returns the public module of a function: the first below metalcore."""
     return ".".join(op.function.__module__.split(".")[:2])
 
 
@@ -77,7 +77,7 @@ def _cells(op):
 
 
 def _summary(function):
-    """The first sentence of its docstring."""
+    """Returns the first sentence of its docstring."""
     first = (inspect.getdoc(function) or "").split("\n\n")[0]
     return " ".join(first.split()).split(". ")[0].rstrip(".").replace("|", "\\|")
 
@@ -96,7 +96,7 @@ def _override(op):
 
 
 def _on_a_mac(op):
-    """What of its override is on by default on a Mac, as long as nobody has measured it."""
+    """Returns what of its override is on by default on a Mac, as long as nobody has measured it."""
     if getattr(op.override, "fused", None):
         return "steps that are not `fused`"
     if not isinstance(op.override, tuple):

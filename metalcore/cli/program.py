@@ -83,7 +83,7 @@ def run_profile(arguments):
 
 
 def _loaded(arguments):
-    """The program, and its arguments."""
+    """Returns the program, and its arguments."""
     import metalcore
     from metalcore.programs.files.container import Container
 

@@ -94,7 +94,7 @@ def _announcement(checks):
 
 
 def _durations(checks, seconds):
-    """How long everything took, and how long first compiles did."""
+    """Returns how long everything took, and how long first compiles did."""
     compiled = [check for check in checks if "compiled in seconds" in check]
     if not compiled:
         return f"{seconds:.0f} s"
@@ -119,7 +119,8 @@ def _machine(kind):
 
 
 def _checks(kind, device):
-    """(name, name of the op or "", what to do) of every check; that returns {"note": …} with figures, or raises."""
+    """Yields (name, name of the op or "", what to do) of every check; that returns {"note": …} with figures, or
+    raises."""
     yield "tensors go to the kernels", "", lambda: _check_routing(device)
     if hasattr(_C, "mps_compile"):
         refused.forget()
@@ -182,7 +183,7 @@ def _check_routing(device):
 
 
 def _families():
-    """The names of the built-in kernels, by family."""
+    """Returns the names of the built-in kernels, by family."""
     families = {}
     for name, family in _C.mps_kernels().items():
         families.setdefault(family, []).append(name)
@@ -225,7 +226,7 @@ def _check_sample(op, sample, device, dtype):
 
 @functools.cache
 def _artifacts():
-    """The artifacts of the wheel, in a folder that lasts as long as the process."""
+    """Returns the artifacts of the wheel, in a folder that lasts as long as the process."""
     folder = tempfile.TemporaryDirectory()
     golden.unpack(golden.REFERENCE, Path(folder.name))
     return folder

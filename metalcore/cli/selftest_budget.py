@@ -28,7 +28,7 @@ CHECK_CALLS, CHECK_WAITS = 6, 6
 
 
 def estimate(kernels: Mapping[str, str], calls_timed: int, ops: Collection[Op] | None = None) -> dict[str, float]:
-    """The seconds of each part.
+    """Returns the seconds of each part.
 
     Args:
         kernels: {name of a kernel: its family}, of all that Metal compiles.
@@ -52,7 +52,7 @@ def estimate(kernels: Mapping[str, str], calls_timed: int, ops: Collection[Op] |
 
 
 def device_seconds(op: Op, sample: Sample) -> float:
-    """The cost model's time for the results and the gradients of a sample. Nothing runs."""
+    """Returns the cost model's time for the results and the gradients of a sample. Nothing runs."""
     dtype = max(op.dtypes, key=lambda dtype: dtype.itemsize)
     with on_meta("mps") as recorder:
         accuracy.evaluate(op, sample, [tensor.to("meta") for tensor in sample.make("cpu", dtype)])

@@ -15,8 +15,8 @@ _COLUMNS = "{:<29} {:>7} {:>7} {:>8}"
 
 
 def times(op: Op, device: str, simulated: bool) -> dict[str, float | None]:
-    """How long a call of an op takes, and of PyTorch's ops that compute the same, in microseconds, for the op's largest
-    sample. None where the call raises an error, as where PyTorch has no kernel for the device."""
+    """Returns how long a call of an op takes, and of PyTorch's ops that compute the same, in microseconds, for the op's
+    largest sample. None where the call raises an error, as where PyTorch has no kernel for the device."""
     sample = max(op.samples(), key=lambda sample: sample.elements)
     dtype = torch.float32 if torch.float32 in op.dtypes else min(op.dtypes, key=str)
     tensors = sample.make(device, dtype)
@@ -31,7 +31,7 @@ def times(op: Op, device: str, simulated: bool) -> dict[str, float | None]:
 
 
 def _time(call: Callable[[], Any], device: str, simulated: bool) -> float:
-    """The least time of a call, the GPU's work included, out of a few rounds of some calls."""
+    """Returns the least time of a call, the GPU's work included, out of a few rounds of some calls."""
     synchronize = getattr(torch, device).synchronize
     calls, rounds = (1, 1) if simulated else (CALLS, ROUNDS)
     found = []
@@ -46,7 +46,7 @@ def _time(call: Callable[[], Any], device: str, simulated: bool) -> float:
 
 
 def text(report: dict) -> str:
-    """The block, of what run() in selftest.py has collected."""
+    """Returns the block, of what run() in selftest.py has collected."""
     machine = report["machine"]
     lines = [
         f"metalcore {machine['metalcore']}, torch {machine['torch']}, Python {machine['python']}, {machine['system']}",
@@ -72,7 +72,7 @@ def _figure(value):
 
 
 def worst(checks: Sequence[dict]) -> float | None:
-    """The largest share of the bound among an op's checks; None where one of them failed."""
+    """Returns the largest share of the bound among an op's checks; None where one of them failed."""
     if any(check["status"] == "FAILED" for check in checks):
         return None
     return max((share for check in checks for share in check.get("share of the bound", {}).values()), default=0.0)

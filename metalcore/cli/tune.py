@@ -94,7 +94,7 @@ def _wanted(name, op, words):
 
 
 def _planned(tunables, words, scale, overrides=()):
-    """(field, the calls that are timed for it) of each field that is asked for."""
+    """Returns (field, the calls that are timed for it) of each field that is asked for."""
     from ..tuning.workloads import workloads
 
     calls, planned = {}, []
@@ -126,7 +126,7 @@ def _line(outcome):
 
 
 def share_text(gpu, outcomes, date, overrides=()):
-    """What was measured, as a short text in Markdown."""
+    """Returns what was measured, as a short text in Markdown."""
     import torch
 
     from .._system import __version__

@@ -18,7 +18,7 @@ _asked: set[str] = set()
 
 
 def wanted() -> bool:
-    """Whether this process uses measured values."""
+    """Returns whether this process uses measured values."""
     return switched_on("METALCORE_TUNING", default=True)
 
 

@@ -56,7 +56,7 @@ class Tunable:
 
 
 def tunables(device_type: str) -> list[Tunable]:
-    """Every field that can be measured on a type of device."""
+    """Returns every field that can be measured on a type of device."""
     return [Tunable(**{**entry, "value": store.value_of(entry)}) for entry in _C.tunables(device_type)]
 
 
@@ -148,7 +148,7 @@ class Search:
         return self._confirmed(tunable, values[best], workloads, times[0], times[best])
 
     def _confirmed(self, tunable, value, workloads, before, after):
-        """The outcome for a value that seems faster: its gain has to show again where it is greatest."""
+        """Returns the outcome for a value that seems faster: its gain has to show again where it is greatest."""
         differing = [i for i in range(len(workloads)) if before[i] is not after[i]]
         gain, noise = _gain([before[i] for i in differing], [after[i] for i in differing])
         if gain > max(LEAST_GAIN, noise):
@@ -164,12 +164,13 @@ class Search:
         store.use(self.gpu, values)
 
     def _plans(self, tunable, values, workloads):
-        """The plan of each call, under each value."""
+        """Returns the plan of each call, under each value."""
         columns = [self._plans_of(tunable, values, workload) for workload in workloads]
         return list(zip(*columns))
 
     def _plans_of(self, tunable, values, workload):
-        """The plan of a call under each value. Between two numbers with the same plan no other one is expected."""
+        """Returns the plan of a call under each value. Between two numbers with the same plan no other one is
+        expected."""
 
         def plan(value):
             self._use({**self.values, tunable.name: value})
@@ -191,7 +192,7 @@ class Search:
         return found
 
     def _seconds(self, tunable, values, workloads, fresh=False):
-        """The Timing of each call, under each value. A call's inputs are made once for all values.
+        """Returns the Timing of each call, under each value. A call's inputs are made once for all values.
 
         After the deadline the rest of the calls is left out, as long as there are some already.
         """
@@ -230,7 +231,7 @@ class Search:
 
 
 def _gain(before, after):
-    """(the mean share of their time that calls save, and the noise of that)"""
+    """Returns (the mean share of their time that calls save, and the noise of that)"""
     saved = mean(
         1 - b.seconds / a.seconds if b.seconds < a.seconds else a.seconds / b.seconds - 1 for a, b in zip(before, after)
     )
@@ -248,8 +249,8 @@ def _candidates(tunable, workloads):
 
 
 def fit_regions(workloads: Sequence[Workload], ours: Sequence[Timing], theirs: Sequence[Timing], present: list) -> list:
-    """The regions in which the others are faster: for single matrices, few and many, the sizes above one. Where ours
-    are faster up to the largest size that was timed, `present` says what larger ones take."""
+    """Returns the regions in which the others are faster: for single matrices, few and many, the sizes above one. Where
+    ours are faster up to the largest size that was timed, `present` says what larger ones take."""
     regions: list = []
     for first, last in BATCHES:
         saved: dict[int, float] = defaultdict(float, {0: 0.0})  # by size, the logarithm of ours' time over theirs
@@ -269,7 +270,7 @@ def fit_regions(workloads: Sequence[Workload], ours: Sequence[Timing], theirs: S
 
 
 def _larger(regions, size, batch):
-    """The size above which the regions have every batch of so many matrices, if it is not below `size`."""
+    """Returns the size above which the regions have every batch of so many matrices, if it is not below `size`."""
     found = [
         max(above, size)
         for above, up_to, first, last in regions
@@ -279,7 +280,7 @@ def _larger(regions, size, batch):
 
 
 def text(value: store.Value) -> str:
-    """A value in words."""
+    """Returns a value in words."""
     if isinstance(value, int):
         return "any" if value == 2**32 - 1 else str(value)
     return "; ".join(map(_region_text, value)) or "nowhere"

@@ -56,12 +56,12 @@ class GPU:
         return directory / f"tuning-{self.device_type}-{word}.json"
 
     def identity(self) -> dict[str, str]:
-        """What has to be as it was when the values were measured."""
+        """Returns what has to be as it was when the values were measured."""
         return {"metalcore": __version__, "kernels": _kernels_digest(self.device_type), "GPU": self.name}
 
 
 def this_gpu(device_type: str) -> GPU | None:
-    """The GPU that ops on this type of device run on, or None if there is none."""
+    """Returns the GPU that ops on this type of device run on, or None if there is none."""
     if device_type == "cuda":
         if torch.cuda.is_initialized():
             return GPU(device_type, torch.cuda.get_device_name())
@@ -77,7 +77,7 @@ def this_gpu(device_type: str) -> GPU | None:
 
 
 def _kernels_digest(device_type):
-    """A digest of the plans and kernels in this build."""
+    """Returns a digest of the plans and kernels in this build."""
     package = Path(_C.__file__).parent
     folder = "cuda" if device_type == "cuda" else "metal" if hasattr(_C, "mps_kernels") else _C.simulator_info()["isa"]
     combined = hashlib.sha256(Path(_C.__file__).read_bytes())
@@ -108,7 +108,7 @@ def load(device_type: str) -> None:
 
 
 def read(gpu: GPU) -> dict:
-    """A file's content.
+    """Returns a file's content.
 
     Raises:
         OSError: it cannot be read, or others could have written it.
@@ -152,7 +152,7 @@ def use(gpu: GPU, values: Values) -> None:
 
 
 def _numbers(name, value):
-    """A value as csrc/gpu/tunable.h has it: a list of numbers."""
+    """Returns a value as csrc/gpu/tunable.h has it: a list of numbers."""
     if isinstance(value, list):
         if not all(isinstance(region, list) and len(region) == 4 for region in value):
             raise ValueError(f"{name}: {value} is not a list of regions")
@@ -165,7 +165,7 @@ def _numbers(name, value):
 
 
 def present(gpu: GPU) -> Values:
-    """The values of the GPU's file; none where it is missing or not used."""
+    """Returns the values of the GPU's file; none where it is missing or not used."""
     try:
         return read(gpu)["values"]
     except (OSError, ValueError):
@@ -173,7 +173,7 @@ def present(gpu: GPU) -> Values:
 
 
 def gains(device_type: str) -> Gains:
-    """What was measured of overrides on this GPU, with this PyTorch."""
+    """Returns what was measured of overrides on this GPU, with this PyTorch."""
     if not files(device_type):
         return {}
     gpu = this_gpu(device_type)
@@ -181,13 +181,13 @@ def gains(device_type: str) -> Gains:
 
 
 def files(device_type: str) -> bool:
-    """Whether anything was measured on GPUs of a type, which costs less to ask than which GPU is here."""
+    """Returns whether anything was measured on GPUs of a type, which costs less to ask than which GPU is here."""
     directories = (cache.cache_directory(), cache.temporary_directory())
     return any(path for directory in directories for path in directory.glob(f"tuning-{device_type}-*.json"))
 
 
 def present_gains(gpu: GPU) -> Gains:
-    """The gains of overrides in the GPU's file; none where it is missing, not used or of another PyTorch."""
+    """Returns the gains of overrides in the GPU's file; none where it is missing, not used or of another PyTorch."""
     try:
         found = read(gpu).get("overrides", {})
         if found.get("torch") != torch.__version__:
@@ -208,7 +208,7 @@ def forget(gpu: GPU) -> bool:
 
 
 def value_of(entry: dict) -> Value:
-    """The value in an entry of _C.tunables()."""
+    """Returns the value in an entry of _C.tunables()."""
     numbers = entry["value"]
     if entry["kind"] != "regions":
         return numbers[0]
@@ -232,7 +232,7 @@ def save(gpu: GPU, values: Values, date: str, gains: Gains | None = None) -> Pat
 
 
 def state(device_type: str) -> str:
-    """Whether measured values are in use, in words."""
+    """Returns whether measured values are in use, in words."""
     if not wanted():
         return f"{FAMILY} (METALCORE_TUNING=0)"
     _C.tunables(device_type)  # it loads them, if nothing did before

@@ -63,7 +63,7 @@ class Workload:
         return f"{self.op}{' backward' * self.backward} {'x'.join(map(str, self.sample.shapes[0]))}"
 
     def call(self, device_type: str) -> Callable[[], object]:
-        """A call without arguments, whose inputs are on the device."""
+        """Returns a call without arguments, whose inputs are on the device."""
         op, sample = OPS[self.op], self.sample
         tensors = sample.make(device_type, torch.float32)
         if self.backward:
@@ -75,7 +75,7 @@ class Workload:
         return torch.no_grad()(functools.partial(op.call, op.function, *arguments, **sample.options))
 
     def plan(self, device_type: str) -> int:
-        """A hash of what the call would run, as the tuning in use has it. Equal plans take equal time."""
+        """Returns a hash of what the call would run, as the tuning in use has it. Equal plans take equal time."""
         op, sample = OPS[self.op], self.sample
         with on_meta(device_type) as recorder:
             tensors = [torch.empty(shape, device="meta") for shape in sample.shapes]
@@ -92,7 +92,7 @@ class Workload:
 
 
 def workloads(table: str, scale: Scale) -> list[Workload]:
-    """The calls for a table."""
+    """Returns the calls for a table."""
     return list(_TABLES[table](scale))
 
 
@@ -187,7 +187,7 @@ def _optim(scale):
 
 
 def _decode(scale):
-    """One query of 8 heads, and as many keys of 2 as a batch of others has elements, and fewer."""
+    """Yields one query of 8 heads, and as many keys of 2 as a batch of others has elements, and fewer."""
     for keys in _sizes(scale, 64, scale.elements // 32):
         shapes = ((1, 8, 1, 64), (1, 2, keys, 64), (1, 2, keys, 64))
         yield Workload("scaled_dot_product_attention", Sample("", shapes, {"enable_gqa": True}), keys, 1)
@@ -210,7 +210,7 @@ def _gemm(scale):
 
 
 def _joined(scale):
-    """One row, times a square matrix and a long one."""
+    """Yields one row, times a square matrix and a long one."""
     for length in _sizes(scale, 64, scale.largest):
         for outputs in (length, 4 * length):
             yield Workload("joined_linear", Sample("", ((1, length), (outputs, length))), length, outputs)
