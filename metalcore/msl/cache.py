@@ -25,7 +25,7 @@ _FOOTER = len(_MARK) + hashlib.sha256().digest_size
 
 
 def digest(*parts):
-    """A name for an entry: a digest of strings."""
+    """Returns a name for an entry: a digest of strings."""
     combined = hashlib.sha256()
     for part in parts:
         data = part.encode()
@@ -35,7 +35,7 @@ def digest(*parts):
 
 @functools.lru_cache(maxsize=1)
 def translator_digest():
-    """A digest of what every translated program depends on."""
+    """Returns a digest of what every translated program depends on."""
     combined = hashlib.sha256()
     for path in sorted(translator_files()):
         combined.update(path.relative_to(_PACKAGE).as_posix().encode() + b"\0" + path.read_bytes())
@@ -43,8 +43,8 @@ def translator_digest():
 
 
 def translator_files():
-    """The files that every translated program depends on: this package without `check`, and the headers that programs
-    include."""
+    """Returns the files that every translated program depends on: this package without `check`, and the headers that
+    programs include."""
     modules = [path for path in _PACKAGE.rglob("*.py") if "check" not in path.relative_to(_PACKAGE).parts]
     return [*modules, *(path for path in (_PACKAGE / "include").rglob("*") if path.is_file())]
 
@@ -60,12 +60,13 @@ def cache_directory():
 
 
 def temporary_directory():
-    """The user's own directory among the temporary files. A link that others may have put there is not followed."""
+    """Returns the user's own directory among the temporary files. A link that others may have put there is not
+    followed."""
     return Path(os.path.realpath(tempfile.gettempdir()), f"metalcore-{os.geteuid()}")
 
 
 def entry(name, make, *, accept=lambda content: True):
-    """The path of the entry `name`. `make(path)` writes it where it is missing or damaged.
+    """Returns the path of the entry `name`. `make(path)` writes it where it is missing or damaged.
 
     Where the cache directory cannot be written, or others can write to it, entries go to temporary_directory(), or to
     one of this process alone, with one warning.
@@ -79,18 +80,18 @@ def entry(name, make, *, accept=lambda content: True):
 
 
 def content(name, make, *, accept=lambda content: True):
-    """The bytes of the entry `name`, made as `entry` does."""
+    """Returns the bytes of the entry `name`, made as `entry` does."""
     return _find(name, make, accept)[1]
 
 
 def existing(name):
-    """The path of the entry `name`, or None where there is none."""
+    """Returns the path of the entry `name`, or None where there is none."""
     places = (directory / name for directory in (cache_directory(), temporary_directory()))
     return next(filter(is_intact, places), None)
 
 
 def is_intact(path):
-    """Whether a complete entry lies at path, which this user can trust."""
+    """Returns whether a complete entry lies at path, which this user can trust."""
     if not os.path.lexists(path):
         return False
     try:
@@ -121,7 +122,7 @@ def _find(name, make, accept):
 
 
 def _find_in(directory, name, make, accept):
-    """(path, bytes) of an entry. An entry that exists costs one read of one file."""
+    """Returns (path, bytes) of an entry. An entry that exists costs one read of one file."""
     path = directory / name
     with opened_directory(path.parent) as folder:
 
@@ -136,7 +137,8 @@ def _find_in(directory, name, make, accept):
 
 
 def _read(folder, path):
-    """The bytes of the entry at path, in the directory opened as `folder`; None where it is missing or incomplete."""
+    """Returns the bytes of the entry at path, in the directory opened as `folder`; None where it is missing or
+    incomplete."""
     try:
         descriptor = open_file(folder, path, os.O_RDONLY)
     except FileNotFoundError:

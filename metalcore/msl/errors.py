@@ -18,7 +18,7 @@ class CompilerNotFoundError(RuntimeError):
 
 
 def with_line(message, source, filename):
-    """The message of an error at a line of the source, with that line below it."""
+    """Returns the message of an error at a line of the source, with that line below it."""
     place = re.match(re.escape(filename) + r":(\d+):", message)
     lines = source.splitlines()
     if place is None or "\n" in message or not 0 < int(place[1]) <= len(lines):
@@ -27,8 +27,8 @@ def with_line(message, source, filename):
 
 
 def quote_error(file, line, column, text, source, filename):
-    """A compiler's error as `file:line:column: text`, and below it the line where that is one of the source, whose name
-    is `filename`."""
+    """Returns a compiler's error as `file:line:column: text`, and below it the line where that is one of the source,
+    whose name is `filename`."""
     message = ":".join(str(part) for part in (file, line, column) if part) + ": " + text
     lines = source.splitlines()
     if file == filename and int(line) <= len(lines):
@@ -39,5 +39,5 @@ def quote_error(file, line, column, text, source, filename):
 
 
 def error_at(token, message):
-    """An MSLError in the form that compilers use, so that editors can jump to the place."""
+    """Returns an MSLError in the form that compilers use, so that editors can jump to the place."""
     return MSLError(f"{token.file}:{token.line}: error: {message}")

@@ -46,7 +46,7 @@ def opened_directory(path):
 
 
 def open_file(directory, path, flags):
-    """A descriptor of a regular file, opened with these flags by its name in an open directory.
+    """Returns a descriptor of a regular file, opened with these flags by its name in an open directory.
 
     Raises:
         OSError: it is missing. PermissionError: it is no regular file, it belongs to other users, or they can write to
@@ -77,7 +77,7 @@ def _open_inside(descriptor, place):
 
 
 def _at(path, error):
-    """The error, with the whole path in its message."""
+    """Returns the error, with the whole path in its message."""
     if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENOTDIR) and path.is_symlink():
         return PermissionError(errno.EPERM, "is a symbolic link", str(path))
     return OSError(error.errno, error.strerror, str(path))
@@ -105,7 +105,8 @@ def _problem_above(found):
 
 
 def _root_here():
-    """The user id that this process sees for the machine's root, who owns /proc: a user namespace may have no root."""
+    """Returns the user id that this process sees for the machine's root, who owns /proc: a user namespace may have no
+    root."""
     try:
         return os.stat("/proc").st_uid
     except OSError:
@@ -113,7 +114,8 @@ def _root_here():
 
 
 def _is_own_group(group):
-    """Whether a group is the one that many systems make for each user: it has the user's name and no other members."""
+    """Returns whether a group is the one that many systems make for each user: it has the user's name and no other
+    members."""
     try:
         user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
     except KeyError:

@@ -44,7 +44,7 @@ STRICT = ["-Werror=implicit-float-conversion", "-Wno-implicit-int-float-conversi
 
 
 def find_clang():
-    """The first usable of $CLANG, clang, and clang with a version in its name (clang-19 …).
+    """Returns the first usable of $CLANG, clang, and clang with a version in its name (clang-19 …).
 
     Raises:
         CompilerNotFoundError: none is there, or none is new enough (Clang 15).
@@ -83,7 +83,7 @@ def _version(command):
 
 
 def run_clang(text, raw, *, strict, std):
-    """(findings, lines of the syntax tree, findings of the other readings) of a text from clang_text().
+    """Returns (findings, lines of the syntax tree, findings of the other readings) of a text from clang_text().
 
     Clang reads it twice: as C++ for OpenCL, and as C++14, on which MSL up to 3.1 is based, with Clang's own vectors but
     without address spaces. Of the second reading's errors those count that the first one cannot find (_SECOND). The
@@ -180,7 +180,8 @@ def in_msl(text):
 
 
 def read_errors(stderr):
-    """Findings for the errors in Clang's output. An error in the headers is reported where the program caused it."""
+    """Returns findings for the errors in Clang's output. An error in the headers is reported where the program caused
+    it."""
     findings, error = [], None
     for raw in stderr.splitlines():
         match = _DIAGNOSTIC.match(raw)
@@ -203,7 +204,7 @@ def read_errors(stderr):
 
 
 def _spaces(text):
-    """The address spaces that the pointers and references in a message of Clang's point to."""
+    """Returns the address spaces that the pointers and references in a message of Clang's point to."""
     types = [type_ for type_ in re.findall(r"'([^']*)'", text) if "*" in type_ or "&" in type_]
     return {space for type_ in types for space in re.findall(r"__\w+(?=[^*&]*[*&])", type_)}
 

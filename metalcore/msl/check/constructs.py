@@ -13,7 +13,7 @@ _BEFORE_LAMBDA = {"=", "(", ",", "return", "{", ";", "&&", "||", "?", ":", "+", 
 
 
 def construct_breaches(program, variables, strict, *, lambdas):
-    """Breaches in a program's tokens.
+    """Yields breaches in a program's tokens.
 
     Args:
         variables: its threadgroup variables, from find_threadgroup_variables().

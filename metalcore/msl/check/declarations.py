@@ -60,7 +60,7 @@ class _Declarations:
 
 
 def declaration_findings(program, variables, *, strict, std):
-    """Findings in a parsed program that clang_text() has not changed.
+    """Returns findings in a parsed program that clang_text() has not changed.
 
     Args:
         variables: its threadgroup variables, from find_threadgroup_variables().

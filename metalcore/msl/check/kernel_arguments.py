@@ -11,7 +11,7 @@ _SPACES = {"device", "constant", "threadgroup"}
 
 
 def argument_breaches(program):
-    """Breaches in the arguments of a program's kernels and in its function constants."""
+    """Yields breaches in the arguments of a program's kernels and in its function constants."""
     constants = {}
     for declaration in program.walk():
         if declaration.kind == "function" and is_kernel(program, declaration):
@@ -77,7 +77,7 @@ def _memory(program, kernel, first, where, attributes, words):
 
 
 def _type_words(program, first, last):
-    """The words of a parameter without its attributes and its name, aliases of pointers resolved."""
+    """Returns the words of a parameter without its attributes and its name, aliases of pointers resolved."""
     words, i, name_at = [], first, program.declarator_name(first, last)
     while i < last:
         end = program.attribute_end(i)
@@ -88,8 +88,8 @@ def _type_words(program, first, last):
 
 
 def lines_of_unknown_values(program):
-    """The places {(file, line)} of variables whose values Clang does not know: they follow from function constants, or
-    from strings, which clang_text() makes calls."""
+    """Returns the places {(file, line)} of variables whose values Clang does not know: they follow from function
+    constants, or from strings, which clang_text() makes calls."""
     names, places = set(), set()
     for declaration in program.walk():
         tokens = program.tokens[declaration.first : declaration.last]
@@ -106,7 +106,7 @@ def lines_of_unknown_values(program):
 
 
 def _is_array(program, i):
-    """Whether bounds stand at i, or after attributes there."""
+    """Returns whether bounds stand at i, or after attributes there."""
     while (end := program.attribute_end(i)) is not None:
         i = end
     return program.tokens[i].text == "["

@@ -32,7 +32,7 @@ _NAMES = (
 
 
 def raw_text(program):
-    """The program, none of whose tokens has changed yet, as Clang reads it in its own order."""
+    """Returns the program, none of whose tokens has changed yet, as Clang reads it in its own order."""
     tokens = program.tokens
     texts, attribute, nameless = {}, 0, _nameless_parameters(program)
     for i, token in enumerate(tokens):
@@ -80,8 +80,8 @@ def _attributes(program, i, end):
 
 
 def _in_gnu_form(program, i, end):
-    """The attributes of MSL at i as __attribute__, which Clang takes in two places where it does not take [[…]], and
-    published kernels have it: after the type of a parameter without a name, and after `template` in an explicit
+    """Yields the attributes of MSL at i as __attribute__, which Clang takes in two places where it does not take [[…]],
+    and published kernels have it: after the type of a parameter without a name, and after `template` in an explicit
     instantiation."""
     named = dict(_attributes(program, i + 2, end - 2))
     names = [text.split("::")[1] for text in named.values() if text]
@@ -91,7 +91,7 @@ def _in_gnu_form(program, i, end):
 
 
 def _nameless_parameters(program):
-    """The indices of the tokens of parameters without a name."""
+    """Returns the indices of the tokens of parameters without a name."""
     indices = set()
     for declaration in program.walk():
         if declaration.parameters is not None:

@@ -16,7 +16,7 @@ def version(standard):
 
 
 def standard_breaches(program, standard):
-    """Breaches in a program's tokens that a newer version of MSL would accept."""
+    """Yields breaches in a program's tokens that a newer version of MSL would accept."""
     attribute = 0
     for i, token in enumerate(program.tokens):
         attribute = max(attribute, program.attribute_end(i) or 0)

@@ -34,7 +34,7 @@ _BFLOAT = re.compile(r"(?i)(?!0x)(.*\d\.?)bf")
 
 
 def clang_text(program, variables):
-    """The program as Clang reads it, with the headers it needs.
+    """Returns the program as Clang reads it, with the headers it needs.
 
     Args:
         program: its tokens are changed.
@@ -80,7 +80,7 @@ def clang_text(program, variables):
 
 
 def _has_other_space(tokens, i):
-    """Whether another address space stands beside the `thread` at i, which then has no meaning."""
+    """Returns whether another address space stands beside the `thread` at i, which then has no meaning."""
     j = i + 1
     while tokens[j].text in ("const", "volatile"):
         j += 1
@@ -229,7 +229,7 @@ def _rewrite_function_parameters(program):
 
 
 def _is_message(program, i):
-    """Whether a string is a static_assert's message or the like, where C++ allows no call."""
+    """Returns whether a string is a static_assert's message or the like, where C++ allows no call."""
     tokens = program.tokens
     if tokens[i - 1].text in ("extern", "asm", "__asm__", "__asm"):
         return True
@@ -241,7 +241,7 @@ def _is_message(program, i):
 
 
 def literal(text):
-    """A literal with MSL's suffix h or bf, as Clang reads it: it accepts h only after a fraction."""
+    """Returns a literal with MSL's suffix h or bf, as Clang reads it: it accepts h only after a fraction."""
     if match := _BFLOAT.fullmatch(text):
         return f"bfloat({match[1]}f)" if "." in match[1] or "e" in match[1].lower() else f"bfloat({match[1]}.0f)"
     if match := _HALF.fullmatch(text):

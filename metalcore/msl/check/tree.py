@@ -195,7 +195,7 @@ class _Tree:
         return sorted(self.findings)
 
     def _recursive(self):
-        """(name, place) of every function that can reach itself."""
+        """Yields (name, place) of every function that can reach itself."""
         graph = {}
         for caller, callees in self.calls.items():
             graph.setdefault(self.first.get(caller, caller), set()).update(self.first.get(c, c) for c in callees)
@@ -211,7 +211,7 @@ class _Tree:
 
 
 def tree_findings(lines, lenient=frozenset()):
-    """Findings in the lines of a syntax tree.
+    """Returns findings in the lines of a syntax tree.
 
     Args:
         lenient: places {(file, line)} where a reference may be in no address space; see clang_text().

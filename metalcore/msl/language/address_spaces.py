@@ -82,7 +82,7 @@ class _Finder:
         self._declaration(i, declaration, declaration.spaces)
 
     def _qualifies_method(self, first, declaration):
-        """Whether the word at i stands after a method's parameters."""
+        """Returns whether the word at i stands after a method's parameters."""
         return self.tokens[first - 1].text == ")" and not declaration.storage
 
     def _alias_use(self, i):
@@ -100,7 +100,7 @@ class _Finder:
         return not declared and self.tokens[i - 1].text not in (".", "->") and self._space_of(i) is not None
 
     def _space_of(self, i):
-        """The address space that the token at i is, or that the type it names is in."""
+        """Returns the address space that the token at i is, or that the type it names is in."""
         if self.tokens[i].text in SPACES:
             return self.tokens[i].text
         meanings = self.aliases[self.tokens[i].text]
@@ -129,7 +129,7 @@ class _Finder:
             self.found.statements.append((declaration, shared))
 
     def _object_spaces(self, declarator, spaces):
-        """The address spaces that the declared object itself lies in."""
+        """Returns the address spaces that the declared object itself lies in."""
         among = [
             *(spaces if not declarator.pointers else ()),
             *(s for s in declarator.spaces if all(pointer < s for pointer in declarator.pointers)),
@@ -187,7 +187,7 @@ class _Finder:
         self.aliases[name] = sorted([*known, (i, *self._visible(i), space)], key=lambda meaning: meaning[0])
 
     def _visible(self, i):
-        """(index up to which the name declared at i is visible, whether it is a member of a class)."""
+        """Returns (index up to which the name declared at i is visible, whether it is a member of a class)."""
         enclosing = self.reader.enclosing[i]
         if enclosing is None or self.tokens[enclosing].text != "{":
             return len(self.tokens), False
@@ -245,7 +245,7 @@ class _Finder:
         return any(first < i < last for first, last in self.bodies)
 
     def _is_statement(self, declaration):
-        """Whether it declares variables of a block in a function."""
+        """Returns whether it declares variables of a block in a function."""
         tokens, first = self.tokens, declaration.first
         enclosing = self.reader.enclosing[first]
         if enclosing is None or tokens[enclosing].text != "{" or not self._in_body(first):

@@ -35,7 +35,7 @@ class Wrapped:
 
 
 def find_anonymous_structs(program):
-    """What define_in_templates() needs. The tokens must be unchanged.
+    """Returns what define_in_templates() needs. The tokens must be unchanged.
 
     Returns:
         (classes, types): each Wrapped, and (first, last, marker) of each type that must depend on `marker`.
@@ -74,7 +74,8 @@ def define_in_templates(program, found):
 
 
 def _types_of_members(program, opening):
-    """(first, last) of the tokens of each member's type that may have a constructor, with members of members."""
+    """Returns (first, last) of the tokens of each member's type that may have a constructor, with members of
+    members."""
     tokens, owner, types = program.tokens, Declaration("class", "", opening, opening, ()), []
     program._scope(opening + 1, program.partner[opening], (), owner)
     for member in program.walk(owner.members):
@@ -97,7 +98,7 @@ def _outermost_class(program, around):
 
 
 def _local_class(program, function, inner):
-    """The outermost class around a token of a function's body."""
+    """Returns the outermost class around a token of a function's body."""
     tokens, (first, last) = program.tokens, function.body
     for key in range(first + 1, inner):
         body = program._class_body(key, last) if tokens[key].text in _CLASS_KEYS else None

@@ -67,7 +67,7 @@ class _Operator(NamedTuple):
 
 
 def evaluate(words, name_value):
-    """The value of an expression, as an Integer.
+    """Returns the value of an expression, as an Integer.
 
     Args:
         words: texts of the expression's tokens.
@@ -216,7 +216,7 @@ def _number(word):
 
 
 def _character(word):
-    """A character's code. Several characters are the bytes of an int from the left, as in Clang."""
+    """Returns a character's code. Several characters are the bytes of an int from the left, as in Clang."""
     match = _CHARACTER.fullmatch(word)
     if match is None:
         raise ArithmeticFailure(f"'{word}' is no character")

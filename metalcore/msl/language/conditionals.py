@@ -24,7 +24,7 @@ def wrap_conditionals(program):
 
 
 def _find(program):
-    """{index of `?`: (index of the condition's first token, index of `:`, index after the alternative)}.
+    """Returns {index of `?`: (index of the condition's first token, index of `:`, index after the alternative)}.
 
     Each walk ends at the next `?` and uses what is known of that one, so that a long chain takes linear time.
     """
@@ -52,7 +52,7 @@ _STANDARD_TEMPLATES = {
 
 
 def _conditional_colon(program, i, colons):
-    """The index of the `:` that belongs to the `?` at i. `colons` has those of the later ones."""
+    """Returns the index of the `:` that belongs to the `?` at i. `colons` has those of the later ones."""
     tokens, i = program.tokens, i + 1
     while i < len(tokens):
         text = tokens[i].text
@@ -71,7 +71,7 @@ def _conditional_colon(program, i, colons):
 
 
 def _condition_start(program, i, templates):
-    """The index at which the condition before the `?` at i begins; None where it cannot be found."""
+    """Returns the index at which the condition before the `?` at i begins; None where it cannot be found."""
     tokens, i = program.tokens, i - 1
     while i >= 0:
         original = tokens[i].text
@@ -95,7 +95,7 @@ def _condition_start(program, i, templates):
 
 
 def _in_template_arguments(program, i, templates, known):
-    """Whether the `?` at i stands in a template's arguments, where a conditional chooses between constants.
+    """Returns whether the `?` at i stands in a template's arguments, where a conditional chooses between constants.
 
     Args:
         known: the answers for the `?` before it.
@@ -119,7 +119,7 @@ def _in_template_arguments(program, i, templates, known):
 
 
 def _template_opening(program, i, templates):
-    """The index of the `<` of the template list that the `>` at i closes, or None where `>` is an operator."""
+    """Returns the index of the `<` of the template list that the `>` at i closes, or None where `>` is an operator."""
     tokens, depth, j = program.tokens, 0, i
     while j > 0:
         text = tokens[j].text
@@ -150,7 +150,8 @@ def _looks_like_types(tokens, first, last):
 
 
 def _expression_end(program, i, ends):
-    """The index after the assignment expression that begins at i. `ends` has those of the later conditionals."""
+    """Returns the index after the assignment expression that begins at i. `ends` has those of the later
+    conditionals."""
     tokens = program.tokens
     while i < len(tokens):
         text = tokens[i].text

@@ -16,7 +16,7 @@ _BINDING = re.compile(r"([bt])(\d+)|(i)(\d+):(\d+)")
 
 
 def describe(kernels, addresses):
-    """What cuda_source() needs to know of each kernel, as plain data that JSON can hold.
+    """Returns what cuda_source() needs to know of each kernel, as plain data that JSON can hold.
 
     Returns:
         dict: host name -> dict(function, scope, max_total_threads, arguments), an argument being
@@ -80,7 +80,7 @@ def _entry(entry, name, kernel, signature):
 
 
 def _block(name, signature, caller, positions):
-    """The members of the parameter block after the grid, and {"b0" …: C++ for the argument}."""
+    """Returns the members of the parameter block after the grid, and {"b0" …: C++ for the argument}."""
     members, bound = [], {}
     for part in filter(None, signature.split(",")):
         match = _BINDING.fullmatch(part)
@@ -105,7 +105,7 @@ def _block(name, signature, caller, positions):
 
 
 def _values(name, kernel, scope, bound):
-    """The C++ for all arguments, and the checks that stand before the entry."""
+    """Returns the C++ for all arguments, and the checks that stand before the entry."""
     checks, values = [], []
     for argument, kind, index, condition in kernel["arguments"]:
         if kind not in ("buffer", "threadgroup"):

@@ -42,8 +42,8 @@ class Declarator:
     end: int = 0  # the token after all of it: a comma, a semicolon, a closing bracket …
 
     def qualifies(self, space):
-        """Whether the declared object lies in an address space of the specifiers (or of `spaces`): no pointer stands
-        between them."""
+        """Returns whether the declared object lies in an address space of the specifiers (or of `spaces`): no pointer
+        stands between them."""
         return all(pointer < space for pointer in self.pointers)
 
 
@@ -86,7 +86,7 @@ class DeclarationReader:
     # Where a declaration begins -------------------------------------------------------------------------------------
 
     def start(self, i):
-        """The index of the first token of the declaration around the token at i."""
+        """Returns the index of the first token of the declaration around the token at i."""
         tokens, partner = self.tokens, self.program.partner
         while i > 0:
             text, kind = tokens[i - 1].text, tokens[i - 1].kind
@@ -110,7 +110,7 @@ class DeclarationReader:
         return i
 
     def _angle_before(self, i):
-        """The index of the `<` whose list the `>` (or the last half of `>>`) at i closes."""
+        """Returns the index of the `<` whose list the `>` (or the last half of `>>`) at i closes."""
         tokens, j = self.tokens, i
         while j > 0 and tokens[j].text not in (";", "{", "}"):
             j -= 1
@@ -124,7 +124,8 @@ class DeclarationReader:
         return None
 
     def _is_inner(self, opening, closing):
-        """Whether the list from `opening` ends in the first half of a `>>` at `closing`, which closes an outer one."""
+        """Returns whether the list from `opening` ends in the first half of a `>>` at `closing`, which closes an outer
+        one."""
         if self.tokens[closing].text != ">>":
             return False
         depth = 0
@@ -135,7 +136,7 @@ class DeclarationReader:
     # Reading it -----------------------------------------------------------------------------------------------------
 
     def read(self, first):
-        """The Declaration that begins at `first`."""
+        """Returns the Declaration that begins at `first`."""
         tokens, program = self.tokens, self.program
         declaration, i = Declaration(first), first
         while i < len(tokens):
@@ -184,7 +185,7 @@ class DeclarationReader:
         return declaration
 
     def is_template_argument(self, first):
-        """Whether the type at `first` stands in the list of a template's parameters or arguments."""
+        """Returns whether the type at `first` stands in the list of a template's parameters or arguments."""
         tokens, i = self.tokens, first - 1
         if i >= 0 and tokens[i].text not in ("<", ","):
             return False
@@ -205,7 +206,7 @@ class DeclarationReader:
         return words[0] == "alignas" or "aligned" in words or "__aligned__" in words
 
     def _type_end(self, i):
-        """The index after the type that begins at i, where that is no keyword."""
+        """Returns the index after the type that begins at i, where that is no keyword."""
         tokens, program = self.tokens, self.program
         if tokens[i].text in _TYPE_KEYS:
             is_class = tokens[i].text != "typename"
@@ -291,7 +292,8 @@ class DeclarationReader:
         return i + 1
 
     def _opens_declarator(self, i):
-        """Whether the parenthesis at i holds a declarator: `(*p)`, `(&a)`, `(b)`, not parameters or arguments."""
+        """Returns whether the parenthesis at i holds a declarator: `(*p)`, `(&a)`, `(b)`, not parameters or
+        arguments."""
         tokens, closing = self.tokens, self.program.partner[i]
         following = tokens[i + 1].text
         if following in POINTERS or following in SPACES and tokens[i + 2].text in POINTERS:

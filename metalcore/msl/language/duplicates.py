@@ -84,7 +84,7 @@ def declaration_key(program, declaration):
 
 
 def template_names(program, declaration):
-    """{name of each parameter of the declaration's templates: the word that stands for it in comparisons}."""
+    """Returns {name of each parameter of the declaration's templates: the word that stands for it in comparisons}."""
     names = {}
     for opening, closing in declaration.templates:
         for first, last in program.split_parameters(opening, closing):
@@ -95,8 +95,8 @@ def template_names(program, declaration):
 
 
 def signature_words(program, declaration):
-    """([the words of each parameter's type], [the words of each template's parameters]), as template_names() has
-    them."""
+    """Returns ([the words of each parameter's type], [the words of each template's parameters]), as template_names()
+    has them."""
     names, tokens = template_names(program, declaration), program.tokens
     types = [_type_words(program, *part) for part in program.split_parameters(*declaration.parameters)]
     header = [_words(tokens, opening, closing) for opening, closing in declaration.templates]
@@ -118,7 +118,7 @@ def _words(tokens, first, last):
 
 
 def _type_words(program, first, last):
-    """The words of a parameter without its name and default; `const T` and `T const` read the same."""
+    """Returns the words of a parameter without its name and default; `const T` and `T const` read the same."""
     tokens, name_at = program.tokens, program.declarator_name(first, last)
     end = next((i for i in range(first, last) if tokens[i].text == "="), last)
     words = [tokens[i].text for i in range(first, end) if i != name_at and tokens[i].text]

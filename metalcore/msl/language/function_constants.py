@@ -54,7 +54,7 @@ def substitute_function_constants(program, constants):
 
 
 def _plain_words(program, first, last):
-    """The texts of tokens[first:last] without attributes."""
+    """Returns the texts of tokens[first:last] without attributes."""
     words, i = [], first
     while i < last:
         end = program.attribute_end(i)
@@ -65,7 +65,8 @@ def _plain_words(program, first, last):
 
 
 def _problem(program, declaration, value):
-    """Why a value does not fit a function constant; None where it fits, or where the program defines the type."""
+    """Returns why a value does not fit a function constant; None where it fits, or where the program defines the
+    type."""
     words = _plain_words(program, declaration.head, declaration.name_at)
     text = " ".join(word for word in words if word not in ("constant", "static", "const", "constexpr"))
     type_ = number_type(text)

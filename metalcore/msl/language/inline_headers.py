@@ -38,7 +38,7 @@ class _Inlining:
         self.guards = {}  # header -> the macro that replaces its `#pragma once`
 
     def lines(self, text, name, folders, depth, within):
-        """The lines of a file.
+        """Yields the lines of a file.
 
         Args:
             depth: how many `#if` it is inside of.
@@ -83,7 +83,7 @@ class _Inlining:
 
 
 def _is_guarded(text):
-    """Whether the first two directives of a file are an include guard."""
+    """Returns whether the first two directives of a file are an include guard."""
     lines = [line for line in _COMMENT.sub("", text).splitlines() if line.strip()][:2]
     words = [match.groups() if (match := _DIRECTIVE.match(line)) else ("", "") for line in lines]
     return len(words) == 2 and [word for word, _ in words] == ["ifndef", "define"] and words[0][1] == words[1][1]

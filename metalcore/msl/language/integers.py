@@ -4,7 +4,7 @@ from .arithmetic import ArithmeticFailure, evaluate
 
 
 def constant_value(program, tokens, values=None):
-    """The value of an integer expression of literals, enumerators and named constants, or None.
+    """Returns the value of an integer expression of literals, enumerators and named constants, or None.
 
     Args:
         values: further names with their values.
@@ -21,7 +21,7 @@ def constant_value(program, tokens, values=None):
 
 
 def _named_constants(program):
-    """The enumerators and the constant variables that have an integer value."""
+    """Returns the enumerators and the constant variables that have an integer value."""
     if program.integers is None:
         program.integers = {}
         for declaration in program.walk():

@@ -194,7 +194,7 @@ def _max_total_threads(program, declaration, values=None):
 
 
 def _template_values(program, instantiation, declaration):
-    """{template parameter: value} of an instantiation, for the parameters that have integer values."""
+    """Returns {template parameter: value} of an instantiation, for the parameters that have integer values."""
     tokens = program.tokens
     opening = next((i for i in range(instantiation.name_at, instantiation.name_end) if tokens[i].text == "<"), None)
     if opening is None or not declaration.templates:
@@ -216,7 +216,7 @@ def _identifiers(program, first, last):
 
 
 def _synchronizes_itself(program, first, last, waits):
-    """Whether tokens[first:last] call a barrier or an operation of a simdgroup, or hold an index of `waits`."""
+    """Returns whether tokens[first:last] call a barrier or an operation of a simdgroup, or hold an index of `waits`."""
     tokens = program.tokens
     for i in range(first, last):
         name = tokens[i].text
@@ -288,7 +288,7 @@ def _argument(program, declaration, first, last):
 
 
 def _access(program, first, last):
-    """The Argument.type and is_writable of a parameter."""
+    """Returns the Argument.type and is_writable of a parameter."""
     name_at = program.declarator_name(first, last)
     words = program.words_of_pointers(first, last if name_at is None else name_at)
     ends = [i for i, word in enumerate(words) if word in ("*", "&")]

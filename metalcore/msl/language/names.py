@@ -10,7 +10,7 @@ _TRAITS = Path(__file__).parents[1] / "include" / "metal" / "type_traits.h"
 
 @functools.lru_cache(maxsize=1)
 def traits():
-    """The names of namespace metal's type traits."""
+    """Returns the names of namespace metal's type traits."""
     text = _TRAITS.read_text(encoding="utf-8")
     imported = re.findall(r"^using std::(\w+);", text, re.MULTILINE)
     made = re.findall(r"\b(?:MSL_TRAIT|MSL_NUMBER_TRAIT|MSL_RELATION)\((is_\w+)", text)

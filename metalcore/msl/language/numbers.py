@@ -27,7 +27,7 @@ class NumberType(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def number_type(text):
-    """The NumberType that a text names; None for any other type."""
+    """Returns the NumberType that a text names; None for any other type."""
     text = "".join(text.split()).replace("metal::", "").replace("unsignedint", "uint")
     match = None if text in _FIXED else _VECTOR.fullmatch(text)
     name, count = (match[1], int(match[2])) if match else (text, 1)
@@ -44,7 +44,7 @@ def number_type(text):
 
 
 def misfit(value, type_, *, either_sign=False):
-    """Why a bool, int or float does not fit a NumberType's scalar; None where it fits.
+    """Returns why a bool, int or float does not fit a NumberType's scalar; None where it fits.
 
     Args:
         either_sign: accept an integer that is the signed or the unsigned reading of the type's bits.

@@ -130,7 +130,7 @@ class Overloads:
             self.groups.append(group)
 
     def _mistakable(self, a, b):
-        """Whether calls of `a` and `b` look the same in C++ and differ in address spaces."""
+        """Returns whether calls of `a` and `b` look the same in C++ and differ in address spaces."""
         count = min(len(a.parameters), len(b.parameters))
         if a.header != b.header or max(a.least, b.least) > count or a.does == b.does:
             return False
@@ -146,7 +146,8 @@ class Overloads:
         return True
 
     def _overlap(self, a, b):
-        """Whether the same arguments could fit a template and another function, which differ in address spaces."""
+        """Returns whether the same arguments could fit a template and another function, which differ in address
+        spaces."""
         count = min(len(a.parameters), len(b.parameters))
         pairs = [(x.get(at), y[at]) for x in a.space_maps for y in b.space_maps for at in y if at[0] < count]
         differ = any(x and y and x != y for x, y in pairs)
@@ -221,7 +222,8 @@ class Overloads:
                 tokens[last.last - 1].text += " " + " ".join(head + body for _, head, body in choosers)
 
     def _chooser(self, group, arity, number):
-        """(head, head without defaults, body) of the function that chooses, for `arity` arguments or for all."""
+        """Returns (head, head without defaults, body) of the function that chooses, for `arity` arguments or for
+        all."""
         program, chosen = self.program, group[0]
         if arity is not None:
             chosen = next(f for f in group if f.least <= arity <= len(f.parameters))
@@ -275,7 +277,7 @@ def _name(number, i):
 
 
 def _head_end(program, declaration):
-    """The index after the words that follow a function's parameters."""
+    """Returns the index after the words that follow a function's parameters."""
     i = declaration.parameters[1] + 1
     while i < declaration.body[0] and program.tokens[i].text != ":":
         i += 1
@@ -294,7 +296,7 @@ def _templates(program, declaration, with_defaults):
 
 
 def _named(program, parameter, name):
-    """The text of a parameter with another name."""
+    """Returns the text of a parameter with another name."""
     tokens, last = program.tokens, parameter.last if parameter.default is None else parameter.default
     at = last if parameter.name is None else parameter.name
     after = last if parameter.name is None else parameter.name + 1
@@ -307,8 +309,8 @@ def _named(program, parameter, name):
 
 
 def _template_arguments(program, declaration):
-    """The template arguments that follow the name of a function in a call, as far as its template's parameters have
-    names."""
+    """Returns the template arguments that follow the name of a function in a call, as far as its template's parameters
+    have names."""
     tokens, names = program.tokens, []
     for opening, closing in declaration.templates[-1:]:
         for first, last in program.split_parameters(opening, closing):
@@ -344,8 +346,8 @@ def _parameters(program, reader, declaration):
 
 
 def _space_map(program, function):
-    """{(position, depth): the space that this pointer of a parameter points into, None for any}; the object's position
-    is -1."""
+    """Returns {(position, depth): the space that this pointer of a parameter points into, None for any}; the object's
+    position is -1."""
     tokens, declaration = program.tokens, function.declaration
     spaces = {
         (position, depth): space

@@ -54,13 +54,13 @@ class Program(Syntax):
         self._scope(0, len(tokens), (), None)
 
     def walk(self, declarations=None):
-        """Every declaration, with the members of classes."""
+        """Yields every declaration, with the members of classes."""
         for declaration in self.declarations if declarations is None else declarations:
             yield declaration
             yield from self.walk(declaration.members)
 
     def aliases(self):
-        """{name: the words of its type} of every `using` and `typedef`, except those of arrays and functions.
+        """Returns {name: the words of its type} of every `using` and `typedef`, except those of arrays and functions.
 
         A name of a name has the words of the latter. If a name has several meanings, one that is a pointer counts.
         """
@@ -75,7 +75,7 @@ class Program(Syntax):
         return self._aliases
 
     def words_of_pointers(self, first, last):
-        """The words of tokens[first:last], with those of the type for each name of a pointer or a reference."""
+        """Returns the words of tokens[first:last], with those of the type for each name of a pointer or a reference."""
         words = []
         for token in self.tokens[first:last]:
             meaning = self.aliases().get(token.text, ())
@@ -83,7 +83,7 @@ class Program(Syntax):
         return words
 
     def _alias_types(self, declaration):
-        """(name, the words of its type) of each name that a `using` or a `typedef` declares."""
+        """Yields (name, the words of its type) of each name that a `using` or a `typedef` declares."""
         tokens, first, end = self.tokens, declaration.head, declaration.last - 1
         if tokens[first].text == "using":
             words = [token.text for token in tokens[first:end]]
@@ -138,7 +138,7 @@ class Program(Syntax):
         return self.partner[i] + 1
 
     def _to_semicolon(self, i, end):
-        """The index after the `;` that ends the statement around the token at i."""
+        """Returns the index after the `;` that ends the statement around the token at i."""
         while i < end:
             text = self.tokens[i].text
             if text == ";":
@@ -195,7 +195,7 @@ class Program(Syntax):
         return names[-1] if tokens[i].text == "typedef" else ""
 
     def _class_body(self, i, end):
-        """The index of the `{` of the class defined by the `struct` (or the like) at i, or None if none is."""
+        """Returns the index of the `{` of the class defined by the `struct` (or the like) at i, or None if none is."""
         tokens = self.tokens
         if i >= end or tokens[i].text not in _CLASS_KEYS:
             return None
@@ -286,7 +286,7 @@ class Program(Syntax):
         return self._add(declaration, owner)
 
     def _name_before(self, i, start):
-        """The index of the function's name that the parenthesis at i follows, or None."""
+        """Returns the index of the function's name that the parenthesis at i follows, or None."""
         i -= 1
         if i >= start and self.tokens[i].text == ">":
             depth = 0
@@ -368,7 +368,7 @@ class Program(Syntax):
 
 
 def _resolved(name, aliases):
-    """The words of the type that a name stands for, through names of names."""
+    """Returns the words of the type that a name stands for, through names of names."""
     words, seen, qualifiers = aliases[name], {name}, []
     while len(plain := [word for word in words if word not in ("const", "volatile")]) == 1:
         if plain[0] not in aliases or plain[0] in seen:

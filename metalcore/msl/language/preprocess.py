@@ -119,7 +119,7 @@ class _Preprocessor(pcpp.Preprocessor):
             yield line
 
     def place(self):
-        """(file, line) of the macro that is being expanded."""
+        """Returns (file, line) of the macro that is being expanded."""
         return self._expanding_in, self.linemacro
 
     def allow_expansion_of(self, text):
@@ -136,7 +136,7 @@ class _Preprocessor(pcpp.Preprocessor):
         return expanded
 
     def evalexpr(self, tokens):
-        """(the value of the expression of an #if or #elif, None)."""
+        """Returns (the value of the expression of an #if or #elif, None)."""
         at = self.lastdirective
         tokens = [token for token in tokens if token.type not in _BLANKS]
         # A macro may expand to a `defined`, whose operand is not expanded.
@@ -151,7 +151,7 @@ class _Preprocessor(pcpp.Preprocessor):
             self.on_error(at.source, at.lineno, f"#{at.value} {' '.join(words)}: {failure}")
 
     def _answered(self, tokens):
-        """Tokens of an expression with `1` or `0` in the place of each `defined` and `__has_include`."""
+        """Returns tokens of an expression with `1` or `0` in the place of each `defined` and `__has_include`."""
         answered, i = [], 0
         while i < len(tokens):
             token = tokens[i]
@@ -166,7 +166,7 @@ class _Preprocessor(pcpp.Preprocessor):
         return answered
 
     def _asked(self, tokens, i):
-        """(the operand of the operator at i, the index after it)."""
+        """Returns (the operand of the operator at i, the index after it)."""
         operator, i, values = tokens[i], i + 1, [token.value for token in tokens]
         if operator.value == "defined" and values[i : i + 1] != ["("]:
             if i < len(tokens) and tokens[i].type == "CPP_ID":
@@ -216,7 +216,7 @@ class _Preprocessor(pcpp.Preprocessor):
 
 
 def _unroll(pragma):
-    """The macro that replaces a pragma about unrolling a loop: MSL_UNROLL or MSL_UNROLL_BY(n)."""
+    """Returns the macro that replaces a pragma about unrolling a loop: MSL_UNROLL or MSL_UNROLL_BY(n)."""
     match = re.fullmatch(r"\s*(?:clang\s+loop\s+)?(nounroll|unroll)\s*(?:\(?\s*(\w+)\s*\)?)?\s*", pragma)
     if not match or match[2] == "enable":
         return None
@@ -225,7 +225,7 @@ def _unroll(pragma):
 
 
 def preprocess(source, *, include_dirs=(), filename="program_source", defines=()):
-    """Tokens of `source` with every macro expanded, and the files it includes.
+    """Returns tokens of `source` with every macro expanded, and the files it includes.
 
     Args:
         source: MSL text.

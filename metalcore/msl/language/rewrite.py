@@ -178,7 +178,7 @@ def _tag(name):
 
 
 def _members_like_swizzles(program):
-    """{name: the indices of the opening braces of the structs that have such a member}."""
+    """Returns {name: the indices of the opening braces of the structs that have such a member}."""
     tokens, found = program.tokens, {}
     for i, token in enumerate(tokens):
         body = program._class_body(i, len(tokens)) if token.text in ("struct", "class", "union") else None
@@ -200,7 +200,8 @@ def _members_like_swizzles(program):
 
 
 def _is_anonymous(program, i):
-    """Whether the keyword at i begins an anonymous struct or union, whose members belong to the class around it."""
+    """Returns whether the keyword at i begins an anonymous struct or union, whose members belong to the class around
+    it."""
     tokens = program.tokens
     if tokens[i].text not in ("struct", "union") or tokens[i + 1].text != "{":
         return False

@@ -42,7 +42,7 @@ class Breach(NamedTuple):
 
 
 def breaches(program, *, strict=False):
-    """Every Breach of a parsed program, in no order.
+    """Yields every Breach of a parsed program, in no order.
 
     Args:
         strict: find also what does no harm here: constants that are not in `constant` (at program scope and `static`
@@ -90,7 +90,8 @@ def _words(program, strict):
 
 
 def _is_changing_local(tokens, i, strict):
-    """Whether the `static` at i declares a variable that can change, or if strict any that is not in `constant`."""
+    """Returns whether the `static` at i declares a variable that can change, or if strict any that is not in
+    `constant`."""
     words = {token.text for token in tokens[max(i - 2, 0) : i] if token.kind == "id"}
     for token in tokens[i + 1 :]:
         if token.text in ("=", ";", "(", "{", "["):
@@ -176,7 +177,7 @@ def _arguments(program, kernel, strict):
 
 
 def _type(program, first, last, name_at):
-    """The type of a parameter that is bound to a position, as written, without words that do not change it."""
+    """Returns the type of a parameter that is bound to a position, as written, without words that do not change it."""
     type_, i = "", first
     while i < last:
         end = program.attribute_end(i)

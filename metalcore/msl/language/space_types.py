@@ -30,8 +30,8 @@ class SpaceTypes:
                     self._arguments(i)
 
     def _specialized(self):
-        """The names of the program's templates that are specialized for address spaces, with the positions of those
-        arguments."""
+        """Returns the names of the program's templates that are specialized for address spaces, with the positions of
+        those arguments."""
         found, contents = {}, {}
         for declaration in self.program.walk():
             at = declaration.name_at
@@ -57,7 +57,7 @@ class SpaceTypes:
         return tuple(names.get(word, word) for word in words)
 
     def _space(self, first, last):
-        """The address space that a template's argument names, or None."""
+        """Returns the address space that a template's argument names, or None."""
         tokens, declaration = self.program.tokens, self.reader.read(first)
         spaces = [i for i in declaration.spaces if i < last]
         spaces += [s for d in declaration.declarators[:1] for s in d.spaces if s < last]

@@ -48,7 +48,7 @@ class Syntax:
     # Attributes -----------------------------------------------------------------------------------------------------
 
     def attribute_end(self, i):
-        """The index after `[[…]]` where one begins at i, else None."""
+        """Returns the index after `[[…]]` where one begins at i, else None."""
         tokens = self.tokens
         if tokens[i].text == "[" and i + 1 < len(tokens) and tokens[i + 1].text == "[":
             inner, outer = self.partner[i + 1], self.partner[i]
@@ -57,7 +57,7 @@ class Syntax:
         return None
 
     def read_attributes(self, first, last):
-        """{name: argument tokens} of every `[[…]]` in tokens[first:last] that is outside of other brackets."""
+        """Returns {name: argument tokens} of every `[[…]]` in tokens[first:last] that is outside of other brackets."""
         found, i = {}, first
         while i < last:
             end = self.attribute_end(i)
@@ -87,7 +87,7 @@ class Syntax:
     # Parameters -----------------------------------------------------------------------------------------------------
 
     def split_parameters(self, opening, closing):
-        """The (first, last) indices of the parameters between two parentheses (or template brackets)."""
+        """Returns the (first, last) indices of the parameters between two parentheses (or template brackets)."""
         tokens, parts, start, i = self.tokens, [], opening + 1, opening + 1
         while i < closing:
             text = tokens[i].text
@@ -104,13 +104,13 @@ class Syntax:
         return parts
 
     def type_text(self, first, last):
-        """The text of a parameter's type: without its name and default."""
+        """Returns the text of a parameter's type: without its name and default."""
         name_at = self.declarator_name(first, last)
         end = next((i for i in range(first, last) if self.tokens[i].text == "="), last)
         return " ".join(self.tokens[i].text for i in range(first, end) if i != name_at and self.tokens[i].text)
 
     def declarator_name(self, first, last):
-        """The index of the name that a parameter or variable declares, or None where it has none."""
+        """Returns the index of the name that a parameter or variable declares, or None where it has none."""
         tokens, name, i, words, before = self.tokens, None, first, 0, None
         while i < last:
             attribute = self.attribute_end(i)

@@ -44,7 +44,7 @@ class Token:
 
 
 def tokenize(text, file="program_source", line=1):
-    """The tokens of preprocessed text, which has no directives."""
+    """Returns the tokens of preprocessed text, which has no directives."""
     tokens, space = [], ""
     for match in LEXICAL.finditer(text):
         kind, value = match.lastgroup, match.group()
@@ -63,7 +63,8 @@ def tokenize(text, file="program_source", line=1):
 
 
 def matching(tokens, i):
-    """The index of the bracket that closes tokens[i] (one of ``( [ {``); len(tokens) where it is never closed."""
+    """Returns the index of the bracket that closes tokens[i] (one of ``( [ {``); len(tokens) where it is never
+    closed."""
     opening, closing = tokens[i].text, CLOSING[tokens[i].text]
     depth = 0
     for j in range(i, len(tokens)):
@@ -78,8 +79,8 @@ def matching(tokens, i):
 
 
 def matching_angle(tokens, i, end=None):
-    """The index of the ``>`` (or ``>>``) that closes the template list opened by ``<`` at i, or None where the tokens
-    cannot be a template list. A ``<`` inside counts as an operator unless it follows a name."""
+    """Returns the index of the ``>`` (or ``>>``) that closes the template list opened by ``<`` at i, or None where the
+    tokens cannot be a template list. A ``<`` inside counts as an operator unless it follows a name."""
     depth, j, end = 1, i + 1, len(tokens) if end is None else end
     while j < end:
         text = tokens[j].text

@@ -50,16 +50,16 @@ class Translation:
     guarded: str  # the program for CUDA, with accesses that need no alignment
 
     def source(self, names=None):
-        """The host's translation unit that has the kernels of these host names, by default all kernels."""
+        """Returns the host's translation unit that has the kernels of these host names, by default all kernels."""
         kernels = [kernel for kernel in self.kernels if names is None or kernel.name in names]
         return '#include "host/prelude.h"\n' + self.program + _entries(kernels, self.addresses)
 
     def cuda_kernels(self):
-        """{host name: what cuda_source() needs to know of the kernel}, as plain data."""
+        """Returns {host name: what cuda_source() needs to know of the kernel}, as plain data."""
         return describe(self.kernels, self.addresses)
 
     def cuda_source(self, requests):
-        """(CUDA C++, entry names) for [(host name, signature)]; see cuda_source.py."""
+        """Returns (CUDA C++, entry names) for [(host name, signature)]; see cuda_source.py."""
         return cuda_source(self.guarded, self.cuda_kernels(), requests)
 
 
@@ -140,7 +140,7 @@ def _mark_kernels(program):
 
 
 def _address(program, kernel):
-    """A C++ expression for the kernel's address, in the scope where it was named."""
+    """Returns a C++ expression for the kernel's address, in the scope where it was named."""
     named_at = kernel.named_at
     # A plain kernel gets its full name, since metal_stdlib may have a type or a function of the same name.
     place = "::".join(("MSL_ROOT", *named_at.scope, "")) if named_at.kind == "function" else ""
@@ -160,7 +160,7 @@ def _erase_instantiations(program):
 
 
 def _print(tokens):
-    """The text of tokens, each on its own line of the source."""
+    """Returns the text of tokens, each on its own line of the source."""
     out = []
     file, line, previous = None, 0, None
     for token in tokens:

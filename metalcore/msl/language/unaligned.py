@@ -57,8 +57,8 @@ class Guards:
 
 
 def _parted(text, own):
-    """The text that other passes have put before and after a token's own; None where its own is erased. Passes open
-    brackets before it and close them after it."""
+    """Returns the text that other passes have put before and after a token's own; None where its own is erased. Passes
+    open brackets before it and close them after it."""
     pattern = rf"(?<!\w){own}(?!\w)" if re.fullmatch(r"\w+", own) else re.escape(own)
     places = [match.span() for match in re.finditer(pattern, text)]
     if not places:
@@ -102,7 +102,7 @@ class _Finder:
     # Casts ----------------------------------------------------------------------------------------------------------
 
     def _cast_end(self, i):
-        """The index after the cast to a pointer, or a reference, that begins at i."""
+        """Returns the index after the cast to a pointer, or a reference, that begins at i."""
         tokens, partner = self._tokens, self._program.partner
         if tokens[i].text in _CASTS and tokens[i + 1].text == "<":
             close = matching_angle(tokens, i + 1)
@@ -123,7 +123,7 @@ class _Finder:
         return bool(words) and words[-1] in ("*", "&") and bool(_SPACES & set(words))
 
     def _ends_operand(self, i):
-        """Whether an operand ends with the token at i, so that the operator after it is no prefix."""
+        """Returns whether an operand ends with the token at i, so that the operator after it is no prefix."""
         token = self._tokens[i]
         if token.text == ")":
             return not self._is_cast_to_number(self._program.partner[i])
@@ -140,7 +140,7 @@ class _Finder:
         return i in self._casts or len(words) == 1 and bool(_NUMBER.fullmatch(words[0].text))
 
     def _ends_of_types(self):
-        """The indices of the tokens that close template arguments."""
+        """Returns the indices of the tokens that close template arguments."""
         tokens, found = self._tokens, set()
         for i, token in enumerate(tokens):
             if token.text == "<" and tokens[i - 1].kind == "id":
@@ -184,7 +184,7 @@ class _Finder:
             i += 1
 
     def _is_cast_pointer(self, function, first, last):
-        """Whether the value of an expression may be a pointer that was cast."""
+        """Returns whether the value of an expression may be a pointer that was cast."""
         tokens, partner, i = self._tokens, self._program.partner, first
         while i < last:
             text = tokens[i].text
@@ -219,7 +219,7 @@ class _Finder:
         return (id(function), name) in self._names or function.in_class and (None, name) in self._names
 
     def _assigned(self, i):
-        """The index of the name that the `=` at i assigns to."""
+        """Returns the index of the name that the `=` at i assigns to."""
         i -= 1
         while self._tokens[i].text == "]":
             i = self._program.partner[i] - 1
@@ -270,7 +270,7 @@ class _Finder:
                         self._guards.indirection(i, last, kind)
 
     def _postfix_start(self, i):
-        """The index of the first token of the postfix expression that ends at i."""
+        """Returns the index of the first token of the postfix expression that ends at i."""
         tokens, partner = self._tokens, self._program.partner
         while True:
             while tokens[i].text in (")", "]"):
@@ -285,7 +285,7 @@ class _Finder:
             i -= 2
 
     def _operand_end(self, i):
-        """The index after the unary expression that begins at i."""
+        """Returns the index after the unary expression that begins at i."""
         tokens, partner = self._tokens, self._program.partner
         while tokens[i].text in ("*", "&", "+", "-", "!", "~", "++", "--") or i in self._casts:
             i = self._casts.get(i, i + 1)
@@ -308,7 +308,7 @@ class _Finder:
                 return i
 
     def _is_tainted_base(self, function, first, end):
-        """Whether the expression before a subscript is a pointer that was cast."""
+        """Returns whether the expression before a subscript is a pointer that was cast."""
         tokens, i = self._tokens, end - 1
         while tokens[i].text == "]":
             i = self._program.partner[i] - 1
@@ -329,7 +329,7 @@ class _Finder:
         )
 
     def _is_declared(self, i):
-        """Whether the name at i, which a `[` follows, is the name of a declaration."""
+        """Returns whether the name at i, which a `[` follows, is the name of a declaration."""
         tokens, first = self._tokens, i
         while tokens[first - 1].kind == "id" or tokens[first - 1].text in ("*", "&", "::", "<", ">"):
             first -= 1
@@ -339,7 +339,7 @@ class _Finder:
         return bool(words) and starts and words[0].kind == "id" and words[0].text not in _KEYWORDS
 
     def _access(self, function, first, last):
-        """The function that an access becomes a call of; None where the program needs a reference to the memory
+        """Returns the function that an access becomes a call of; None where the program needs a reference to the memory
         itself."""
         tokens, partner = self._tokens, self._program.partner
         while tokens[first - 1].text == "(" and partner[first - 1] == last + 1 and not self._ends_operand(first - 2):
@@ -366,7 +366,8 @@ class _Finder:
         return "copy" if is_stored and not has_part else "read"
 
     def _is_bound_to_reference(self, first):
-        """Whether the argument that begins at `first` is passed to a parameter that is a reference and not const."""
+        """Returns whether the argument that begins at `first` is passed to a parameter that is a reference and not
+        const."""
         tokens, opening, position = self._tokens, first - 1, 0
         while tokens[opening].text != "(":
             if tokens[opening].text in (")", "]", "}"):

@@ -36,7 +36,7 @@ def count_components(program):
 
 
 def _vector(program, i):
-    """(the index after the name of a type at i, its number of components); (i, None) for other names."""
+    """Returns (the index after the name of a type at i, its number of components); (i, None) for other names."""
     tokens = program.tokens
     if match := _NAME.fullmatch(tokens[i].text):
         return i + 1, int(match[1])
@@ -56,7 +56,7 @@ def _qualified_start(tokens, i):
 
 
 def _has_too_few(program, opening, width):
-    """Whether the parentheses at `opening` hold fewer expressions than components, and more than one."""
+    """Returns whether the parentheses at `opening` hold fewer expressions than components, and more than one."""
     tokens = program.tokens
     if opening >= len(tokens) or tokens[opening].text != "(":
         return False

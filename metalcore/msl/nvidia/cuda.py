@@ -42,7 +42,7 @@ class CudaProgram:
         self._flags = flags
 
     def cubin(self, capability, kernel, signature):
-        """The code of one kernel for GPUs of this compute capability, from the cache if it is there."""
+        """Returns the code of one kernel for GPUs of this compute capability, from the cache if it is there."""
 
         def make(path):
             path.write_bytes(self._compile(capability, [(kernel, signature)]))
@@ -84,7 +84,7 @@ class CudaProgram:
             raise MSLError(f"{bound}: {error}") from None
 
     def _code(self, text, capability):
-        """The cubin, with joined products where the program has products of matrices."""
+        """Returns the cubin, with joined products where the program has products of matrices."""
         flags = self._all_flags()
         code, ptx = nvrtc.find().compile_with_ptx(text, capability, flags=flags, msl=self._msl)
         joined = join_products(ptx)
@@ -105,7 +105,8 @@ _lock = threading.Lock()
 
 
 def register(program):
-    """The program's number, by which its kernels are dispatched. Programs of the same content have the same number."""
+    """Returns the program's number, by which its kernels are dispatched. Programs of the same content have the same
+    number."""
     with _lock:
         number = _numbers.get(program.digest)
         if number is None:
@@ -161,8 +162,8 @@ def build(source, output, *, include_dirs, root):
 
 @functools.lru_cache(maxsize=1)
 def builtin_programs():
-    """{family: (digest, {kernel: describe()'s data})} of the built-in kernels. A family is the path of its source below
-    kernels/, without the suffix."""
+    """Returns {family: (digest, {kernel: describe()'s data})} of the built-in kernels. A family is the path of its
+    source below kernels/, without the suffix."""
     programs = {}
     for path in sorted(_LIBRARY.rglob("*.json")):
         described = json.loads(path.read_text())
@@ -173,7 +174,7 @@ def builtin_programs():
 
 @functools.lru_cache(maxsize=1)
 def _families():
-    """{kernel: its family's CudaProgram}."""
+    """Returns {kernel: its family's CudaProgram}."""
     found = {}
     for family, (digest, kernels) in builtin_programs().items():
         load = functools.partial(_read_family, family)

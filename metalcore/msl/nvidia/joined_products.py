@@ -66,7 +66,7 @@ _COLUMN = """\
 
 
 def join_products(ptx):
-    """The PTX (bytes) with joined products."""
+    """Returns the PTX (bytes) with joined products."""
     if b"// msl.product" not in ptx:
         return ptx
     out, body = [], None
@@ -129,7 +129,7 @@ class _Function:
         return self._with_registers()
 
     def _find_constants(self):
-        """{register: the number that it always is}."""
+        """Returns {register: the number that it always is}."""
         written = collections.defaultdict(list)
         for line in self._body:
             if instruction := _INSTRUCTION.match(line.strip()):

@@ -20,8 +20,8 @@ class NvJitLink:
         self._library = None
 
     def assemble(self, ptx, capability, flags=()):
-        """The cubin of PTX for a GPU of this compute capability, or None where this library cannot make one: for
-        example, where it is older than the compiler of the PTX. Several threads may call it at once."""
+        """Returns the cubin of PTX for a GPU of this compute capability, or None where this library cannot make one:
+        for example, where it is older than the compiler of the PTX. Several threads may call it at once."""
         options = [f"-arch=sm_{capability}", *(flag for flag in flags if flag in ("-lineinfo", "--generate-line-info"))]
         handle, size = ctypes.c_void_p(), ctypes.c_size_t()
         texts = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
@@ -49,8 +49,8 @@ class NvJitLink:
 
 
 def find():
-    """The nvJitLink to use, or None: the one that this process has open, or that lies where NVRTC does, of NVRTC's
-    major version."""
+    """Returns the nvJitLink to use, or None: the one that this process has open, or that lies where NVRTC does, of
+    NVRTC's major version."""
     return _find(nvrtc.find(), os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"))
 
 

@@ -51,7 +51,7 @@ class NVRTC:
         return major.value, minor.value
 
     def architectures(self):
-        """The compute capabilities that it compiles for, ascending: 75, 80 …."""
+        """Returns the compute capabilities that it compiles for, ascending: 75, 80 …."""
         library, count = self._open(), ctypes.c_int()
         self._check(library.nvrtcGetNumSupportedArchs(ctypes.byref(count)))
         found = (ctypes.c_int * count.value)()
@@ -59,8 +59,9 @@ class NVRTC:
         return sorted(found)
 
     def target(self, capability):
-        """The value of --gpu-architecture for a GPU of this compute capability (90 for 9.0): its own architecture. For
-        a GPU that is newer than this NVRTC it is the newest virtual one, whose PTX the driver compiles.
+        """Returns the value of --gpu-architecture for a GPU of this compute capability (90 for 9.0): its own
+        architecture. For a GPU that is newer than this NVRTC it is the newest virtual one, whose PTX the driver
+        compiles.
 
         Raises:
             CompilerNotFoundError: this NVRTC no longer compiles for such an old GPU.
@@ -95,7 +96,7 @@ class NVRTC:
         return self.compile_with_ptx(text, capability, flags=flags, msl=msl, filename=filename)[0]
 
     def compile_with_ptx(self, text, capability, *, flags=FLAGS, msl="", filename="program_source"):
-        """The same. Returns compile()'s result and the PTX (bytes)."""
+        """Compiles as `compile` does. Returns its result and the PTX (bytes)."""
         target = self.target(capability)
         library, program = self._open(), ctypes.c_void_p()
         self._check(library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"msl_program", 0, None, None))
@@ -126,8 +127,8 @@ class NVRTC:
         return self._library.nvrtcGetErrorString(result).decode()
 
     def _builtins(self):
-        """The paths of the libraries of builtins beside it, the newest first, of its version as far as its name tells
-        that."""
+        """Returns the paths of the libraries of builtins beside it, the newest first, of its version as far as its name
+        tells that."""
         release = re.search(r"\.so\.(\d+)(\.\d+)?", self.path.name)
         if not release:
             return []
@@ -149,9 +150,9 @@ class NVRTC:
 
 
 def find():
-    """The NVRTC to use: $METALCORE_NVRTC, or else the first one that is new enough among the one that this process has
-    open, those of NVIDIA's Python packages (PyTorch's is there), and the system's. Those of PyTorch's CUDA release come
-    first.
+    """Returns the NVRTC to use: $METALCORE_NVRTC, or else the first one that is new enough among the one that this
+    process has open, those of NVIDIA's Python packages (PyTorch's is there), and the system's. Those of PyTorch's CUDA
+    release come first.
 
     Raises:
         CompilerNotFoundError: there is none, or none is new enough.
@@ -179,7 +180,7 @@ def _find(explicit, *homes):
 
 
 def _candidates(homes):
-    """The paths of libraries, in the order of preference."""
+    """Returns the paths of libraries, in the order of preference."""
     paths = [_loaded()]
     for folder in folders(homes):
         for name in (*(f"libnvrtc.so.{major}" for major in _MAJORS), "libnvrtc.so"):
@@ -191,7 +192,7 @@ def _candidates(homes):
 
 
 def _loaded():
-    """The path of the NVRTC that this process has open."""
+    """Returns the path of the NVRTC that this process has open."""
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:
@@ -201,7 +202,7 @@ def _loaded():
 
 
 def folders(homes):
-    """The folders in which libraries may lie: NVIDIA's packages, Conda's, CUDA's home, its usual place."""
+    """Returns the folders in which libraries may lie: NVIDIA's packages, Conda's, CUDA's home, its usual place."""
     spec = importlib.util.find_spec("nvidia")
     packages = [Path(path) for path in (spec.submodule_search_locations or ())] if spec else []
     folders = [folder for package in packages for folder in sorted(package.glob("*/lib"), reverse=True)]
@@ -212,7 +213,7 @@ def folders(homes):
 
 
 def _of_the_loader():
-    """The path of the library that the dynamic loader finds by name."""
+    """Returns the path of the library that the dynamic loader finds by name."""
     for name in (*(f"libnvrtc.so.{major}" for major in _MAJORS), "libnvrtc.so"):
         try:
             ctypes.CDLL(name)
@@ -237,7 +238,7 @@ _INSTANTIATED = re.compile(r"at line (?P<line>\d+)(?: of \"?(?P<file>[^\s\"]+))?
 
 
 def explain(log, msl="", filename="program_source"):
-    """The errors in NVRTC's log, each at the user's line, with that line below it."""
+    """Returns the errors in NVRTC's log, each at the user's line, with that line below it."""
     messages = []
     for part in log.split("\n\n"):
         first, *rest = part.strip("\n").split("\n")

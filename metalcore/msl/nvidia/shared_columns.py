@@ -47,7 +47,7 @@ class Loops:
         self._set = {register: at[0] for register, at in written.items() if len(at) == 1 and at[0] is not None}
 
     def begins(self, line):
-        """Whether a loop begins at this line of the body."""
+        """Returns whether a loop begins at this line of the body."""
         return line in self._first
 
     def is_set_before(self, register, line):
@@ -95,7 +95,7 @@ class SharedColumns:
             self._rows[names[0]] = _place(*row)
 
     def place(self, register):
-        """The Place of the two elements that a register holds, or None."""
+        """Returns the Place of the two elements that a register holds, or None."""
         return self._rows.get(register)
 
     def _drop(self, register):

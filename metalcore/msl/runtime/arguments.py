@@ -20,7 +20,7 @@ _CASTS = {
 
 
 def checked_constants(constants):
-    """The dict of function constants' values that compile_shader was given, checked.
+    """Returns the dict of function constants' values that compile_shader was given, checked.
 
     Raises:
         TypeError: it is no dict, a key is neither an index nor a name, or a value is no number or sequence of numbers.
@@ -39,7 +39,7 @@ def checked_constants(constants):
 
 
 def common_device(args):
-    """The device that all tensors of a call are on; None for a call without tensors."""
+    """Returns the device that all tensors of a call are on; None for a call without tensors."""
     device = None
     for arg in args:
         for tensor in arg if isinstance(arg, (tuple, list)) else (arg,):
@@ -52,7 +52,7 @@ def common_device(args):
 
 
 def grid(what, value):
-    """`threads` or `group_size` as a tuple of one to three numbers; None for None."""
+    """Returns `threads` or `group_size` as a tuple of one to three numbers; None for None."""
     if value is None:
         return None
     numbers = value if isinstance(value, (tuple, list, torch.Size)) else (value,)
@@ -62,7 +62,7 @@ def grid(what, value):
 
 
 def threadgroup_lengths(value, kernel, declared):
-    """The bytes behind each [[threadgroup(i)]] argument.
+    """Returns the bytes behind each [[threadgroup(i)]] argument.
 
     Args:
         declared: dicts of the kernel's kernels.Argument.
@@ -79,7 +79,7 @@ def threadgroup_lengths(value, kernel, declared):
 
 
 def _count(what, number, value):
-    """A count, which is 0 or more."""
+    """Returns a count, which is 0 or more."""
     try:
         count = -1 if isinstance(number, bool) else operator.index(number)
     except TypeError:
@@ -92,7 +92,7 @@ def _count(what, number, value):
 
 
 def error_buffer_index(index, args):
-    """The index at which PyTorch's ErrorMessages are bound."""
+    """Returns the index at which PyTorch's ErrorMessages are bound."""
     if isinstance(index, bool) or not isinstance(index, int):
         raise TypeError(f"error_buf_idx must be an int, got {index!r}")
     if not 0 <= index <= MAX_INDEX:
@@ -226,8 +226,8 @@ class Arguments:
 
 
 def _mismatch(values, dtype, type_):
-    """Why a kernel that reads a NumberType would read other values from these bytes of a dtype; None where it reads
-    these."""
+    """Returns why a kernel that reads a NumberType would read other values from these bytes of a dtype; None where it
+    reads these."""
     if not any(values) and len(values) * dtype.itemsize * 8 >= type_.bits * type_.count:
         return None  # zeros are zeros of any type
     bits, is_float = dtype.itemsize * 8, dtype.is_floating_point
@@ -252,7 +252,7 @@ def _device_name(device):
 
 
 def _span(tensor):
-    """The number of bytes from the tensor's first element to the end of its last."""
+    """Returns the number of bytes from the tensor's first element to the end of its last."""
     if tensor.numel() == 0 or tensor.is_contiguous():
         return tensor.nbytes
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))

@@ -12,8 +12,8 @@ _KERNELS = _INSTALLED if _INSTALLED.exists() else _PACKAGE.parent / "kernels"
 
 
 def shared_object(family, checking, flushing):
-    """The path of the simulator's library of a family, such as "linalg/qr_simd". It is compiled where the cache has
-    none of this source, translator and compiler.
+    """Returns the path of the simulator's library of a family, such as "linalg/qr_simd". It is compiled where the cache
+    has none of this source, translator and compiler.
 
     Args:
         family: of kernels, the path of its source below kernels/ without the suffix.

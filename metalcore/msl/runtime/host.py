@@ -58,7 +58,8 @@ class Compiler:
 
 
 def find_compiler():
-    """The first usable one of $CXX, c++, g++, clang++, and these with a version in their names (g++-12, clang++-15 …).
+    """Returns the first usable one of $CXX, c++, g++, clang++, and these with a version in their names (g++-12,
+    clang++-15 …).
 
     Raises:
         CompilerNotFoundError: there is none, or none is new enough (GCC 12 or Clang 15).
@@ -111,7 +112,7 @@ def _identify(command):
 
 @functools.lru_cache(maxsize=1)
 def cpu_identity():
-    """What `-march=native` depends on."""
+    """Returns what `-march=native` depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -121,7 +122,7 @@ def cpu_identity():
 
 
 def arguments(*, isa="native", checking=False):
-    """The compiler's arguments without the files."""
+    """Returns the compiler's arguments without the files."""
     family = find_compiler().family
     mode = [*CHECKING, *_FINDINGS[family]] if checking else NORMAL
     march = f"-march={_MARCH.get(isa, isa)}"
@@ -175,7 +176,7 @@ _assemblers = {}  # compiler -> whether its assembler has the option
 
 
 def _unaligned_moves(compiler, directory):
-    """The arguments with which a float4 may lie at any multiple of a float's size.
+    """Returns the arguments with which a float4 may lie at any multiple of a float's size.
 
     Programs rely on GPUs, which load and store vectors at such addresses. A CPU traps there where the compiler has used
     instructions for aligned vectors.
@@ -207,7 +208,7 @@ _DIAGNOSTIC = re.compile(r"(?P<file>[^:\s][^:]*):(?P<line>\d+):(?:(?P<column>\d+
 
 
 def explain(stderr, msl="", filename="program_source"):
-    """The errors in a compiler's output, each at the user's line, with that line below it."""
+    """Returns the errors in a compiler's output, each at the user's line, with that line below it."""
     messages, instantiated_at = [], None
     for raw in stderr.splitlines():
         match = _DIAGNOSTIC.match(raw)

@@ -97,7 +97,7 @@ class ShaderLibrary:
         self._target().prepare()
 
     def _target(self, device=None):
-        """The target that runs the kernels on a device; None means the default device."""
+        """Returns the target that runs the kernels on a device; None means the default device."""
         device = device or default_device()
         if device not in self._targets:
             self._targets[device] = target(self._program, device)

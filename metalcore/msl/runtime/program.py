@@ -29,7 +29,7 @@ class Program:
         return f"<program of {len(self.names)} kernels>"
 
     def arguments(self, kernel):
-        """A kernel's buffers and threadgroup arguments, as dicts of kernels.Argument."""
+        """Returns a kernel's buffers and threadgroup arguments, as dicts of kernels.Argument."""
         return self._summary["kernels"][kernel]["arguments"]
 
     def has_threadgroup_variables(self, kernel):
@@ -46,12 +46,12 @@ class Program:
         return cache.digest(self._request(), json.dumps(self._summary["included"]), json.dumps(self.aligned))
 
     def _request(self):
-        """A name for the translation's input, without the content of the files that it includes."""
+        """Returns a name for the translation's input, without the content of the files that it includes."""
         constants = repr(sorted(self._constants.items(), key=repr))
         return cache.digest(self.source, json.dumps(self._include_dirs), constants, cache.translator_digest())
 
     def _summarize(self):
-        """The part of the translation that calls need, from the cache if it is there."""
+        """Returns the part of the translation that calls need, from the cache if it is there."""
 
         def make(path):
             kernels = {

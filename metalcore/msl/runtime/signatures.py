@@ -8,8 +8,8 @@ _SCALARS = {
 
 
 def of_call(buffers, lengths):
-    """The signature of a call with these buffers (each an (address, size), bytes or a list) and lengths of threadgroup
-    arguments, as csrc/backends/cuda/block.h makes it."""
+    """Returns the signature of a call with these buffers (each an (address, size), bytes or a list) and lengths of
+    threadgroup arguments, as csrc/backends/cuda/block.h makes it."""
     addresses, values = [], []
     for i, buffer in enumerate(buffers):
         if isinstance(buffer, tuple):
@@ -25,8 +25,8 @@ def _capacity(size):
 
 
 def probable(arguments):
-    """The signature that calls will probably have. The arguments are dicts of kernels.Argument: an argument that is
-    passed by reference and not written to is bound as bytes."""
+    """Returns the signature that calls will probably have. The arguments are dicts of kernels.Argument: an argument
+    that is passed by reference and not written to is bound as bytes."""
     parts = {"b": [], "t": [], "i": []}
     for argument in sorted(arguments, key=lambda argument: argument["index"]):
         index, type = argument["index"], argument["type"]

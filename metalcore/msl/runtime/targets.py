@@ -25,14 +25,15 @@ CHECKED_AT_ONCE = 64
 
 
 def default_device():
-    """The device on which a call without tensors runs, and for which programs are compiled before they are called."""
+    """Returns the device on which a call without tensors runs, and for which programs are compiled before they are
+    called."""
     if "cuda" in TARGETS and not torch.backends.mps.is_available() and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
     return torch.device("mps", 0)
 
 
 def target(program, device):
-    """The target for tensors of a device. Raises RuntimeError where nothing runs kernels there."""
+    """Returns the target for tensors of a device. Raises RuntimeError where nothing runs kernels there."""
     if device.type not in TARGETS:
         raise RuntimeError(f"kernels of compile_shader() cannot run on {device.type!r} tensors")
     return SimulatorTarget(program) if device.type == "mps" else CudaTarget(program, device)
@@ -81,7 +82,7 @@ class SimulatorTarget:
         _C.simulator_dispatch(library, kernel, buffers, lengths, threads, group)
 
     def _load(self, kernel, *, checking):
-        """The executor's number of a library that has the kernel."""
+        """Returns the executor's number of a library that has the kernel."""
         names = [kernel] if len(self._program.names) > COMPILED_AT_ONCE else None
         key = (names and kernel, checking)
         if key not in self._loaded:
@@ -89,7 +90,7 @@ class SimulatorTarget:
         return self._loaded[key]
 
     def _shared_object(self, names, *, checking):
-        """The path of the shared object with these kernels; None means all kernels."""
+        """Returns the path of the shared object with these kernels; None means all kernels."""
         from . import host
 
         compiler = " ".join([repr(host.find_compiler()), *host.arguments(checking=checking), host.cpu_identity()])
