@@ -14,6 +14,8 @@ SOURCES := $(shell find csrc kernels metalcore/msl metalcore/_device_*.py tools/
 # compile_shader uses the compiler that built the rest, which need not be called g++.
 RUN = CXX="$$(tools/compiler.sh)" $(PY)
 
+EXAMPLES := linalg custom_kernel llama generate resnet50 qwen_decode
+
 # The tests that subnormal numbers matter to most.
 FLUSHED = $(addprefix tests/linalg/,test_extreme_scale.py test_rank.py) tests/activation/test_activation.py \
 	$(addprefix tests/quant/,test_dequantize.py test_linear.py)
@@ -42,9 +44,11 @@ $(RUNS): $(VENV)run $(SOURCES)
 	@METALCORE_ISA=first-use tools/build.sh
 	@mkdir -p $(dir $@) && touch $@
 
+# Two run at once: each mostly waits for the compiler of its next family of kernels.
 demo: $(RUNS)
-	@for example in linalg custom_kernel llama generate resnet50 qwen_decode; do echo; echo "=== examples/$$example.py"; echo; \
-	  $(RUN) examples/$$example.py || exit 1; done
+	@echo "running examples: $(EXAMPLES)"
+	@echo $(EXAMPLES) | CXX="$$(tools/compiler.sh)" xargs -n 1 -P 2 sh -c 'said=$$($(PY) examples/$$0.py 2>&1); \
+	  status=$$?; printf "\n=== examples/%s.py\n\n%s\n" "$$0" "$$said"; exit $$status'
 
 lint: $(VENV)run $(VENV)test $(VENV)lint
 	@tools/lint.sh
