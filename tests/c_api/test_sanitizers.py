@@ -13,6 +13,8 @@ from test_programs import rewritten
 
 from metalcore.msl.runtime.host import find_compiler
 from tools.build import c_library
+from tools.build.places import C_LIBRARY
+from tools.build.tasks import Tasks
 
 pytestmark = pytest.mark.only_on("simulator")  # they need the kernels for CPUs
 
@@ -37,7 +39,8 @@ def sanitized(tmp_path_factory):
 
     with ThreadPoolExecutor(2) as pool:
         objects = list(pool.map(compiled_object, sources))
-    others = [path for path in (OBJECTS / "csrc").rglob("*.o") if "c_api" not in path.relative_to(OBJECTS).parts]
+    linked_by_setup = [part for part in Tasks().signature(f"lib/{C_LIBRARY}") if part.startswith(f"{OBJECTS}/")]
+    others = [part for part in linked_by_setup if not part.startswith(f"{OBJECTS}/csrc/c_api/")]
 
     def linked(name):
         main, program = folder / f"{name}.o", folder / name
