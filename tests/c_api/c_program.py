@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from tools.build.places import C_LIBRARY, WORK
+from tools.build.tasks import Tasks
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PACKAGE = ROOT / "metalcore"
 LIBRARY = PACKAGE / "lib"
-OBJECTS = ROOT / "build" / "metalcore" / "out" / "c_objects"  # those of the library
+OBJECTS = WORK / "out" / "c_objects"  # those of the library
 STATUS = (
     "OK",
     "INVALID_ARGUMENT",
@@ -26,6 +29,11 @@ STATUS = (
 )
 
 only_linux = pytest.mark.skipif(sys.platform != "linux", reason="libmetalcore is built for Linux")
+
+
+def built_objects():
+    """The objects that setup.py linked, by their paths. Others in the folder are of sources that are gone."""
+    return [part for part in Tasks().signature(f"lib/{C_LIBRARY}") if part.startswith(f"{OBJECTS}/")]
 
 
 def compiled(source, output, *flags, compiler=("cc", "-std=c99")):

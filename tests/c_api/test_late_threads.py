@@ -3,7 +3,7 @@
 import subprocess
 
 import pytest
-from c_program import HERE, OBJECTS, PACKAGE, ROOT
+from c_program import HERE, OBJECTS, PACKAGE, ROOT, built_objects
 
 from metalcore.msl.runtime.host import find_compiler
 
@@ -14,7 +14,7 @@ def test_no_allocations_by_late_threads(tmp_path):
     counter, program = tmp_path / "counter.o", tmp_path / "late_threads"
     subprocess.run(["cc", "-O1", "-c", str(HERE / "count_allocations.c"), "-o", str(counter)], check=True)
     folders = (f"-I{ROOT / 'csrc' / 'backends' / 'simulator'}", f"-I{PACKAGE / 'msl' / 'include'}")
-    parts = (HERE / "late_threads.cpp", counter, *(OBJECTS / "csrc").rglob("*.o"))
+    parts = (HERE / "late_threads.cpp", counter, *built_objects())
     command = [*find_compiler().command, "-std=c++20", "-O1", "-Wall", "-Werror", *folders, *map(str, parts)]
     subprocess.run([*command, "-o", str(program), "-ldl", "-pthread"], check=True)
     done = subprocess.run([str(program)], capture_output=True, text=True, timeout=120)

@@ -5,7 +5,7 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from c_program import HERE, LIBRARY, OBJECTS, PACKAGE, ROOT
+from c_program import HERE, LIBRARY, OBJECTS, PACKAGE, ROOT, built_objects
 from saved_programs import Block, Pair, Residual, Runs, compiled, replayed
 from test_errors import REFUSED, as_words
 from test_functions import add_all, check
@@ -13,8 +13,6 @@ from test_programs import rewritten
 
 from metalcore.msl.runtime.host import find_compiler
 from tools.build import c_library
-from tools.build.places import C_LIBRARY
-from tools.build.tasks import Tasks
 
 pytestmark = pytest.mark.only_on("simulator")  # they need the kernels for CPUs
 
@@ -39,8 +37,7 @@ def sanitized(tmp_path_factory):
 
     with ThreadPoolExecutor(2) as pool:
         objects = list(pool.map(compiled_object, sources))
-    linked_by_setup = [part for part in Tasks().signature(f"lib/{C_LIBRARY}") if part.startswith(f"{OBJECTS}/")]
-    others = [part for part in linked_by_setup if not part.startswith(f"{OBJECTS}/csrc/c_api/")]
+    others = [part for part in built_objects() if not part.startswith(f"{OBJECTS}/csrc/c_api/")]
 
     def linked(name):
         main, program = folder / f"{name}.o", folder / name
