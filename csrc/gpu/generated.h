@@ -1,4 +1,4 @@
-// Kernels that Python makes while a process runs (metalcore/msl/generated.py). Recordings name them as they name the
+// Kernels that Python makes while a process runs (metalcore/_core/generated_kernels.py). Recordings name them as they name the
 // built-in ones. A name is made of the source's digest, so it never means another kernel.
 #pragma once
 

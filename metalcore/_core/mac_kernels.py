@@ -22,7 +22,7 @@ import torch
 __all__ = [
     "KERNELS",
     "RELEASES",
-    "Kernel",
+    "MacKernel",
     "Release",
     "attention_kernel",
     "fault",
@@ -38,7 +38,7 @@ OLDEST = RELEASES[0]  # that metalcore supports; what it has is older still
 
 
 @dataclass(frozen=True)
-class Kernel:
+class MacKernel:
     """What PyTorch has for an operator on `mps`.
 
     Attributes:
@@ -58,44 +58,44 @@ _SVD_OF_2_14 = (
     ((2, 14), (2, 15), "it raises for batches of 8192 elements and more, and U may be wrong (pytorch#195937, #196112)"),
 )
 # By operators of aten. Those that are not here have no kernel: PyTorch computes them by MPSGraph or by other operators.
-KERNELS: dict[str, Kernel] = {
-    "relu": Kernel((2, 12), "relu_dense_vec4|relu_dense_castout|clamp_scalar_dense_ilp_"),
-    "silu": Kernel((2, 12), "silu_dense_"),
-    "silu_backward": Kernel((2, 12), "silu_backward_dense_"),
-    "gelu": Kernel((2, 13), "gelu_dense_"),
-    "gelu_backward": Kernel((2, 13), "gelu_backward_dense_"),
-    "_softmax": Kernel((2, 15), "softmax_row_float"),
-    "_log_softmax": Kernel((2, 15), "log_softmax_row_float"),
-    "native_layer_norm": Kernel(OLDEST, "layer_norm_single_row_"),
-    "native_group_norm": Kernel((2, 13), "group_norm_bfloat"),
-    "native_group_norm_backward": Kernel((2, 13), "group_norm_backward_x_"),
-    "_fused_rms_norm": Kernel(OLDEST, "rms_norm_looped_"),
-    "embedding": Kernel(OLDEST, "index_select_32bit"),
-    "embedding_dense_backward": Kernel((2, 13), "embedding_dense_backward_float"),
-    "_embedding_bag": Kernel(OLDEST, "embedding_bag_float"),
-    "_embedding_bag_forward_only": Kernel(OLDEST, "embedding_bag_float"),
-    "_embedding_bag_backward": Kernel(OLDEST, "embedding_bag_backward_float"),
+KERNELS: dict[str, MacKernel] = {
+    "relu": MacKernel((2, 12), "relu_dense_vec4|relu_dense_castout|clamp_scalar_dense_ilp_"),
+    "silu": MacKernel((2, 12), "silu_dense_"),
+    "silu_backward": MacKernel((2, 12), "silu_backward_dense_"),
+    "gelu": MacKernel((2, 13), "gelu_dense_"),
+    "gelu_backward": MacKernel((2, 13), "gelu_backward_dense_"),
+    "_softmax": MacKernel((2, 15), "softmax_row_float"),
+    "_log_softmax": MacKernel((2, 15), "log_softmax_row_float"),
+    "native_layer_norm": MacKernel(OLDEST, "layer_norm_single_row_"),
+    "native_group_norm": MacKernel((2, 13), "group_norm_bfloat"),
+    "native_group_norm_backward": MacKernel((2, 13), "group_norm_backward_x_"),
+    "_fused_rms_norm": MacKernel(OLDEST, "rms_norm_looped_"),
+    "embedding": MacKernel(OLDEST, "index_select_32bit"),
+    "embedding_dense_backward": MacKernel((2, 13), "embedding_dense_backward_float"),
+    "_embedding_bag": MacKernel(OLDEST, "embedding_bag_float"),
+    "_embedding_bag_forward_only": MacKernel(OLDEST, "embedding_bag_float"),
+    "_embedding_bag_backward": MacKernel(OLDEST, "embedding_bag_backward_float"),
     # The steps of optimizers with fused=True; the others are loops over operators.
-    "_fused_adamw": Kernel(OLDEST, "aten::_fused_adamw_"),
-    "_fused_sgd": Kernel(OLDEST, "aten::_fused_sgd_"),
+    "_fused_adamw": MacKernel(OLDEST, "aten::_fused_adamw_"),
+    "_fused_sgd": MacKernel(OLDEST, "aten::_fused_sgd_"),
     # Attention of few queries (attention_kernel says of which calls), and of many.
-    "scaled_dot_product_attention": Kernel(OLDEST, "sdpa_vector_2pass_1_float_"),
-    "scaled_dot_product_attention, many queries": Kernel((2, 13), "prefill_attention_float16_bq"),
-    "scaled_dot_product_attention, matrix units": Kernel((2, 14), "prefill_attention_mpp_a10_float16_bq"),
-    "linalg_solve_triangular": Kernel(OLDEST, "MPSMatrixSolveTriangular|triangular_solve_float"),
-    "linalg_cholesky_ex": Kernel(OLDEST, "applyTRSML"),
-    "linalg_lu_factor_ex": Kernel(OLDEST, "aten::linalg_lu_factor_ex.out"),
-    "linalg_lu_solve": Kernel((2, 14), "aten::linalg_lu_solve.out"),
-    "_linalg_solve_ex": Kernel(OLDEST, "aten::_linalg_solve_ex.result"),
-    "linalg_inv_ex": Kernel(OLDEST, "aten::linalg_inv_ex.inverse"),
-    "_linalg_det": Kernel(OLDEST, "aten::_linalg_det.result"),
-    "_linalg_slogdet": Kernel(OLDEST, "aten::_linalg_slogdet.sign"),
-    "linalg_householder_product": Kernel(OLDEST, "orgqr_float"),
-    "linalg_qr": Kernel((2, 12), "aten::linalg_qr.out", _WIDE_QR),
-    "geqrf": Kernel((2, 14), "geqrf_float"),
-    "linalg_lstsq": Kernel((2, 14), "aten::linalg_lstsq.out", _SVD_OF_2_14),
-    "_linalg_eigh": Kernel((2, 14), "eigh_jacobi_float"),
-    "_linalg_svd": Kernel((2, 14), "svd_jacobi_float", _SVD_OF_2_14),
+    "scaled_dot_product_attention": MacKernel(OLDEST, "sdpa_vector_2pass_1_float_"),
+    "scaled_dot_product_attention, many queries": MacKernel((2, 13), "prefill_attention_float16_bq"),
+    "scaled_dot_product_attention, matrix units": MacKernel((2, 14), "prefill_attention_mpp_a10_float16_bq"),
+    "linalg_solve_triangular": MacKernel(OLDEST, "MPSMatrixSolveTriangular|triangular_solve_float"),
+    "linalg_cholesky_ex": MacKernel(OLDEST, "applyTRSML"),
+    "linalg_lu_factor_ex": MacKernel(OLDEST, "aten::linalg_lu_factor_ex.out"),
+    "linalg_lu_solve": MacKernel((2, 14), "aten::linalg_lu_solve.out"),
+    "_linalg_solve_ex": MacKernel(OLDEST, "aten::_linalg_solve_ex.result"),
+    "linalg_inv_ex": MacKernel(OLDEST, "aten::linalg_inv_ex.inverse"),
+    "_linalg_det": MacKernel(OLDEST, "aten::_linalg_det.result"),
+    "_linalg_slogdet": MacKernel(OLDEST, "aten::_linalg_slogdet.sign"),
+    "linalg_householder_product": MacKernel(OLDEST, "orgqr_float"),
+    "linalg_qr": MacKernel((2, 12), "aten::linalg_qr.out", _WIDE_QR),
+    "geqrf": MacKernel((2, 14), "geqrf_float"),
+    "linalg_lstsq": MacKernel((2, 14), "aten::linalg_lstsq.out", _SVD_OF_2_14),
+    "_linalg_eigh": MacKernel((2, 14), "eigh_jacobi_float"),
+    "_linalg_svd": MacKernel((2, 14), "svd_jacobi_float", _SVD_OF_2_14),
 }
 
 # Operators that a plan may call (csrc/gpu/tunable.h) and that have no kernel yet.

@@ -16,7 +16,7 @@ from torch._C._functorch import unwrap_if_dead as _unwrap_if_dead  # a tensor th
 from torch.compiler import is_dynamo_compiling
 
 from .. import _C
-from . import generated, refused
+from . import generated_kernels, refused
 from .routing import DEVICES
 
 __all__ = [
@@ -52,7 +52,9 @@ if "cuda" in DEVICES:
     def _compile_for_cuda(capability, requests):
         from ..msl.nvidia import cuda  # not before a kernel is needed
 
-        programs = [(generated.cuda_number(kernel) or number, kernel, layout) for number, kernel, layout in requests]
+        programs = [
+            (generated_kernels.cuda_number(kernel) or number, kernel, layout) for number, kernel, layout in requests
+        ]
         return cuda.compile_kernels(capability, programs)
 
     _C.cuda_set_compiler(_compile_for_cuda)

@@ -12,7 +12,7 @@ from .._core.routing import accelerated
 __all__ = ["topk"]
 
 _MOST = 65536  # TOP_K_LONG_MOST of kernels/sampling/top_k.h
-_COUNTED = 2**24  # up to here float32 counts
+_EXACT_IN_FLOAT32 = 2**24  # up to here float32 counts
 
 
 def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> torch.return_types.topk:
@@ -45,7 +45,7 @@ def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: boo
     if not (usual and accelerated(input) and input.dim() and -input.dim() <= dim < input.dim()):
         return torch.topk(input, k, dim, largest, sorted)
     length = input.shape[dim]
-    if not 0 <= k <= min(length, _MOST) or length > _COUNTED or input.numel() == 0:
+    if not 0 <= k <= min(length, _MOST) or length > _EXACT_IN_FLOAT32 or input.numel() == 0:
         return torch.topk(input, k, dim, largest, sorted)
     last = dim in (-1, input.dim() - 1)
     if last and input.dim() == 2:

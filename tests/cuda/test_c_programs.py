@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import metalcore
-from metalcore._core import generated
+from metalcore._core import generated_kernels
 from metalcore.msl.language.cuda_source import cuda_source
 from metalcore.programs.files import container
 
@@ -44,7 +44,7 @@ def for_cuda(path, source):
         metadata = {name: text for name, text in file.metadata.items() if name != "digest"}
     recording = json.loads(metadata["recordings"])["mps"]
     for name, described in recording["generated"].items():
-        described["cuda"] = generated.translated(name)
+        described["cuda"] = generated_kernels.translated(name)
     container.write(path, tensors, {**metadata, "recordings": json.dumps({"cuda": recording})})
     return recording
 

@@ -16,7 +16,7 @@ def compiles_for_cuda():
         yield
         return
 
-    class Program(program.Program):
+    class ShaderProgram(program.ShaderProgram):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             requests = [(name, signatures.probable(self.arguments(name))) for name in self.names]
@@ -24,5 +24,5 @@ def compiles_for_cuda():
             compiler.compile(text, 90, msl=self.source)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("metalcore.msl.runtime.library.Program", Program)
+        patch.setattr("metalcore.msl.runtime.library.ShaderProgram", ShaderProgram)
         yield

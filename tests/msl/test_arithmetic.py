@@ -7,7 +7,7 @@ import pytest
 from metalcore.msl.errors import MSLError
 from metalcore.msl.language.arithmetic import ArithmeticFailure, evaluate
 from metalcore.msl.language.kernels import find_kernels
-from metalcore.msl.language.parse import Program
+from metalcore.msl.language.parse import ParsedProgram
 from metalcore.msl.language.preprocess import preprocess
 
 
@@ -69,7 +69,7 @@ def test_names_in_attributes():
     assert evaluate(["kA", "*", "2", "+", "true"], {"kA": 20}.get).value == 41
     with pytest.raises(ArithmeticFailure, match="'kB' is no integer constant"):
         evaluate(["kB"], {}.get)
-    program = Program(
+    program = ParsedProgram(
         preprocess("""
         constant int kSeven = -7;
         kernel void k(device int* a [[buffer(kSeven % 3 + 0b11)]], device int* b [[buffer((kSeven / 2) + 1'0)]]) {}
@@ -78,5 +78,5 @@ def test_names_in_attributes():
     assert [argument.index for argument in find_kernels(program)[0].arguments] == [2, 7]
     begin = time.perf_counter()
     with pytest.raises(MSLError, match="the index of argument 'a' is no integer constant"):
-        find_kernels(Program(preprocess("kernel void k(device int* a [[buffer(1 << 100000000000)]]) {}")[0]))
+        find_kernels(ParsedProgram(preprocess("kernel void k(device int* a [[buffer(1 << 100000000000)]]) {}")[0]))
     assert time.perf_counter() - begin < 1

@@ -15,7 +15,7 @@ from metalcore.msl.errors import MSLError
 from metalcore.msl.nvidia import cuda, nvjitlink, nvrtc
 from metalcore.msl.runtime import signatures
 from metalcore.msl.runtime.library import ShaderLibrary
-from metalcore.msl.runtime.program import Program
+from metalcore.msl.runtime.program import ShaderProgram
 from metalcore.msl.runtime.targets import CudaTarget
 
 pytestmark = pytest.mark.only_on("simulator", "cuda")  # Linux, where NVRTC is
@@ -48,7 +48,7 @@ def compilations(monkeypatch):
 
 def family(name):
     path = KERNELS / f"{name}.metal"
-    return Program(path.read_text(encoding="utf-8"), [str(path.parent), str(KERNELS)], {})
+    return ShaderProgram(path.read_text(encoding="utf-8"), [str(path.parent), str(KERNELS)], {})
 
 
 def compiled(program, kernels, capability):
@@ -104,7 +104,7 @@ def test_one_that_is_not_there():
 
 
 def program(source=FILL):
-    return Program(source, [], {})
+    return ShaderProgram(source, [], {})
 
 
 def compiled_for(source, capability=90):
@@ -141,7 +141,7 @@ def test_promised_alignment_compiles_anew_without_tests_of_addresses():
     }"""
     found = []
     for aligned in (False, True):
-        target = CudaTarget(Program(source, [], {}, aligned), torch.device("cuda", 0))
+        target = CudaTarget(ShaderProgram(source, [], {}, aligned), torch.device("cuda", 0))
         found.append((target._number, cuda.compile_kernels(90, [(target._number, "wide", "b0,b1")])[0][0]))
     assert found[0][0] != found[1][0] and len(found[0][1]) > len(found[1][1])
 
@@ -153,7 +153,7 @@ def test_promised_alignment_moves_structs_of_bytes_whole():
       *(threadgroup Moved*)(c + 16 * i) = *(device const Moved*)(a + 16 * i);
       b[i] = c[511 - i];
     }"""
-    program = Program(source, [], {}, True)
+    program = ShaderProgram(source, [], {}, True)
     text, _ = program.translation.cuda_source([("move", signatures.probable(program.arguments("move")))])
     loads = []
     for flags in ((), ("-DMSL_ALIGNED=1",)):

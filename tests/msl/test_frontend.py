@@ -4,7 +4,7 @@ import pytest
 
 from metalcore.msl.errors import MSLError
 from metalcore.msl.language.kernels import find_kernels
-from metalcore.msl.language.parse import Program
+from metalcore.msl.language.parse import ParsedProgram
 from metalcore.msl.language.preprocess import preprocess
 from metalcore.msl.language.rewrite import refuse_unsupported
 
@@ -14,7 +14,7 @@ def words(source, **options):
 
 
 def kernels_of(source):
-    return {kernel.name: kernel for kernel in find_kernels(Program(preprocess(source)[0]))}
+    return {kernel.name: kernel for kernel in find_kernels(ParsedProgram(preprocess(source)[0]))}
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_includes_are_searched_in_order_and_recorded(tmp_path):
 )
 def test_errors_carry_the_line(source, message):
     with pytest.raises(MSLError, match=message):
-        Program(preprocess(source)[0])
+        ParsedProgram(preprocess(source)[0])
 
 
 def test_kernels_and_their_arguments():
@@ -202,7 +202,7 @@ def test_what_is_not_supported_is_named_with_its_line(source, message):
 
 
 def kernels_of_supported(source):
-    program = Program(preprocess(source)[0])
+    program = ParsedProgram(preprocess(source)[0])
     refuse_unsupported(program)
     return find_kernels(program)
 
@@ -213,7 +213,7 @@ def test_a_long_source_keeps_its_lines():
         "if (i < 4) {{ x[i] = x[i] > 0 ? 1.0 : 2.0; }} }}\n"
     )
     source = "".join(line.format(i=i) for i in range(2_000))
-    program = Program(preprocess(source)[0])
+    program = ParsedProgram(preprocess(source)[0])
     assert len(program.declarations) == 2_000 and program.tokens[-1].line == 2_000
 
 

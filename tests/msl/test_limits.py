@@ -6,7 +6,7 @@ import time
 import pytest
 
 from metalcore.msl.errors import MSLError
-from metalcore.msl.language.parse import Program
+from metalcore.msl.language.parse import ParsedProgram
 from metalcore.msl.language.preprocess import preprocess
 from metalcore.msl.language.translate import translate
 
@@ -95,7 +95,7 @@ def test_what_python_cannot_nest_is_an_error_of_the_program(opening, closing):
 
 def test_comparisons_in_a_row():
     comparisons = " && ".join(["a < b"] * 100)
-    Program(preprocess(f"bool f(int a, int b) {{ bool c = {comparisons}; return c; }}")[0])
+    ParsedProgram(preprocess(f"bool f(int a, int b) {{ bool c = {comparisons}; return c; }}")[0])
 
 
 def test_a_long_chain_of_conditionals_takes_linear_time():

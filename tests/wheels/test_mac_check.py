@@ -47,10 +47,10 @@ def test_wrong_facts_about_pytorch_are_found(tmp_path):
     there = [kernel.evidence.split("|")[0] for kernel in facts.KERNELS.values() if kernel.since <= (2, 13)]
     torch = release("2.13.0", there)
     assert "in 1 releases" in kernels.check(torch)
-    early = {"silu": facts.Kernel((2, 14), "silu_dense_")}
+    early = {"silu": facts.MacKernel((2, 14), "silu_dense_")}
     with pytest.raises(CheckFailed, match="torch 2.13.0 has silu_dense_: silu is said to have a kernel since 2.14"):
         kernels.check(torch, early)
-    late = {"geqrf": facts.Kernel((2, 13), "geqrf_float"), "lu": facts.Kernel((2, 10), "aten::lu.out")}
+    late = {"geqrf": facts.MacKernel((2, 13), "geqrf_float"), "lu": facts.MacKernel((2, 10), "aten::lu.out")}
     with pytest.raises(CheckFailed, match="has not geqrf_float(?s:.*)has not aten::lu.out"):
         kernels.check(torch, late)
     with pytest.raises(CheckFailed, match="torch 2.15.0 does not say that it needs macOS 15"):

@@ -38,7 +38,7 @@ std::string content(const fs::path& path) {
 }
 
 constexpr const char* kBuiltinFlag = "-DMSL_CONVERGENT=1";  // that of metalcore/msl/nvidia/cuda.py
-constexpr const char* kGeneratedFlag = "--fmad=false";      // that of metalcore/_core/generated.py
+constexpr const char* kGeneratedFlag = "--fmad=false";      // that of metalcore/_core/generated_kernels.py
 
 std::string cubin(const std::string& text, int arch, const char* flag) {
   return nvrtc().compile(text, arch, {headers().string(), (headers() / "cuda").string()}, flag);

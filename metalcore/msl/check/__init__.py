@@ -12,7 +12,7 @@ import re
 from ..errors import TOO_DEEP, MSLError
 from ..language.address_spaces import find_address_spaces
 from ..language.attributes import refuse_unknown_attributes
-from ..language.parse import Program
+from ..language.parse import ParsedProgram
 from ..language.preprocess import preprocess
 from ..language.rewrite import refuse_unsupported
 from ..language.threadgroup import find_threadgroup_variables
@@ -60,7 +60,7 @@ def check(source, *, filename="program_source", include_dirs=(), defines=(), str
     defines = [f"__METAL_VERSION__ {version(std)}", *defines]
     try:
         tokens, _ = preprocess(source, include_dirs=include_dirs, filename=filename, defines=defines)
-        program = Program(tokens)
+        program = ParsedProgram(tokens)
         refuse_unsupported(program)
         refuse_unknown_attributes(program)
         variables = find_threadgroup_variables(program, find_address_spaces(program))

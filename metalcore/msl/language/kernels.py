@@ -67,7 +67,7 @@ class Argument:
 
 
 @dataclass
-class Kernel:
+class KernelDeclaration:
     name: str  # host name
     named_at: object  # the declaration or explicit instantiation that names it
     name_end: int  # index after its name and template arguments in that declaration
@@ -138,7 +138,7 @@ def _is_specialization(program, declaration):
 
 def _plain_kernel(program, declaration):
     name = _host_name(declaration) or declaration.qualified_name
-    return Kernel(
+    return KernelDeclaration(
         name,
         declaration,
         declaration.parameters[0],
@@ -161,7 +161,7 @@ def _instantiated_kernel(program, instantiation, templates):
         count = len(program.split_parameters(*instantiation.parameters))
         candidates = [c for c in candidates if len(program.split_parameters(*c.parameters)) == count] or candidates
     declaration = next((c for c in candidates if c.body is not None), candidates[0])
-    return Kernel(
+    return KernelDeclaration(
         _host_name(instantiation),
         instantiation,
         instantiation.name_end,

@@ -43,7 +43,7 @@ class Declaration:
         return bool(self.templates)
 
 
-class Program(Syntax):
+class ParsedProgram(Syntax):
     """The tokens of a program with its brackets paired and its declarations found."""
 
     def __init__(self, tokens):

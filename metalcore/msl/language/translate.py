@@ -19,7 +19,7 @@ from .function_constants import substitute_function_constants
 from .kernels import find_kernels
 from .names import rename_like_ours
 from .overloads import Overloads
-from .parse import Program
+from .parse import ParsedProgram
 from .preprocess import preprocess
 from .rewrite import (
     erase,
@@ -89,7 +89,7 @@ def translate(source, *, include_dirs=(), filename="program_source", defines=(),
 
 def _translate(source, include_dirs, filename, defines, constants):
     tokens, included = preprocess(source, include_dirs=include_dirs, filename=filename, defines=defines)
-    program = Program(tokens)
+    program = ParsedProgram(tokens)
     refuse_unsupported(program)
     spaces = find_address_spaces(program)
     refuse_breaches(program)

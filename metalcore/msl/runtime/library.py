@@ -11,7 +11,7 @@ from ..errors import MSLError
 from ..language.inline_headers import inline_headers
 from .arguments import checked_constants
 from .kernel import Kernel
-from .program import Program
+from .program import ShaderProgram
 from .targets import TARGETS, default_device, target
 
 
@@ -83,7 +83,7 @@ def compile_shader(
             )
         return torch.mps.compile_shader(inline_headers(source, "program_source", directories))
     constants = checked_constants({} if constants is None else constants)
-    return ShaderLibrary(Program(source, directories, constants, aligned))
+    return ShaderLibrary(ShaderProgram(source, directories, constants, aligned))
 
 
 class ShaderLibrary:

@@ -7,7 +7,7 @@ from pathlib import Path
 from .. import cache
 
 
-class Program:
+class ShaderProgram:
     """A program and the options of its translation.
 
     Attributes:

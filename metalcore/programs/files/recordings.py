@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ..._core import generated
+from ..._core import generated_kernels
 from ..._core.arena import ALIGNMENT
 from ...replay import Capture, CaptureError
 from ..ir import mutated_storages, storage_of, value
@@ -119,7 +119,7 @@ def prepare(program: Program, path: str | os.PathLike, folder: str | os.PathLike
         for kind, checking in (("normal", False), ("checking", True)):
             target = Path(folder) / kind / f"{name}.so"
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(generated.shared_object(name, None, checking, False), target)
+            shutil.copyfile(generated_kernels.shared_object(name, None, checking, False), target)
     return wanted
 
 
@@ -165,8 +165,8 @@ class _Recorded:
             "outputs": self._outputs,
             "constants": [described for _, described in self._constants.values()],
             "scratch": self._scratch,
-            "kernels": {name: _digest(name) for name in kernels if not generated.is_known(name)},
-            "generated": {name: self._generated(name) for name in kernels if generated.is_known(name)},
+            "kernels": {name: _digest(name) for name in kernels if not generated_kernels.is_known(name)},
+            "generated": {name: self._generated(name) for name in kernels if generated_kernels.is_known(name)},
             "dispatches": [self._dispatch(dispatch) for dispatch in dispatches],
         }
 
@@ -190,9 +190,9 @@ class _Recorded:
         return "constant", self._constants[key][0]
 
     def _generated(self, name):
-        found: dict[str, Any] = {"msl": generated.source(name)}
+        found: dict[str, Any] = {"msl": generated_kernels.source(name)}
         if self._is_cuda:
-            found["cuda"] = generated.translated(name)
+            found["cuda"] = generated_kernels.translated(name)
         return found
 
     def _dispatch(self, dispatch):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from ..._core.generated import source as msl_of
+from ..._core.generated_kernels import source as msl_of
 from ..ir import mutated_storages, storage_of, tensors_of, value
 from ..source import Source, program_device
 from . import container

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
-from ..._core import generated
+from ..._core import generated_kernels
 from .nodes import fake, result_dtype
 from .numbers import Unsupported
 from .parts import Elementwise, Memory, memory_of, parts_of, place_of
@@ -122,7 +122,7 @@ class Generated:
 
     def sources(self, *tensors: Tensor) -> list[str]:
         """Returns the MSL of the kernels that a call of these tensors runs."""
-        return [generated.source(kernel) for kernel in self.kernels(*tensors)]
+        return [generated_kernels.source(kernel) for kernel in self.kernels(*tensors)]
 
     def kernels(self, *tensors: Tensor) -> list[str]:
         """Returns the names of the kernels that a call of these tensors runs. Meta tensors begin at an address of 16

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 
 from torch.fx import Node
 
-from ..._core.generated import MARK
+from ..._core.generated_kernels import MARK
 from .functions import used
 from .layout import Layout, Tile
 from .lowering import SIXTEEN_BITS, At, Lowering

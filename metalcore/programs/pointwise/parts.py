@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from ..._core import generated
+from ..._core import generated_kernels
 from ..._core.operators import ops
 from .accumulators import accumulator, reduced_dimensions, results_of
 from .blocks import blocked
@@ -141,14 +141,14 @@ class Elementwise(Part):
         if self._operands is None:
             text = indexed(self._nodes, self.inputs, outs, made=self._made, keep_float32=self._keep_float32)
             count = math.prod(self._shape)
-            kernel, why = generated.add("indexed", text), f"{count} elements, one a thread; {counts}"
+            kernel, why = generated_kernels.add("indexed", text), f"{count} elements, one a thread; {counts}"
             return [Launch(kernel, [count], False, *of_elements(count), "pointwise", "indexed", why)]
         tensors = [*outs, *ins]
         found = blocked(layout(self._shape, tensors), tensors, len(outs))
         text = elementwise(
             self._nodes, self.inputs, self._operands, found, made=self._made, keep_float32=self._keep_float32
         )
-        kernel = generated.add("pointwise", text)
+        kernel = generated_kernels.add("pointwise", text)
         variant = "tiles" if found.tile else "vector" if found.vector > 1 else "strided"
         sizes = "×".join(map(str, reversed(found.sizes)))
         rows = f" in {found.rows} rows" if found.rows > 1 else ""
@@ -181,14 +181,14 @@ class Reduction(Part):
         name = self._node.target.overloadpacket.__name__
         state = accumulator(self._node)
         found = walk(self._shape, self._dims, ins, results, is_ordered=state.is_ordered)
-        kernel = generated.add(name, reduction(self._node, self.inputs, found, keep_float32=self._keep_float32))
+        kernel = generated_kernels.add(name, reduction(self._node, self.inputs, found, keep_float32=self._keep_float32))
         variant = "rows" if found.threads > 1 else "columns"
         count = found.numbers[0]
         why = f"{found.results} results of {count} elements, {found.threads} threads each, {found.chunks} chunks"
         launches = [Launch(kernel, found.numbers, False, found.grid, found.threadgroup, name, variant, why)]
         if found.chunks > 1:
             count, _, *rest = found.numbers
-            merge = generated.add(f"{name}_chunks", merging(self._node, found))
+            merge = generated_kernels.add(f"{name}_chunks", merging(self._node, found))
             alone = found._replace(threads=1)
             grid = (found.results, 1, 1), alone.threadgroup
             launches.append(Launch(merge, [count, found.chunks, *rest], False, *grid, name, variant, why))
@@ -229,7 +229,7 @@ class Scan(Whole):
         text = scan(self._node, self.inputs, strides, keep_float32=self._keep_float32)
         grid, group = launch_of(self._node)
         why = f"{grid[0] // group[0]} rows, {group[0]} threads each"
-        return [Launch(generated.add(name, text), [0], False, grid, group, name, "rows", why)]
+        return [Launch(generated_kernels.add(name, text), [0], False, grid, group, name, "rows", why)]
 
 
 class Writing(Whole):
@@ -250,7 +250,7 @@ class Writing(Whole):
     def _make(self, strides, _):
         name, count = self._node.target.overloadpacket.__name__, math.prod(written(self._node).shape)
         text = writing(self._node, self.inputs, strides, keep_float32=self._keep_float32)
-        kernel, why = generated.add(name, text), f"{count} elements, one a thread"
+        kernel, why = generated_kernels.add(name, text), f"{count} elements, one a thread"
         return [Launch(kernel, [count], False, *of_elements(count), name, "indexed", why)]
 
 

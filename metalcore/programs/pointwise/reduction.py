@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch.fx import Node
 
-from ..._core.generated import MARK
+from ..._core.generated_kernels import MARK
 from . import stages
 from .accumulators import Accumulator, accumulator, results_of
 from .functions import used

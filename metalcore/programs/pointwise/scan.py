@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.fx import Node
 
-from ..._core.generated import MARK
+from ..._core.generated_kernels import MARK
 from .functions import used
 from .lowering import Lowering
 from .nodes import arguments_of, fake, name_of, result_dtype

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from torch.fx import Node
 
-from ..._core.generated import MARK
+from ..._core.generated_kernels import MARK
 from .functions import used
 from .layout import Layout
 from .lowering import Lowering

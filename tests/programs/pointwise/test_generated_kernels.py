@@ -218,9 +218,9 @@ def test_kernels_that_read_other_elements_compile_for_cuda():
 
 
 def compile_for_cuda(source):
-    from metalcore.msl.runtime.program import Program
+    from metalcore.msl.runtime.program import ShaderProgram
 
-    program = Program(source, [], {})
+    program = ShaderProgram(source, [], {})
     (name,) = program.names
     text, _ = program.translation.cuda_source([(name, signatures.probable(program.arguments(name)))])
     assert nvrtc.find().compile(text, 90, flags=(*nvrtc.FLAGS, "--fmad=false"), msl=source)[:4] == b"\x7fELF"

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from traced import built, distances, placed, results
 
-from metalcore._core import generated
+from metalcore._core import generated_kernels
 from metalcore._core.recording import record
 from metalcore.programs.pointwise import blocks
 from metalcore.programs.pointwise.stages import Rounding, Stored, can_be_staged, staged
@@ -102,7 +102,7 @@ def test_sums_and_products_have_the_bits_of_float32_rounded(device, dtype):
 def test_kernels_convert_nothing_for_sums_and_products(device, dtype, type_):
     x, a = (torch.randn(shape, dtype=dtype, device=device) for shape in ((16, 64), (64,)))
     _, recording = record(built(lambda x, a: (x * a + 1.5) * x - a, x, a), x, a)
-    text = generated.source(recording.kernels[0])
+    text = generated_kernels.source(recording.kernels[0])
     assert f" * as_type<vec<{type_}, 4>>" in text and "float(as_type" not in text
 
 

@@ -77,9 +77,9 @@ def _cuda_number(kernel):
 
 @functools.cache
 def _program(kernel):
-    from ..msl.runtime.program import Program
+    from ..msl.runtime.program import ShaderProgram
 
-    return Program(_sources[kernel], [], {})
+    return ShaderProgram(_sources[kernel], [], {})
 
 
 def shared_object(kernel: str, family: str | None, checking: bool, flushing: bool) -> str:
