@@ -182,9 +182,12 @@ NormBackwardPlan plan_held(const NormShape& shape, const Tensor& on) {
   return {rows, kHeld, 1, rows.grid.x};
 }
 
-BackwardPlan plan_backward(const NormShape& shape, const Tensor& on, bool added) {
-  NormBackwardPlan plan = plan_norm_backward(shape, on, added);
-  if (std::strcmp(plan.rows.variant, "looped") != 0 || norm_tuning(on).few_registers) return {plan, {plan.rows, 0}};
+// Rows that one threadgroup would walk twice, as `plan` has them.
+BackwardPlan plan_long(NormBackwardPlan plan, const NormShape& shape, const Tensor& on, bool aligned) {
+  if (better_held(shape, on, aligned)) {
+    const NormBackwardPlan held = plan_held(shape, on);
+    return {held, {held.rows, 0}};
+  }
   const SplitPlan split = plan_split(shape, on, kLeastChunk);
   plan.chunks = split.rows.grid.y;
   return {plan, split};
@@ -213,18 +216,15 @@ std::tuple<Tensor, Tensor> differentiate(const Tensor& grad, const Tensor& input
     if (weight_wanted) torch::stable::zero_(gw);
     return {gx, gw};
   }
-  BackwardPlan plan = plan_backward(shape, input, sum_grad.has_value());
-  bool shared = plan.rows.chunk_rows > 0;
+  const NormBackwardPlan usual = plan_norm_backward(shape, input, sum_grad.has_value());
+  const bool is_long = std::strcmp(usual.rows.variant, "looped") == 0 && !norm_tuning(input).few_registers;
   const auto rows_in = [&](const Tensor& tensor) {
-    return shared ? flat_rows_of(tensor, shape.length) : plan.parts.rows_of(tensor, shape.length);
+    return is_long ? flat_rows_of(tensor, shape.length) : usual.rows_of(tensor, shape.length);
   };
   const NestedRows x = rows_in(input), g = rows_in(grad), added = sum_grad ? rows_in(*sum_grad) : g;
   const bool aligned = all_aligned16({&x, &g, &added}, {&weight}, shape.length);
-  if (shared && better_held(shape, input, aligned)) {
-    const NormBackwardPlan held = plan_held(shape, input);
-    plan = {held, {held.rows, 0}};
-    shared = false;
-  }
+  const BackwardPlan plan = is_long ? plan_long(usual, shape, input, aligned) : BackwardPlan{usual, {usual.rows, 0}};
+  const bool shared = plan.rows.chunk_rows > 0;
   const RowPlan& rows = plan.rows.rows;
   gpu::note_plan(op, rows.variant, [&] {
     return plan.rows.chunk_rows ? why_split(rows, shape.length)
