@@ -2,7 +2,7 @@
 
 Nothing in a file is believed: each count, length and offset is compared with the bytes that are left, so no more is
 read than the file has, and time and memory grow with the file's size only.
-Source of the format: github.com/ggml-org/ggml, docs/gguf.md.
+Source of the format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations

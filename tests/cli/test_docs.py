@@ -53,6 +53,23 @@ def run(command, folder):
     return found.stdout
 
 
+def test_paths_in_comments_and_pages_exist():
+    """A path of ours begins with a folder of the checkout or of kernels/, and may leave out the folders before it."""
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    known = {name[start:] for name in files for start in (0, *(found.end() for found in re.finditer("/", name)))}
+    folders = {name.removeprefix("kernels/").split("/")[0] for name in files if "/" in name}
+    path = re.compile(r"(?<![\w./<>{*-])(?:[\w-]+/)+[\w.-]+\.(?:cpp|h|mm|metal|py|md|sh)\b")
+    wrong = [
+        f"{name}: {mention}"
+        for name in files
+        if name.startswith(("csrc/", "docs/", "kernels/", "metalcore/"))
+        and re.search(r"\.(cpp|h|mm|metal|py|md)$", name)
+        for mention in path.findall((ROOT / name).read_text())
+        if mention.split("/")[0] in folders and mention not in known
+    ]
+    assert not wrong
+
+
 def execute(code):
     exec(compile(code, "block", "exec"), {"__name__": "__main__"})
 
