@@ -1,7 +1,7 @@
 // lstsq(A, B) -> (X, residuals): least squares of float32 matrices of full rank with m >= n.
 #include "../../../kernels/linalg/lstsq.h"
 #include "../../gpu/limits.h"
-#include "../call_torch.h"
+#include "../common/call_torch.h"
 #include "matrices.h"
 #include "qr.h"
 #include "qr_plan.h"
