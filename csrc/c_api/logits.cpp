@@ -1,9 +1,8 @@
 // Selection from rows of logits, and sampling, for C.
+#include "../ops/sampling/sampling.h"
 #include "call.h"
 
 #include "../../kernels/sampling/top_k.h"
-#include "../ops/sampling/sample.h"
-#include "../ops/sampling/top_k.h"
 
 #include <cmath>
 

@@ -1,12 +1,11 @@
 // geqrf(A) -> (a, tau), householder_product(A, tau) -> Q and ormqr(A, tau, C, left, transpose) -> Q C: QR's
 // reflectors as LAPACK packs them, in float32 matrices of any strides. Results are row-major.
+#include "qr.h"
 #include "../../../kernels/linalg/qr.h"
 #include "../../../kernels/linalg/reflectors.h"
 #include "cpu_route.h"
 #include "matrices.h"
-#include "qr_blocked.h"
 #include "qr_plan.h"
-#include "qr_small.h"
 
 #include <algorithm>
 #include <string>

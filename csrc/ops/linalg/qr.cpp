@@ -4,9 +4,7 @@
 #include "../../../kernels/linalg/qr.h"
 #include "cpu_route.h"
 #include "matrices.h"
-#include "qr_blocked.h"
 #include "qr_plan.h"
-#include "qr_small.h"
 #include "scale.h"
 
 #include <algorithm>

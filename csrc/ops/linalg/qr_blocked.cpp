@@ -1,5 +1,5 @@
-#include "qr_blocked.h"
 
+#include "qr.h"
 #include "../../../kernels/linalg/qr.h"
 #include "../../../kernels/linalg/reflectors.h"
 

@@ -1,5 +1,5 @@
-#include "qr_small.h"
 
+#include "qr.h"
 #include "../../gpu/cost.h"
 
 #include <algorithm>

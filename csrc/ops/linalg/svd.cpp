@@ -8,7 +8,6 @@
 #include "jacobi_plan.h"
 #include "matrices.h"
 #include "qr.h"
-#include "qr_blocked.h"
 #include "scale.h"
 
 #include <algorithm>

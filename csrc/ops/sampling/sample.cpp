@@ -1,9 +1,8 @@
 // sample(x, uniform, …) draws a class for each row of logits (rows, classes).
-#include "sample.h"
 
+#include "sampling.h"
 #include "../../../kernels/sampling/sample.h"
 #include "../common/rows.h"
-#include "threads.h"
 
 #include <algorithm>
 #include <string>

@@ -1,10 +1,9 @@
 // topk(x, k, largest): values and indices of rows. renorm(x, limits, kind): what is kept of rows of logits or of
 // probabilities.
-#include "top_k.h"
 
+#include "sampling.h"
 #include "../../../kernels/sampling/top_k.h"
 #include "../common/rows.h"
-#include "threads.h"
 
 #include <bit>
 #include <string>
