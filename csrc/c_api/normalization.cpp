@@ -1,7 +1,7 @@
 // rms_norm and add_rms_norm for C.
 #include "call.h"
 
-#include "../ops/normalization/rms_norm.h"
+#include "../ops/normalization/norms.h"
 
 #include <cmath>
 #include <optional>

@@ -1,7 +1,6 @@
 // Norms in the place of PyTorch's kernels. These have one float32 mean and scale of each row or group, as ours have.
 #include "../common/replacement.h"
 #include "norms.h"
-#include "rms_norm.h"
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 

@@ -1,5 +1,5 @@
 // rms_norm and add_rms_norm, over the last dimensions.
-#include "rms_norm.h"
+#include "norms.h"
 
 #include "../../../kernels/normalization/rms_norm.h"
 #include "column_sums.h"
