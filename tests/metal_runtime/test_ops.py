@@ -11,24 +11,21 @@ FOLDERS = (
 )
 
 
-def groups():
-    """A few files each, because a process needs seconds to start."""
-    for folder in FOLDERS:
-        files = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests" / folder).glob("test_*.py"))]
-        for first in range(0, len(files), 8):
-            yield pytest.param(files[first : first + 8], id=f"{folder}-{first // 8 + 1}")
-
-
+FILES = sorted(
+    str(path.relative_to(ROOT)) for folder in FOLDERS for path in (ROOT / "tests" / folder).glob("test_*.py")
+)
+# A process needs seconds to start, and two processes of pytest-xdist have their share.
+GROUPS = 8
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "use_runtime")
 
 
-@pytest.mark.parametrize("files", [*groups()])
-def test_of_ops(extension, files):
-    run(extension, *PYTEST, "-p", "few_cases", *files)
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_of_ops(extension, group):
+    run(extension, *PYTEST, *FILES[group::GROUPS], METALCORE_TEST_EVERY="16")
 
 
 def test_smoke_in_checking_mode(extension):
-    run(extension, *PYTEST, "tests/smoke", METALCORE_CHECK="1")
+    run(extension, *PYTEST, "tests/smoke", METALCORE_CHECK="1", METALCORE_TEST_EVERY="4")
 
 
 def test_selftest_runs_kernels_of_every_family(extension):

@@ -5,6 +5,7 @@ import collections
 import ctypes
 import importlib.machinery
 import importlib.util
+import inspect
 import os
 import sys
 
@@ -102,15 +103,18 @@ def pytest_sessionstart(session):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Keeps every fourth set of a test's parameters. All run on the simulator's backend, whose numbers they are;
-    what is special here is how dispatches are encoded, which hardly depends on them."""
+    """Keeps tests that use the device, and one of $METALCORE_TEST_EVERY sets of each one's parameters. All run on the
+    simulator's backend, whose numbers they are; what is special here is how dispatches are encoded, which hardly
+    depends on them."""
+    every = int(os.environ["METALCORE_TEST_EVERY"])
     seen = collections.Counter()
-    kept, left = [], []
+    kept, left_out = [], []
     for item in items:
         test = item.path, getattr(item, "originalname", item.name)
-        (left if seen[test] % 4 else kept).append(item)
+        used = "device" in item.fixturenames or '"mps"' in inspect.getsource(item.function)
+        (kept if used and seen[test] % every == 0 else left_out).append(item)
         seen[test] += 1
-    config.hook.pytest_deselected(items=left)
+    config.hook.pytest_deselected(items=left_out)
     items[:] = kept
 
 
