@@ -133,8 +133,8 @@ def batch_decode(
 
     Args:
         q: (requests, heads, size). The query stands at its request's last key.
-        paged_kv_cache, kv_indptr, kv_indices, kv_last_page_len, kv_layout, window, softcap, scale, sinks, q_scale,
-            k_scale, v_scale, return_lse: as for `batch_prefill`.
+        paged_kv_cache, kv_indptr, kv_indices, kv_last_page_len, kv_layout: as for `batch_prefill`.
+        window, softcap, scale, sinks, q_scale, k_scale, v_scale, return_lse: as for `batch_prefill`.
 
     Returns:
         (requests, heads, size of values), and with return_lse (requests, heads); as `batch_prefill`.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import metalcore
-from metalcore import nn, optim, overrides
+from metalcore import nn, optim, overrides, paged, quant, simulator
 from metalcore.integrations import transformers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +23,17 @@ def test_the_site_has_no_broken_links_and_every_public_name(tmp_path):
     documented = {line.split()[0] for line in inventory.splitlines() if " py:" in line}
     public = {
         f"{module.__name__}.{name}"
-        for module in (metalcore, metalcore.linalg, nn, optim, overrides, transformers, metalcore.simulator)
+        for module in (
+            metalcore,
+            metalcore.linalg,
+            nn,
+            optim,
+            overrides,
+            paged,
+            quant,
+            transformers,
+            metalcore.simulator,
+        )
         for name in module.__all__
         if not inspect.ismodule(getattr(module, name))
     }
