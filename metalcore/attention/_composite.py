@@ -87,7 +87,7 @@ def gradients(grad, grad_lse, q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, op
 
 
 def _summed(gradient, x):
-    """The sums over the heads of queries that share a head of x."""
+    """Returns the sums over the heads of queries that share a head of x."""
     batch, heads, columns, size = x.shape
     if not heads:
         return torch.zeros_like(x)
@@ -200,7 +200,7 @@ def _kept(seed, batch, heads, rows, columns, cu_seq_q, cu_seq_k, dropout):
 
 
 def dropped(dropout: float) -> int:
-    """Of 2^32 random numbers, how many drop a weight."""
+    """Returns how many of 2^32 random numbers drop a weight."""
     return min(round(dropout * 2**32), _LOW)
 
 

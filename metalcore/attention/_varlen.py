@@ -41,7 +41,8 @@ def varlen_attention(
     block_table: Tensor | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """scaled_dot_product_attention of each sequence by itself. Bands count from a sequence's last query and key.
+    """Computes scaled_dot_product_attention of each sequence by itself. Bands count from a sequence's last query and
+    key.
 
     Args:
         query: (tokens, heads, E).
@@ -130,8 +131,8 @@ def varlen_attention(
 
 
 def _seen_alone(cu_seq_q, cu_seq_k, used, first):
-    """Where sequences begin if keys that are not seen are sequences of their own, which have no queries, and how many
-    there are in the place of one."""
+    """Returns where sequences begin if keys that are not seen are sequences of their own, which have no queries, and
+    how many there are in the place of one."""
     begin, end = cu_seq_k[:-1], cu_seq_k[1:]
     bounds_q, bounds_k = [cu_seq_q[:-1], cu_seq_q[1:]], [begin]
     last = end if used is None else torch.minimum(begin + used.clamp(min=0), end)

@@ -79,7 +79,7 @@ def gathered_product(grad: Tensor, x: Tensor, weight: Tensor, stride, padding, d
 
 
 def _product(outputs: Tensor, windows: Tensor) -> Tensor:
-    """Per group, (outputs, places) times the windows as (places, terms)."""
+    """Computes, per group, (outputs, places) times the windows as (places, terms)."""
     groups, rows = outputs.shape[:2]
     terms = math.prod(windows.shape[1:4])
     return torch.bmm(outputs.reshape(groups, rows, -1), windows.reshape(groups, terms, -1).mT)

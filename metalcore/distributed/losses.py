@@ -156,7 +156,7 @@ class _Linear(torch.autograd.Function):
 
 
 def cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing, softcap, z_loss) -> Tensor:
-    """metalcore.cross_entropy for logits that are a DTensor (N, C, …), and classes as targets.
+    """Computes metalcore.cross_entropy for logits that are a DTensor (N, C, …), and classes as targets.
 
     Logits that are sharded along C or N stay so; others are redistributed to Replicate. Targets are a DTensor, or a
     tensor that every rank has.
@@ -185,7 +185,7 @@ def cross_entropy(input, target, weight, ignore_index, reduction, label_smoothin
 def fused_linear_cross_entropy(
     hidden, weight, target, bias, class_weight, ignore_index, reduction, label_smoothing, softcap, z_loss, chunk
 ) -> Tensor:
-    """metalcore.fused_linear_cross_entropy for DTensors, with the reduction "mean" or "sum".
+    """Computes metalcore.fused_linear_cross_entropy for DTensors, with the reduction "mean" or "sum".
 
     Along a dimension of the mesh that shards the weight by classes, hidden is replicated: a sequence that is sharded
     there is gathered, and its gradient scattered. Along others hidden may be sharded by any dimension except its last.

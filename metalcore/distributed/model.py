@@ -91,7 +91,7 @@ def step(model: Llama, ranks: int, tensor: int = 1, network: Network | None = No
 
 
 def table(tokens: int = 8192, network: Network | None = None) -> list[str]:
-    """Lines of Markdown."""
+    """Returns lines of Markdown."""
     lines = ["| model | GPUs | tensor parallel | products, s | exchange, s | efficiency |", "|---|---|---|---|---|---|"]
     for name, model, tensor in (("1B", ONE_B, 1), ("8B", EIGHT_B, 1), ("8B", EIGHT_B, 8)):
         sized = Llama(**{**vars(model), "tokens": tokens})

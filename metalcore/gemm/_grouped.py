@@ -66,7 +66,7 @@ def _check(x, weight, offsets):
 
 
 def _groups(offsets, size):
-    """0 or 1 for each group and each place of the dimension: whether the place belongs to the group."""
+    """Returns 0 or 1 for each group and each place of the dimension: whether the place belongs to the group."""
     ends = offsets.to(torch.int64).clamp(0, size).cummax(0).values
     begins = torch.cat((ends.new_zeros(1), ends[:-1]))
     places = torch.arange(size, device=offsets.device)

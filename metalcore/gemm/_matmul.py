@@ -213,7 +213,8 @@ def _backward(ctx, grad):
 
 
 def _product_for(x, left, right, alpha):
-    """alpha * (left @ right), summed to x's shape. The batch dimensions that x lacks are terms where that is a view."""
+    """Computes alpha * (left @ right), summed to x's shape. The batch dimensions that x lacks are terms where that is a
+    view."""
     if x.dim() == 2 and left.dim() > 2 and right.dim() > 2:
         # aᵀ grad: the rows of all of the batch's members are the terms of one product.
         left, batch = left.mT, left.shape[:-2]

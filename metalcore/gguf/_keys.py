@@ -49,7 +49,7 @@ _TOKENIZER = ("ggml.add_bos_token", "ggml.add_eos_token", "ggml.eot_token_id", "
 
 
 def check_keys(metadata: Metadata, model_type: str, fields: dict[str, Any]) -> None:
-    """Whether a file's settings are those that its layout has.
+    """Checks that a file's settings are those that its layout has.
 
     Args:
         fields: of transformers' configuration.

@@ -33,7 +33,7 @@ class Layout(NamedTuple):
     buffers: tuple[str, ...] = ()
 
     def name(self, parameter: str) -> str | None:
-        """llama.cpp's name of a parameter of the model ("model.layers.0.self_attn.q_proj.weight"), or None."""
+        """Returns llama.cpp's name of a parameter of the model ("model.layers.0.self_attn.q_proj.weight"), or None."""
         if parameter.startswith("model.layers."):
             _, _, number, rest = parameter.split(".", 3)
             names, prefix = self.layer, f"blk.{number}."

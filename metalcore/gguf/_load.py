@@ -108,7 +108,7 @@ def load(
 
 
 def check_types(file: GGUFFile) -> None:
-    """Whether weights can be of the types of a file's tensors.
+    """Checks that weights can be of the types of a file's tensors.
 
     Raises:
         GGUFError: they cannot.
@@ -308,7 +308,7 @@ def _packed_module(module, type, dtype):
 
 
 def _restore_buffers(model, device):
-    """Buffers that no file holds: frequencies of rotary embeddings, scales of Gemma's embeddings."""
+    """Restores buffers that no file holds: frequencies of rotary embeddings, scales of Gemma's embeddings."""
     for path, module in list(model.named_modules()):
         if not any(buffer.is_meta for buffer in module.buffers(recurse=False)):
             continue
@@ -319,7 +319,7 @@ def _restore_buffers(model, device):
 
 
 def _note(model):
-    """So that save_pretrained writes down which modules are packed."""
+    """Notes in the configuration which modules are packed, so that save_pretrained writes it down."""
     from ..quant._transformers import note
 
     packed: dict[str, list[str]] = {}
@@ -333,7 +333,7 @@ def _note(model):
 
 
 def _set_stops(model, metadata):
-    """Generation ends at the end of a text, and of a turn."""
+    """Makes generation end at the end of a text, and of a turn."""
     stops = [token for token in map(metadata.token, ("eos", "eot")) if token is not None]
     if stops:
         model.generation_config.eos_token_id = list(dict.fromkeys(stops))

@@ -100,7 +100,7 @@ def save_gguf(
 
 
 def _parts(tensors, most):
-    """Tensors in their order, in lists of at most so many bytes; one that is larger is alone."""
+    """Returns tensors in their order, in lists of at most so many bytes; one that is larger is alone."""
     parts: list[list[_Tensor]] = [[]]
     size = 0
     for one in tensors:

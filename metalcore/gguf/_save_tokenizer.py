@@ -77,7 +77,7 @@ def _uses(parts, kind):
 
 
 def _split(parts):
-    """llama.cpp's name of the pattern by which texts are split."""
+    """Returns llama.cpp's name of the pattern by which texts are split."""
     steps = parts["pre_tokenizer"]
     for step in [steps, *steps.get("pretokenizers", [])]:
         if step["type"] == "ByteLevel" and step.get("use_regex"):

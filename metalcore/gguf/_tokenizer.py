@@ -96,7 +96,7 @@ def _fail(file, name, reason):
 
 
 def _options(metadata, kind):
-    """Options of PreTrainedTokenizerFast, except for its special tokens."""
+    """Returns options of PreTrainedTokenizerFast, except for its special tokens."""
     # llama.cpp puts the first token in front of texts of SentencePiece's vocabularies, where a file does not say.
     options = {
         "add_bos_token": metadata.of_file("tokenizer.ggml.add_bos_token", bool, kind == "llama"),

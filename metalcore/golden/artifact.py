@@ -78,9 +78,9 @@ def parts(case: Case, device: str, seed: int) -> tuple[list[Tensor], list[tuple[
 
 
 def tolerance(case: Case, part: str, tensor: Tensor) -> float:
-    """By how much an element may differ between two devices, each of which may be wrong by the bound that tests use
-    (metalcore/_core/accuracy.py). It is relative to the largest finite element. Numbers that a GPU may take for zero
-    are equal to it."""
+    """Returns by how much an element may differ between two devices, each of which may be wrong by the bound that tests
+    use (metalcore/_core/accuracy.py). It is relative to the largest finite element. Numbers that a GPU may take for
+    zero are equal to it."""
     finite = tensor.detach().double().abs()
     finite = finite[finite.isfinite()]
     largest = float(finite.max()) if finite.numel() else 0.0

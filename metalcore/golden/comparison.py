@@ -92,8 +92,8 @@ _DEVIATIONS = 6
 
 
 def _errors(ours, recorded, tolerance, block):
-    """Errors in units of the tolerance, of numbers that are made of `block` elements each. Equal infinities and two
-    NaNs are no error."""
+    """Computes errors in units of the tolerance, of numbers that are made of `block` elements each. Equal infinities
+    and two NaNs are no error."""
     allowed = tolerance * (1 if block == 1 else min(block, _DEVIATIONS * block**0.5))
     same = (ours == recorded) | (ours.isnan() & recorded.isnan())
     errors = ((ours - recorded).abs() / allowed).nan_to_num(nan=math.inf, posinf=math.inf)

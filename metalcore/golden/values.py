@@ -47,7 +47,7 @@ def philox(key: tuple[int, int], counters: Tensor) -> tuple[Tensor, Tensor, Tens
 
 @functools.lru_cache(maxsize=4)  # for the dtypes of a case
 def normal(shape: Shape, seed: int) -> Tensor:
-    """Nearly normal float32 numbers on the CPU, of mean 0 and deviation 1.15: at most 4 in magnitude."""
+    """Returns nearly normal float32 numbers on the CPU, of mean 0 and deviation 1.15: at most 4 in magnitude."""
     count = math.prod(shape)
     words = torch.stack(philox((seed & _LOW, seed >> 32), torch.arange(-(-count // 2))), -1).view(-1, 2, 2)
     sums = (words & 0xFFFF).sum(-1) + (words >> 16).sum(-1) - 2 * 0xFFFF
@@ -71,7 +71,7 @@ def inputs(sample: Sample, dtype: torch.dtype, seed: int) -> list[Tensor]:
 
 
 def digest(tensors: Sequence[Tensor]) -> str:
-    """SHA-256 of the tensors' dtypes, shapes and bytes."""
+    """Computes SHA-256 of the tensors' dtypes, shapes and bytes."""
     found = hashlib.sha256()
     for tensor in tensors:
         found.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())

@@ -85,7 +85,7 @@ def larfb(
 
 
 def in_float32_if_half(call: Callable, *tensors: torch.Tensor) -> Any:
-    """in_float32() for 16-bit tensors. Others keep their dtype."""
+    """Wraps in_float32() for 16-bit tensors. Others keep their dtype."""
     return in_float32(call, *tensors) if tensors[0].dtype in (torch.float16, torch.bfloat16) else call(*tensors)
 
 
@@ -104,7 +104,7 @@ def _larft(V, tau):
 
 
 def coupling(V, tau):
-    """I + diag(tau) S, where S is VᵀV above its diagonal."""
+    """Computes I + diag(tau) S, where S is VᵀV above its diagonal."""
     eye = torch.eye(tau.shape[-1], dtype=V.dtype, device=V.device)
     return beside(V, eye) + tau[..., None] * (V.mT @ V).triu(1)
 
@@ -122,7 +122,7 @@ def unit_lower(A, count):
 
 
 def _larft_by_columns(V, tau):
-    """LAPACK's loop over the columns of T (dlarft, forward, columnwise)."""
+    """Runs LAPACK's loop over the columns of T (dlarft, forward, columnwise)."""
     V, columns = unit_lower(V, V.shape[-1]), []
     for i in range(V.shape[-1]):
         column = torch.zeros_like(tau)

@@ -145,7 +145,7 @@ def _save_factor(ctx, inputs, output):
 
 
 def _factor_backward(ctx, grad_L, _):
-    """½ L⁻ᵀ S L⁻¹, where S is symmetric and has the lower triangle of P = Lᵀ grad_L (Murray 2016)."""
+    """Computes ½ L⁻ᵀ S L⁻¹, where S is symmetric and has the lower triangle of P = Lᵀ grad_L (Murray 2016)."""
     if grad_L is None:
         return None, None
     (L,) = ctx.saved_tensors

@@ -105,7 +105,8 @@ _USUAL = {"left": True, "mode": "reduced", "pivot": True, "triangle": "full", "a
 
 
 def _arguments(op: str, option, shapes):
-    """Arguments for the operator: meta tensors, the option, and usual values for arguments that no plan depends on."""
+    """Returns arguments for the operator: meta tensors, the option, and usual values for arguments that no plan depends
+    on."""
     given = dict([option] if option else [])
     shapes = iter([shape for shape in shapes if shape is not None])
     for argument in getattr(ops, _OPERATORS.get(op, op)).default._schema.arguments:
@@ -224,7 +225,7 @@ def cast_out(
     dtype: torch.dtype,
     parts: Sequence[str] = ("result",),
 ) -> Any:
-    """write_out for functions whose results PyTorch casts to the dtypes of `out`.
+    """Writes results as write_out does, for functions whose results PyTorch casts to the dtypes of `out`.
 
     Args:
         name: the function's name in PyTorch's errors ("linalg.pinv").

@@ -94,7 +94,7 @@ def _(A):
 
 
 def _diagonal(values, n):
-    """n x n matrices, each with its value in all places of the diagonal."""
+    """Returns n x n matrices, each with its value in all places of the diagonal."""
     return torch.diag_embed(values.unsqueeze(-1).expand(*values.shape, n))
 
 
@@ -158,7 +158,7 @@ def _slogdet_save(ctx, inputs, output):
 
 
 def _slogdet_backward(ctx, _, grad):
-    """A⁻ᵀ times the gradient of the logarithm."""
+    """Computes A⁻ᵀ times the gradient of the logarithm."""
     A, LU, pivots = ctx.saved_tensors
     if grad is None:
         return torch.zeros_like(A)

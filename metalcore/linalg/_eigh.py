@@ -123,7 +123,7 @@ class _Broadened(Broadened):
 
 @without_autocast
 def _gradient(L, V, grad_L, grad_V, broadening=0.0):
-    """V (skew(Vᵀ grad_V) / 2E + diag(grad_L)) Vᵀ, where E[i, j] = L[j] - L[i]."""
+    """Computes V (skew(Vᵀ grad_V) / 2E + diag(grad_L)) Vᵀ, where E[i, j] = L[j] - L[i]."""
     if grad_V is None:
         return None if grad_L is None else (V * grad_L.unsqueeze(-2)) @ V.mT
     identity = beside(L, torch.eye(L.shape[-1], dtype=L.dtype, device=L.device))  # E's diagonal divides only zeros

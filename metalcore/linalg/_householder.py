@@ -245,7 +245,7 @@ autograd("ormqr", _ormqr_backward, _save_inputs)
 
 
 def _nearly_orthogonal(a, *others):
-    """Reflectors of small numbers, each with a tau of one."""
+    """Returns reflectors of small numbers, each with a tau of one."""
     return a / 16, torch.ones_like(a[..., 0, :]), *others
 
 

@@ -371,7 +371,7 @@ def _samples():
 
 def _samples_of_factors():
     def arguments(LU, B):
-        """Pivots that exchange no rows, so that no result depends on a factorization."""
+        """Returns pivots that exchange no rows, so that no result depends on a factorization."""
         return LU, torch.arange(1, LU.shape[-1] + 1, dtype=torch.int32, device=LU.device).expand(LU.shape[:-1]), B
 
     return tuple(

@@ -90,8 +90,8 @@ class _Pinv(torch.autograd.Function):
 
 @without_autocast
 def _gradient(A, P, G):
-    """-Pᵀ G Pᵀ + (I - A P) Gᵀ P Pᵀ + Pᵀ P Gᵀ (I - P A). The order of the products is fast for m x n matrices with m <=
-    n."""
+    """Computes -Pᵀ G Pᵀ + (I - A P) Gᵀ P Pᵀ + Pᵀ P Gᵀ (I - P A). The order of the products is fast for m x n matrices
+    with m <= n."""
     Gt, Pt = G.mT, P.mT
     K = Gt @ P
     KPt = K @ Pt

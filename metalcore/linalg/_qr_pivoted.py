@@ -56,7 +56,7 @@ def _(A, columns, rcond):
 
 
 def _reflector(x: Tensor):
-    """beta, tau and v of LAPACK's slarfg, v[0] = 1."""
+    """Returns beta, tau and v of LAPACK's slarfg, v[0] = 1."""
     alpha, rest = x[..., 0], x[..., 1:]
     length = torch.linalg.vector_norm(rest, dim=-1) if rest.shape[-1] else torch.zeros_like(alpha)
     is_zero = length == 0

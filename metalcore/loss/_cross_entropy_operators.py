@@ -78,8 +78,8 @@ def _(x, target, weight, reduction, ignore_index, label_smoothing, softcap, z_lo
 
 
 def cross_entropy_gradient(grad, x, target, weight, total, reduction, ignore_index, label_smoothing, softcap, z_loss):
-    """cross_entropy_backward in PyTorch's ops, differentiable to any order. `total` is what a reduced loss was divided
-    by."""
+    """Computes cross_entropy_backward in PyTorch's ops, differentiable to any order. `total` is what a reduced loss was
+    divided by."""
     wide = _with_classes_last(x).to(_wide(x))
     y = cap(wide, softcap)
     coefficients, counted, _ = _coefficients(y, target, weight, ignore_index, label_smoothing)

@@ -90,7 +90,7 @@ def _sum(input, target, log_target):
 
 
 def _reduced(total, count, input):
-    """total / count in the input's dtype."""
+    """Computes total / count in the input's dtype."""
     mean = total if count == 1 else total / count
     return mean if mean.dtype is input.dtype else mean.to(input.dtype)
 

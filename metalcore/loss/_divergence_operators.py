@@ -29,7 +29,7 @@ def require_options(op, beta, temperature, reduction):
 
 
 def _parts(input, target, input_kind, target_kind, scale):
-    """p, log p and log q in float32 or float64."""
+    """Returns p, log p and log q in float32 or float64."""
     wide = torch.float64 if input.dtype == torch.float64 else torch.float32
     log_q, target = input.to(wide), target.to(wide)
     log_q = (log_q * scale).log_softmax(-1) if input_kind == LOGITS else log_q
@@ -59,7 +59,7 @@ def divergence_by_torch(input, target, beta, input_kind, target_kind, scale):
 
 
 def _gradient(grad, input, target, beta, input_kind, target_kind, scale):
-    """divergence_backward in PyTorch's ops, differentiable to any order."""
+    """Computes divergence_backward in PyTorch's ops, differentiable to any order."""
     p, log_p, log_q = _parts(input, target, input_kind, target_kind, scale)
     q = log_q.exp()
     if beta == 0:

@@ -19,7 +19,7 @@ class Embedding(torch.nn.Embedding):
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """As torch.nn.Embedding's: (*, embedding_dim) of input's indices (*)."""
+        """Computes what torch.nn.Embedding's does: (*, embedding_dim) of input's indices (*)."""
         return embedding(
             input,
             self.weight,
@@ -46,7 +46,8 @@ class EmbeddingBag(torch.nn.EmbeddingBag):
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """As torch.nn.EmbeddingBag's: (bags, embedding_dim) of indices, either (bags, n) or (N,) with offsets."""
+        """Computes what torch.nn.EmbeddingBag's does: (bags, embedding_dim) of indices, either (bags, n) or (N,) with
+        offsets."""
         return embedding_bag(
             input,
             self.weight,

@@ -78,7 +78,7 @@ def _per_channel(parameter, x):
 
 
 def _statistics(x, groups, eps):
-    """Mean and reciprocal standard deviation, with the sizes (batch, groups, 1)."""
+    """Computes mean and reciprocal standard deviation, with the sizes (batch, groups, 1)."""
     rows = _grouped(x, groups)
     mean = rows.mean(-1, True)
     return mean, torch.rsqrt((rows - mean).square().mean(-1, True) + eps)
@@ -89,7 +89,7 @@ def _normal(x, groups, mean, scale):
 
 
 def _composite(x, groups, weight, bias, eps):
-    """y, means and scales in PyTorch's ops, in float32 or float64. It is differentiable to any order."""
+    """Computes y, means and scales in PyTorch's ops, in float32 or float64. It is differentiable to any order."""
     mean, scale = _statistics(x, groups, eps)
     y = _normal(x, groups, mean, scale)
     y = y if weight is None else y * _per_channel(weight, x)
@@ -98,7 +98,7 @@ def _composite(x, groups, weight, bias, eps):
 
 
 def _check(op, x, groups, **parameters):
-    """The checks of the host side, with its messages."""
+    """Checks what the host side checks, with its messages."""
     if x.dim() < 2 or groups <= 0 or x.shape[1] % groups:
         raise RuntimeError(
             f"metalcore::{op}: the channels of x, {list(x.shape)}, must be a multiple of groups, {groups}"
@@ -128,7 +128,7 @@ def _(x, groups, weight, bias, eps):
 
 
 def _gradients(grad, x, mean, scale, groups, weight):
-    """group_norm_backward in PyTorch's ops: the gradients of x, of the weight and of the bias."""
+    """Computes group_norm_backward in PyTorch's ops: the gradients of x, of the weight and of the bias."""
     normal = _normal(x, groups, mean, scale)
     g = _wide(grad)
     gw, gb = ((g * normal).transpose(0, 1).flatten(1).sum(1), g.transpose(0, 1).flatten(1).sum(1))

@@ -114,7 +114,7 @@ def _wide(x):
 
 
 def _composite(x, dims, weight, bias, eps):
-    """y, means and scales in PyTorch's ops, in float32 or float64. It is differentiable to any order."""
+    """Computes y, means and scales in PyTorch's ops, in float32 or float64. It is differentiable to any order."""
     wide = _wide(x)
     mean, scale = _statistics(wide, dims, eps)
     y = (wide - mean) * scale
@@ -124,7 +124,7 @@ def _composite(x, dims, weight, bias, eps):
 
 
 def _check(op, x, dims, **parameters):
-    """The checks of the host side, with its messages."""
+    """Checks what the host side checks, with its messages."""
     if not 0 < dims <= x.dim():
         raise RuntimeError(f"metalcore::{op}: cannot normalize the last {dims} of {x.dim()} dimensions")
     length = math.prod(x.shape[-dims:])
@@ -191,7 +191,7 @@ def _(x, residual, dims, weight, bias, eps):
 
 
 def _gradients(grad, x, mean, scale, sum_grad, dims, weight):
-    """layer_norm_backward in PyTorch's ops: the gradients of x, of the weight and of the bias."""
+    """Computes layer_norm_backward in PyTorch's ops: the gradients of x, of the weight and of the bias."""
     over = tuple(range(-dims, 0))
     g, normal = _wide(grad), (_wide(x) - mean) * scale
     length = math.prod(x.shape[-dims:])

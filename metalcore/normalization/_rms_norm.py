@@ -150,7 +150,7 @@ def _composite(x, dims, weight, eps, offset):
 
 
 def _check(op, x, dims, weight):
-    """The checks of the host side, with its messages."""
+    """Checks what the host side checks, with its messages."""
     if not 0 < dims <= x.dim():
         raise RuntimeError(f"metalcore::{op}: cannot normalize the last {dims} of {x.dim()} dimensions")
     length = math.prod(x.shape[-dims:])
@@ -188,7 +188,7 @@ def _(x, residual, dims, weight, eps, offset):
 
 
 def _gradients(grad, x, sum_grad, dims, weight, eps, offset):
-    """rms_norm_backward in PyTorch's ops: the gradients of x and of the weight (None without one)."""
+    """Computes rms_norm_backward in PyTorch's ops: the gradients of x and of the weight (None without one)."""
     normalized_dims = tuple(range(-dims, 0))
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     g, v = grad.to(wide), x.to(wide)

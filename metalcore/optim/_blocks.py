@@ -48,7 +48,7 @@ class Blocks:
         return padded.view(down, m, across, n).transpose(1, 2).reshape(self.count, m, n)
 
     def kept(self, part: torch.Tensor) -> torch.Tensor:
-        """Blocks in the form in which a state has them."""
+        """Returns blocks in the form in which a state has them."""
         return part if self._owned is None else self._owned.state(part)
 
     def join(self, part: torch.Tensor, p: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,7 @@ class Override(_Base):
 
     @classmethod
     def step_of(cls, optimizer, count, closure=None):
-        """MultiTensor.step() for an optimizer of PyTorch's class, counted by an override's `count`."""
+        """Runs MultiTensor.step() for an optimizer of PyTorch's class, counted by an override's `count`."""
         stepper = object.__new__(cls)
         stepper.__dict__ = optimizer.__dict__  # the same state, groups and hooks, for as long as the step takes
         stepper._count = count  # a slot, beside that dictionary

@@ -267,7 +267,7 @@ def _(
 
 
 def rounded_at_random(value, dtype, generator):
-    """float32 values rounded to bfloat16 up or down at random, with an exact mean; other dtypes as they are."""
+    """Returns float32 values rounded to bfloat16 up or down at random, with an exact mean; other dtypes as they are."""
     if dtype is not torch.bfloat16:
         return value
     bits = torch.randint(0, 2**16, value.shape, generator=generator, device=value.device, dtype=torch.int32)

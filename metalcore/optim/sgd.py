@@ -82,8 +82,8 @@ class SGD(MultiTensor, torch.optim.SGD):
 
 
 def _parts(params, grads, states):
-    """Parameters, gradients and buffers by whether a step is the buffer's first one, which is another one. Parameters
-    join a group, or get gradients, at different times."""
+    """Divides parameters, gradients and buffers by whether a step is the buffer's first one, which is another one.
+    Parameters join a group, or get gradients, at different times."""
     parts = {}
     for p, grad, state in zip(params, grads, states):
         first = state.get("momentum_buffer") is None

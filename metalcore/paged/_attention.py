@@ -265,7 +265,7 @@ def _bits(packed):
 
 
 def _mask_indptr(qo_indptr, kv_indptr, kv_last_page_len, page_size, packed):
-    """Where the mask of each request begins: of a packed one, at a byte of its own."""
+    """Returns where the mask of each request begins: of a packed one, at a byte of its own."""
     pages = kv_indptr[1:] - kv_indptr[:-1]
     lengths = torch.where(pages > 0, (pages - 1) * page_size + kv_last_page_len, 0)
     sizes = (qo_indptr[1:] - qo_indptr[:-1]) * lengths

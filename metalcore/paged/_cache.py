@@ -272,7 +272,7 @@ class PagedKVCache:
         return -(-length // self.page_size) - len(self._pages[sequence]) + self._must_copy(sequence, count)
 
     def _spare(self, sequences, tokens):
-        """Free pages, and those that the last of several copying sequences need not copy."""
+        """Returns free pages, and those that the last of several copying sequences need not copy."""
         sharing: dict[int, int] = {}
         for sequence, count in zip(sequences, tokens):
             if self._must_copy(sequence, count):

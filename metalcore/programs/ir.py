@@ -177,7 +177,8 @@ def returned_storages(graph: Graph) -> set[int | None]:
 
 
 def ancestors(nodes: Iterable[Node], ends: Callable[[Node], bool] = lambda node: False) -> list[Node]:
-    """Nodes and what they are computed from, in the graph's order. A way ends at a node of which `ends` says so."""
+    """Returns nodes and what they are computed from, in the graph's order. A way ends at a node of which `ends` says
+    so."""
     found: set[Node] = set()
     left = list(nodes)
     while left:

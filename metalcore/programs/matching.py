@@ -53,7 +53,7 @@ class Expression:
         return next(self.matches(thing, match or Match()), None)
 
     def matches(self, thing: Any, match: Match):
-        """All ways in which it stands for `thing`."""
+        """Yields all ways in which it stands for `thing`."""
         raise NotImplementedError
 
 

@@ -97,8 +97,8 @@ class Program:
         return dict(self._expected)
 
     def arguments(self, given: Mapping[str, Tensor] | None = None, seed: int = 0) -> tuple[tuple, dict[str, Any]]:
-        """Positional and keyword arguments for a call: tensors by the names of `inputs`, and for those that are not
-        given random ones. Random whole numbers are 0 or 1.
+        """Returns positional and keyword arguments for a call: tensors by the names of `inputs`, and for those that are
+        not given random ones. Random whole numbers are 0 or 1.
 
         Raises:
             ValueError: there is no input of a name.
@@ -187,7 +187,7 @@ class Program:
         return self._arena
 
     def report(self) -> Report:
-        """Where each operation runs and what it costs, what was fused, and how much memory it takes."""
+        """Reports where each operation runs and what it costs, what was fused, and how much memory it takes."""
         return self._report
 
     def generated_kernels(self) -> list[str]:

@@ -103,7 +103,7 @@ def _check_averages(module):
 
 
 def fake_inputs(inputs: Sequence[Any], mode: FakeTensorMode) -> list:
-    """Inputs as fake tensors of a mode. Other values stay."""
+    """Returns inputs as fake tensors of a mode. Other values stay."""
 
     def fake(value):
         if not isinstance(value, Tensor):

@@ -17,7 +17,7 @@ __all__ = ["QuantizedExperts", "clamped_swiglu"]
 
 
 def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """gate sigmoid(1.702 gate) (up + 1), where gate is at most 7 and up within ±7, as in gpt-oss."""
+    """Computes gate sigmoid(1.702 gate) (up + 1), where gate is at most 7 and up within ±7, as in gpt-oss."""
     gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
     return gate * torch.sigmoid(gate * 1.702) * (up + 1)
 

@@ -128,7 +128,7 @@ def _scale_and_minimum(x, most):
 
 
 def _better(best, other):
-    """Each block's candidate with the smaller error, which comes first."""
+    """Returns each block's candidate with the smaller error, which comes first."""
     chosen = other[0] < best[0]
     return tuple(torch.where(chosen, new, old) for new, old in zip(other, best))
 

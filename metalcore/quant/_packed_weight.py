@@ -174,7 +174,7 @@ def _embedding(input, weight, padding_idx=None, max_norm=None, *options, **more)
 
 
 def _rows(weight, index):
-    """weight[index], of which rows come first."""
+    """Returns weight[index], of which rows come first."""
     first, others = (index[0], index[1:]) if isinstance(index, tuple) and index else (index, ())
     if isinstance(first, bool) or not isinstance(weight, PackedWeight):
         return NotImplemented

@@ -30,7 +30,7 @@ SCALES = {
 
 
 def packed_sample(type: str, rows: int, length: int, seed: int = 0, device: torch.device | str = "cpu") -> Tensor:
-    """uint8 (rows, bytes of a row of `length` weights). The same seed gives the same bytes on every device, and
+    """Returns uint8 (rows, bytes of a row of `length` weights). The same seed gives the same bytes on every device, and
     compilers can trace it."""
     known = type_of(type)
     shape = (rows, length // known.block, known.nbytes)

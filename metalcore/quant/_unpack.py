@@ -14,7 +14,7 @@ __all__ = ["NONLINEAR", "unpack"]
 
 
 def unpack(packed: Tensor, type: Type) -> Tensor:
-    """uint8 (*, bytes of a row) as float32 (*, weights of a row), bit for bit as gguf-py."""
+    """Returns uint8 (*, bytes of a row) as float32 (*, weights of a row), bit for bit as gguf-py."""
     shape = (*packed.shape[:-1], packed.shape[-1] // type.nbytes * type.block)
     if packed.numel() == 0:
         return torch.empty(shape, device=packed.device)

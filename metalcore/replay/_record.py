@@ -19,7 +19,8 @@ __all__ = ["device_of", "record"]
 
 
 def device_of(tensors: Iterable[Tensor]) -> torch.device:
-    """Where a function runs: on the device of the first tensor that is on one, or else on that of this machine."""
+    """Returns where a function runs: on the device of the first tensor that is on one, or else on that of this
+    machine."""
     for tensor in tensors:
         if tensor.device.type != "cpu":
             return tensor.device

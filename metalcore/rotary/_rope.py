@@ -319,9 +319,9 @@ def _reference(q, k, cos, sin, position_ids=None, unsqueeze_dim=1, *, inplace=Fa
 
 
 def _tables(q, *shape):
-    """cos and sin of some angles, rounded to numbers that every dtype has. They are no leaves of a sample, which has a
-    derivative by each of these. q's device computes them, since a CUDA graph cannot capture a copy from the host's
-    memory. No product with 128 is so near to the middle of two integers that devices round it differently."""
+    """Returns cos and sin of some angles, rounded to numbers that every dtype has. They are no leaves of a sample,
+    which has a derivative by each of these. q's device computes them, since a CUDA graph cannot capture a copy from the
+    host's memory. No product with 128 is so near to the middle of two integers that devices round it differently."""
     angles = torch.linspace(0, 3, torch.Size(shape).numel(), device=q.device).reshape(shape)
     return [(128 * table).round().div(128).to(q.dtype) for table in (angles.cos(), angles.sin())]
 

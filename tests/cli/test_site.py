@@ -32,7 +32,7 @@ def test_the_site_has_no_broken_links_and_every_public_name(tmp_path):
             paged,
             quant,
             transformers,
-            metalcore.simulator,
+            simulator,
         )
         for name in module.__all__
         if not inspect.ismodule(getattr(module, name))

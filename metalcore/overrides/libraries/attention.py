@@ -178,7 +178,7 @@ def _with_bias(mask, bias):
 
 
 def _packed(query, key, value, ends, window, options):
-    """Attention of sequences that follow each other in all rows of the batch."""
+    """Computes attention of sequences that follow each other in all rows of the batch."""
     batch, _, length, _ = query.shape
     flat = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)]
     result: Any = varlen_attention(*flat, *ends, window=window, **options)

@@ -277,7 +277,7 @@ def _find(module, forward, weight, length, gated):
 
 
 def _groups(module, length):
-    """Functions that compute the length of a group from a module's attributes."""
+    """Returns functions that compute the length of a group from a module's attributes."""
     yield None
     for name, value in vars(module).items():
         if type(value) is int and 1 < value < length and length % value == 0:

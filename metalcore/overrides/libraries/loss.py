@@ -45,7 +45,7 @@ class Source(NamedTuple):
     outer: float | None = None
 
     def tensors(self):
-        """hidden, the weight and the bias, as the layer sees them."""
+        """Returns hidden, the weight and the bias, as the layer sees them."""
         tensors = (self.hidden, self.layer.weight, self.layer.bias)
         return [t if t is None or self.autocast is None else t.to(self.autocast) for t in tensors]
 
@@ -102,7 +102,8 @@ class Logits(Tensor):
         reduction="mean",
         label_smoothing=0.0,
     ):
-        """torch.nn.functional.cross_entropy, or None for arguments that the fused form does not take."""
+        """Computes torch.nn.functional.cross_entropy, or returns None for arguments that the fused form does not
+        take."""
         if weight is not None or size_average is not None or reduce is not None or type(target) is not Tensor:
             return None
         hidden, matrix, bias = self.source.tensors()

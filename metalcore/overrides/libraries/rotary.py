@@ -168,7 +168,7 @@ def _same(function, layout, dtype, table_dtype, rotary=_SIZE):
 
 
 def _rotated(q, k, cos, sin, unsqueeze_dim, interleaved, rotary_dim):
-    """rope in PyTorch's ops."""
+    """Computes rope in PyTorch's ops."""
     pairs = rotary_dim // 2
     step = 2 if interleaved and cos.shape[-1] == rotary_dim else 1
     cos, sin = (t[..., ::step][..., :pairs].float().unsqueeze(-2 if unsqueeze_dim == 2 else 1) for t in (cos, sin))

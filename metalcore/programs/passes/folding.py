@@ -39,8 +39,8 @@ class Recipe(NamedTuple):
 
 
 def constants_of(graph: Graph, most_bytes: int = 1 << 26) -> dict[Node, None]:
-    """Parameters that the program does not write to and operations on them alone, unless their results are much larger,
-    or are the program's results: each call returns new ones. They have the order of the graph."""
+    """Returns parameters that the program does not write to and operations on them alone, unless their results are much
+    larger, or are the program's results: each call returns new ones. They have the order of the graph."""
     mutated = mutated_storages(graph)
     parameters = {storage_of(value(node)) for node in graph.nodes if node.op == "get_attr"}
     made_anew = mutated | (returned_storages(graph) - parameters)

@@ -126,7 +126,7 @@ def vector_of(
     tensors: Sequence[tuple[Sequence[int], int, int]],
     most: int = 16,
 ) -> int:
-    """16 bytes of the smaller dtypes; fewer elements where rows or addresses are not multiples of that."""
+    """Returns 16 bytes of the smaller dtypes; fewer elements where rows or addresses are not multiples of that."""
     read = [(of, size, address) for of, (_, size, address) in zip(strides, tensors) if of[0]]
     if any(of[0] != 1 for of, _, _ in read):
         return 1

@@ -36,13 +36,13 @@ Memory = dict[Place, Tensor]
 
 
 def place_of(leaf: Node) -> Place:
-    """Where a leaf's tensor is found."""
+    """Returns where a leaf's tensor is found."""
     of_several = leaf.target is operator.getitem and is_leaf(leaf.args[0])  # type: ignore[arg-type]
     return (leaf.args[0], leaf.args[1]) if of_several else (leaf, 0)  # type: ignore[return-value]
 
 
 def memory_of(places: Sequence[Place], device: torch.device) -> Memory:
-    """Memory for results that nothing has been computed into."""
+    """Returns memory for results that nothing has been computed into."""
     found = {}
     for node, k in places:
         like = results_of(node)[k]

@@ -189,12 +189,12 @@ def _width(type_):
 
 
 def element_of(vector: str, type_: str) -> str:
-    """Element j of a vector."""
+    """Returns element j of a vector."""
     return f"{vector}.part[j / {_width(type_)}][j % {_width(type_)}]"
 
 
 def loaded_element_of(vector: str, type_: str) -> str:
-    """Element j of a vector as it is loaded."""
+    """Returns element j of a vector as it is loaded."""
     if _SIZES[type_] >= 4:
         return element_of(vector, type_)
     return f"as_type<vec<{type_}, {_width(type_)}>>({vector}.words[j / {_width(type_)}])[j % {_width(type_)}]"
