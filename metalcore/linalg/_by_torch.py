@@ -69,8 +69,8 @@ def by_torch(function: Callable, *arguments: Any, out: Any = None, **options: An
         or not all(isinstance(target, Tensor) for target in targets)
     ):
         return function(*arguments, **options) if out is None else function(*arguments, **options, out=out)
-    made = call_on_cpu(function, *arguments, **options)
+    results = call_on_cpu(function, *arguments, **options)
     if out is None:
-        return made
-    written = write_out(function.__name__, out, lambda: made, *tensors)
-    return written if isinstance(made, Tensor) else type(made)(written)
+        return results
+    written = write_out(function.__name__, out, lambda: results, *tensors)
+    return written if isinstance(results, Tensor) else type(results)(written)

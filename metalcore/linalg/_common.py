@@ -107,7 +107,7 @@ _USUAL = {"left": True, "mode": "reduced", "pivot": True, "triangle": "full", "a
 def _arguments(op: str, option, shapes):
     """Returns arguments for the operator: meta tensors, the option, and usual values for arguments that no plan depends
     on."""
-    given = dict([option] if option else [])
+    options = dict([option] if option else [])
     shapes = iter([shape for shape in shapes if shape is not None])
     for argument in getattr(ops, _OPERATORS.get(op, op)).default._schema.arguments:
         if "Tensor" in str(argument.type):
@@ -115,7 +115,7 @@ def _arguments(op: str, option, shapes):
             dtype = torch.int32 if argument.name == "pivots" else torch.float32
             yield None if shape is None else torch.empty(shape, dtype=dtype, device="meta")
         else:
-            yield given.get(argument.name, _USUAL.get(argument.name, False))
+            yield options.get(argument.name, _USUAL.get(argument.name, False))
 
 
 def check_types(name, *arguments):

@@ -248,7 +248,7 @@ register(
         "lstsq",
         lstsq,
         namesake="torch.linalg.lstsq",
-        results=lambda found: [found.solution],
+        results=lambda lstsq: [lstsq.solution],
         override=(override("linalg_lstsq", _override),),
         operators=("lstsq", "qr_pivoted", "qr", "qr_scaled", "solve_triangular", "svd"),
         samples=lambda: tuple(

@@ -10,7 +10,7 @@ from .._core.samples import well_conditioned
 from ._by_torch import by_torch
 from ._common import cast_out, in_float32, without_autocast
 from ._eigh import _eigh
-from ._rank import chosen_tolerances, given, threshold
+from ._rank import chosen_tolerances, threshold, without_defaults
 from ._svd import _svd
 
 
@@ -47,10 +47,14 @@ def pinv(
         torch.Size([3, 5])
     """
     if type(hermitian) is not bool:
-        return by_torch(torch.linalg.pinv, A, hermitian=hermitian, **given(rcond=rcond, atol=atol, rtol=rtol, out=out))
+        return by_torch(
+            torch.linalg.pinv, A, hermitian=hermitian, **without_defaults(rcond=rcond, atol=atol, rtol=rtol, out=out)
+        )
     tolerances = chosen_tolerances(A, rcond, atol, rtol)
     if tolerances is None or any(isinstance(x, torch.Tensor) and x.requires_grad for x in tolerances):
-        return by_torch(torch.linalg.pinv, A, **given(rcond=rcond, hermitian=hermitian, atol=atol, rtol=rtol, out=out))
+        return by_torch(
+            torch.linalg.pinv, A, **without_defaults(rcond=rcond, hermitian=hermitian, atol=atol, rtol=rtol, out=out)
+        )
     atol, rtol = tolerances if rcond is None else (0.0, rcond)
     # A call through autograd.Function takes the host longer than small matrices take the GPU.
     pseudoinverse = _Pinv.apply if needs_gradient(A) else _pinv

@@ -50,8 +50,8 @@ def _(A, columns, rcond):
         rest = W[..., step:, step + 1 :]
         rest = rest - tau[..., None, None] * v[..., None] * (v[..., None, :] @ rest)
         column = torch.cat([beta[..., None], v[..., 1:]], -1)
-        made = torch.cat([column[..., None], rest], -1)
-        W[..., step:, step:] = made.where(~known[..., None, None], W[..., step:, step:])
+        reflected = torch.cat([column[..., None], rest], -1)
+        W[..., step:, step:] = reflected.where(~known[..., None, None], W[..., step:, step:])
     return W.mT.contiguous(), order, rank
 
 

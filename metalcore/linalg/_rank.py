@@ -48,12 +48,12 @@ def matrix_rank(
     """
     if type(hermitian) is not bool:
         return by_torch(
-            torch.linalg.matrix_rank, A, hermitian=hermitian, **given(tol=tol, atol=atol, rtol=rtol, out=out)
+            torch.linalg.matrix_rank, A, hermitian=hermitian, **without_defaults(tol=tol, atol=atol, rtol=rtol, out=out)
         )
     tolerances = chosen_tolerances(A, tol, atol, rtol)
     if tolerances is None:
         return by_torch(
-            torch.linalg.matrix_rank, A, **given(tol=tol, hermitian=hermitian, atol=atol, rtol=rtol, out=out)
+            torch.linalg.matrix_rank, A, **without_defaults(tol=tol, hermitian=hermitian, atol=atol, rtol=rtol, out=out)
         )
 
     def ranks():
@@ -115,7 +115,7 @@ def _condition(A, p):
     return product.nan_to_num(_INFINITY, _INFINITY, -_INFINITY)  # zero times infinity counts as infinity
 
 
-def given(**arguments):
+def without_defaults(**arguments):
     """Returns the arguments that are neither None nor False. Few of torch's overloads take None."""
     return {name: value for name, value in arguments.items() if value is not None and value is not False}
 
@@ -125,7 +125,7 @@ def chosen_tolerances(A, both, atol, rtol):
 
     both: PyTorch's older argument, which replaces the two and is returned as atol.
     """
-    present = given(both=both, atol=atol, rtol=rtol)
+    present = without_defaults(both=both, atol=atol, rtol=rtol)
     if "both" in present and len(present) > 1 or not accelerated(A) or A.dim() < 2:
         return None
     if not all(_is_tolerance(value, A) for value in present.values()):

@@ -35,8 +35,8 @@ class Blocks:
 
     def split(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns (here, *shape)."""
-        found = self._split(whole(tensor))
-        return found if self._owned is None else self._owned.part(found)
+        blocks = self._split(whole(tensor))
+        return blocks if self._owned is None else self._owned.part(blocks)
 
     def _split(self, tensor):
         matrix = tensor.reshape(self._sides)

@@ -18,12 +18,12 @@ def steps_of(states):
     def run(optimizer, *tensors, **options):
         half = len(tensors) // 2
         params = [torch.nn.Parameter(tensor.detach().clone()) for tensor in tensors[:half]]
-        made = optimizer(params, **options)
+        instance = optimizer(params, **options)
         for step in range(STEPS):
             for param, grad in zip(params, tensors[half:]):
                 param.grad = (grad * 2**step).roll(step)  # exact in every dtype
-            made.step()
-        found = [made.state[param][name] for param in params for name in states if name in made.state[param]]
-        return [param.detach() for param in params] + found
+            instance.step()
+        entries = [instance.state[param][name] for param in params for name in states if name in instance.state[param]]
+        return [param.detach() for param in params] + entries
 
     return run

@@ -71,10 +71,10 @@ class Muon(MultiTensor, torch.optim.Muon):
         if is_dtensor(members[0][0]):
             from ..distributed import matrices
 
-            found = matrices.of_whole(lambda whole: _orthogonalized(whole, *options), torch.stack(batch).bfloat16())
+            updates = matrices.of_whole(lambda whole: _orthogonalized(whole, *options), torch.stack(batch).bfloat16())
         else:
-            found = _orthogonalized(torch.stack(batch).bfloat16(), *options)
-        for (p, _), flip, update in zip(members, tall, found.unbind()):
+            updates = _orthogonalized(torch.stack(batch).bfloat16(), *options)
+        for (p, _), flip, update in zip(members, tall, updates.unbind()):
             p.add_(update.mT if flip else update, alpha=-_adjusted(lr, group["adjust_lr_fn"], *p.shape))
 
     def _step_by_torch(self, group):

@@ -242,11 +242,11 @@ class SOAP(MultiTensor, torch.optim.Optimizer):  # pyright: ignore[reportIncompa
         """Returns the states of parameters as batches, of which the entries of each parameter's state are parts.
         Batches stay from step to step, unless the parameters with gradients, or their states, are others."""
         key = tuple(id(p) for p, _ in members)
-        found = self._batches.get(key)
-        if found is not None and all(
-            self.state[p].get(name) is part for name, parts in found[1].items() for (p, _), part in zip(members, parts)
+        cached = self._batches.get(key)
+        if cached is not None and all(
+            self.state[p].get(name) is part for name, parts in cached[1].items() for (p, _), part in zip(members, parts)
         ):
-            return found[0]
+            return cached[0]
         m, n = grads.shape[-2:]
         sizes = {"exp_avg": (m, n), "exp_avg_sq": (m, n), "mean_left": (m, m), "mean_right": (n, n)}
         sizes |= {"basis_left": (m, m), "basis_right": (n, n)}
