@@ -1,5 +1,5 @@
-// Kernels that Python makes while a process runs (metalcore/_core/generated_kernels.py). Recordings name them as they name the
-// built-in ones. A name is made of the source's digest, so it never means another kernel.
+// Kernels that Python makes while a process runs (metalcore/_core/generated_kernels.py). Recordings name them as they
+// name the built-in ones. A name is made of the source's digest, so it never means another kernel.
 #pragma once
 
 #include <string>
