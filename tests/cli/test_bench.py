@@ -75,8 +75,7 @@ def test_family(bench, tmp_path, family):
     assert data["results"] and {result["family"] for result in data["results"]} == {family}
     for result in data["results"]:
         assert "error" not in result and result["ours"]["q1"] <= result["ours"]["median"] <= result["ours"]["q3"]
-        assert result["ours"]["median"] > 0 and len(result["samples"]["ours"]) > 0
-        assert ("speedup" in result) == ("theirs" in result) == bool(result["samples"]["theirs"])
+        assert result["ours"]["median"] > 0 and ("speedup" in result) == ("theirs" in result)
         for text in (out, *(path.read_text() for path in tmp_path.iterdir() if path.suffix in (".md", ".html"))):
             assert result["name"] in text and (result["shape"] in text or "cell" in result)
     assert f"[1/{len(data['results'])}] {family}: " in err
@@ -88,7 +87,7 @@ def test_the_machine_is_described(bench):
     assert data["machine"]["torch"] == torch.__version__ and data["machine"]["commit"] == "abc"
     assert data["machine"].keys() >= {"date", "device_name", "python", "platform", "metalcore"}
     assert all(rate > 0 for rate in data["ceilings"].values())
-    assert len(data["results"][0]["samples"]["ours"]) == data["settings"]["rounds"] == 4
+    assert data["settings"]["rounds"] == 4
 
 
 def test_a_process_that_fails():
