@@ -150,7 +150,7 @@ def test_arguments_are_refused(program, calls):
         (
             {"METAL_RUNTIME_REFUSES": "softmax"},
             "METALCORE_NO_DEVICE",
-            r"Metal refused softmax\.metal: .*Compiler encountered an internal error",
+            r"Metal refused activation/softmax\.metal: .*Compiler encountered an internal error",
         ),
         (
             {"METAL_RUNTIME_FAILS": "softmax"},
