@@ -1,4 +1,4 @@
-// What decode.metal, merge.metal, paged_append.metal and their host sides in csrc/ops/attention/ share.
+// What decode.metal and merge.metal, paged/paged_append.metal and their host sides share.
 #pragma once
 
 #ifndef __METAL_VERSION__

@@ -1,5 +1,5 @@
 // NVRTC, NVIDIA's compiler for CUDA C++ at run time. It is opened, not linked; metalcore/msl/nvidia/nvrtc.py is the
-// Python package's way to it.
+// Python package's way to it, where processes have no libmetalcore and may use PyTorch's copy of NVRTC.
 #pragma once
 
 #include <cstddef>

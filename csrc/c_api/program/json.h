@@ -1,5 +1,6 @@
 // A reader of JSON for the files that the build writes beside the kernels' programs, and for programs' files, which
-// may come from strangers. It is strict: names do not repeat.
+// may come from strangers. It is strict: names do not repeat. It is ours since the library has to build from what pip
+// brings, on Macs too, and no package on PyPI holds the headers of a kept one.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4).
+// SHA-256 (FIPS 180-4). It is ours for the reason in json.h; CommonCrypto and OpenSSL are each on one system only.
 #pragma once
 
 #include <array>
