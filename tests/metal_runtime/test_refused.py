@@ -200,7 +200,7 @@ metalcore.softmax(x.half(), -1)
 assert use_runtime.compiled() == (2, 2)
 metalcore.softmax(torch.randn(2, 40000, device="mps"), -1)  # two kernels of one family
 assert use_runtime.compiled() == (3, 4)
-kernels = [name for name, family in _C.mps_kernels().items() if family == "softmax"]
+kernels = [name for name, family in _C.mps_kernels().items() if family == "activation/softmax"]
 _C.mps_compile(*kernels)
 assert use_runtime.compiled() == (4, len(kernels))
 """,
@@ -247,7 +247,7 @@ from metalcore.__main__ import main
 from metalcore.cli import selftest
 for name in OPS.keys() - {"silu"}:
     del OPS[name]
-few = {name: kernels for name, kernels in selftest._families().items() if name in ("activation", "softmax")}
+few = {name: kernels for name, kernels in selftest._families().items() if name in ("activation/activation", "activation/softmax")}
 selftest._families = lambda: few  # a compilation of all of them takes a minute
 def command(*arguments):
     out = io.StringIO()
@@ -262,12 +262,12 @@ print(json.dumps([status, failed, found["refused by Metal"]]))
     )
     environment = {"METALCORE_CACHE_DIR": str(tmp_path)}
     status, failed, listed = json.loads(run(extension, "-c", commands, METAL_RUNTIME_REFUSES="relu_b", **environment))
-    assert failed.keys() == {"kernels of activation", "no kernel is left to PyTorch's ops"}
+    assert failed.keys() == {"kernels of activation/activation", "no kernel is left to PyTorch's ops"}
     assert status == 1 and listed.keys() == {"activation/activation"}
-    assert "Compiler encountered an internal error" in failed["kernels of activation"] + listed["activation"]
+    assert "Compiler encountered an internal error" in failed["kernels of activation/activation"] + listed["activation/activation"]
     # A later process knows; the next selftest forgets.
     later = PROGRAM + "from metalcore.cli import info; print(*info.collect()['refused by Metal'])"
-    assert run(extension, "-c", later, **environment) == "activation\n"
+    assert run(extension, "-c", later, **environment) == "activation/activation\n"
     assert json.loads(run(extension, "-c", commands, **environment)) == [0, {}, {}]
     assert run(extension, "-c", later, **environment) == "\n"
 
