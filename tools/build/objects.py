@@ -27,7 +27,7 @@ def precompile(tasks, header, compile_command):
     def action(output):
         header.write_text(f'#include "{_HEADER}"\n')
         # Clang refuses a system's header that is newer, so that these are inputs too: -MD and not -MMD.
-        _compile([*compile_command, "-MD", "-x", "c++-header", str(header)], output)
+        _compile([*compile_command, "-MD", "-c", "-x", "c++-header", str(header)], output)
 
     name = f"{header.relative_to(tasks.out)}.gch"
     tasks.add(name, _read_by_compiler(tasks.out / name), compile_command, action)
