@@ -47,7 +47,7 @@ $(RUNS): $(VENV)run $(SOURCES)
 # Two run at once: each mostly waits for the compiler of its next family of kernels.
 demo: $(RUNS)
 	@echo "running examples: $(EXAMPLES)"
-	@echo $(EXAMPLES) | CXX="$$(tools/compiler.sh)" xargs -n 1 -P 2 sh -c 'said=$$($(PY) examples/$$0.py 2>&1); \
+	@echo $(EXAMPLES) | xargs -n 1 -P 2 sh -c 'said=$$($(RUN) examples/$$0.py 2>&1); \
 	  status=$$?; printf "\n=== examples/%s.py\n\n%s\n" "$$0" "$$said"; exit $$status'
 
 lint: $(VENV)run $(VENV)test $(VENV)lint

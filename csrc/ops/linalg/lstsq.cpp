@@ -4,8 +4,6 @@
 #include "../common/call_torch.h"
 #include "matrices.h"
 #include "qr.h"
-#include "qr_plan.h"
-#include "scale.h"
 #include "triangular.h"
 
 #include <algorithm>
@@ -40,8 +38,7 @@ const Kernel* kernel_for(int64_t rows, int64_t width) {
 
 // X = R⁻¹ Qᵀ B, and the sums of squares of A X - B.
 std::tuple<Tensor, Tensor> by_qr(const Tensor& a, const Tensor& b) {
-  const auto [scaled_a, scales] = scaled(a);
-  const auto [q, r] = qr(scaled_a, "reduced");
+  const auto [q, r, scales] = qr_scaled(a);
   const Tensor sides = call_torch<1>("aten::matmul", "", transposed(q), b)[0];
   const Tensor x = call_torch<1>("aten::mul", "Tensor", solve_triangular(r, sides, true, true, false), scales)[0];
   const Tensor product = call_torch<1>("aten::matmul", "", a, x)[0];

@@ -141,10 +141,6 @@ std::tuple<Tensor, Tensor> qr(const Tensor& input, const std::string& mode) {
   return {q, r};
 }
 
-namespace {
-
-// Returns (Q, R, scale), scale (*, 1, 1): the reduced QR decomposition of each matrix times its scale. The scales are
-// powers of two, so that R is in range where A's norms are not.
 std::tuple<Tensor, Tensor, Tensor> qr_scaled(const Tensor& input) {
   check_matrices("qr", input);
   const auto [a, scales] = scaled(input);
@@ -152,7 +148,6 @@ std::tuple<Tensor, Tensor, Tensor> qr_scaled(const Tensor& input) {
   return {q, r, scales};
 }
 
-}  // namespace
 }  // namespace metalcore
 
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {

@@ -15,6 +15,10 @@ namespace metalcore {
 // The operator metalcore::qr returns (Q, R) of float32 matrices. The modes are "reduced", "complete" and "r".
 std::tuple<Tensor, Tensor> qr(const Tensor& a, const std::string& mode);
 
+// The operator metalcore::qr_scaled returns (Q, R, scale), scale (*, 1, 1): the reduced QR decomposition of each matrix
+// times its scale. The scales are powers of two, so that R is in range where A's norms are not.
+std::tuple<Tensor, Tensor, Tensor> qr_scaled(const Tensor& a);
+
 // Matrices that fit in a simdgroup or a threadgroup (qr_small.cpp): kernels/linalg/qr_simd.metal and qr_block.metal.
 
 // What the kernels do (QR_FACTORS, QR_REFLECTORS or QR_FORM), the number of reflectors, and the results' sizes.

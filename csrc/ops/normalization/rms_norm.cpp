@@ -227,8 +227,7 @@ std::tuple<Tensor, Tensor> differentiate(const Tensor& grad, const Tensor& input
   const bool shared = plan.rows.chunk_rows > 0;
   const RowPlan& rows = plan.rows.rows;
   gpu::note_plan(op, rows.variant, [&] {
-    return plan.rows.chunk_rows ? why_split(rows, shape.length)
-                                : why_rows(rows, shape.length, 1, input, plan.parts.kernels);
+    return shared ? why_split(rows, shape.length) : why_rows(rows, shape.length, 1, input, plan.parts.kernels);
   });
   const ScalarType weight_dtype = weight ? weight->scalar_type() : dtype;
   // Whether a threadgroup has all rows of its columns, so that it makes the weight's gradient itself.
