@@ -264,7 +264,10 @@ print(json.dumps([status, failed, found["refused by Metal"]]))
     status, failed, listed = json.loads(run(extension, "-c", commands, METAL_RUNTIME_REFUSES="relu_b", **environment))
     assert failed.keys() == {"kernels of activation/activation", "no kernel is left to PyTorch's ops"}
     assert status == 1 and listed.keys() == {"activation/activation"}
-    assert "Compiler encountered an internal error" in failed["kernels of activation/activation"] + listed["activation/activation"]
+    assert (
+        "Compiler encountered an internal error"
+        in failed["kernels of activation/activation"] + listed["activation/activation"]
+    )
     # A later process knows; the next selftest forgets.
     later = PROGRAM + "from metalcore.cli import info; print(*info.collect()['refused by Metal'])"
     assert run(extension, "-c", later, **environment) == "activation/activation\n"
