@@ -35,29 +35,29 @@ def add_parser(commands):
 
 def run(arguments):
     from .. import doctor
-    from ..doctor import report
+    from ..doctor import results
 
     rows = [doctor.row_of(name) for name in arguments.faults] or doctor.ROWS
     if arguments.list:
-        print(json.dumps(report.as_dicts(None, ()), indent=2) if arguments.json else report.known())
+        print(json.dumps(results.as_dicts(None, ()), indent=2) if arguments.json else results.table())
         return 0
     devices.use(arguments.device or ("mps" if devices.has_apple_gpu() else "simulator"))
     machine = doctor.this_machine()
     say = (lambda text: None) if arguments.json else (lambda text: print(text, flush=True))
     say(f"{machine}\n")
     if arguments.in_process:
-        found = (doctor.judge(row, machine) for row in rows)
+        stream = (doctor.judge(row, machine) for row in rows)
     else:
-        found = doctor.judge_apart(rows, machine, say=_progress)
+        stream = doctor.judge_apart(rows, machine, say=_progress)
     outcomes = []
-    for outcome in found:
+    for outcome in stream:
         _progress(None)
         outcomes.append(outcome)
-        say(report.line(outcome))
+        say(results.line(outcome))
     doctor.save(machine, outcomes)
-    say("\n" + report.summary(outcomes))
+    say("\n" + results.summary(outcomes))
     if arguments.json:
-        print(json.dumps(report.as_dicts(machine, outcomes), indent=2))
+        print(json.dumps(results.as_dicts(machine, outcomes), indent=2))
     return 1 if any(outcome.is_fault for outcome in outcomes) else 0
 
 

@@ -1,7 +1,7 @@
 """Which silent faults of PyTorch's MPS backend this machine has: `python -m metalcore doctor`.
 
-rows.py knows public reports. probes/ tries each against the CPU, in a process of its own (runner.py), and results.py
-keeps what was found. `metalcore.enable_pytorch_overrides("safe")` goes around it: routes.py and patches.py say how.
+rows.py knows public reports. probes.py tries each against the CPU, in a process of its own (runner.py), and results.py
+keeps what was found. `metalcore.enable_pytorch_overrides("safe")` goes around it: routes.py says how.
 """
 
 from .machine import Machine, this_machine

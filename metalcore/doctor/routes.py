@@ -1,4 +1,5 @@
-"""Which calls of PyTorch's operators a fault touches, and what computes them instead.
+"""Which calls of PyTorch's operators a fault touches, and what computes them instead; and what else "safe" changes in
+PyTorch.
 
 `applies` has an operator's arguments and says whether a fault touches the call. `instead` has the operator and its
 arguments, and returns metalcore's result, or NotImplemented for what metalcore does not take. Such a call, and one of a
@@ -8,9 +9,10 @@ autograd watches.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -20,7 +22,12 @@ from .. import conv, gemm, linalg
 from .._core.routing import alike
 from .._core.torch_operators import overload
 
-__all__ = ["Route", "forms", "on_cpu"]
+__all__ = [
+    "Route",
+    "checkpoints_keep_random_state",
+    "forms",
+    "on_cpu",
+]
 
 _LONG_SUM, _ROWS = 32_767, 16  # Apple7's and Apple8's kernels for at least so many rows and columns read past K
 _BIG_INDEX, _BIGGEST_INDEX = 2**31, 2**32
@@ -256,3 +263,25 @@ def big_sum(tensors, *args, **kwargs) -> bool:
 
 def of_int64(self, *args, **kwargs) -> bool:
     return self.dtype == torch.int64
+
+
+def checkpoints_keep_random_state(count: Any) -> Callable[[], None]:
+    """Gives torch.mps what torch.utils.checkpoint asks a device's module for before it keeps the state of its random
+    numbers: `_initialized`, and a context manager `device` that makes a device the current one."""
+    module, added = cast(Any, torch.mps), []
+
+    @contextlib.contextmanager
+    def device(index):
+        count.ran += 1
+        yield  # there is one device
+
+    for name, value in (("_initialized", True), ("device", device)):
+        if not hasattr(module, name):
+            setattr(module, name, value)
+            added.append(name)
+
+    def undo():
+        for name in added:
+            delattr(module, name)
+
+    return undo

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import patches, routes
+from . import probes, routes
 from .machine import Machine
-from .probes import Found, attention, elements, layers, linalg, products
+from .probes import Deviation
 from .routes import Route, forms
 
 __all__ = ["ROWS", "Row", "row_of"]
@@ -42,7 +42,7 @@ class Row:
     reported_for: str
     instead: str
     chips: str = "any"
-    probe: Callable[[str], Found] | None = None
+    probe: Callable[[str], Deviation] | None = None
     judged: tuple[tuple[int, int], tuple[int, int] | None] | None = None
     overrides: tuple[str, ...] = ()
     routes: tuple[Route, ...] = ()
@@ -76,7 +76,7 @@ ROWS = (
         "svd, svdvals and lstsq of a batch with 8,192 elements or more fail: Metal's compiler refuses the kernel",
         "2.14.0",
         "`metalcore.svd` and `metalcore.lstsq`; the CPU for what they do not take",
-        probe=linalg.batched_svd,
+        probe=probes.batched_svd,
         overrides=("svd",),
         routes=(
             Route(("_linalg_svd", "_linalg_svd.U"), routes.in_batches),
@@ -89,7 +89,7 @@ ROWS = (
         "svd of matrices of lower rank gives singular vectors that are not orthogonal",
         "2.14",
         METALCORES.format("svd"),
-        probe=linalg.orthogonal_singular_vectors,
+        probe=probes.orthogonal_singular_vectors,
         overrides=("svd",),
         routes=(Route(("_linalg_svd", "_linalg_svd.U"), routes.in_batches),),
     ),
@@ -99,7 +99,7 @@ ROWS = (
         "the gradients of linalg.solve are wrong",
         "2.10.0, a nightly of 2.12",
         METALCORES.format("solve"),
-        probe=linalg.solve_gradients,
+        probe=probes.solve_gradients,
         overrides=("lu_solve", "solve"),
         routes=(
             Route(("_linalg_solve_ex", "_linalg_solve_ex.result"), routes.always),
@@ -114,7 +114,7 @@ ROWS = (
         "2.7 to 2.13; 2.14 for 32,767 and 32,768 terms",
         METALCORES.format("matmul"),
         chips="M1, M2",
-        probe=products.long_sums,
+        probe=probes.long_sums,
         routes=(
             Route(forms("mm"), routes.long_sum, routes.product),
             Route(forms("addmm"), routes.long_sum_and_more, routes.product_and_more),
@@ -129,7 +129,7 @@ ROWS = (
         "2.13, 2.14, nightlies of 2.15",
         METALCORES.format("matmul"),
         chips="M1, M2",
-        probe=products.batched_long_sums,
+        probe=probes.batched_long_sums,
         routes=(
             Route(forms("bmm"), routes.long_sum, routes.product),
             Route(forms("baddbmm"), routes.long_sum_and_more, routes.product_and_more),
@@ -143,7 +143,7 @@ ROWS = (
         "2.12.0, 2.13.0, a nightly of 2.14",
         METALCORES.format("linear"),
         chips="M5 Max",
-        probe=products.linear_of_many_batches,
+        probe=probes.linear_of_many_batches,
         routes=(Route(("linear",), routes.with_batches_and_bias, routes.linear),),
     ),
     Row(
@@ -153,7 +153,7 @@ ROWS = (
         "2.13.0, a nightly of 2.14",
         METALCORES.format("linear"),
         chips="M1",
-        probe=products.linear_with_bias,
+        probe=probes.linear_with_bias,
         routes=(Route(("linear",), routes.with_batches_and_bias, routes.linear),),
     ),
     Row(
@@ -164,7 +164,7 @@ ROWS = (
         "April 2026",
         METALCORES.format("linear"),
         chips="M5",
-        probe=products.linear_in_16_bits,
+        probe=probes.linear_in_16_bits,
         routes=(
             Route(("linear",), routes.with_batches, routes.linear),
             Route(("linear_backward",), routes.with_batches, routes.linear_gradients),
@@ -176,7 +176,7 @@ ROWS = (
         "the gradient of linear's input is zero behind the first 16 KB, if there is one output and the loss is a sum",
         "2.13.0",
         METALCORES.format("matmul"),
-        probe=products.linear_to_one_output,
+        probe=probes.linear_to_one_output,
         routes=(Route(("linear_backward",), routes.to_one_output, routes.linear_gradients),),
     ),
     _attention(
@@ -184,7 +184,7 @@ ROWS = (
         195910,
         "causal attention in float16 and bfloat16 sees keys of the future",
         "2.10.0 wrong, 2.14.0 right",
-        attention.causal_in_16_bits,
+        probes.causal_attention_in_16_bits,
         routes.causal_in_16_bits,
     ),
     _attention(
@@ -192,7 +192,7 @@ ROWS = (
         174861,
         "attention of up to 8 queries to 1,024 keys or more reads memory that is not its own",
         "before 2.11",
-        attention.one_query_of_many_keys,
+        probes.attention_of_one_query,
         routes.few_queries,
     ),
     _attention(
@@ -201,7 +201,7 @@ ROWS = (
         "attention of permuted queries and keys, as models make them of (batch, length, heads, size), is wrong in "
         "batches",
         "before 2.12",
-        attention.permuted,
+        probes.attention_of_permuted_tensors,
         routes.not_contiguous,
     ),
     _attention(
@@ -209,7 +209,7 @@ ROWS = (
         184180,
         "attention of up to 8 queries uses the first mask for all of a batch, where a mask is shared by the heads",
         "May 2026",
-        attention.masks_of_batches,
+        probes.attention_with_masks_of_batches,
         routes.masks_of_batches,
     ),
     _attention(
@@ -217,7 +217,7 @@ ROWS = (
         176767,
         "attention is wrong if values and queries differ in size",
         "before 2.12",
-        attention.values_of_another_size,
+        probes.attention_with_values_of_another_size,
         routes.values_of_another_size,
     ),
     _attention(
@@ -235,7 +235,7 @@ ROWS = (
         "the gradients of layer_norm's weight and bias are wrong, and differ from run to run, if the input needs none",
         "May 2026",
         METALCORES.format("layer_norm"),
-        probe=layers.layer_norm_gradients,
+        probe=probes.layer_norm_gradients,
         overrides=("layer_norm",),
         routes=(Route(("native_layer_norm_backward",), routes.frozen_input),),
     ),
@@ -245,7 +245,7 @@ ROWS = (
         "the gradients of batch_norm of channels_last input are wrong, or raise an error",
         "February 2026",
         ON_CPU,
-        probe=layers.batch_norm_gradients,
+        probe=probes.batch_norm_gradients,
         routes=(Route(("native_batch_norm_backward",), routes.rearranged),),
     ),
     Row(
@@ -254,7 +254,7 @@ ROWS = (
         "conv2d with a slice of a larger tensor as weight is wrong",
         "2.13.0 wrong, 2.14.0 right",
         METALCORES.format("conv2d"),
-        probe=layers.convolution_with_a_slice,
+        probe=probes.convolution_with_a_slice,
         routes=(Route(("convolution",), routes.by_a_slice, routes.convolution),),
     ),
     Row(
@@ -263,7 +263,7 @@ ROWS = (
         "the gradients of an LSTM of several layers with dropout are those without it",
         "a build of 2.14 before its release",
         ON_CPU,
-        probe=layers.lstm_gradients,
+        probe=probes.lstm_gradients,
         routes=(Route(("lstm.input",), routes.with_dropout),),
     ),
     Row(
@@ -273,8 +273,8 @@ ROWS = (
         "the device's random numbers is not kept",
         "every release (the fix, #194478, is open)",
         "checkpointing keeps the state",
-        probe=layers.checkpointed_dropout,
-        patch=patches.checkpoints_keep_random_state,
+        probe=probes.checkpointed_dropout,
+        patch=routes.checkpoints_keep_random_state,
     ),
     Row(
         "scalar-views",
@@ -282,7 +282,7 @@ ROWS = (
         "arithmetic of a tensor and an element of a CPU tensor, as x * steps[4], takes the first element",
         "2.12.0, 2.13.0 (2.14.0 is right)",
         "PyTorch's op, with a copy of the element",
-        probe=elements.scalar_views,
+        probe=probes.scalar_views,
         routes=(
             Route(
                 forms("add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor"),
@@ -297,7 +297,7 @@ ROWS = (
         "scatter_add_, index_add_ and index_put_(accumulate=True) into a view of bools write to other elements",
         "August 2026",
         ON_CPU,
-        probe=elements.bool_views,
+        probe=probes.bool_views,
         routes=(Route((*forms("scatter_add", "index_add"), "_index_put_impl_"), routes.bool_view),),
     ),
     Row(
@@ -306,7 +306,7 @@ ROWS = (
         "sort and argsort of more than 2²² columns along them are wrong",
         "May 2026",
         ON_CPU,
-        probe=elements.sorted_columns,
+        probe=probes.sorted_columns,
         routes=(Route(("sort.stable", "sort.values_stable"), routes.many_columns),),
     ),
     Row(
@@ -315,7 +315,7 @@ ROWS = (
         "unique(return_inverse=True) confuses int64 numbers above 2²⁴",
         "September 2026",
         ON_CPU,
-        probe=elements.unique_inverse,
+        probe=probes.unique_inverse,
         routes=(Route(("_unique2",), routes.of_int64),),
     ),
     Row(

@@ -5,7 +5,7 @@ import sys
 import time
 
 from metalcore.doctor import row_of
-from metalcore.doctor.probes import Found
+from metalcore.doctor.probes import Deviation
 
 
 def crash(device):
@@ -19,7 +19,7 @@ def hang(device):
 
 def chatter(device):
     print("a line that is no answer", flush=True)
-    return Found(0.0, 0.0)
+    return Deviation(0.0, 0.0)
 
 
 for name, probe in (("scalar-views", crash), ("bool-views", hang), ("unique-inverse", chatter)):

@@ -13,7 +13,7 @@ from seeds import OPERATORS, seeded
 import metalcore
 from metalcore import doctor
 from metalcore.cli import main
-from metalcore.doctor import report, results
+from metalcore.doctor import results
 
 pytestmark = [pytest.mark.only_on("simulator"), pytest.mark.lenient]
 ROOT = Path(__file__).resolve().parents[2]
@@ -244,6 +244,6 @@ def test_what_is_not_known(capsys):
 
 def test_the_words_of_a_fault():
     """A reader needs the report, the versions, and what "safe" does."""
-    said = report.line(doctor.Outcome("bmm-2^32", "AFFECTED", note="by the version: nothing ran"))
+    said = results.line(doctor.Outcome("bmm-2^32", "AFFECTED", note="by the version: nothing ran"))
     assert "pytorch#197636" in said and "2.4.1 to 2.14.0" in said and 'under "safe": the CPU' in said
-    assert "update PyTorch" in report.line(doctor.Outcome("command-buffers", "AFFECTED"))
+    assert "update PyTorch" in results.line(doctor.Outcome("command-buffers", "AFFECTED"))
