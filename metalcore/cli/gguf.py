@@ -8,11 +8,10 @@ import math
 from typing import Any
 
 from ..gguf import GGUFError, GGUFFile
-from ..gguf._config import config_of, layout_of
-from ..gguf._keys import unread
+from ..gguf._config import config_of, layout_of, unread
 from ..gguf._load import check_types
 from ..gguf._metadata import Metadata
-from ..gguf._parts import WholeFile, whole
+from ..gguf._reader import WholeFile, whole
 from ..gguf._tokenizer import TAKEN
 from ..quant._types import KERNELS
 

@@ -11,9 +11,8 @@ from torch import Tensor
 from ..paged import PagedKVCache
 from ._adjustments import Adjustments
 from ._prefix import PrefixCache
-from ._prompts import padded_left
 from ._run import Run, Sampling
-from ._stops import Stops, end_tokens
+from ._text import Stops, end_tokens, padded_left
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -90,8 +90,7 @@ class Run:
                 raise ValueError(f"generate: {type(self.model).__name__} takes no pages; cache='dynamic' is its own")
             self.by_metalcore = False
             return own
-        from ._attention import register
-        from ._caches import PagedKeysAndValues, StaticKeysAndValues
+        from ._caches import PagedKeysAndValues, StaticKeysAndValues, register
 
         register()
         self.by_metalcore = True
@@ -156,7 +155,7 @@ class Run:
         if "logits_to_keep" in self.accepted:
             options["logits_to_keep"] = 1
         if self.by_metalcore:
-            from ._attention import attending
+            from ._caches import attending
 
             with attending(self.model, self.cache):
                 output = self.model(tokens, **options)

@@ -1,13 +1,18 @@
 """What llama.cpp calls the parameters of transformers' models, layout by layout.
 
 Source of the names and of what is done to the numbers: github.com/ggml-org/llama.cpp, convert_hf_to_gguf.py.
+
+llama.cpp's llama rotates neighbours in a head of q or k, and transformers rotates the number i with i + half. Rows are
+whole in packed weights, so that reordering them permutes bytes as well as numbers.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["LAYOUTS", "MODEL_TYPES", "Layout"]
+from torch import Tensor
+
+__all__ = ["LAYOUTS", "MODEL_TYPES", "Layout", "from_interleaved", "to_interleaved"]
 
 
 class Layout(NamedTuple):
@@ -147,3 +152,13 @@ MODEL_TYPES: dict[str, Layout] = {
     )
 }
 LAYOUTS: dict[str, Layout] = {layout.architecture: layout for layout in reversed(MODEL_TYPES.values())}
+
+
+def from_interleaved(rows: Tensor, heads: int) -> Tensor:
+    """Returns (rows, *) in llama.cpp's order as transformers has them, contiguous."""
+    return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2).contiguous()
+
+
+def to_interleaved(rows: Tensor, heads: int) -> Tensor:
+    """Returns (rows, *) in transformers' order as llama.cpp has them, contiguous."""
+    return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2).contiguous()

@@ -17,12 +17,10 @@ from ..quant._layers import TiedLinear
 from ..quant._types import KERNELS
 from ._config import config_of, layout_of
 from ._deepseek import joined, sources
-from ._layouts import Layout
+from ._layouts import Layout, from_interleaved
 from ._metadata import Metadata
-from ._parts import whole
-from ._reader import GGUFError, GGUFFile
+from ._reader import GGUFError, GGUFFile, whole
 from ._rope import FACTORS
-from ._rows import from_interleaved
 from ._tokenizer import tokenizer_of
 
 __all__ = ["Loaded", "load"]

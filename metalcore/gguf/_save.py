@@ -15,11 +15,10 @@ from ..nn import QuantizedEmbedding, QuantizedExperts, QuantizedLinear
 from ..quant import dequantize, quantize, type_of
 from ..quant._types import Type
 from ._deepseek import divided, sources
-from ._layouts import MODEL_TYPES, Layout
-from ._parts import part_path
-from ._rows import to_interleaved
+from ._layouts import MODEL_TYPES, Layout, to_interleaved
+from ._reader import part_path
 from ._save_keys import keys_of
-from ._save_tokenizer import tokenizer_keys
+from ._tokenizer import tokenizer_keys
 
 __all__ = ["save_gguf"]
 

@@ -7,8 +7,7 @@ from transformers import PreTrainedTokenizerFast
 
 import metalcore
 from metalcore.cli import main
-from metalcore.generation._stops import Stops
-from metalcore.generation._text import Text
+from metalcore.generation._text import Stops, Text
 
 
 def letters():

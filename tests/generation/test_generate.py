@@ -7,7 +7,7 @@ from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, MambaConfig, M
 
 import metalcore
 from metalcore.generation import stream
-from metalcore.generation._attention import NAME, attending
+from metalcore.generation._caches import NAME, attending
 from metalcore.paged import PagedKVCache
 
 NEW = 16

@@ -8,7 +8,7 @@ import torch
 from changed import add, changed, drop, drop_key, set_key
 
 from metalcore import cli, gguf
-from metalcore.gguf._keys import REFUSED
+from metalcore.gguf._config import REFUSED
 from metalcore.quant import dequantize, quantize
 
 OTHERS = {  # a value that changes results, by key
