@@ -1,7 +1,7 @@
 #include "error.h"
 
 #include "../gpu/per_thread.h"
-#include "../gpu/refused.h"
+#include "../gpu/backend.h"
 
 #include <cstdio>
 #include <cstring>

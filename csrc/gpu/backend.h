@@ -8,9 +8,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
 #include <string_view>
 
 namespace metalcore::gpu {
+
+// The error of a submission whose kernels the GPU's own compiler refuses. Nothing of the recording has run. Operators
+// (csrc/ops/common/operator.h) and kernels in the place of PyTorch's (csrc/ops/common/replacement.h) leave such a call
+// to PyTorch.
+struct KernelRefused : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 
 // A recording that is submitted many times: its kernels are looked up and checked once. The recording outlives it.
 class Prepared {
@@ -33,7 +41,7 @@ class Backend {
   // The cores of the GPU that plans are for, or 0 where that is not known (yet).
   virtual uint32_t cores() { return 0; }
   // Submits the recording's dispatches from `first` on to PyTorch's current stream of a device. If the
-  // backend can find an error before, it submits none of them. Throws KernelRefused (refused.h) where the GPU's
+  // backend can find an error before, it submits none of them. Throws KernelRefused where the GPU's
   // compiler refuses one of the kernels.
   virtual void submit(int device_index, const Recording& recording, size_t first) = 0;
   // Throws what submit() throws before it submits anything.

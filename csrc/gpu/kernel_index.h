@@ -1,4 +1,4 @@
-// The family of each built-in kernel.
+// Where the kernels come from that recordings name: the family of a built-in one, the source of a generated one.
 #pragma once
 
 #include <filesystem>
@@ -23,5 +23,12 @@ class KernelIndex {
   std::string path_;
   std::map<std::string, std::string, std::less<>> families_;
 };
+
+// Kernels that Python makes while a process runs (metalcore/_core/generated_kernels.py). Recordings name them as they
+// name the built-in ones. A name is made of the source's digest, so it never means another kernel.
+void add_generated(std::string_view kernel, std::string_view source);
+
+// The MSL of a generated kernel, or nullptr.
+const std::string* generated_source(std::string_view kernel);
 
 }  // namespace metalcore::gpu

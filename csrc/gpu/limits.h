@@ -3,14 +3,18 @@
 // named.
 #pragma once
 
-#include "size.h"
-
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
 
 namespace metalcore::gpu {
+
+// The size of a grid or of a threadgroup.
+struct Size {
+  uint32_t x = 1, y = 1, z = 1;
+  bool empty() const { return x == 0 || y == 0 || z == 0; }
+};
 
 constexpr uint32_t kSimdWidth = 32;
 constexpr uint32_t kMaxThreads = 1024;                 // per threadgroup

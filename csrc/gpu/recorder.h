@@ -1,7 +1,7 @@
-// Keeps what this thread's ops record, with the reasons of their plans. Ops on tensors without memory (PyTorch's meta
-// device) are recorded and not run. explain uses these.
+// How ops submit their dispatches, and how explain, captures and programs keep what this thread's ops submit.
 #pragma once
 
+#include "per_thread.h"
 #include "recording.h"
 
 #include <torch/csrc/stable/tensor.h>
@@ -42,6 +42,8 @@ struct KeptRecording {
 // A reference of the caller's own to the tensor of a view; nothing where the view has none.
 std::optional<Tensor> reference_to(AtenTensorHandle tensor);
 
+// Keeps what this thread's ops record, with the reasons of their plans. Ops on tensors without memory (PyTorch's meta
+// device) are recorded and not run.
 class Recorder {
  public:
   // Ops on tensors without memory plan as on `backend`'s GPU.
@@ -80,6 +82,23 @@ void note_plan(const char* op, const char* variant, const Why& why) {
 // each time. Such a recording does not do what the op does when it is submitted again.
 inline void note_host_step(const char* what) {
   if (Recorder* const recorder = Recorder::current()) recorder->kept().host_steps.emplace_back(what);
+}
+
+// Whether the backend for the tensor's device bounds the work of a dispatch.
+bool bounds_work(const Tensor& tensor);
+
+// Submits the dispatches from `first` on to the device of `output`.
+void submit(const Tensor& output, const Recording& recording, size_t first = 0);
+
+// Ops submit their dispatches with gpu::record(output, [&](gpu::Recording& recording) { … }). They allocate outputs and
+// scratch memory before: on MPS an allocation or a PyTorch op inside the body would end PyTorch's encoder.
+template <typename Body>
+void record(const Tensor& output, const Body& body) {
+  if (Recorder* recorder = Recorder::current()) return recorder->record(output, body);
+  Spare<Recording> recording;
+  (*recording).bound_work(bounds_work(output));
+  body(*recording);
+  submit(output, *recording);
 }
 
 }  // namespace metalcore::gpu

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "buffer.h"
-#include "size.h"
+#include "limits.h"
 
 #include <cstddef>
 #include <cstdint>

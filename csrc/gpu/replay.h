@@ -1,9 +1,10 @@
-// Recordings, joined into one, that are submitted many times. Kernels are looked up and arguments packed once; a run
-// allocates nothing. Memory may be bound in the place of what was recorded, by slots.
+// Recordings that outlive their op, and replays of them. Python names both by numbers.
 #pragma once
 
 #include "backend.h"
-#include "kept.h"
+#include "recorder.h"
+
+#include <torch/headeronly/core/ScalarType.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +15,26 @@
 
 namespace metalcore::gpu {
 
+// Keeps a recording, so that Python can show, compare and submit it again. Returns its number.
+int64_t keep(std::shared_ptr<KeptRecording> recording);
+void forget(int64_t number);
+// Throws std::invalid_argument if no recording has this number.
+std::shared_ptr<KeptRecording> kept(int64_t number);
+
+// What an op chose its kernels by. A tensor that takes the place of another one must have the same layout.
+struct TensorLayout {
+  explicit TensorLayout(const Tensor& tensor);
+  // The view of a tensor in the place. Throws std::runtime_error where the tensor has another layout.
+  BufferView view_of(const Tensor& replacement) const;
+
+  std::vector<int64_t> sizes, strides;
+  torch::headeronly::ScalarType dtype;
+  int32_t device_type, device_index;
+  size_t offset;  // in the storage, in bytes
+};
+
+// Recordings, joined into one, that are submitted many times. Kernels are looked up and arguments packed once; a run
+// allocates nothing. Memory may be bound in the place of what was recorded, by slots.
 class Replay {
  public:
   // The dispatches of `parts` in their order. All views of the storage of a slot's tensor belong to that slot; the

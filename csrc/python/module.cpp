@@ -1,7 +1,7 @@
 // The extension module metalcore._C. Loading it registers the ops with torch (static initializers in csrc/ops); the few
 // functions that Python calls itself register themselves. Python's limited API only: one binary for Python 3.10 and
 // later.
-#include "methods.h"
+#include "objects.h"
 
 #include <vector>
 

@@ -1,9 +1,9 @@
-// Recordings as Python sees them: metalcore/_core/recording.py.
-#include "methods.h"
-
+// Recordings, replays of them and the generated kernels in them, as Python sees them: metalcore/_core/recording.py.
 #include "../gpu/backend.h"
 #include "../gpu/cost.h"
-#include "../gpu/kept.h"
+#include "../gpu/kernel_index.h"
+#include "../gpu/replay.h"
+#include "objects.h"
 
 #include <algorithm>
 #include <memory>
@@ -14,15 +14,9 @@
 namespace metalcore::python {
 namespace {
 
-Object own(PyObject* object) { return Object(check(object)); }
-
-void append(const Object& list, Object item) {
-  if (PyList_Append(list.get(), item.get()) < 0) throw PythonError();
-}
-
 Object dimensions(gpu::Size size) { return own(Py_BuildValue("(III)", size.x, size.y, size.z)); }
 
-// This thread's, from the outermost to the innermost.
+// The recorders of this thread, from the outermost to the innermost.
 thread_local std::vector<std::unique_ptr<gpu::Recorder>> recorders;
 
 PyObject* begin(PyObject*, PyObject* args) {
@@ -136,6 +130,42 @@ PyObject* forget(PyObject*, PyObject* number) {
   });
 }
 
+// ---------------------------------------------------------------- replays (metalcore/replay/_replay.py)
+
+struct Run {
+  std::shared_ptr<gpu::Replay> replay;
+  Py_ssize_t first, end;
+
+  void parse(PyObject* arguments) {
+    long long number;
+    if (!PyArg_ParseTuple(arguments, "Lnn", &number, &first, &end)) throw PythonError();
+    replay = gpu::replay(number);
+  }
+  void run() const { replay->run(static_cast<size_t>(first), static_cast<size_t>(end)); }
+  PyObject* result() const { Py_RETURN_NONE; }
+};
+
+PyObject* run_replay(PyObject*, PyObject* arguments) { return parse_and_run<Run>(arguments); }
+
+PyObject* forget_replay(PyObject*, PyObject* number) {
+  return guarded([&]() -> PyObject* {
+    gpu::forget_replay(PyLong_AsLongLong(number));
+    Py_RETURN_NONE;
+  });
+}
+
+// ---------------------------------------------------------------- generated kernels
+
+PyObject* add_generated(PyObject*, PyObject* args) {
+  return guarded([&]() -> PyObject* {
+    const char *kernel, *source;
+    Py_ssize_t size;
+    if (!PyArg_ParseTuple(args, "ss#", &kernel, &source, &size)) throw PythonError();
+    gpu::add_generated(kernel, {source, static_cast<size_t>(size)});
+    Py_RETURN_NONE;
+  });
+}
+
 PyMethodDef methods[] = {
     {"begin_recording", begin, METH_VARARGS,
      "begin_recording(device_type): keeps what this thread's ops record until end_recording(); ops on meta tensors are "
@@ -149,6 +179,11 @@ PyMethodDef methods[] = {
      "describe_recording(number) -> dict: plans [(op, variant, why, inner)], torch_steps [(index of the dispatch after "
      "it, name)], host_steps [what], dispatches [{kernel, grid, threadgroup, threads, arguments, seconds}]"},
     {"forget_recording", forget, METH_O, "forget_recording(number): frees it"},
+    {"run_replay", run_replay, METH_VARARGS,
+     "run_replay(number, first, end): submits dispatches [first, end) of a replay of torch.ops.metalcore._make_replay"},
+    {"forget_replay", forget_replay, METH_O, "forget_replay(number): frees it"},
+    {"add_generated", add_generated, METH_VARARGS,
+     "add_generated(kernel, source): MSL with a kernel of this name, which recordings may then dispatch"},
     {nullptr, nullptr, 0, nullptr},
 };
 const Methods registered(methods);

@@ -1,5 +1,5 @@
 // PyTorch's operators whose kernels are in C++, as Python switches them: metalcore/overrides/_dispatcher.py.
-#include "methods.h"
+#include "objects.h"
 
 #include "../ops/linalg/cpu_route.h"
 #include "../ops/common/replacement.h"

@@ -1,5 +1,5 @@
 // Tuning as Python sees it: metalcore/tuning, which measures, and keeps and loads what it found.
-#include "methods.h"
+#include "objects.h"
 
 #include "../gpu/tuning.h"
 
@@ -10,12 +10,6 @@
 
 namespace metalcore::python {
 namespace {
-
-Object own(PyObject* object) { return Object(check(object)); }
-
-void append(const Object& list, Object item) {
-  if (PyList_Append(list.get(), item.get()) < 0) throw PythonError();
-}
 
 PyObject* use_tuning(PyObject*, PyObject* args) {
   return guarded([&]() -> PyObject* {

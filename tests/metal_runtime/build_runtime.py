@@ -181,7 +181,7 @@ def _compiled(source, target, flags):
 
 def _flags():
     """The extension's, from the command that setup.py recorded."""
-    _, command = compile_commands.read(_BUILT)["gpu/record"]
+    _, command = compile_commands.read(_BUILT)["gpu/recorder"]
     return command[command.index("-std=c++20") :]
 
 

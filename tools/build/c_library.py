@@ -22,7 +22,7 @@ _OPS = (
 )
 # What needs Python or PyTorch's functions, and is replaced by csrc/c_api or left out.
 _REPLACED = (
-    *("gpu/kept", "gpu/replay", "backends/simulator/python", "backends/simulator/python_signals"),
+    *("gpu/replay", "backends/simulator/python", "backends/simulator/python_signals"),
     "backends/simulator/compiler",
     *("backends/cuda/python", "backends/cuda/compiler", "backends/cuda/torch_stream"),
     *("backends/mps/python", "backends/mps/backend", "backends/mps/command_buffer"),

@@ -22,7 +22,7 @@ def write(extension, command):
 
 
 def read(work):
-    """{source below csrc without its suffix, as "gpu/record": (source, the compiler's command with its flags)}.
+    """{source below csrc without its suffix, as "gpu/recorder": (source, the compiler's command with its flags)}.
 
     Args:
         work: places.WORK of the build.

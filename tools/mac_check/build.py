@@ -85,7 +85,7 @@ def link_command(output="_C.abi3.so"):
 
 
 def compile_command(name):
-    """(source, the command without files) of how setup.py compiled csrc's source of this name, as "gpu/record"."""
+    """(source, the command without files) of how setup.py compiled csrc's source of this name, as "gpu/recorder"."""
     return compile_commands.read(_BUILT)[name]
 
 
@@ -107,7 +107,7 @@ def compile_with_headers(torch, built_with):
 
 def _precompiled(torch, built_with):
     """The header with which sources compile faster with the headers of a PyTorch."""
-    _, command = compile_command("gpu/record")
+    _, command = compile_command("gpu/recorder")
     tasks = Tasks(WORK / "precompiled")
     header = precompile(tasks, tasks.out / "precompiled.h", _with_torch(command, torch, built_with))
     tasks.run()

@@ -1,6 +1,6 @@
 // NVIDIA's gpu::Backend. It launches a recording on PyTorch's current stream of the device.
 #include "../../gpu/backend.h"
-#include "../../gpu/spare.h"
+#include "../../gpu/per_thread.h"
 
 #include "launches.h"
 

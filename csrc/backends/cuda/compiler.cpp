@@ -1,7 +1,6 @@
 #include "compiler.h"
 
-#include "../../python/arguments.h"
-#include "../../python/callback.h"
+#include "../../python/objects.h"
 
 #include <stdexcept>
 

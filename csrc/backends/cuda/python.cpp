@@ -1,9 +1,8 @@
-#include "../../python/methods.h"
+#include "../../python/objects.h"
 
 #include "compiler.h"
 #include "launches.h"
 
-#include "../../python/arguments.h"
 
 #include <cstring>
 #include <stdexcept>

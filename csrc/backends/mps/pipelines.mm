@@ -6,9 +6,8 @@
 #include "sources.h"
 #include "surroundings.h"
 
-#include "../../gpu/generated.h"
 #include "../../gpu/kernel_index.h"
-#include "../../gpu/refused.h"
+#include "../../gpu/backend.h"
 
 #import <Foundation/Foundation.h>
 

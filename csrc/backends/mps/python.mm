@@ -3,8 +3,6 @@
 
 #include "surroundings.h"
 
-#include "../../python/arguments.h"
-#include "../../python/methods.h"
 #include "../../python/objects.h"
 
 #import <Foundation/Foundation.h>

@@ -1,6 +1,6 @@
 #include "compiler.h"
 
-#include "../../python/callback.h"
+#include "../../python/objects.h"
 
 namespace metalcore::simulator {
 namespace {

@@ -1,6 +1,5 @@
 #include "library.h"
 
-#include "../../gpu/generated.h"
 #include "../../gpu/kernel_index.h"
 
 #include "compiler.h"

@@ -1,4 +1,4 @@
-#include "../../python/methods.h"
+#include "../../python/objects.h"
 
 #include "compiler.h"
 #include "fault.h"
@@ -8,7 +8,6 @@
 #include "subnormals.h"
 #include "watch.h"
 
-#include "../../python/arguments.h"
 
 #include <deque>
 #include <optional>

@@ -1,6 +1,6 @@
 #include "generated.h"
 
-#include "../../gpu/generated.h"
+#include "../../gpu/kernel_index.h"
 
 #include <map>
 #include <mutex>

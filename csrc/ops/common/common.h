@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../../gpu/limits.h"
-#include "../../gpu/record.h"
+#include "../../gpu/recorder.h"
 #include "operator.h"
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>

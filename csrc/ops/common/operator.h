@@ -5,7 +5,7 @@
 // (metalcore/_core/refused.py).
 #pragma once
 
-#include "../../gpu/refused.h"
+#include "../../gpu/backend.h"
 #include "python_operator.h"
 
 #include <torch/csrc/stable/library.h>

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../../../kernels/gemm/gemm.h"
-#include "../../gpu/size.h"
+#include "../../gpu/limits.h"
 #include "../../gpu/tuning.h"
 
 #include <cstdint>

@@ -1,7 +1,7 @@
-#include "record.h"
+
+#include "recorder.h"
 
 #include "backend.h"
-#include "refused.h"
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/tensor.h>
