@@ -2,7 +2,7 @@
 #import "runtime.h"
 
 #include "../../csrc/backends/simulator/library.h"
-#include "../../csrc/c_api/kernels_folder.h"
+#include "../../csrc/c_api/context.h"
 
 using namespace metalcore;
 

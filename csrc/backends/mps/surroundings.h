@@ -1,5 +1,5 @@
 // What pipelines need of the library that they are part of: the Python extension (python.mm), or the library for C
-// (csrc/c_api/metal/surroundings.mm).
+// (csrc/c_api/metal/backend.mm).
 #pragma once
 
 #include <filesystem>

@@ -2,7 +2,6 @@
 #include "../context.h"
 
 #include "../error.h"
-#include "../kernels_folder.h"
 
 #include "../../backends/simulator/library.h"
 #include "../../backends/simulator/prepared.h"

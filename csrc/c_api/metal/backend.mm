@@ -1,14 +1,14 @@
-// Takes the place of csrc/backends/mps/backend.mm: recordings are encoded in the command buffer of the running call's
-// context, which the call waits for at its end.
-#include "../../gpu/backend.h"
-
-#import "memory.h"
-#include "pool.h"
-
-#include "../context.h"
-
+// Contexts for Apple's GPUs, and what takes the place of csrc/backends/mps/backend.mm and python.mm. Recordings are
+// encoded in the command buffer of the running call's context, which the call waits for at its end.
 #import "../../backends/mps/device.h"
 #import "../../backends/mps/encoder.h"
+#include "../../backends/mps/surroundings.h"
+#include "../../gpu/backend.h"
+#include "../context.h"
+#include "../error.h"
+#import "memory.h"
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <memory>
 #include <vector>
@@ -53,5 +53,22 @@ class MetalBackend final : public gpu::Backend {
 MetalBackend backend;
 const gpu::BackendRegistration registered(backend);
 
+std::unique_ptr<metalcore_context> make_context(int index, void* stream) {
+  if (index != 0 || stream) throw Error(METALCORE_INVALID_ARGUMENT, "index and stream must be 0 for METALCORE_METAL");
+  return std::make_unique<metalcore_context>(aoti_torch_device_type_mps(), 0, nullptr, std::make_unique<MetalMemory>());
+}
+
+const ContextKind kind(METALCORE_METAL, make_context);
+
 }  // namespace
 }  // namespace metalcore::c_api
+
+namespace metalcore::mps {
+
+std::filesystem::path library_folder() { return c_api::kernels_folder(); }
+
+// A call that needs what was refused returns Metal's message. A binary that Metal does not open is compiled from
+// source.
+void tell(const std::string&) {}
+
+}  // namespace metalcore::mps

@@ -1,7 +1,7 @@
 #import "commands.h"
 
 #include "../error.h"
-#include "pool.h"
+#include "commands.h"
 
 #import "../../backends/mps/device.h"
 

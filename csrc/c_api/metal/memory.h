@@ -2,12 +2,29 @@
 // copied: to scratch memory when a kernel's arguments are first recorded with it, and back at the end of the call.
 #pragma once
 
-#include "../arena.h"
+#include "../context.h"
 #include "commands.h"
 
+#import <Metal/Metal.h>
+
+#include <cstddef>
+#include <cstdint>
 #include <vector>
 
 namespace metalcore::c_api {
+
+// One of the process's MTLBuffers for C, which all lie in memory that the CPU and the GPU share.
+struct Buffer {
+  id<MTLBuffer> object = nil;
+  uintptr_t begin = 0;
+};
+
+// The memory of a new buffer. Throws std::bad_alloc.
+void* new_buffer(id<MTLDevice> device, size_t bytes);
+// Releases the buffer whose memory begins here; false where none does.
+bool free_buffer(void* memory);
+// The buffer in whose memory the address lies; nil where it lies in none. A buffer serves all contexts.
+Buffer find_buffer(const void* address);
 
 class MetalMemory final : public Memory {
  public:

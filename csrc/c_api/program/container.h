@@ -2,8 +2,9 @@
 // reads them. They may come from strangers: all sizes have to fit each other and the file.
 #pragma once
 
-#include "dtype.h"
 #include "json.h"
+
+#include <metalcore.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +14,22 @@
 #include <vector>
 
 namespace metalcore::c_api {
+
+// A dtype of tensors in files.
+struct Dtype {
+  metalcore_dtype number;
+  const char* name;  // PyTorch's
+  const char* code;  // safetensors'
+  size_t size;       // of an element, in bytes
+  bool is_float;
+};
+
+// nullptr where no program may have such a dtype.
+const Dtype* dtype_named(std::string_view name);
+const Dtype* dtype_of_code(std::string_view code);
+
+// Converts `count` numbers between two floating-point dtypes, to the nearest one, and to the even one of two.
+void convert(const void* from, const Dtype& from_dtype, void* to, const Dtype& to_dtype, size_t count);
 
 struct Entry {
   const Dtype* dtype;  // nullptr for one that no program has

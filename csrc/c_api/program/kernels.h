@@ -1,4 +1,6 @@
-// The kernels that a program's file names.
+// The kernels that a program's file names: built-in ones, and generated ones with their sources. Code that runs on the
+// host is never made of these: GPUs' compilers take a source, and the CPU runs what the Python package has compiled on
+// this machine before.
 #pragma once
 
 #include "json.h"
@@ -7,6 +9,14 @@
 #include <string_view>
 
 namespace metalcore::c_api {
+
+// What NVRTC compiles a generated kernel from: the text and what is known of the kernel, which live as long as the
+// process. nullptr where there is no such kernel.
+struct CudaText {
+  std::string program;
+  Json kernel;
+};
+const CudaText* generated_cuda(std::string_view kernel);
 
 class Kernels {
  public:

@@ -1,7 +1,6 @@
-#include "recipe.h"
-
-#include "dtype.h"
 #include "weights.h"
+
+#include "container.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,5 @@
 #include "weights.h"
 
-#include "recipe.h"
-
 #include <algorithm>
 #include <cstring>
 #include <numeric>
