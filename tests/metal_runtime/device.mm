@@ -13,7 +13,7 @@
 #include "../../csrc/backends/mps/io_registry.h"
 #include "../../csrc/backends/simulator/launch.h"
 #include "../../csrc/backends/simulator/library.h"
-#include "../../csrc/backends/simulator/subnormals.h"
+#include "../../csrc/backends/simulator/modes.h"
 
 #import <objc/runtime.h>
 

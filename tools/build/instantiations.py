@@ -5,7 +5,7 @@ Metal compiles all that are in its source. So each one gets a line of its own,
 
     /* kernel softmax_simd4_half */ template [[host_name("softmax_simd4_half")]] [[kernel]] …;
 
-and csrc/backends/mps/sources.mm drops lines that nobody asked for, without understanding MSL.
+and csrc/backends/mps/pipelines.mm drops lines that nobody asked for, without understanding MSL.
 """
 
 import re
@@ -14,7 +14,6 @@ from .front_end import preprocess
 
 _DEFINE = re.compile(r"^([ \t]*#[ \t]*define[ \t]+\w+(?:\([^)\n]*\))?)((?:[^\n\\]|\\(?:.|\n))*)$", re.MULTILINE)
 _DIRECT = re.compile(r"^[ \t]*template\s*\[\[[^;{}\\]*;", re.MULTILINE)
-
 
 def separate(text, name):
     """MSL in one piece, with a line for each instantiation at its end.
@@ -32,15 +31,12 @@ def separate(text, name):
     lines = [f"/* kernel {kernel} */ {statement}\n" for kernel, statement in instantiations]
     return rest + '#line 1 "instantiations"\n' + "".join(lines)
 
-
 def _emptied(define):
     """A definition without its body, if that instantiates kernels. Lines keep their numbers."""
     return define[1] + _blank(define[2]) if "host_name" in define[2] else define[0]
 
-
 def _blank(text):
     return "\n" * (text if isinstance(text, str) else text[0]).count("\n")
-
 
 def _parted(text, name):
     """(the words of a program that are in no instantiation, [(a kernel's name, the instantiation)])."""
@@ -55,7 +51,6 @@ def _parted(text, name):
             words.append(tokens[i].text)
             i += 1
     return words, found
-
 
 def _instantiation(tokens):
     words = []

@@ -1,5 +1,5 @@
-// The part of NVIDIA's driver interface that this backend calls. libcuda.so.1 comes with the driver. It is opened on
-// first use, so that the extension loads where there is no driver. The declarations replace those of cuda.h.
+// GPUs, and the part of NVIDIA's driver interface that this backend calls. libcuda.so.1 comes with the driver. It is
+// opened on first use, so that the extension loads where there is no driver. The declarations replace those of cuda.h.
 #pragma once
 
 #include <cstddef>
@@ -103,5 +103,38 @@ std::string error_text(Status status);  // such as "CUDA_ERROR_OUT_OF_MEMORY: ou
 inline void check(Status status, const char* what) {
   if (__builtin_expect(status != kSuccess, false)) fail(what, status);
 }
+
+constexpr int kMaximumDevices = 64;
+
+// A GPU as this backend uses it, in the GPU's primary context, which PyTorch uses too.
+struct Device {
+  int index;               // PyTorch's index among the devices that CUDA_VISIBLE_DEVICES admits
+  int arch;                // 90 for compute capability 9.0
+  uint32_t shared_memory;  // the most bytes that a threadgroup may have
+  bool may_overlap;        // whether a kernel may begin while those before it run (see launches.cpp)
+  Context context;
+};
+
+// Makes the device and its context on the first call. Throws std::runtime_error.
+const Device& device(int index);
+
+// The multiprocessors of the first GPU, or 0 as long as nobody in this process has initialized the driver. It does not
+// do that itself: a process that only asks for plans may fork, and its children could not use the driver then.
+uint32_t multiprocessors();
+
+// While it lives, the device's context is the calling thread's.
+class CurrentContext {
+ public:
+  explicit CurrentContext(const Device& device);
+  ~CurrentContext();
+  CurrentContext(const CurrentContext&) = delete;
+
+ private:
+  bool pushed_ = false;
+};
+
+// Returns PyTorch's current stream of the device for the calling thread; the default stream where PyTorch has no CUDA.
+// In libmetalcore it is the stream of the context that runs.
+Stream current_stream(const Device& device);
 
 }  // namespace metalcore::cuda

@@ -1,8 +1,10 @@
+// What this backend has of Python and PyTorch: the current stream, the compiler of kernels, and the methods of _C.
 #include "../../python/objects.h"
-
-#include "compiler.h"
+#include "driver.h"
+#include "kernels.h"
 #include "launches.h"
 
+#include <dlfcn.h>
 
 #include <cstring>
 #include <stdexcept>
@@ -12,15 +14,82 @@
 namespace metalcore::cuda {
 namespace {
 
+// libtorch_cuda.so is looked up, not linked: this PyTorch may be a build without CUDA.
+using StreamGetter = int32_t (*)(int32_t device, void** stream);
+StreamGetter find_stream_getter() {
+  void* torch = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+  return torch ? reinterpret_cast<StreamGetter>(dlsym(torch, "aoti_torch_get_current_cuda_stream")) : nullptr;
+}
+
+}  // namespace
+
+Stream current_stream(const Device& device) {
+  static const StreamGetter getter = find_stream_getter();
+  void* stream = nullptr;
+  if (getter && getter(device.index, &stream) != 0)
+    throw std::runtime_error("metalcore: PyTorch did not tell its current CUDA stream");
+  return static_cast<Stream>(stream);
+}
+
+namespace {
+
 using python::guarded;
 using python::item;
 using python::length;
 using python::Object;
 using python::PythonError;
 
-PyObject* set_compiler_python(PyObject*, PyObject* callable) {
+python::Callback compiler;
+
+Object to_python(const std::vector<Request>& requests) {
+  Object list = python::own(PyList_New(0));
+  for (const Request& request : requests)
+    python::append(
+        list, python::own(Py_BuildValue("(Iss)", request.program, request.kernel.c_str(), request.signature.c_str())));
+  return list;
+}
+
+std::string to_text(PyObject* object) {
+  const Object text = python::own(PyUnicode_AsUTF8String(object));
+  return PyBytes_AsString(text.get());
+}
+
+std::string to_bytes(PyObject* object) {
+  char* data = nullptr;
+  Py_ssize_t size = 0;
+  if (PyBytes_AsStringAndSize(object, &data, &size) < 0) throw PythonError();
+  return {data, static_cast<size_t>(size)};
+}
+
+std::vector<Compiled> from_python(PyObject* list, size_t count) {
+  const Py_ssize_t given = length(list);
+  if (given != static_cast<Py_ssize_t>(count))
+    throw std::runtime_error("metalcore: the compiler of kernels returned " + std::to_string(given) + " results for " +
+                             std::to_string(count) + " requests");
+  std::vector<Compiled> compiled;
+  for (Py_ssize_t i = 0; i < given; ++i) {
+    const Object result = item(list, i);
+    compiled.push_back({to_bytes(item(result.get(), 0).get()), to_text(item(result.get(), 1).get()),
+                        to_text(item(result.get(), 2).get())});
+  }
+  return compiled;
+}
+
+}  // namespace
+
+std::vector<Compiled> compile(int arch, const std::vector<Request>& requests) {
+  return compiler.call("metalcore: no compiler of CUDA kernels has been set", [&](PyObject* function) {
+    const Object list = to_python(requests);
+    const Object results = python::own(PyObject_CallFunction(function, "iO", arch, list.get()));
+    return from_python(results.get(), requests.size());
+  });
+}
+
+namespace {
+
+PyObject* set_compiler(PyObject*, PyObject* callable) {
   return guarded([&]() -> PyObject* {
-    set_compiler(callable);
+    compiler.set(callable);
     Py_RETURN_NONE;
   });
 }
@@ -136,7 +205,7 @@ PyObject* info(PyObject*, PyObject*) {
 }
 
 PyMethodDef methods[] = {
-    {"cuda_set_compiler", set_compiler_python, METH_O,
+    {"cuda_set_compiler", set_compiler, METH_O,
      "cuda_set_compiler(compiler): what compiles kernels, or None. It is called from any thread as compiler(arch, "
      "[(program, kernel, signature), …]) and returns [(cubin or PTX, entry's name, source's name or \"\"), …]"},
     {"cuda_dispatch", dispatch, METH_VARARGS,

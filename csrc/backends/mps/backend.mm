@@ -1,8 +1,6 @@
 // Metal's gpu::Backend. It encodes a recording on PyTorch's MPS stream, asks the stream to commit where a command
 // buffer would become too long, and does not wait.
 #include "../../gpu/backend.h"
-
-#import "command_buffer.h"
 #import "device.h"
 #import "encoder.h"
 #import "stream.h"
@@ -10,11 +8,21 @@
 #import <Foundation/Foundation.h>
 
 #include <exception>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string_view>
 #include <vector>
 
 namespace metalcore::mps {
+
+CommandBuffer& command_buffer(const at::mps::MPSStream* stream) {
+  static std::mutex mutex;  // each stream has a queue of its own
+  static auto& of_streams = *new std::map<const at::mps::MPSStream*, CommandBuffer>;
+  const std::lock_guard lock(mutex);
+  return of_streams[stream];
+}
+
 namespace {
 
 struct Work {

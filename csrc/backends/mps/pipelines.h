@@ -1,17 +1,28 @@
 // The built-in kernels as Metal pipelines. A pipeline is made on the first use of its kernel and kept.
 //
-// A kernel that Metal refuses costs its family: it is marked, tell() (surroundings.h) gets Metal's message, and calls
+// A kernel that Metal refuses costs its family: it is marked, tell() gets Metal's message, and calls
 // that need another kernel of it throw gpu::KernelRefused at once. Pipelines that were made before stay.
 #pragma once
 
 #import <Metal/Metal.h>
 
+#include <filesystem>
 #include <map>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace metalcore::mps {
+
+// The library that pipelines are part of defines the next two: the Python extension in python.mm, the library for C in
+// csrc/c_api/metal/backend.mm.
+//
+// The folder with `index`, metal/<family>.metal and, where the package was built with Apple's compiler,
+// metal/<family>.metallib.
+std::filesystem::path library_folder();
+
+// Has the user know that Metal refused something. No lock is held. May throw, where a warning is an error.
+void tell(const std::string& notice);
 
 struct Pipeline {
   id<MTLComputePipelineState> state;

@@ -1,28 +1,87 @@
 #import "pipelines.h"
 
-#import "compile_options.h"
-#import "half_subnormals.h"
-
-#include "sources.h"
-#include "surroundings.h"
-
-#include "../../gpu/kernel_index.h"
 #include "../../gpu/backend.h"
+#include "../../gpu/kernel_index.h"
+#import "compile_options.h"
 
 #import <Foundation/Foundation.h>
+#import <Metal/Metal.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <exception>
 #include <filesystem>
+#include <fstream>
 #include <mutex>
 #include <optional>
+#include <set>
+#include <sstream>
 #include <stdexcept>
+#include <string>
+#include <string_view>
 #include <utility>
 
 namespace metalcore::mps {
 namespace {
 
 namespace fs = std::filesystem;
+
+// ---------------------------------------------------------------- sources, as tools/build/metal_kernels.py writes them
+
+using Names = std::set<std::string, std::less<>>;
+
+// Each instantiation is a line of its own: "/* kernel <name> */ template …;".
+constexpr std::string_view kMark = "/* kernel ";
+
+bool is_wanted(std::string_view line, const Names& kernels) {
+  if (line.substr(0, kMark.size()) != kMark) return true;
+  line.remove_prefix(kMark.size());
+  return kernels.count(line.substr(0, line.find(' '))) > 0;
+}
+
+// Returns a family's program without the instantiations of templates that are not among `kernels`. Metal would compile
+// each of them, which takes most of the time. Kernels that are no templates stay.
+std::string program_of(const fs::path& source, const Names& kernels) {
+  std::ifstream file(source, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (!file) throw std::runtime_error("metalcore: cannot read " + source.string());
+  std::istringstream lines(text.str());
+  std::string program;
+  for (std::string line; std::getline(lines, line);)
+    if (is_wanted(line, kernels)) (program += line) += '\n';
+  return program;
+}
+
+// ---------------------------------------------------------------- subnormal numbers of float16
+
+// The built-in kernel that tells whether a GPU keeps them, which the decoding of packed weights counts on; its family.
+constexpr const char* kHalfSubnormals = "half_subnormals";
+constexpr const char* kHalfSubnormalsFamily = "quant/subnormals";
+
+// The macro of kernels/quant/formats.h. A program that has it is compiled with 0 where subnormal numbers become zero.
+constexpr const char* kHalfSubnormalsMacro = "METALCORE_HALF_SUBNORMALS";
+
+// Runs that kernel, and waits for it. True where the GPU gives no answer: by public reports Apple's GPUs keep them.
+bool keeps_half_subnormals(id<MTLDevice> device, id<MTLComputePipelineState> kernel) {
+  id<MTLCommandQueue> queue = [[device newCommandQueue] autorelease];
+  id<MTLBuffer> smallest = [[device newBufferWithLength:sizeof(uint32_t)
+                                                options:MTLResourceStorageModeShared] autorelease];
+  id<MTLCommandBuffer> commands = [queue commandBuffer];
+  id<MTLComputeCommandEncoder> encoder = [commands computeCommandEncoder];
+  if (!smallest || !encoder) return true;
+  auto* const number = static_cast<uint32_t*>([smallest contents]);
+  *number = 1;
+  [encoder setComputePipelineState:kernel];
+  [encoder setBuffer:smallest offset:0 atIndex:0];
+  [encoder dispatchThreads:MTLSizeMake(1, 1, 1) threadsPerThreadgroup:MTLSizeMake(1, 1, 1)];
+  [encoder endEncoding];
+  [commands commit];
+  [commands waitUntilCompleted];
+  return commands.status != MTLCommandBufferStatusCompleted || *number != 0;
+}
+
+// ---------------------------------------------------------------- pipelines
 
 NSString* string(const std::string& text) {
   return [NSString stringWithCString:text.c_str() encoding:NSUTF8StringEncoding];

@@ -1,7 +1,7 @@
 #import "device.h"
 #import "pipelines.h"
 
-#include "surroundings.h"
+#include "pipelines.h"
 
 #include "../../python/objects.h"
 

@@ -2,7 +2,6 @@
 #include "../../gpu/backend.h"
 
 #include "launch.h"
-#include "prepared.h"
 
 #include <exception>
 #include <memory>

@@ -2,7 +2,7 @@
 // dispatch.
 #include "checker.h"
 #include "process_wide.h"
-#include "runtime.h"
+#include "library.h"
 #include "scratch.h"
 #include "trap.h"
 #include "watch.h"

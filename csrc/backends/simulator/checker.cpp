@@ -1,7 +1,7 @@
 #include "checker.h"
 
-#include "runtime.h"
-#include "text.h"
+#include "library.h"
+#include "fault.h"
 #include "watch.h"
 
 #include <algorithm>

@@ -4,7 +4,6 @@
 #include "fault.h"
 #include "memory_map.h"
 #include "order.h"
-#include "shadow.h"
 #include "threadgroup.h"
 
 #include <cstdint>

@@ -44,4 +44,14 @@ class Interrupted : public std::runtime_error {
   std::function<void()> restore;  // sets Python's error indicator; with the GIL
 };
 
+// ---------------------------------------------------------------- wording that the messages share
+
+inline std::string text(msl_abi::Uint3 p) {
+  return "(" + std::to_string(p.x) + ", " + std::to_string(p.y) + ", " + std::to_string(p.z) + ")";
+}
+
+inline std::string plural(uint64_t count, const std::string& noun) {
+  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
+}
+
 }  // namespace metalcore::simulator

@@ -1,10 +1,10 @@
 #include "launch.h"
 
 #include "pool.h"
-#include "runtime.h"
+#include "library.h"
 #include "scratch.h"
-#include "switches.h"
-#include "text.h"
+#include "modes.h"
+#include "fault.h"
 #include "threadgroup.h"
 #include "trap.h"
 #include "watch.h"

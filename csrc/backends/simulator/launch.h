@@ -1,14 +1,15 @@
 // One dispatch as the caller asked for it, and its way to the executor.
 #pragma once
 
-#include "library.h"
-
+#include "../../gpu/backend.h"
 #include "../../gpu/limits.h"
+#include "library.h"
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <vector>
 
 namespace metalcore::simulator {
@@ -82,5 +83,10 @@ Grid make_grid(const Launch& launch, void* const* buffers);
 
 // The executor of checking mode.
 void execute_checked(const Launch& launch, Watch& watch);
+
+// Prepares the recording of a program that was read from a file. Checks every dispatch as far as its arguments tell.
+// One that is not trusted runs in checking mode, where no access leaves what is bound. Throws std::invalid_argument, or
+// std::runtime_error where a kernel is missing.
+std::unique_ptr<gpu::Prepared> prepare_program(const gpu::Recording& recording, bool trusted);
 
 }  // namespace metalcore::simulator

@@ -3,13 +3,34 @@
 
 #include "host/kernel_abi.h"
 
-#include "segments.h"
-
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace metalcore::simulator {
+
+// The places of an opened library in memory: its code, and the constants that instrumented code reads.
+class Segments {
+ public:
+  explicit Segments(const void* symbol_of_library);
+  bool contain(const char* address, size_t size) const;
+  bool is_code(const char* address) const;  // signal handlers may call it
+  const char* base() const { return base_; }
+
+ private:
+  struct Range {
+    const char *begin, *end;
+    bool code;
+  };
+  const char* base_ = nullptr;
+  std::vector<Range> ranges_;
+};
+
+// The services that a translated library is bound to.
+const msl_abi::Runtime* normal_runtime();
+const msl_abi::Runtime* checking_runtime();
 
 struct Library {
   std::string path;

@@ -1,13 +1,11 @@
 #include "../../python/objects.h"
 
-#include "compiler.h"
+#include "interpreter.h"
 #include "fault.h"
 #include "launch.h"
 #include "pool.h"
-#include "python_signals.h"
-#include "subnormals.h"
+#include "modes.h"
 #include "watch.h"
-
 
 #include <deque>
 #include <optional>

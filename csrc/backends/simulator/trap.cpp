@@ -1,7 +1,7 @@
 #include "trap.h"
 
 #include "symbolize.h"
-#include "text.h"
+#include "fault.h"
 #include "threadgroup.h"
 #include "watch.h"
 

@@ -2,7 +2,7 @@
 
 #include "fault.h"
 #include "process_wide.h"
-#include "python_signals.h"
+#include "interpreter.h"
 #include "threadgroup.h"
 #include "trap.h"
 

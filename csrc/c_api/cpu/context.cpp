@@ -4,7 +4,7 @@
 #include "../error.h"
 
 #include "../../backends/simulator/library.h"
-#include "../../backends/simulator/prepared.h"
+#include "../../backends/simulator/launch.h"
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 

@@ -1,8 +1,7 @@
-// Takes the place of csrc/backends/simulator/python_signals.cpp and compiler.cpp: a C program has no signal handlers of
+// Takes the place of csrc/backends/simulator/interpreter.cpp: a C program has no signal handlers of
 // Python's, and nothing compiles kernels in it. Generated kernels of programs lie in METALCORE_GENERATED_DIR, where
 // `python -m metalcore program prepare` has put what it compiled.
-#include "../../backends/simulator/compiler.h"
-#include "../../backends/simulator/python_signals.h"
+#include "../../backends/simulator/interpreter.h"
 
 #include <cstdlib>
 #include <filesystem>

@@ -1,8 +1,8 @@
-// Takes the place of csrc/backends/cuda/compiler.cpp: the built-in kernels' programs, which the build has translated,
-// are compiled by NVRTC in this process.
+// Takes the place of the compiler in csrc/backends/cuda/python.cpp: the built-in kernels' programs, which the build has
+// translated, are compiled by NVRTC in this process.
 #include "compiler.h"
 
-#include "../../backends/cuda/compiler.h"
+#include "../../backends/cuda/kernels.h"
 #include "../../gpu/kernel_index.h"
 #include "../context.h"
 #include "../error.h"

@@ -1,7 +1,7 @@
 // The compiler of kernels for NVIDIA GPUs without Python.
 #pragma once
 
-#include "../../backends/cuda/block.h"
+#include "../../backends/cuda/kernels.h"
 #include "../program/json.h"
 
 #include <string>

@@ -4,7 +4,7 @@
 #include "../error.h"
 #include "compiler.h"
 
-#include "../../backends/cuda/device.h"
+#include "../../backends/cuda/driver.h"
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
@@ -87,7 +87,7 @@ const ContextKind kind(METALCORE_CUDA, make_context);
 
 namespace metalcore::cuda {
 
-// Takes the place of csrc/backends/cuda/torch_stream.cpp.
+// Takes the place of the one in csrc/backends/cuda/python.cpp.
 Stream current_stream(const Device&) { return static_cast<Stream>(c_api::running().stream); }
 
 }  // namespace metalcore::cuda

@@ -2,7 +2,7 @@
 // encoded in the command buffer of the running call's context, which the call waits for at its end.
 #import "../../backends/mps/device.h"
 #import "../../backends/mps/encoder.h"
-#include "../../backends/mps/surroundings.h"
+#include "../../backends/mps/pipelines.h"
 #include "../../gpu/backend.h"
 #include "../context.h"
 #include "../error.h"

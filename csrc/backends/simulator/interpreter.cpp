@@ -1,8 +1,7 @@
-#include "python_signals.h"
-
-#include "fault.h"
+#include "interpreter.h"
 
 #include "../../python/objects.h"
+#include "fault.h"
 
 #include <signal.h>
 
@@ -97,6 +96,26 @@ bool interrupts_raise() {
   const Object current(own ? PyObject_CallMethod(signals.get(), "getsignal", "i", SIGINT) : nullptr);
   if (!current) PyErr_Clear();
   return current && current.get() == own.get();
+}
+
+namespace {
+
+python::Callback compiler;
+
+}  // namespace
+
+void set_compiler(PyObject* callable) { compiler.set(callable); }
+
+std::string compile_kernel(std::string_view kernel, const std::string& family, bool checking, bool flushing) {
+  return compiler.call("metalcore: no compiler of kernels has been set", [&](PyObject* function) {
+    const Object path = python::own(PyObject_CallFunction(
+        function, "s#zOO", kernel.data(), static_cast<Py_ssize_t>(kernel.size()),
+        family.empty() ? nullptr : family.c_str(), checking ? Py_True : Py_False, flushing ? Py_True : Py_False));
+    const Object encoded = python::own(PyUnicode_EncodeFSDefault(path.get()));
+    const char* text = PyBytes_AsString(encoded.get());
+    if (!text) throw python::PythonError();
+    return std::string(text);
+  });
 }
 
 }  // namespace metalcore::simulator
