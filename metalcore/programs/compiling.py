@@ -13,17 +13,15 @@ from torch.utils._pytree import tree_map
 
 from .options import Options
 from .passes.clean import clean
-from .passes.folding import Recipe, fold_constants
-from .passes.functional import make_functional
-from .passes.packing import pack_weights
-from .passes.statics import write_at_end
+from .passes.folding import Recipe, fold_constants, pack_weights
+from .passes.functional import make_functional, write_at_end
 from .patterns import choose
 from .program import Program, finish
 from .rewriting import Pattern, Rewritten, rewrite
 from .source import Source, program_device
 from .targets import Target, TargetError, check, target_of
-from .targets.checking import check_static
 from .targets.padding import pad_channels
+from .targets.target import check_static
 from .tracing import Traced, trace
 
 __all__ = ["compile", "optimize", "source_of"]

@@ -12,8 +12,8 @@ from torch.fx import GraphModule, Node
 
 from .._core import torch_operators
 from .._core.arena import fixed_memory, peak, place
-from .group_kernels import writing_to
 from .ir import is_barrier, mutated_storages, name_of, storage_of, tensors_of, value
+from .passes.groups import writing_to
 
 __all__ = ["Plan", "Planned", "bind_arena", "make_plan", "out_variant"]
 

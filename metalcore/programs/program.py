@@ -14,12 +14,11 @@ from torch.fx import Graph, GraphModule
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from .._core.tensors import may_share_memory
-from . import group_kernels
 from .ir import mutated_storages, storage_of, tensors_of, value
 from .options import Options
 from .passes.clean import clean, loosen_views, renew_views
-from .passes.groups import group_pointwise
-from .passes.statics import join_writes
+from .passes.functional import join_writes
+from .passes.groups import build_kernel, group_pointwise, kernel_names
 from .passes.transfers import put_on_cpu
 from .planning import bind_arena, make_plan
 from .profiling import Profile, profile
@@ -194,7 +193,7 @@ class Program:
         """Returns the names of the generated kernels, for arguments that begin at addresses that vectors can be read
         from. Each name ends in a digest of its source."""
         calls = [node for node in self._module.graph.nodes if node.meta.get("place") == "generated"]
-        return list(dict.fromkeys(name for node in calls for name in group_kernels.kernels(node)))
+        return list(dict.fromkeys(name for node in calls for name in kernel_names(node)))
 
     def save(self, path: str | os.PathLike, weights: str | os.PathLike = "inside", recordings: bool = False) -> None:
         """Writes the program to a file, which metalcore.load reads on any machine.
@@ -280,7 +279,7 @@ def finish(
     """Cleans, partitions and plans a graph whose patterns are fused. The source is what it can be saved from."""
     clean(module)
     if options.generates:
-        group_pointwise(module, group_kernels.build, single=options.generates_single)
+        group_pointwise(module, build_kernel, single=options.generates_single)
     put_on_cpu(module)
     renew_views(module)
     loosen_views(module)

@@ -7,8 +7,8 @@ from torch import nn
 
 from metalcore import programs
 from metalcore.programs.compiling import optimize
-from metalcore.programs.patterns.gated import Gated
-from metalcore.programs.patterns.rms_norm import RmsNorm
+from metalcore.programs.patterns.linear import Gated
+from metalcore.programs.patterns.norms import RmsNorm
 from metalcore.programs.tracing import trace
 
 

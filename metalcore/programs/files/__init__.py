@@ -4,10 +4,10 @@ program.save("model.mcore")             # with the weights inside
 program = metalcore.load("model.mcore")
 """
 
-from .errors import ProgramFileError
+from .container import ProgramFileError
+from .manifest import describe
 from .reading import load
 from .recordings import prepare
-from .summary import describe
 from .writing import save
 
 __all__ = ["ProgramFileError", "describe", "load", "prepare", "save"]

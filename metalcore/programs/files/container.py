@@ -26,9 +26,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .errors import ProgramFileError
+__all__ = ["DTYPES", "Container", "Entry", "ProgramFileError", "strict_json", "write"]
 
-__all__ = ["DTYPES", "Container", "Entry", "strict_json", "write"]
+
+class ProgramFileError(ValueError):
+    """The error of a file that is damaged, is no program or weights file, or has what such a file may not have. Nothing
+    of it has run.
+
+    Example:
+        >>> from pathlib import Path
+        >>> _ = Path("damaged.mcprog").write_bytes(b"damaged")
+        >>> try:
+        ...     metalcore.load("damaged.mcprog")
+        ... except metalcore.programs.ProgramFileError as error:
+        ...     print(error)
+        damaged.mcprog: it is no file of this kind, or its beginning is damaged
+    """
+
 
 DTYPES = {
     "F64": torch.float64,

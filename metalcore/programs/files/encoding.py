@@ -15,7 +15,7 @@ import torch
 from torch.fx import Node
 from torch.utils._pytree import TreeSpec, tree_structure, tree_unflatten
 
-from .errors import ProgramFileError
+from .container import ProgramFileError
 
 __all__ = [
     "Encoder",

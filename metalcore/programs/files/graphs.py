@@ -15,9 +15,9 @@ from torch.fx.node import map_arg
 
 from ..ir import tensors_of, value
 from . import operators
-from .checks import CHECKS
+from .container import ProgramFileError
 from .encoding import decode, device_named, dtype_named, fits, form, is_dense
-from .errors import ProgramFileError
+from .operators import CHECKS
 
 __all__ = ["GraphReader"]
 

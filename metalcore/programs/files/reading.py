@@ -18,9 +18,8 @@ from ..passes.folding import Recipe
 from ..program import Program, finish
 from ..rewriting import Rewritten
 from ..source import Source
-from .container import Container
+from .container import Container, ProgramFileError
 from .encoding import decode_tree
-from .errors import ProgramFileError
 from .graphs import GraphReader
 from .manifest import read_manifest
 

@@ -23,9 +23,8 @@ from ..._core import generated_kernels
 from ..._core.arena import ALIGNMENT
 from ...replay import Capture, CaptureError
 from ..ir import mutated_storages, storage_of, value
-from .container import Container, strict_json
+from .container import Container, ProgramFileError, strict_json
 from .encoding import is_dense, name_of_dtype
-from .errors import ProgramFileError
 
 if TYPE_CHECKING:
     from ..program import Program

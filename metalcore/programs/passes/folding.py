@@ -1,4 +1,5 @@
-"""Computes once what depends on parameters and constants alone."""
+"""Computes once what depends on parameters and constants alone, such as weights in the order in which kernels read them
+fastest."""
 
 from __future__ import annotations
 
@@ -8,10 +9,11 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
-from ..ir import ancestors, is_pure, mutated_storages, returned_storages, storage_of, value
+from ...conv._packing import weight_order
+from ..ir import ancestors, argument, is_pure, mutated_storages, nodes_named, returned_storages, storage_of, value
 from ..rewriting import Emitter
 
-__all__ = ["Recipe", "constants_of", "fold_constants"]
+__all__ = ["Recipe", "constants_of", "fold_constants", "pack_weights"]
 
 MOST = 2  # a result may have so many times the memory of what it is made of
 
@@ -105,3 +107,29 @@ def _extracted(module, kept):
             setattr(owner, str(node.target), getattr(module, str(node.target)))
     graph.output(tuple(copies[node] for node in kept))
     return graph, owner
+
+
+def pack_weights(module: GraphModule) -> int:
+    """Puts other strides behind the weights of metalcore.conv2d that are constants. What does so depends on parameters
+    alone, so that `fold_constants` does it once. Returns how many weights these are."""
+    convolutions = list(nodes_named(module.graph, "metalcore.conv2d"))
+    count, constants = 0, constants_of(module.graph) if convolutions else {}
+    for node in convolutions:
+        x, weight = argument(node, "x"), argument(node, "weight")
+        if weight not in constants:
+            continue
+        order = weight_order(value(x), value(weight), argument(node, "groups"), argument(node, "channels_last"))
+        if order is None or value(weight).permute(order).is_contiguous():
+            continue
+        emit = Emitter(module, value(node).fake_mode)
+        with module.graph.inserting_before(node):
+            name = weight.meta.get("constant", weight.target if weight.op == "get_attr" else weight.name)
+            packed = emit.constant(f"{name}_packed", _packing(order), weight)
+        node.replace_input_with(weight, packed)
+        count += 1
+    return count
+
+
+def _packing(order):
+    back = [order.index(d) for d in range(4)]
+    return lambda weight: weight.permute(order).clone(memory_format=torch.contiguous_format).permute(back)

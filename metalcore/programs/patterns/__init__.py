@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..rewriting import Pattern
-from .add_norm import AddNorm
 from .attention import Attention, WrittenAttention
-from .batch_norm import ConvBatchNorm
-from .conv import Conv
-from .cross_entropy import CrossEntropy
-from .gated import Gated
-from .joined_linear import GatedProducts, JoinedProducts, ProductsWithResidual
-from .kernels import Kernels
-from .layer_norm import LayerNorm
-from .linear import Linear
-from .rms_norm import RmsNorm
+from .conv import Conv, ConvBatchNorm
+from .kernels import CrossEntropy, Kernels
+from .linear import Gated, GatedProducts, JoinedProducts, Linear, ProductsWithResidual
+from .norms import AddNorm, LayerNorm, RmsNorm
 from .rope import Rope
 
 __all__ = ["PATTERNS", "choose"]

@@ -16,7 +16,6 @@ from .functions import used
 from .layout import Layout, Tile
 from .lowering import SIXTEEN_BITS, At, Lowering
 from .nodes import result_dtype
-from .operands import names_of
 from .source import (
     HEAD,
     MOVES,
@@ -32,6 +31,7 @@ from .source import (
     vector_type,
 )
 from .stages import WIDTH, Stored, can_be_staged, loop, staged
+from .storing import names_of
 
 _NUMBER = re.compile(r"\bn\[(\d+)\]")
 

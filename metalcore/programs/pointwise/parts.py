@@ -19,12 +19,10 @@ from .elementwise import elementwise
 from .layout import geometry, layout
 from .nodes import SCANS, STORED, WRITES, fake, is_leaf, name_of, split
 from .numbers import Unsupported
-from .operands import geometry_of, operands_of
-from .reduction import merging, reduction
+from .reduction import merging, reduction, walk
 from .scan import launch_of, scan
 from .source import indexed
-from .storing import needs_coordinates, store
-from .walk import walk
+from .storing import geometry_of, needs_coordinates, operands_of, store
 from .writes import leaves_of, writing, written
 
 MOST_BUFFERS = 31  # one of them has the sizes and strides

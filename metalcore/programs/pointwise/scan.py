@@ -12,7 +12,7 @@ from .functions import used
 from .lowering import Lowering
 from .nodes import arguments_of, fake, name_of, result_dtype
 from .numbers import Unsupported, converted, kind, literal, register
-from .reads.table import dimension
+from .reads.views import dimension
 from .source import HEAD, coordinates, loader, parameters, place_at, to_memory
 
 PER_THREAD = 4  # consecutive elements

@@ -16,7 +16,7 @@ from .lowering import Lowering
 from .nodes import arguments_of, fake, name_of, plain, result_dtype
 from .numbers import Unsupported
 from .reads.lookups import advanced, looked_up, size_of, with_none
-from .reads.table import dimension
+from .reads.views import dimension
 from .source import coordinates, loader, one_thread_an_element, parameters, place_at, to_memory
 
 

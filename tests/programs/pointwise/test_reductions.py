@@ -5,7 +5,7 @@ import torch
 from traced import built, placed, results
 
 import metalcore
-from metalcore.programs.pointwise.walk import walk
+from metalcore.programs.pointwise.reduction import walk
 
 
 def check(pairs, tolerance=2e-6):
