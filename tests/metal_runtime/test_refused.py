@@ -247,7 +247,8 @@ from metalcore.__main__ import main
 from metalcore.cli import selftest
 for name in OPS.keys() - {"silu"}:
     del OPS[name]
-few = {name: kernels for name, kernels in selftest._families().items() if name in ("activation/activation", "activation/softmax")}
+every = selftest._families()
+few = {name: every[name] for name in ("activation/activation", "activation/softmax")}
 selftest._families = lambda: few  # a compilation of all of them takes a minute
 def command(*arguments):
     out = io.StringIO()
