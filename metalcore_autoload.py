@@ -6,13 +6,13 @@ module by itself so that a process without the variable imports nothing more of 
 
 import os
 
-_OFF = ("", "0", "off", "no", "false")  # as in metalcore._core.switches
+_OFF = ("", "0", "off", "no", "false")  # as in metalcore._core.environment
 
 
 def load():
     if os.environ.get("METALCORE_SIMULATOR", "").lower() in _OFF:
         return
-    from metalcore._core.switches import switched_on
+    from metalcore._core.environment import switched_on
 
     if switched_on("METALCORE_SIMULATOR"):  # or it raises
         import metalcore.simulator  # noqa: F401

@@ -17,8 +17,9 @@ import torch  # noqa: F401  (loads the libraries that _C links against)
 # isort: off
 from ._system import __version__  # noqa: F401  (the module refuses what _C cannot run on)
 from . import _C  # noqa: F401
-from ._core.libraries import after_import
+from ._core.environment import after_import
 from .tuning import loading  # noqa: F401  (it says where measured tuning is)
+from . import mac_kernels, recording
 from . import (
     activation,
     normalization,
@@ -90,6 +91,7 @@ __all__ = [
     "integrations",
     "linalg",
     "load",
+    "mac_kernels",
     "msl",
     "nn",
     "optim",
@@ -101,6 +103,7 @@ __all__ = [
     "quantized_embedding",
     "quantized_linear",
     "quantized_linear_experts",
+    "recording",
     "replay",
     "report",
     "simulator",

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._core.recording import Dispatch, Plan, Recording, on_meta
 from ._core.registry import OPS, Op
+from .recording import Dispatch, Plan, Recording, on_meta
 
 __all__ = ["Explanation", "explain"]
 

@@ -89,7 +89,7 @@ def seed():
 @pytest.fixture(autouse=True)
 def strict_where_it_matters(request):
     if kind(request.config) == "simulator":
-        from metalcore._core.switches import switched_on
+        from metalcore._core.environment import switched_on
         from metalcore.simulator import device
 
         strict = request.path.parent.name not in LENIENT and not request.node.get_closest_marker("lenient")

@@ -1,4 +1,4 @@
-// Recordings, replays of them and the generated kernels in them, as Python sees them: metalcore/_core/recording.py.
+// Recordings, replays of them and the generated kernels in them, as Python sees them: metalcore/recording.py.
 #include "../gpu/backend.h"
 #include "../gpu/cost.h"
 #include "../gpu/kernel_index.h"

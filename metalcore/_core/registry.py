@@ -118,7 +118,7 @@ class Override:
         devices: the types of devices on which it replaces PyTorch's kernel.
         elsewhere: why it does not on others.
         own_calls: of an operator without a kernel on a Mac, `own_calls(release, *arguments)` says for which calls
-            PyTorch has one all the same. metalcore/_core/mac_kernels.py has the facts for all other operators.
+            PyTorch has one all the same. metalcore/mac_kernels.py has the facts for all other operators.
         alone: makes the kernel instead of `kernel` where these calls, and with them the override's other operators, are
             left to PyTorch.
     """

@@ -13,9 +13,9 @@ from torch.autograd import forward_ad
 from .._backends import DEVICES
 
 __all__ = [
-    "COUNTED",
     "DEVICES",
     "FLOAT_DTYPES",
+    "INT32_MAX",
     "accelerated",
     "alike",
     "autocast_dtype",
@@ -105,12 +105,13 @@ def is_plain(tensor) -> bool:
 
 
 # A tensor of up to so many elements never has more or longer rows than kernels can count.
-COUNTED = 2**31 - 1
+INT32_MAX = 2**31 - 1
+_UINT32_MAX = 2**32 - 1
 
 
 def too_many(x, length) -> bool:
     """Returns whether x, as rows of `length` elements, has more or longer rows than kernels can count."""
-    return length > COUNTED or x.numel() // max(length, 1) > 2 * COUNTED + 1
+    return length > INT32_MAX or x.numel() // max(length, 1) > _UINT32_MAX
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:

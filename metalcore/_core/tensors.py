@@ -1,8 +1,9 @@
-"""What ops ask of tensors: shapes that broadcast, strides that share memory, integers that the host may see, and
-results by way of the CPU."""
+"""What ops ask of tensors: shapes that broadcast, strides that share memory, integers that the host may see, results by
+way of the CPU, and where a DTensor has its shards. Nothing here imports torch.distributed.tensor."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -14,7 +15,20 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .routing import explained
 
-__all__ = ["broadcast_shapes", "call_on_cpu", "check_offsets", "host_sees", "in_int32", "may_share_memory"]
+__all__ = [
+    "beside",
+    "broadcast_shapes",
+    "call_on_cpu",
+    "check_offsets",
+    "host_sees",
+    "in_int32",
+    "is_dtensor",
+    "is_partial",
+    "like",
+    "local",
+    "may_share_memory",
+    "whole",
+]
 
 
 def broadcast_shapes(first: Sequence[int], *others: Sequence[int]) -> Sequence[int]:
@@ -68,3 +82,34 @@ def call_on_cpu(function: Callable, *args: Any, **kwargs: Any) -> Any:
     device = next(value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)).device
     args, kwargs = tree_map_only(Tensor, Tensor.cpu, (args, kwargs))
     return tree_map_only(Tensor, lambda result: result.to(device), function(*args, **kwargs))
+
+
+def is_dtensor(value: Any) -> bool:
+    """Returns whether a value is a DTensor."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def is_partial(x: Tensor) -> bool:
+    """Returns whether x is a DTensor whose sum over ranks is still to be made."""
+    return is_dtensor(x) and any(placement.is_partial() for placement in x.placements)  # pyright: ignore
+
+
+def beside(x: Tensor, tensor: Tensor) -> Tensor:
+    """Returns a tensor that every rank has, for a computation with x: replicated over x's mesh if x is a DTensor."""
+    return type(x).from_local(tensor, x.device_mesh, run_check=False) if is_dtensor(x) else tensor  # pyright: ignore
+
+
+def like(x: Tensor, placed: Tensor) -> Tensor:
+    """Returns the DTensor x, placed as another one; others as they are."""
+    return x.redistribute(placed.device_mesh, placed.placements) if is_dtensor(x) else x  # pyright: ignore
+
+
+def whole(x: Tensor) -> Tensor:
+    """Returns the tensor of which a DTensor is a shard or a partial sum, which every rank gets; others as they are."""
+    return x.full_tensor() if is_dtensor(x) else x  # pyright: ignore
+
+
+def local(x: Tensor) -> Tensor:
+    """This rank's shard of a DTensor; others as they are."""
+    return x.to_local() if is_dtensor(x) else x  # pyright: ignore

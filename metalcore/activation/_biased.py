@@ -6,7 +6,7 @@ import torch
 
 from .._core.operators import autograd, cpu_kernel, derive, fake_kernel
 from .._core.registry import Op, Sample, register
-from .._core.routing import COUNTED, alike, require_tensors
+from .._core.routing import INT32_MAX, alike, require_tensors
 from ._gated import _ACTIVATIONS, _check_name, _contiguous, _gelu_name, _value_and_slope, _wide
 
 __all__ = ["bias_gelu", "bias_silu"]
@@ -57,7 +57,7 @@ def bias_silu(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
 
 
 def _activate(op, x, bias, activation):
-    if bias is not None and alike(x, bias) and x.dim() and bias.shape == x.shape[-1:] and x.numel() <= COUNTED:
+    if bias is not None and alike(x, bias) and x.dim() and bias.shape == x.shape[-1:] and x.numel() <= INT32_MAX:
         return _bias_activation(x, bias, activation)
     require_tensors(op, x=x, bias=bias)
     return _ACTIVATIONS[activation](x + bias)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from .._core.operators import autograd, cpu_kernel, derive, fake_kernel
 from .._core.registry import Op, Sample, register
-from .._core.routing import COUNTED, alike, require_tensors
+from .._core.routing import INT32_MAX, alike, require_tensors
 
 __all__ = ["geglu", "gelu_and_mul", "silu_and_mul", "swiglu"]
 
@@ -104,14 +104,14 @@ def _gelu_name(approximate):
 
 
 def _gate(op, gate, up, activation):
-    if up is not None and alike(gate, up) and gate.shape == up.shape and gate.numel() <= COUNTED:
+    if up is not None and alike(gate, up) and gate.shape == up.shape and gate.numel() <= INT32_MAX:
         return _gated(gate, up, activation)
     require_tensors(op, gate=gate, up=up)
     return _ACTIVATIONS[activation](gate) * up
 
 
 def _gate_halves(op, x, activation):
-    if alike(x) and x.dim() and x.shape[-1] % 2 == 0 and x.numel() <= COUNTED:
+    if alike(x) and x.dim() and x.shape[-1] % 2 == 0 and x.numel() <= INT32_MAX:
         return _gated_packed(x, activation)
     require_tensors(op, x=x)
     _check_halves("gated_packed", x)

@@ -9,7 +9,7 @@ import torch
 
 from .._core.operators import autograd, cpu_kernel, fake_kernel
 from .._core.registry import Op, Override, Sample, register
-from .._core.routing import COUNTED, accelerated, autocast_to_float32, too_many
+from .._core.routing import INT32_MAX, accelerated, autocast_to_float32, too_many
 from .._core.samples import rows
 
 __all__ = ["log_softmax", "softmax"]
@@ -76,7 +76,7 @@ def _call(op, torch_op, x, dim, dtype):
         or not _in_range(dim, x.dim())
         or dtype is not None
         and type(dtype) is not torch.dtype
-        or x.numel() > COUNTED
+        or x.numel() > INT32_MAX
         and too_many(x, x.shape[dim])
     ):
         return torch_op(x, dim, dtype=dtype)

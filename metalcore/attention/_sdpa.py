@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._core.mac_kernels import attention_kernel
 from .._core.operators import needs_gradient
 from .._core.registry import Op, Override, Sample, register
 from .._core.routing import accelerated, is_plain
+from ..mac_kernels import attention_kernel
 from ._arguments import (
     are_typed,
     are_usual,

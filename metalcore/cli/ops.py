@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 
-from metalcore._core.mac_kernels import RELEASES
 from metalcore._core.registry import OPS, FunctionOverride, OptimizerOverride
+from metalcore.mac_kernels import RELEASES
 from metalcore.overrides._gains import why_off
 from metalcore.overrides.libraries import NAMES as MODULES
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from metalcore._core import accuracy
-from metalcore._core.recording import on_meta
 from metalcore._core.registry import OPS, Op, Sample
+from metalcore.recording import on_meta
 
 MOST_SECONDS = 120
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient
 from .._core.registry import Op, register
-from .._core.routing import COUNTED, alike, autocast_operands, require_tensors
-from .._core.sharded import like
+from .._core.routing import INT32_MAX, alike, autocast_operands, require_tensors
+from .._core.tensors import like
 from ..gemm._activations import ACTIVATIONS, reference_activation
 from ._gradients import conv2d_backward, is_channels_last, padded
 from ._samples import production, samples
@@ -132,7 +132,7 @@ def call_of(x, weight, scale, bias, residual, stride, padding, dilation, groups)
     images = size[0] if len(size) == 4 else 1
     height, width = _out_sizes(size, window, stride, padding, dilation)
     shape = (images, channels, height, width)
-    fits = min(height, width) > 0 and images * channels * height * width <= COUNTED
+    fits = min(height, width) > 0 and images * channels * height * width <= INT32_MAX
     return (stride, padding, dilation, shape) if fits and all(map(_is_counted, (x, weight, residual))) else None
 
 
@@ -145,9 +145,9 @@ def _out_sizes(x, weight, stride, padding, dilation):
 
 def _is_counted(x):
     """Returns whether kernels can count how far the elements of an image are apart."""
-    if x is None or x.is_contiguous() and 0 < x.numel() <= COUNTED:
+    if x is None or x.is_contiguous() and 0 < x.numel() <= INT32_MAX:
         return True
-    return sum(stride * max(size - 1, 0) for size, stride in zip(x.shape[-3:], x.stride()[-3:])) <= COUNTED
+    return sum(stride * max(size - 1, 0) for size, stride in zip(x.shape[-3:], x.stride()[-3:])) <= INT32_MAX
 
 
 def _by_torch(input, weight, scale, bias, residual, stride, padding, dilation, groups):

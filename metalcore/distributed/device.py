@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from .._core.libraries import after_import
+from .._core.environment import after_import
 
 __all__ = ["complete"]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from .._core.sharded import beside, is_dtensor
+from .._core.tensors import beside, is_dtensor
 
 __all__ = ["by_rows", "embedding"]
 

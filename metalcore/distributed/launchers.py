@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 
-from .._core.libraries import after_import
+from .._core.environment import after_import
 
 __all__ = ["register"]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from .._core.sharded import beside, is_dtensor, whole
+from .._core.tensors import beside, is_dtensor, whole
 
 __all__ = ["cross_entropy", "fused_linear_cross_entropy"]
 

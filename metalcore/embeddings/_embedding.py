@@ -9,7 +9,7 @@ from torch import Tensor
 from .._core.operators import autograd, cpu_kernel, fake_kernel
 from .._core.registry import Op, Override, Sample, register
 from .._core.routing import accelerated
-from .._core.sharded import is_dtensor
+from .._core.tensors import is_dtensor
 
 __all__ = ["embedding"]
 

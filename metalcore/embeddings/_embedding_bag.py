@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Override, Sample, register
-from .._core.sharded import beside
+from .._core.tensors import beside
 from ._embedding import gradient_by_torch, in_range, indices_of, known, takes
 
 __all__ = ["embedding_bag"]

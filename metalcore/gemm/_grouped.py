@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .._core.operators import autograd, cpu_kernel, fake_kernel
 from .._core.registry import Op, Sample, register
-from .._core.routing import COUNTED, alike, autocast_operands, require_tensors
+from .._core.routing import INT32_MAX, alike, autocast_operands, require_tensors
 from .._core.samples import integers
 from .._core.tensors import in_int32
 
@@ -49,7 +49,7 @@ def grouped_gemm(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
     if x.dim() == 3 and weight.dim() == 2:
         return grouped_gemm(weight.T, x.mT, offsets).T
     _check(x, weight, offsets)
-    if alike(x, weight) and offsets.device == x.device and max(*x.shape, *weight.shape) <= COUNTED:
+    if alike(x, weight) and offsets.device == x.device and max(*x.shape, *weight.shape) <= INT32_MAX:
         return _grouped(x, weight, in_int32(offsets))
     return _by_torch(x, weight, offsets)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._core.operators import autograd, cpu_kernel, derive, fake_kernel
 from .._core.registry import Op, Sample, register
-from .._core.routing import COUNTED, alike, autocast_dtype, require_tensors
+from .._core.routing import INT32_MAX, alike, autocast_dtype, require_tensors
 from ._activations import reference_activation
 
 __all__ = ["joined_linear"]
@@ -85,8 +85,8 @@ def joined_linear(
 def _takes(x, weights):
     return (
         x.dim() > 0
-        and 0 < x.numel() == x.shape[-1] <= COUNTED
-        and all(w.dim() == 2 and w.numel() > 0 and len(w) <= COUNTED for w in weights)
+        and 0 < x.numel() == x.shape[-1] <= INT32_MAX
+        and all(w.dim() == 2 and w.numel() > 0 and len(w) <= INT32_MAX for w in weights)
     )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient
 from .._core.registry import Op, Sample, register
-from .._core.routing import COUNTED, alike, autocast_operands, require_tensors
+from .._core.routing import INT32_MAX, alike, autocast_operands, require_tensors
 from .._core.tensors import broadcast_shapes
 from ._activations import ACTIVATIONS, reference_activation
 
@@ -121,15 +121,15 @@ def _needs(x):
 def _takes(a, b, bias, residual):
     if b is None or not alike(a, b, bias, residual):
         return False
-    if b.dim() == 2 and a.dim() > 0 and 0 < a.numel() <= COUNTED and 0 < b.numel() <= COUNTED:
+    if b.dim() == 2 and a.dim() > 0 and 0 < a.numel() <= INT32_MAX and 0 < b.numel() <= INT32_MAX:
         return True  # so the sizes are counted too
     left, right = a.shape, b.shape
     return (
         len(left) > 0
         and len(right) > 0
-        and max(*left, *right) <= COUNTED
-        and (len(left) <= 2 or math.prod(left[:-1]) <= COUNTED)
-        and (len(right) <= 2 or math.prod(right[:-2]) * (left[-2] if len(left) > 1 else 1) <= COUNTED)
+        and max(*left, *right) <= INT32_MAX
+        and (len(left) <= 2 or math.prod(left[:-1]) <= INT32_MAX)
+        and (len(right) <= 2 or math.prod(right[:-2]) * (left[-2] if len(left) > 1 else 1) <= INT32_MAX)
     )
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import masking_utils
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from .._core.libraries import require_transformers
+from .._core.environment import require_transformers
 from ..overrides.libraries import masks
 from ..overrides.libraries.attention import attention_forward
 from ..overrides.libraries.masks import Band, Mask

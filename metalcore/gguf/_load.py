@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._core.libraries import require_transformers
+from .._core.environment import require_transformers
 from ..nn import QuantizedEmbedding, QuantizedExperts, QuantizedLinear
 from ..quant import dequantize
 from ..quant._experts import clamped_swiglu

@@ -8,7 +8,7 @@ import warnings
 from importlib import import_module
 from typing import Any
 
-from .._core.libraries import require_transformers
+from .._core.environment import require_transformers
 from ._metadata import Metadata
 from ._reader import GGUFError, GGUFFile
 

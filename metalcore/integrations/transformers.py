@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from .. import overrides
-from .._core.libraries import require_transformers
+from .._core.environment import require_transformers
 from .._core.registry import OPS
 from ..overrides._switches import Request
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .._core.registry import Op, Sample, register
-from .._core.sharded import beside
+from .._core.tensors import beside
 from ._common import check_types, in_float32, without_autocast
 from ._triangular import solve_triangular
 

@@ -12,9 +12,9 @@ from torch.compiler import is_compiling
 
 from .. import _C
 from .._core.operators import cpu_kernel, fake_kernel, ops
-from .._core.recording import on_meta
 from .._core.routing import autocast_dtype, explained
-from .._core.sharded import is_dtensor, whole
+from .._core.tensors import is_dtensor, whole
+from ..recording import on_meta
 
 __all__ = [
     "Tensors",

@@ -8,7 +8,7 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
-from .._core.sharded import beside
+from .._core.tensors import beside
 from ._by_torch import by_torch
 from ._common import Tensors, in_float32, square, write_out
 from ._overriding import factors_transpose, override, takes_square

@@ -8,7 +8,7 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient,
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
-from .._core.sharded import beside
+from .._core.tensors import beside
 from ._block_reflector import coupling, unit_lower
 from ._by_torch import by_torch
 from ._common import Tensors, cast_out, in_float32, torch_is_faster, write_out

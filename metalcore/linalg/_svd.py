@@ -8,7 +8,7 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient,
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import low_rank, separated
-from .._core.sharded import beside
+from .._core.tensors import beside
 from ._broadening import Broadened, check_broadening, division
 from ._by_torch import by_torch
 from ._common import Tensors, in_float32, skew, without_autocast, write_out

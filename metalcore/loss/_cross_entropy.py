@@ -13,7 +13,7 @@ from .._core.operators import cpu_kernel, fake_kernel, needs_gradient, ops
 from .._core.registry import Op, Override, Sample, register
 from .._core.routing import alike, autocast_to_float32, is_plain, on_cuda, require_tensors
 from .._core.samples import rows
-from .._core.sharded import is_dtensor
+from .._core.tensors import is_dtensor
 from ._cross_entropy_operators import cap, cross_entropy_ahead, cross_entropy_rows
 from ._cross_entropy_output import Wanted, log_sum, output, target_probability, target_weight
 

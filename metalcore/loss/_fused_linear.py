@@ -13,7 +13,7 @@ from torch._C._functorch import is_legacy_batchedtensor
 from .._core.operators import autograd, composed_kernel, derive, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import alike, autocast_dtype, is_plain, require_tensors
-from .._core.sharded import is_dtensor
+from .._core.tensors import is_dtensor
 from ._cross_entropy import REDUCTIONS, _classes, _takes, cross_entropy, require_classes
 from ._cross_entropy_operators import cross_entropy_gradient as of_logits
 from ._cross_entropy_output import CrossEntropyOutput, Wanted, log_sum, output, target_probability, target_weight

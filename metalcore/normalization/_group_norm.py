@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from .._core.operators import autograd, cpu_kernel, derive, fake_kernel
 from .._core.registry import Op, Override, Sample, register
-from .._core.routing import COUNTED, alike, autocast_to_float32
+from .._core.routing import INT32_MAX, alike, autocast_to_float32
 from ._layer_norm import _wide
 from ._rms_norm import _empty, _is_number
 
@@ -62,7 +62,7 @@ def _takes(x, groups, weight, bias):
         and groups > 0
         and x.shape[1] % groups == 0
         and all(p is None or p.shape == x.shape[1:2] for p in (weight, bias))
-        and 0 < x.numel() <= COUNTED
+        and 0 < x.numel() <= INT32_MAX
     )
 
 

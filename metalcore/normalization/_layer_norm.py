@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from .._core.operators import autograd, cpu_kernel, derive, fake_kernel, plain_operator
 from .._core.registry import Op, Override, Sample, register
-from .._core.routing import COUNTED, alike, autocast_to_float32, too_many
+from .._core.routing import INT32_MAX, alike, autocast_to_float32, too_many
 from .._core.samples import rows
 from ._rms_norm import _empty, _fits, _is_number
 
@@ -96,7 +96,7 @@ def _takes(x, normalized_shape, weight, bias, eps):
         and (bias is None or bias.shape == tuple(normalized_shape))
         and eps is not None
         and _is_number(eps)
-        and (x.numel() <= COUNTED or not too_many(x, math.prod(normalized_shape)))
+        and (x.numel() <= INT32_MAX or not too_many(x, math.prod(normalized_shape)))
     )
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from .._core.operators import autograd, cpu_kernel, derive, fake_kernel, needs_gradient
 from .._core.registry import Op, Override, Sample, register
-from .._core.routing import COUNTED, accelerated, alike, autocast_to_float32, is_plain, too_many
+from .._core.routing import INT32_MAX, accelerated, alike, autocast_to_float32, is_plain, too_many
 from .._core.samples import rows
 
 __all__ = ["add_rms_norm", "rms_norm"]
@@ -55,7 +55,7 @@ def rms_norm(
         not accelerated(x, weight)
         or not _fits(x, normalized_shape, weight)
         or not _is_number(eps)
-        or x.numel() > COUNTED
+        or x.numel() > INT32_MAX
         and too_many(x, math.prod(normalized_shape))
     ):
         if not offset:
@@ -133,7 +133,7 @@ def _addable(x, residual, weight, eps):
         and residual.shape == shape
         and len(shape) > 0
         and (weight is None or weight.shape == shape[-1:])
-        and (x.numel() <= COUNTED or not too_many(x, shape[-1]))
+        and (x.numel() <= INT32_MAX or not too_many(x, shape[-1]))
         and not autocast_to_float32("rms_norm", x)
     )
 

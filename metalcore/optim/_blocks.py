@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .._core.sharded import beside, whole
+from .._core.tensors import beside, whole
 
 __all__ = ["Blocks"]
 

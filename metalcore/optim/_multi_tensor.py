@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .._core.routing import FLOAT_DTYPES, accelerated
-from .._core.sharded import is_dtensor
+from .._core.tensors import is_dtensor
 
 __all__ = [
     "MultiTensor",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.registry import FunctionOverride, Op, Sample, register
-from .._core.sharded import is_dtensor, is_partial, local
+from .._core.tensors import is_dtensor, is_partial, local
 from ._multi_tensor import by_kind, takes
 
 __all__ = ["clip_grad_norm_", "clip_grad_value_"]

@@ -8,7 +8,7 @@ import torch
 from torch.optim._muon import muon as torch_muon
 
 from .._core.registry import Op, OptimizerOverride, Sample, register
-from .._core.sharded import is_dtensor
+from .._core.tensors import is_dtensor
 from ._multi_tensor import MultiTensor
 from ._samples import steps_of
 

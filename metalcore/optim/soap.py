@@ -10,7 +10,7 @@ from torch.optim.adamw import adamw
 from .. import linalg
 from .._core.registry import Op, Sample, register
 from .._core.routing import on_cuda
-from .._core.sharded import is_dtensor, local
+from .._core.tensors import is_dtensor, local
 from ._blocks import Blocks
 from ._multi_tensor import MultiTensor
 from ._samples import steps_of

@@ -74,9 +74,9 @@ from collections.abc import Iterable
 
 import torch
 
-from .._core.mac_kernels import has_own, this_release
 from .._core.registry import OPS, FunctionOverride, OptimizerOverride
 from .._core.routing import DEVICES
+from ..mac_kernels import has_own, this_release
 from . import _dispatcher, _functions, _optimizers, _report, _safe, _switches, libraries
 from ._gains import by_default, kind_of, left_calls, why_off
 from ._measured import measured

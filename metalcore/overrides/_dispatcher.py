@@ -13,10 +13,10 @@ from torch._decomp import decomposition_table
 
 from .. import _C
 from .._core import refused
-from .._core.mac_kernels import this_release
 from .._core.registry import Override
 from .._core.routing import accelerated, is_plain
 from .._core.torch_operators import overload
+from ..mac_kernels import this_release
 from ._gains import NOT_MEASURED
 from ._report import count_of
 from ._routes import beneath

@@ -3,7 +3,7 @@
 On NVIDIA GPUs and on the simulated device these are all that were not measured to be slower than PyTorch's own. On a
 Mac nobody has measured any. There an override is on by default where PyTorch has no Metal kernel of its own: where it
 computes the operator by several others or by a graph of MPSGraph's, as most derivatives, or where public reports say
-that its kernel fails (metalcore/_core/mac_kernels.py has the facts). `python -m metalcore tune` measures each override
+that its kernel fails (metalcore/mac_kernels.py has the facts). `python -m metalcore tune` measures each override
 on the machine at hand, and what it finds decides there.
 """
 
@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from .._core import mac_kernels
-from .._core.mac_kernels import Release
+from .. import mac_kernels
 from .._core.registry import OPS, Override
+from ..mac_kernels import Release
 from .libraries import NAMES as MODULES
 
 __all__ = [

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter
 
-from .._core.recording import record
+from ..recording import record
 from .report import PLACES, Step
 
 __all__ = ["Profile", "Timing", "profile"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .._core.libraries import after_import
+from .._core.environment import after_import
 from ._experts import QuantizedExperts
 from ._layers import PackedModule, QuantizedEmbedding, QuantizedLinear
 from ._packed_weight import PackingError, error_of, write

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from .._core.recording import Recording
+from ..recording import Recording
 from ._cuda_graph import captured
 from ._replay import Replay
 from ._tape import Tape, key_of, refuse_host_work, tensors_in

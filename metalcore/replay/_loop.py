@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_map_only
 from .. import _C
 from .._core.arena import fixed_memory, peak, place
 from .._core.operators import ops
-from .._core.recording import Recording
 from .._core.torch_operators import out_variant, reads_storage
+from ..recording import Recording
 from ._replay import Replay
 from ._tape import Step, Tape, key_of, tensors_in
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from .._core.recording import Recording
+    from ..recording import Recording
 
 __all__ = ["Replay"]
 

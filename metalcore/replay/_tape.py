@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .. import _C
-from .._core.recording import Observer, did_work, observed, operator_name, storage_keys
+from ..recording import Observer, did_work, observed, operator_name, storage_keys
 
 __all__ = ["CaptureError", "Step", "Tape", "key_of", "refuse_host_work", "tensors_in"]
 

@@ -8,7 +8,7 @@ import torch
 
 from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
-from .._core.routing import COUNTED, accelerated, require_tensors
+from .._core.routing import INT32_MAX, accelerated, require_tensors
 from .._core.samples import integers
 
 __all__ = ["rope"]
@@ -159,7 +159,7 @@ class _Rotation:
             and q.dtype == k.dtype
             and cos.dtype == sin.dtype
             and cos.dtype in (q.dtype, torch.float32)
-            and max(q.numel(), k.numel()) <= COUNTED
+            and max(q.numel(), k.numel()) <= INT32_MAX
             and not (torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad))
         )
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
-from .._core.routing import COUNTED, accelerated, require_tensors
-from .._core.sharded import beside
+from .._core.routing import INT32_MAX, accelerated, require_tensors
+from .._core.tensors import beside
 
 __all__ = ["top_k_mask_logits", "top_k_renorm_probs", "top_p_renorm_probs"]
 
@@ -90,7 +90,7 @@ def _rows(op, name, x, option, limit, kind):
         raise RuntimeError(f"{op}: {name} must be floating-point numbers (…, C)")
     limits = _limits(op, option, limit, kind, x)
     rows = x.detach().reshape(limits.numel(), x.shape[-1])
-    run = ops.renorm_rows if accelerated(rows) and rows.numel() and rows.shape[1] <= COUNTED else _by_torch
+    run = ops.renorm_rows if accelerated(rows) and rows.numel() and rows.shape[1] <= INT32_MAX else _by_torch
     return run(rows, limits, kind).view(x.shape)
 
 

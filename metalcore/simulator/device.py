@@ -14,7 +14,7 @@ import torch
 from .. import _C, _device_library
 from .._backends import DEVICES
 from .._core import torch_operators
-from .._core.switches import switched_on
+from .._core.environment import switched_on
 from . import mac_operators
 
 OLDEST_TORCH = (2, 10)

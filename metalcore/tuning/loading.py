@@ -8,8 +8,8 @@ from __future__ import annotations
 import threading
 
 from .. import _C
-from .._core.mac_kernels import lacking, this_release
-from .._core.switches import switched_on
+from .._core.environment import switched_on
+from ..mac_kernels import lacking, this_release
 
 __all__ = ["wanted"]
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from .._core.recording import on_meta
 from .._core.registry import OPS, Sample
 from ..quant._samples import packed_sample
+from ..recording import on_meta
 
 __all__ = ["Scale", "Workload", "workloads"]
 

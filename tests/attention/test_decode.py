@@ -6,7 +6,7 @@ from references import DTYPES, assert_near, tensor, wide
 from rows import tuned
 
 from metalcore import scaled_dot_product_attention as attend
-from metalcore._core.recording import record
+from metalcore.recording import record
 
 SUFFIXES = dict(zip(DTYPES, ("float", "half", "bfloat")))
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -19,8 +19,10 @@ MODULES = [
     *(f"metalcore.{name}" for name in ("distributed", "generation", "gguf", "linalg", "loss", "msl", "nn", "optim")),
     *(f"metalcore.{name}" for name in ("overrides", "paged", "programs", "quant", "replay", "sampling", "simulator")),
     *(f"metalcore.integrations.{name}" for name in ("flash_attn", "peft", "transformers")),
+    "metalcore.mac_kernels",
     "metalcore.msl.check",
     "metalcore.nn.attention",
+    "metalcore.recording",
 ]
 _VERB = re.compile(r"[A-Z][a-z]+s\b(?! (?:of|and)\b)(?!,)")
 

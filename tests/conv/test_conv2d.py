@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from references import DTYPES, check_operator, tensor, wide
 
 import metalcore
-from metalcore._core.recording import on_meta, record
 from metalcore._core.registry import OPS
 from metalcore.conv import _gradients
+from metalcore.recording import on_meta, record
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 ACTIVATIONS = {

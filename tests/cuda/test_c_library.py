@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import metalcore
-from metalcore._core.recording import on_meta
 from metalcore.msl.language.cuda_source import cuda_source
 from metalcore.msl.nvidia import cuda, nvrtc
+from metalcore.recording import on_meta
 
 LIBRARY = Path(metalcore.__file__).parent / "lib"
 A, B, C = (number << 32 for number in range(1, 4))  # addresses of a GPU's memory, which nobody reads

@@ -4,8 +4,8 @@ import torch
 
 import metalcore
 from metalcore import _C
-from metalcore._core.recording import on_meta
 from metalcore._core.registry import OPS
+from metalcore.recording import on_meta
 
 
 def variant(device_type):

@@ -23,11 +23,11 @@ from rows import FAMILIES, lengths, tuned  # noqa: E402
 
 import metalcore  # noqa: E402
 from metalcore._core.accuracy import evaluate  # noqa: E402
-from metalcore._core.recording import record  # noqa: E402
 from metalcore._core.registry import OPS  # noqa: E402
 from metalcore.loss._cross_entropy_operators import cross_entropy_ahead  # noqa: E402
 from metalcore.quant._samples import packed_sample  # noqa: E402
 from metalcore.quant._types import KERNELS  # noqa: E402
+from metalcore.recording import record  # noqa: E402
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 QR_HEIGHTS = (1, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 512, 513, 1024, 1025, 2049)

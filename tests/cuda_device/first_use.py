@@ -13,7 +13,7 @@ import torch  # noqa: E402
 from cases import CASES, WITHOUT_HOST  # noqa: E402
 
 import metalcore  # noqa: E402
-from metalcore._core.recording import on_meta  # noqa: E402
+from metalcore.recording import on_meta  # noqa: E402
 
 
 def check(found, expected):

@@ -10,8 +10,8 @@ from rows import tuned
 
 import metalcore
 from metalcore import _C
-from metalcore._core.recording import record
 from metalcore._core.registry import OPS
+from metalcore.recording import record
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 ACTIVATIONS = {

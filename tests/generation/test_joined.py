@@ -7,10 +7,10 @@ import torch
 from small_models import prompts, small_model
 
 import metalcore
-from metalcore._core.recording import record
 from metalcore.generation import stream
 from metalcore.nn import QuantizedLinear
 from metalcore.quant import quantize_model
+from metalcore.recording import record
 
 pytest.importorskip("gguf")
 NEW = 6

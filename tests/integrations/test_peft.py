@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from metalcore._core.libraries import after_import
+from metalcore._core.environment import after_import
 from metalcore.integrations import peft as ours
 from metalcore.nn import QuantizedEmbedding, QuantizedExperts, QuantizedLinear
 from metalcore.quant import dequantize, quantize, quantize_model

@@ -228,7 +228,7 @@ def test_explain_and_recordings_of_a_refused_call(extension):
         "-c",
         WARNED
         + """
-from metalcore._core.recording import record
+from metalcore.recording import record
 y, recording = record(metalcore.silu, x)
 torch.testing.assert_close(y, F.silu(x))
 assert recording.dispatches == () and ("aten::silu" in name for _, name in recording.torch_steps)

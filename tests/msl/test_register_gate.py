@@ -9,9 +9,9 @@ import torch
 from rows import FAMILIES, tuned
 
 from metalcore import _C
-from metalcore._core.recording import on_meta
 from metalcore._core.registry import OPS, Sample
 from metalcore.msl.nvidia import cuda
+from metalcore.recording import on_meta
 from metalcore.tuning import workloads
 from tools import register_gate
 from tools.register_exceptions import NVIDIA, OVER

@@ -19,7 +19,7 @@ from references import (
 from rows import FAMILIES, lengths, tuned
 
 import metalcore
-from metalcore._core.recording import record
+from metalcore.recording import record
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 EPS = torch.finfo(torch.float32).eps

@@ -5,8 +5,8 @@ import torch
 
 import metalcore
 from metalcore import _C
-from metalcore._core.recording import on_meta
 from metalcore._core.registry import OPS
+from metalcore.recording import on_meta
 
 MOST = 0.2  # seconds: kMostSeconds of csrc/gpu/cost.h
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from metalcore._core.switches import switched_on
+from metalcore._core.environment import switched_on
 from metalcore.tuning import loading
 
 

@@ -5,7 +5,7 @@ import torch
 from rows import FAMILIES, LONGEST, lengths, tuned, variants
 
 import metalcore
-from metalcore._core.recording import on_meta
+from metalcore.recording import on_meta
 
 OPS = ["softmax", "log_softmax", "rms_norm", "add_rms_norm"]
 

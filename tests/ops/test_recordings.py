@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import metalcore
-from metalcore._core.recording import on_meta, record
 from metalcore._core.registry import OPS
+from metalcore.recording import on_meta, record
 
 SAMPLES = [(op, sample) for op in OPS.values() for sample in op.samples()]
 IDS = [f"{op.name}: {sample.name}" for op, sample in SAMPLES]

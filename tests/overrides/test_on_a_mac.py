@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import metalcore
-from metalcore._core import mac_kernels
+from metalcore import mac_kernels
 from metalcore._core.registry import OPS, Override
 from metalcore.overrides import _gains, _measured
 

@@ -7,8 +7,8 @@ from references import DTYPES, assert_near, check_operator, tensor, wide
 from rows import tuned
 
 import metalcore
-from metalcore._core.recording import on_meta, record
 from metalcore.paged import batch_decode, batch_prefill, merge_states
+from metalcore.recording import on_meta, record
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 each_layout = pytest.mark.parametrize("layout", ["NHD", "HND"])

@@ -7,8 +7,8 @@ from references import tensor, wide
 from rows import tuned
 from test_paged_attention import check, decode, prefill
 
-from metalcore._core.recording import record
 from metalcore.nn.attention import varlen_attn
+from metalcore.recording import record
 
 FAMILIES = ["baseline", "simulator", "hopper", "apple7"]
 each_dtype = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

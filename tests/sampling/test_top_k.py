@@ -5,7 +5,7 @@ import torch
 from references import DTYPES, check_operator, tensor, wide
 
 import metalcore
-from metalcore._core.recording import record
+from metalcore.recording import record
 from metalcore.sampling._renorm import _by_torch
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from metalcore._core import accuracy
-from metalcore._core.recording import on_meta
 from metalcore._core.registry import OPS
+from metalcore.recording import on_meta
 
 
 def samples():

@@ -1,4 +1,4 @@
-"""Compares what metalcore/_core/mac_kernels.py says of PyTorch on a Mac with the wheel of each release."""
+"""Compares what metalcore/mac_kernels.py says of PyTorch on a Mac with the wheel of each release."""
 
 import importlib.util
 import re
@@ -11,7 +11,7 @@ TABLE = "torchgen/packaged/ATen/native/native_functions.yaml"  # from which PyTo
 _OPERATOR = "aten::"
 
 
-def facts(path="_core/mac_kernels.py"):
+def facts(path="mac_kernels.py"):
     """A module of metalcore, without the rest, which may not be built here."""
     spec = importlib.util.spec_from_file_location("facts", ROOT / "metalcore" / path)
     module = importlib.util.module_from_spec(spec)

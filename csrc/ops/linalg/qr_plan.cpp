@@ -14,7 +14,7 @@ constexpr uint32_t kTallColumns = 64;    // the threadgroup memory of qr_tall.me
 }  // namespace
 
 // On mps PyTorch has a kernel of geqrf since 2.14 and none of ormqr; that of linalg_qr, since 2.12, takes memory for m
-// x m entries (metalcore/_core/mac_kernels.py).
+// x m entries (metalcore/mac_kernels.py).
 const gpu::Table<QrTuning> qr_tuning(
     "qr",
     {

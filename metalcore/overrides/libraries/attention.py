@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._core.libraries import after_import
+from ..._core.environment import after_import
 from ...attention import scaled_dot_product_attention
 from ...attention._varlen import varlen_attention
 from .. import _report

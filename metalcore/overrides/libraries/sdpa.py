@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..._core.libraries import after_import, require_transformers
+from ..._core.environment import after_import, require_transformers
 from ..._core.routing import accelerated
 from .. import _report, _switches
 from .kinds import Kind

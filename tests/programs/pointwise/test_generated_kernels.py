@@ -7,11 +7,11 @@ from torch.fx import Graph
 from traced import built, graph_of, placed, results, steps
 
 import metalcore
-from metalcore._core.recording import on_meta, record
 from metalcore.msl.nvidia import nvrtc
 from metalcore.msl.runtime import signatures
 from metalcore.programs import pointwise
 from metalcore.programs.pointwise.layout import layout
+from metalcore.recording import on_meta, record
 
 aten = torch.ops.aten
 

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from traced import built, distances, placed, results
 
 from metalcore._core import generated_kernels
-from metalcore._core.recording import record
 from metalcore.programs.pointwise import blocks
 from metalcore.programs.pointwise.stages import Rounding, Stored, can_be_staged, staged
+from metalcore.recording import record
 
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 # What the functions' own errors add to half a unit in the last place.

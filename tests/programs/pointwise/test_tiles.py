@@ -5,10 +5,10 @@ import torch
 from traced import built, placed
 
 import metalcore
-from metalcore._core.recording import record
 from metalcore.programs.pointwise import blocks
 from metalcore.programs.pointwise.blocks import blocked
 from metalcore.programs.pointwise.layout import layout
+from metalcore.recording import record
 
 
 @pytest.fixture(params=["small tiles", "large tiles"])

@@ -1,9 +1,5 @@
 """What PyTorch itself has on a Mac: since which release an operator ends in a Metal kernel of its own.
 
-    since("silu")                      # (2, 12)
-    has_own("silu", (2, 11))           # False: MPSGraph computed it then
-    fault("_linalg_svd", (2, 14))      # "it raises for batches of 8192 elements and more (pytorch#195937)"
-
 An override that nobody has measured on a Mac is off by default where PyTorch has a kernel of its own
 (metalcore/overrides/_gains.py), and `tune` may choose PyTorch's op only where there is one that works. What PyTorch
 computes by several operators, or by a graph of MPSGraph's, is no kernel of its own.
@@ -46,6 +42,10 @@ class MacKernel:
         evidence: a name in libtorch_cpu.dylib, or several of which there is one; or "aten::…", an operator that has a
             kernel for MPS in the table from which PyTorch is generated.
         faulty: (first release, the first without the fault or None, what is wrong, by a public report).
+
+    Example:
+        >>> metalcore.mac_kernels.KERNELS["gelu"].since
+        (2, 13)
     """
 
     since: Release
@@ -103,27 +103,47 @@ _WITHOUT = ("ormqr",)
 
 
 def this_release() -> Release:
-    """Returns the first two numbers of the installed PyTorch's version."""
-    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
-    assert found
-    return int(found[1]), int(found[2])
+    """Returns the first two numbers of the installed PyTorch's version.
+
+    Example:
+        >>> metalcore.mac_kernels.this_release() >= (2, 10)
+        True
+    """
+    numbers = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    assert numbers
+    return int(numbers[1]), int(numbers[2])
 
 
 def since(operator: str) -> Release | None:
     """Returns the first release in which an operator of aten ends in a kernel of its own, or None. One that works in
-    place, such as relu_, has the kernel of the other."""
+    place, such as relu_, has the kernel of the other.
+
+    Example:
+        >>> metalcore.mac_kernels.since("silu")
+        (2, 12)
+    """
     kernel = KERNELS.get(operator.removesuffix("_"))
     return kernel.since if kernel else None
 
 
 def has_own(operator: str, release: Release) -> bool:
-    """Returns whether PyTorch has a kernel of its own for an operator of aten."""
+    """Returns whether PyTorch has a kernel of its own for an operator of aten.
+
+    Example:
+        >>> metalcore.mac_kernels.has_own("silu", (2, 11))  # MPSGraph computed it then
+        False
+    """
     first = since(operator)
     return first is not None and release >= first
 
 
 def fault(operator: str, release: Release) -> str | None:
-    """Returns what public reports say is wrong with PyTorch's kernel of an operator, or None."""
+    """Returns what public reports say is wrong with PyTorch's kernel of an operator, or None.
+
+    Example:
+        >>> metalcore.mac_kernels.fault("linalg_qr", (2, 12))
+        'it needs memory for m x m entries, and takes long for tall matrices (pytorch#187567)'
+    """
     for first, fixed, text in KERNELS[operator].faulty if operator in KERNELS else ():
         if release >= first and (fixed is None or release < fixed):
             return text
@@ -132,7 +152,12 @@ def fault(operator: str, release: Release) -> str | None:
 
 def lacking(release: Release) -> list[str]:
     """Returns the operators that no plan may call on `mps`: PyTorch has no kernel for them, or one that is known to
-    fail."""
+    fail.
+
+    Example:
+        >>> metalcore.mac_kernels.lacking((2, 15))
+        ['ormqr', 'linalg_qr']
+    """
     return [*_WITHOUT, *(name for name in KERNELS if not has_own(name, release) or fault(name, release))]
 
 
@@ -148,6 +173,11 @@ def attention_kernel(
         size, value_size: the sizes of a head.
         causal: is_causal.
         keeps_scores: whether a gradient is needed, or there is dropout or a mask.
+
+    Example:
+        >>> sizes = dict(queries=1, keys=512, size=64, value_size=64)
+        >>> metalcore.mac_kernels.attention_kernel((2, 12), **sizes, causal=False, keeps_scores=False)
+        True
     """
     if keeps_scores or size != value_size or keys == 0:
         return False

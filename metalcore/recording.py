@@ -1,13 +1,4 @@
-"""Recordings: lists of the dispatches that ops submit. They can be read, compared and submitted again.
-
-y, recording = record(metalcore.softmax, x, -1)
-print(recording)
-recording.submit([(x, other)])        # softmax of `other`, into y
-
-with on_meta("cuda") as recorder:     # ops on meta tensors, which have no memory, are recorded and not run
-    metalcore.qr(torch.empty(8, 4, device="meta"))
-print(recorder.recording)
-"""
+"""Recordings: lists of the dispatches that ops submit. They can be read, compared and submitted again."""
 
 from __future__ import annotations
 
@@ -22,31 +13,24 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from .. import _C
-from . import refused
-from .operators import ops
-from .routing import explained
+from . import _C
+from ._core import refused
+from ._core.operators import ops
+from ._core.routing import explained
 
-__all__ = [
-    "Buffer",
-    "Dispatch",
-    "Observer",
-    "Plan",
-    "Recorder",
-    "Recording",
-    "did_work",
-    "observed",
-    "on_meta",
-    "operator_name",
-    "record",
-    "storage_keys",
-]
+__all__ = ["Buffer", "Dispatch", "Plan", "Recorder", "Recording", "on_meta", "record"]
 
 
 class Plan(NamedTuple):
     """The variant that an op chose, and why.
 
     It is `inner` if the op is a part of another operator.
+
+    Example:
+        >>> with metalcore.recording.on_meta("mps") as recorder:
+        ...     factors = metalcore.qr(torch.empty(8, 4, device="meta"))
+        >>> recorder.recording.plans[0].variant
+        'simd'
     """
 
     op: str
@@ -61,6 +45,11 @@ class Buffer(NamedTuple):
     Attributes:
         role: "input" (an argument of the call, also if the call writes to it), "output" (a result) or "scratch".
         nbytes: the size of the storage in bytes.
+
+    Example:
+        >>> _, recording = metalcore.recording.record(metalcore.silu, torch.ones(64, device="mps"))
+        >>> [(buffer.role, buffer.nbytes) for buffer in recording.buffers]
+        [('input', 256), ('output', 256)]
     """
 
     role: str
@@ -74,6 +63,11 @@ class Dispatch(NamedTuple):
     (index, "pointers", tuple of places). A place is (number of the buffer, first byte, number of bytes), or None.
 
     `seconds` estimates how long the dispatch takes on the slowest GPU that is supported, an M1 with 7 cores.
+
+    Example:
+        >>> _, recording = metalcore.recording.record(metalcore.silu, torch.ones(64, device="mps"))
+        >>> len(recording.dispatches), recording.dispatches[0].seconds > 0
+        (1, True)
     """
 
     kernel: str
@@ -98,6 +92,13 @@ class Recording:
         torch_steps: (index of the dispatch after it, name of the operator) for each of PyTorch's operators in between.
         host_steps: what ops did on the host that no dispatch repeats.
         buffers: the memory that the dispatches use. The places of arguments are indices into it.
+
+    Example:
+        >>> x, other = torch.zeros(4, device="mps"), torch.ones(4, device="mps")
+        >>> y, recording = metalcore.recording.record(metalcore.relu, x)
+        >>> recording.submit([(x, other)])
+        >>> y.tolist()
+        [1.0, 1.0, 1.0, 1.0]
     """
 
     def __init__(self, number: int, inputs: Sequence[Tensor] = (), outputs: Sequence[Tensor] = ()):
@@ -193,6 +194,11 @@ def record(function: Callable, *arguments: Any, **options: Any) -> tuple[Any, Re
     """Runs a function, and returns its result and the recording of what this thread submitted. It has the names of
     PyTorch's operators in between, and not their work. Autograd runs backward on another thread, unless
     torch.autograd.set_multithreading_enabled(False).
+
+    Example:
+        >>> y, recording = metalcore.recording.record(metalcore.qr, torch.ones(8, 4, device="mps"))
+        >>> recording.kernels
+        ('qr_simd_8x8',)
     """
     inputs = [value for value in tree_leaves((arguments, options)) if isinstance(value, Tensor)]
     device = next((tensor.device.type for tensor in inputs if tensor.device.type != "cpu"), "mps")
@@ -207,15 +213,29 @@ def record(function: Callable, *arguments: Any, **options: Any) -> tuple[Any, Re
 
 
 class Recorder:
-    """The value of on_meta(). It has `recording` after the block."""
+    """The value of on_meta(). It has `recording` after the block.
+
+    Example:
+        >>> with metalcore.recording.on_meta("mps") as recorder:
+        ...     factors = metalcore.qr(torch.empty(8, 4, device="meta"))
+        >>> len(recorder.recording.dispatches)
+        1
+    """
 
     recording: Recording
 
 
 @contextlib.contextmanager
 def on_meta(device: str) -> Iterator[Recorder]:
-    """Inside the block this thread's meta tensors count as tensors on a type of device ("mps", "cuda"). metalcore's ops
-    on them run their own code and are recorded."""
+    """Records metalcore's ops on meta tensors, which run their own code and no kernel. Inside the block this thread's
+    meta tensors count as tensors on a type of device ("mps", "cuda").
+
+    Example:
+        >>> with metalcore.recording.on_meta("mps") as recorder:
+        ...     factors = metalcore.qr(torch.empty(8, 4, device="meta"))
+        >>> recorder.recording.kernels
+        ('qr_simd_8x8',)
+    """
     recorder = Recorder()
     outer = explained.device
     _C.begin_recording(device)
