@@ -145,14 +145,14 @@ class OptimizerOverride:
 
     Attributes:
         original: PyTorch's class.
-        replacement: returns the class whose `step_of(optimizer, count, closure)` steps its instances. These stay what
+        replacement: the class whose `step_of(optimizer, count, closure)` steps its instances. These stay what
             they are.
         fused: the operator of aten in which PyTorch's step ends where its groups have fused=True, if there is one. On
             a Mac that has a Metal kernel, which keeps these steps by default.
     """
 
     original: type
-    replacement: Callable[[], type]
+    replacement: type
     fused: str | None = None
 
 

@@ -1,4 +1,5 @@
-"""What optimizers have in common whose step is one kernel over many parameters."""
+"""What optimizers have in common whose step is one kernel over many parameters: the step itself, that of an
+optimizer of torch.optim under enable_pytorch_overrides(), and how the registry runs them on samples."""
 
 from __future__ import annotations
 
@@ -12,12 +13,14 @@ from .._core.tensors import is_dtensor
 
 __all__ = [
     "MultiTensor",
+    "Override",
     "by_kind",
     "check_devices",
     "device_scalars",
     "make_state",
     "ready_states",
     "shards",
+    "steps_of",
     "takes",
     "unscaled",
     "updated",
@@ -123,6 +126,34 @@ class MultiTensor(_Base):
 
     def _step_by_torch(self, group):
         raise NotImplementedError
+
+
+LEFT = "parameters on a device, or of a dtype or kind, that its kernel does not take"
+
+
+_OverrideBase = MultiTensor if TYPE_CHECKING else object
+
+
+class Override(_OverrideBase):
+    """Steps an optimizer of torch.optim, whose class, attributes and checkpoints stay as they are. Its state has
+    torch's dtypes. Counts which steps the kernel took."""
+
+    __slots__ = ("_count",)
+
+    @classmethod
+    def step_of(cls, optimizer, count, closure=None):
+        """Runs MultiTensor.step() for an optimizer of PyTorch's class, counted by an override's `count`."""
+        stepper = object.__new__(cls)
+        stepper.__dict__ = optimizer.__dict__  # the same state, groups and hooks, for as long as the step takes
+        stepper._count = count  # a slot, beside that dictionary
+        return MultiTensor.step(stepper, closure)
+
+    def _step_by_kernel(self, group, params, grads):
+        self._count.run(super()._step_by_kernel, group, params, grads)
+
+    def _step_by_torch(self, group):
+        self._count.left[LEFT] += 1
+        super()._step_by_torch(group)
 
 
 def by_kind(pairs):
@@ -231,3 +262,26 @@ def check_devices(what, *, state_steps=(), **lists):
                     f"metalcore::{what}: {name} must be on the device of the other tensors, {device}, "
                     f"not on {tensor.device}"
                 )
+
+
+STEPS = 3
+
+
+def steps_of(states):
+    """Returns a function for Op.call: the parameters, and the entries `states` of their state, after three steps.
+
+    The first half of its tensors are the parameters, and the second half their gradients, which differ from step to
+    step."""
+
+    def run(optimizer, *tensors, **options):
+        half = len(tensors) // 2
+        params = [torch.nn.Parameter(tensor.detach().clone()) for tensor in tensors[:half]]
+        instance = optimizer(params, **options)
+        for step in range(STEPS):
+            for param, grad in zip(params, tensors[half:]):
+                param.grad = (grad * 2**step).roll(step)  # exact in every dtype
+            instance.step()
+        entries = [instance.state[param][name] for param in params for name in states if name in instance.state[param]]
+        return [param.detach() for param in params] + entries
+
+    return run

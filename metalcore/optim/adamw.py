@@ -11,15 +11,16 @@ from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, OptimizerOverride, Sample, register
 from ._multi_tensor import (
     MultiTensor,
+    Override,
     check_devices,
     device_scalars,
     make_state,
     ready_states,
     shards,
+    steps_of,
     unscaled,
     updated,
 )
-from ._samples import steps_of
 
 __all__ = ["AdamW"]
 
@@ -289,10 +290,8 @@ def _(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, **opti
     )
 
 
-def _override_class():
-    from ._override import OverrideAdamW  # imported when it is needed
-
-    return OverrideAdamW
+class _OverrideAdamW(Override, AdamW):
+    """metalcore.optim.AdamW in the place of torch.optim.AdamW."""
 
 
 def _sample(name, shapes=((300, 57), (5,), (2049,)), **options):
@@ -307,7 +306,7 @@ register(
         namesake="torch.optim.AdamW",
         call=steps_of(MOMENTS),
         operators=("adamw_",),
-        override=OptimizerOverride(torch.optim.AdamW, _override_class, "_fused_adamw_"),
+        override=OptimizerOverride(torch.optim.AdamW, _OverrideAdamW, "_fused_adamw_"),
         backward=False,
         waits=True,
         samples=lambda: (

@@ -13,10 +13,10 @@ from ._multi_tensor import (
     make_state,
     ready_states,
     shards,
+    steps_of,
     unscaled,
     updated,
 )
-from ._samples import steps_of
 
 __all__ = ["Lion"]
 

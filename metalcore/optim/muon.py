@@ -9,8 +9,7 @@ from torch.optim._muon import muon as torch_muon
 
 from .._core.registry import Op, OptimizerOverride, Sample, register
 from .._core.tensors import is_dtensor
-from ._multi_tensor import MultiTensor
-from ._samples import steps_of
+from ._multi_tensor import MultiTensor, Override, steps_of
 
 __all__ = ["Muon"]
 
@@ -114,10 +113,8 @@ def _adjusted(lr, rule, rows, columns):
     return lr * 0.2 * math.sqrt(max(rows, columns)) if rule == "match_rms_adamw" else lr
 
 
-def _override_class():
-    from ._override import OverrideMuon  # imported when it is needed
-
-    return OverrideMuon
+class _OverrideMuon(Override, Muon):
+    """metalcore.optim.Muon in the place of torch.optim.Muon."""
 
 
 def _sample(name, **options):
@@ -133,7 +130,7 @@ register(
         Muon,
         namesake="torch.optim.Muon",
         call=steps_of(("momentum_buffer",)),
-        override=OptimizerOverride(torch.optim.Muon, _override_class),
+        override=OptimizerOverride(torch.optim.Muon, _OverrideMuon),
         backward=False,
         waits=True,
         # Values of other sizes would leave more of the error to the iterations than the bound allows.

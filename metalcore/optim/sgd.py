@@ -9,15 +9,16 @@ from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, OptimizerOverride, Sample, register
 from ._multi_tensor import (
     MultiTensor,
+    Override,
     check_devices,
     device_scalars,
     make_state,
     ready_states,
     shards,
+    steps_of,
     unscaled,
     updated,
 )
-from ._samples import steps_of
 
 __all__ = ["SGD"]
 
@@ -139,10 +140,8 @@ def _(params, grads, momentum_buffers, **options):
     check_devices("sgd_", params=params, grads=grads, momentum_buffers=momentum_buffers)
 
 
-def _override_class():
-    from ._override import OverrideSGD  # imported when it is needed
-
-    return OverrideSGD
+class _OverrideSGD(Override, SGD):
+    """metalcore.optim.SGD in the place of torch.optim.SGD."""
 
 
 def _sample(name, **options):
@@ -157,7 +156,7 @@ register(
         namesake="torch.optim.SGD",
         call=steps_of(("momentum_buffer",)),
         operators=("sgd_",),
-        override=OptimizerOverride(torch.optim.SGD, _override_class, "_fused_sgd_"),
+        override=OptimizerOverride(torch.optim.SGD, _OverrideSGD, "_fused_sgd_"),
         backward=False,
         waits=True,
         samples=lambda: (

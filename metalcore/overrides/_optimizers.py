@@ -38,7 +38,7 @@ def _name(override):
 
 def _chooser(op, override, step) -> Any:
     """Returns a step that runs our class's one on PyTorch's optimizer if it has a parameter for the kernel."""
-    original, ours, counted = override.original, override.replacement(), (op.name, _name(override))
+    original, ours, counted = override.original, override.replacement, (op.name, _name(override))
     if not getattr(step, "hooked", False):  # what the first construction does: the step calls an optimizer's hooks
         step = _hooked(step)
     previous, state = step.__wrapped__, set()
