@@ -130,7 +130,7 @@ PyObject* forget(PyObject*, PyObject* number) {
   });
 }
 
-// ---------------------------------------------------------------- replays (metalcore/replay/_replay.py)
+// ---------------------------------------------------------------- replays (metalcore/replay/_tape.py)
 
 struct Run {
   std::shared_ptr<gpu::Replay> replay;

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..paged import PagedKVCache
 from ..quant._joined import join
-from ..replay._cuda_graph import captured
+from ..replay._graph import captured
 from ..sampling import sample
 from ._adjustments import Adjustments
 from ._prefix import PrefixCache

@@ -1,8 +1,9 @@
-"""A replay on NVIDIA GPUs: a CUDA graph, which holds PyTorch's own kernels as well."""
+"""A replay on NVIDIA GPUs: a CUDA graph, which holds PyTorch's own kernels as well, and its capture."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,11 +12,35 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from ..recording import Recording
-from ._cuda_graph import captured
-from ._replay import Replay
-from ._tape import Tape, key_of, refuse_host_work, tensors_in
+from ._tape import Replay, Tape, key_of, refuse_host_work, tensors_in
 
-__all__ = ["Graph"]
+__all__ = ["Graph", "captured"]
+
+
+@contextlib.contextmanager
+def captured(*generators: torch.Generator) -> Iterator[torch.cuda.CUDAGraph]:
+    """A graph of the work of the block, which does not happen. The generators' numbers, and those of the default one,
+    are new at each replay.
+
+    After a capture that fails, PyTorch's generators take it to go on, and refuse to draw numbers elsewhere. The end of
+    another capture tells them: so an empty one follows.
+    """
+    try:
+        with _capture(generators) as graph:
+            yield graph
+    except BaseException:
+        with _capture(generators):
+            pass
+        raise
+
+
+@contextlib.contextmanager
+def _capture(generators):
+    graph = torch.cuda.CUDAGraph()
+    for generator in generators:
+        graph.register_generator_state(generator)
+    with torch.cuda.graph(graph):
+        yield graph
 
 
 class _Watch(Tape):

@@ -17,8 +17,7 @@ from .._core.arena import fixed_memory, peak, place
 from .._core.operators import ops
 from .._core.torch_operators import out_variant, reads_storage
 from ..recording import Recording
-from ._replay import Replay
-from ._tape import Step, Tape, key_of, tensors_in
+from ._tape import Replay, Step, Tape, key_of, tensors_in
 
 __all__ = ["Loop"]
 

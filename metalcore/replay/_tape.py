@@ -1,9 +1,10 @@
-"""What a function submits while it runs once: metalcore's dispatches, and PyTorch's operators in between."""
+"""What a function submits while it runs once, metalcore's dispatches and PyTorch's operators in between, and what
+replays of it tell about themselves."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,10 +12,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .. import _C
-from ..recording import Observer, did_work, observed, operator_name, storage_keys
+from ..recording import Observer, Recording, did_work, observed, operator_name, storage_keys
 
-__all__ = ["CaptureError", "Step", "Tape", "key_of", "refuse_host_work", "tensors_in"]
-
+__all__ = ["CaptureError", "Replay", "Step", "Tape", "key_of", "refuse_host_work", "tensors_in"]
 
 _MASKS = torch.bool, torch.uint8
 
@@ -190,3 +190,43 @@ def refuse_host_work(what: str, tape: Tape) -> None:
 
 def _listed(names):
     return ", ".join(dict.fromkeys(names))
+
+
+class Replay:
+    """A recorded run of a function, which run() repeats.
+
+    Attributes:
+        recording: metalcore's dispatches, to read.
+        names: PyTorch's operators that run between recorded parts, in their order.
+        segments: how many recorded parts there are.
+        arena_bytes, peak_bytes: the size of the memory that intermediate results and scratch memory share, and the most
+            of it that is in use at once.
+        own_bytes: the size that they would have without sharing.
+        owned: the keys of the storages that a run writes and that are the replay's.
+        memory: for each of the recording's buffers its first byte in the arena, or the storage that it is. A CUDA graph
+            has none.
+    """
+
+    recording: Recording
+    names: Sequence[str] = ()
+    segments = 1
+    arena_bytes = peak_bytes = own_bytes = 0
+    owned: Collection[int] = ()
+    memory: Sequence[int | torch.UntypedStorage] = ()
+
+    def run(self) -> None:
+        raise NotImplementedError
+
+    def bind(self, inputs: Sequence[Tensor]) -> None:
+        """Has the next runs use these tensors in the inputs' places."""
+        raise NotImplementedError
+
+    def lines(self) -> list[str]:
+        """Returns what runs, and where intermediate results live."""
+        parts = f"{len(self.recording.dispatches)} dispatches of metalcore in {self.segments} recorded parts"
+        arena = f"arena: {self.arena_bytes} bytes for intermediate results of {self.own_bytes} bytes"
+        return [
+            f"{parts}; {len(self.names)} calls of PyTorch's operators between them",
+            f"{arena}, of which at most {self.peak_bytes} are in use at once",
+            *self.recording.lines(),
+        ]

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..optim import clip_grad_norm_
 from ..optim._multi_tensor import MultiTensor
+from ._capture import record
 from ._inputs import Inputs
-from ._record import record
 
 __all__ = ["TrainStep", "compile_train_step"]
 
