@@ -8,9 +8,8 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import positive_definite, well_conditioned
-from ._by_torch import by_torch
 from ._common import Tensors, cast_out, in_float32, raise_errors, torch_is_faster, write_out
-from ._overriding import checked, override, takes_square
+from ._pytorch import by_torch, checked, override, takes_square
 from ._results import linalg_cholesky_ex
 from ._triangular import solve_triangular
 

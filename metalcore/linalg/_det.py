@@ -9,9 +9,8 @@ from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
 from .._core.tensors import beside
-from ._by_torch import by_torch
 from ._common import Tensors, in_float32, square, write_out
-from ._overriding import factors_transpose, override, takes_square
+from ._pytorch import by_torch, factors_transpose, override, takes_square
 from ._results import linalg_slogdet
 from ._svd import svd
 

@@ -10,8 +10,8 @@ from .._core.routing import accelerated
 from .._core.samples import well_conditioned
 from .._core.tensors import beside
 from ._block_reflector import coupling, unit_lower
-from ._by_torch import by_torch
 from ._common import Tensors, cast_out, in_float32, torch_is_faster, write_out
+from ._pytorch import by_torch
 from ._triangular import solve_triangular
 
 __all__ = ["geqrf", "householder_product", "ormqr"]

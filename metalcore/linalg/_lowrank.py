@@ -7,8 +7,8 @@ import torch
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import low_rank, separated
-from ._by_torch import by_torch
 from ._common import without_autocast
+from ._pytorch import by_torch
 from ._qr import qr
 from ._svd import svd
 

@@ -8,11 +8,9 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient,
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
-from . import _qr_pivoted  # noqa: F401  (it registers an operator)
-from ._by_torch import by_torch
 from ._common import in_float32, without_autocast
-from ._overriding import DTYPES, override, takes
 from ._pinv import by_pseudoinverse
+from ._pytorch import DTYPES, by_torch, override, takes
 from ._results import linalg_lstsq
 
 _DRIVERS = ("gels", "gelsy", "gelsd", "gelss")

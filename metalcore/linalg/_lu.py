@@ -9,9 +9,8 @@ from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
 from .._core.tensors import beside
-from ._by_torch import by_torch
 from ._common import Tensors, in_float32, raise_errors, square, torch_is_faster, write_out
-from ._overriding import checked, override, takes, takes_square
+from ._pytorch import by_torch, checked, override, takes, takes_square
 from ._results import linalg_lu, linalg_lu_factor, linalg_lu_factor_ex
 from ._triangular import solve_triangular
 

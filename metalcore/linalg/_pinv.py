@@ -7,9 +7,9 @@ import torch
 from .._core.operators import needs_gradient
 from .._core.registry import Op, Sample, register
 from .._core.samples import well_conditioned
-from ._by_torch import by_torch
 from ._common import cast_out, in_float32, without_autocast
 from ._eigh import _eigh
+from ._pytorch import by_torch
 from ._rank import chosen_tolerances, threshold, without_defaults
 from ._svd import _svd
 

@@ -7,9 +7,9 @@ import torch
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import separated, well_conditioned
-from ._by_torch import by_torch
 from ._common import cast_out, in_float32
 from ._eigh import _eigh
+from ._pytorch import by_torch
 from ._solve import inv_ex
 from ._svd import _svd, svdvals
 

@@ -8,10 +8,9 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
-from ._by_torch import by_torch
 from ._common import Tensors, in_float32, raise_errors, square, write_out
 from ._lu import broadcastable, one_batch
-from ._overriding import checked, factors_transpose, override, takes_square
+from ._pytorch import by_torch, checked, factors_transpose, override, takes_square
 from ._results import linalg_inv_ex, linalg_solve_ex
 
 __all__ = ["inv", "inv_ex", "solve", "solve_ex"]

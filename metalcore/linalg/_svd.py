@@ -9,10 +9,8 @@ from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import low_rank, separated
 from .._core.tensors import beside
-from ._broadening import Broadened, check_broadening, division
-from ._by_torch import by_torch
-from ._common import Tensors, in_float32, skew, without_autocast, write_out
-from ._overriding import override, takes
+from ._common import Broadened, Tensors, check_broadening, division, in_float32, skew, without_autocast, write_out
+from ._pytorch import by_torch, override, takes
 from ._results import linalg_svd
 
 # The drivers of torch.linalg.svd on CUDA.

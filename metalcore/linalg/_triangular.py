@@ -8,9 +8,8 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
-from ._by_torch import by_torch
 from ._common import check_types, in_float32, torch_is_faster, write_out
-from ._overriding import override, takes
+from ._pytorch import by_torch, override, takes
 
 _SIDE, _UPLO, _TRANSA, _DIAG = ("L", "R"), ("U", "L"), ("N", "T", "C"), ("U", "N")  # BLAS's letters
 

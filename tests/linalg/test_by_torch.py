@@ -9,12 +9,12 @@ from torch.utils._pytree import tree_leaves
 
 import metalcore
 from metalcore._core.registry import OPS
-from metalcore.linalg import _by_torch
+from metalcore.linalg import _pytorch
 
 pytestmark = pytest.mark.only_on("simulator", "mps")
 
 LACKING = {"_linalg_svd", "_linalg_eigh", "geqrf", "ormqr", "linalg_lstsq"}
-if "linalg_lu_solve" in _by_torch._ONLY_ON_THE_CPU:  # PyTorch 2.13 has a kernel
+if "linalg_lu_solve" in _pytorch._ONLY_ON_THE_CPU:  # PyTorch 2.13 has a kernel
     LACKING.add("linalg_lu_solve")
 
 
@@ -121,7 +121,7 @@ def test_tensors_of_two_devices_stay_an_error(device):
 
 def test_each_function_of_pytorch_is_known():
     namesakes = {op.reference for name, op in OPS.items() if name in metalcore.linalg.__all__ and op.namesake}
-    assert namesakes - {OPS["cond"].reference} == set(_by_torch._NEEDED) - {torch.linalg.cond}
+    assert namesakes - {OPS["cond"].reference} == set(_pytorch._NEEDED) - {torch.linalg.cond}
 
 
 def test_a_singular_matrix_has_a_second_derivative(device):
