@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from .._core.operators import autograd, cpu_kernel, derive, fake_kernel
 from .._core.registry import Op, Sample, register
 from .._core.routing import INT32_MAX, alike, require_tensors
+from ._elementwise import gelu_derivatives
 
 __all__ = ["geglu", "gelu_and_mul", "silu_and_mul", "swiglu"]
 
@@ -145,10 +146,8 @@ def _value_and_slope(x, activation):
     if activation == "silu":
         s = torch.sigmoid(x)
         return x * s, s * (1 + x * (1 - s))
-    from ._gelu import _gelu_derivatives
-
     approximate = "tanh" if activation == "gelu_tanh" else "none"
-    return F.gelu(x, approximate=approximate), _gelu_derivatives(x, approximate)[0]
+    return F.gelu(x, approximate=approximate), gelu_derivatives(x, approximate)[0]
 
 
 def _halves_of(x):

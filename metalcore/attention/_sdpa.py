@@ -17,8 +17,10 @@ from ._arguments import (
     are_usual,
     as_autocast,
     as_dimensions,
+    bias_of,
     causal_bias,
     check_options,
+    check_slopes,
     four_dimensions,
     new_seed,
     takes,
@@ -27,7 +29,6 @@ from ._arguments import (
 )
 from ._composite import Options, attend, spread
 from ._operators import attention, plain_attention
-from ._slopes import bias_of, check_slopes
 
 __all__ = ["scaled_dot_product_attention"]
 

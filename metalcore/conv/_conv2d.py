@@ -6,14 +6,13 @@ import torch
 from torch import Tensor
 
 from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient
-from .._core.registry import Op, register
+from .._core.registry import Op, Sample, register
 from .._core.routing import INT32_MAX, alike, autocast_operands, require_tensors
 from .._core.tensors import like
-from ..gemm._activations import ACTIVATIONS, reference_activation
+from ..gemm._matmul import ACTIVATIONS, reference_activation
 from ._gradients import conv2d_backward, is_channels_last, padded
-from ._samples import production, samples
 
-__all__ = ["conv2d"]
+__all__ = ["conv2d", "weight_order"]
 
 _convolve = torch.nn.functional.conv2d
 
@@ -228,6 +227,58 @@ def _backward(ctx, grad):
 _conv2d = autograd("conv2d", _backward, _save)
 
 
+def weight_order(x: Tensor, weight: Tensor, groups: int, channels_last: bool) -> tuple[int, ...] | None:
+    """Returns the order of the weight's dimensions, from the outermost one on, in which its kernel reads 16 bytes at a
+    time (csrc/ops/conv/plan.cpp). None if the kernel gains nothing by that.
+
+    Args:
+        x: (N, C, H, W), and weight: (K, C / groups, R, S), for their shapes and strides.
+        channels_last: whether the result is.
+    """
+    outputs, channels = weight.shape[0] // groups, weight.shape[1]
+    pack = 16 // weight.element_size()
+    if groups > 1 and channels == 1 or outputs <= 4:
+        return (2, 3, 1, 0) if channels == outputs == 1 and channels_last else None
+    terms = (2, 3, 1) if x.stride(1) == 1 and channels % pack == 0 else (1, 2, 3)
+    return (*terms, 0) if outputs % pack == 0 else (0, *terms)
+
+
+def _channels_last(x, weight, *others):
+    """Returns x and weight channels_last, from tensors whose dimensions lie in memory in that order."""
+    return x.permute(0, 3, 1, 2), weight.permute(0, 3, 1, 2), *others
+
+
+def _channels_inside(x, weight, *others):
+    """Returns a channels_last x, and a weight whose outputs lie next to each other."""
+    return x.permute(0, 3, 1, 2), weight.permute(3, 2, 0, 1), *others
+
+
+def _samples() -> tuple[Sample, ...]:
+    return (
+        Sample("tiles", ((2, 5, 9, 8), (70, 5, 3, 3), (70,)), {"padding": 1}, terms=144),
+        Sample("groups", ((1, 12, 7, 9), (16, 6, 3, 2)), {"groups": 2, "stride": 2, "dilation": 2}, terms=36),
+        Sample("same", ((6, 8, 7), (8, 6, 4, 3), (8,)), {"padding": "same"}, terms=72),
+        Sample("channels last", ((2, 6, 7, 16), (24, 3, 3, 16), (24,)), {"padding": (0, 2)}, _channels_last, terms=144),
+        Sample("outputs last", ((1, 6, 7, 8), (2, 2, 8, 16)), {"stride": (2, 1)}, _channels_inside, terms=72),
+        Sample("depthwise", ((2, 5, 8, 9), (5, 1, 3, 3), (5,)), {"groups": 5, "padding": 1}, terms=90),
+        Sample(
+            "depthwise, channels last",
+            ((1, 7, 9, 8), (3, 3, 1, 8)),
+            {"groups": 8, "stride": 2},
+            _channels_inside,
+            terms=12,
+        ),
+        Sample("few outputs", ((1, 6, 7, 8), (3, 6, 2, 3)), terms=36),
+        Sample("silu", ((1, 8, 7, 8), (8, 8, 1, 1)), {"activation": "silu"}, terms=56, roundings=2),
+        Sample("no images", ((0, 3, 5, 5), (4, 3, 2, 2))),
+    )
+
+
+def _production(images: int = 1, channels: int = 64, size: int = 28, outputs: int = 64) -> Sample:
+    shapes = ((images, channels, size, size), (outputs, channels, 3, 3), (outputs,))
+    return Sample("", shapes, {"padding": 1}, terms=9 * channels * max(1, size))
+
+
 register(
     Op(
         "conv2d",
@@ -235,7 +286,7 @@ register(
         namesake="torch.nn.functional.conv2d",
         reference=_reference,
         operators=("conv2d", "conv2d_backward"),
-        samples=samples,
-        production=production,
+        samples=_samples,
+        production=_production,
     )
 )

@@ -11,7 +11,7 @@ from torch import Tensor
 from .._core.operators import autograd, cpu_kernel, derive, fake_kernel
 from .._core.registry import Op, Sample, register
 from .._core.routing import INT32_MAX, alike, autocast_dtype, require_tensors
-from ._activations import reference_activation
+from ._matmul import reference_activation
 
 __all__ = ["joined_linear"]
 

@@ -11,9 +11,31 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient
 from .._core.registry import Op, Sample, register
 from .._core.routing import INT32_MAX, alike, autocast_operands, require_tensors
 from .._core.tensors import broadcast_shapes
-from ._activations import ACTIVATIONS, reference_activation
+from ..activation import gelu, relu, silu
 
-__all__ = ["linear", "matmul"]
+__all__ = ["ACTIVATIONS", "linear", "matmul", "reference_activation"]
+
+# By the argument that names one: its name in operators, and the function.
+ACTIVATIONS = {
+    None: ("none", lambda x: x),
+    "relu": ("relu", relu),
+    "gelu": ("gelu", gelu),
+    "gelu_tanh": ("gelu_tanh", lambda x: gelu(x, approximate="tanh")),
+    "silu": ("silu", silu),
+}
+
+
+def reference_activation(name: str, x: Tensor) -> Tensor:
+    """Returns the same of PyTorch's functions, by the name in operators."""
+    functional = torch.nn.functional
+    return {
+        "none": lambda: x,
+        "relu": lambda: functional.relu(x),
+        "gelu": lambda: functional.gelu(x),
+        "gelu_tanh": lambda: functional.gelu(x, approximate="tanh"),
+        "silu": lambda: functional.silu(x),
+    }[name]()
+
 
 _BATCH_DIMS = 4  # that kernels take
 

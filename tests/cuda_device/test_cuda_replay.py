@@ -8,7 +8,7 @@ import torch
 
 import metalcore
 from metalcore.replay import CaptureError
-from metalcore.replay._cuda_graph import captured
+from metalcore.replay._graph import captured
 
 
 def model_of():

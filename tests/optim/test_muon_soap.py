@@ -8,7 +8,7 @@ from adamw_cases import random_values
 
 import metalcore
 from metalcore._core.registry import OPS
-from metalcore.optim._blocks import Blocks
+from metalcore.optim.soap import Blocks
 
 # Two of one shape, its transpose, an odd one.
 SHAPES = ((24, 40), (24, 40), (40, 24), (7, 5))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
-from ...conv._packing import weight_order
+from ...conv._conv2d import weight_order
 from ..ir import ancestors, argument, is_pure, mutated_storages, nodes_named, returned_storages, storage_of, value
 from ..rewriting import Emitter
 
