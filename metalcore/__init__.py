@@ -18,7 +18,7 @@ import torch  # noqa: F401  (loads the libraries that _C links against)
 from ._system import __version__  # noqa: F401  (the module refuses what _C cannot run on)
 from . import _C  # noqa: F401
 from ._core.environment import after_import
-from .tuning import loading  # noqa: F401  (it says where measured tuning is)
+from .tuning import store  # noqa: F401  (it says where measured tuning is)
 from . import mac_kernels, recording
 from . import (
     activation,

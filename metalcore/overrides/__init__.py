@@ -77,9 +77,8 @@ import torch
 from .._core.registry import OPS, FunctionOverride, OptimizerOverride
 from .._core.routing import DEVICES
 from ..mac_kernels import has_own, this_release
-from . import _dispatcher, _functions, _optimizers, _report, _safe, _switches, libraries
-from ._gains import by_default, kind_of, left_calls, why_off
-from ._measured import measured
+from . import _dispatcher, _functions, _report, _safe, _switches, libraries
+from ._gains import by_default, kind_of, left_calls, measured_gains, why_off
 from ._report import Report
 from ._switches import Request, Switches
 
@@ -129,7 +128,7 @@ def request(names: list[str], by_name: bool = True) -> Request:
     those that are off by default are left out."""
     if not by_name:
         kinds, release = {device: kind_of(device) for device in devices()}, this_release()
-        off = {name: by_default(name, kinds, release, measured(kinds)) for name in names}
+        off = {name: by_default(name, kinds, release, measured_gains(kinds)) for name in names}
         result = _request([name for name in names if off[name] is None], by_name)
         for name, reason in off.items():
             if reason:
@@ -215,11 +214,11 @@ def _apply():
         override = OPS[name].override
         if isinstance(override, OptimizerOverride):
             own = override.fused is not None and has_own(override.fused, this_release())
-            _optimizers.switch(
+            _functions.switch_step(
                 OPS[name], override, name in active and bool(available), own and name in _switches.UNASKED
             )
         elif isinstance(override, FunctionOverride):
-            _functions.switch(name, override, name in active and bool(available))
+            _functions.switch_functions(name, override, name in active and bool(available))
         elif override and name in active:
             for device in available:
                 _install(name, override, device, name in unasked)
@@ -233,7 +232,7 @@ def _install(name, override, device, by_default):
     off = {one: one.elsewhere for one in override if device not in one.devices}
     leaves: frozenset = frozenset()
     if by_default:
-        kind, figures = kind_of(device), measured((device,)).get(device, {})
+        kind, figures = kind_of(device), measured_gains((device,)).get(device, {})
         for one in override:
             if one not in off and (reason := why_off(name, one, kind, this_release(), figures)):
                 off[one] = reason

@@ -9,7 +9,7 @@ on the machine at hand, and what it finds decides there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ import torch
 from .. import mac_kernels
 from .._core.registry import OPS, Override
 from ..mac_kernels import Release
+from ..tuning import store
 from .libraries import NAMES as MODULES
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "gain",
     "kind_of",
     "left_calls",
+    "measured_gains",
     "why_off",
 ]
 
@@ -133,3 +135,10 @@ def by_default(name: str, kinds: Mapping[str, str], release: Release, measured: 
         reasons.append([why_off(name, part, kind, release, measured.get(device, {})) for part in parts])
     off = [reason for of_device in reasons for reason in of_device]
     return None if not off or any(reason is None for reason in off) else off[0]
+
+
+def measured_gains(devices: Iterable[str]) -> dict[str, Measured]:
+    """Returns what `python -m metalcore tune` measured of overrides on this machine, by type of device."""
+    if not store.is_on():
+        return {}
+    return {device: store.gains(device) for device in devices}

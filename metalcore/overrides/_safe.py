@@ -12,14 +12,14 @@ import torch
 
 from .._core.registry import Override
 from .._core.torch_operators import overload
-from . import _dispatcher, _routes
+from . import _dispatcher
 from ._report import count_of, never_replaced
 
 __all__ = ["NAME", "is_on", "lay_routes", "prepare", "put_routes", "take_out_routes", "use"]
 
 NAME = "safe"
 
-_found: tuple[Any, ...] = ()  # the rows of metalcore.doctor that show on this machine
+_faults: tuple[Any, ...] = ()  # the rows of metalcore.doctor that show on this machine
 _on: tuple[Any, ...] = ()  # those that are routed around
 _installed: list[_dispatcher.Installed] = []
 _undo: list[Callable[[], None]] = []
@@ -28,7 +28,7 @@ _undo: list[Callable[[], None]] = []
 def prepare() -> list[str]:
     """Finds out what doctor has found on this machine, where it runs if it has not. Returns the overrides that it
     needs."""
-    global _found
+    global _faults
     if not torch.backends.mps.is_available():
         return []
     from .. import doctor
@@ -37,8 +37,8 @@ def prepare() -> list[str]:
     if rows := doctor.missing(machine):
         text = f'metalcore: "safe" tries {len(rows)} known faults, once for {machine}. It takes a minute or so.'
         warnings.warn(text, UserWarning, stacklevel=3)
-    _found = doctor.faults(machine)
-    return list(dict.fromkeys(name for row in _found for name in row.overrides))
+    _faults = doctor.faults(machine)
+    return list(dict.fromkeys(name for row in _faults for name in row.overrides))
 
 
 def is_on() -> bool:
@@ -49,7 +49,7 @@ def use(on: bool) -> bool:
     """Returns whether anything changes: then routes and overrides have to be put into the dispatcher again, in this
     order."""
     global _on
-    changes, _on = _on != (_found if on else ()), _found if on else ()
+    changes, _on = _on != (_faults if on else ()), _faults if on else ()
     return changes
 
 
@@ -59,12 +59,12 @@ def take_out_routes() -> None:
         _installed.pop().remove()
     while _undo:
         _undo.pop()()
-    _routes.use(())
+    _dispatcher.use_routes(())
 
 
 def lay_routes() -> None:
     """Overrides that are switched on from now on have the routes beneath them."""
-    _routes.use(_on)
+    _dispatcher.use_routes(_on)
 
 
 def put_routes(overridden: set[tuple[str, str]]) -> None:
@@ -73,7 +73,7 @@ def put_routes(overridden: set[tuple[str, str]]) -> None:
     Args:
         overridden: the operators with an override and the keys of its kernels.
     """
-    places = [_places(operator, overridden) for operator in _routes.routed()]
+    places = [_places(operator, overridden) for operator in _dispatcher.routed()]
     _installed.extend(_dispatcher.Installed(NAME, parts, "mps") for parts in places if parts)
     for row in _on:
         if row.patch:

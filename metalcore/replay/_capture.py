@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from ..overrides.libraries.recording import as_captured
+from ..overrides.libraries.patches import as_captured
 from ._graph import Graph
 from ._inputs import Inputs
 from ._loop import Loop

@@ -157,7 +157,7 @@ def _identity(value):
 
 
 def _is_overridden(kind):
-    """Returns whether an override steps optimizers of this very class (metalcore/overrides/_optimizers.py)."""
+    """Returns whether an override steps optimizers of this very class (metalcore/overrides/_functions.py)."""
     return bool(getattr(vars(kind).get("step"), "metalcore_switch", False))
 
 

@@ -2,6 +2,9 @@
 
 A file that was measured with other kernels, on another GPU, or that was damaged is not used, with a warning that says
 why. No value in a file can make a result wrong: csrc/gpu/tunable.h says which are legal, to `tune` and to this module.
+
+A process reads it before the first plan for a device. METALCORE_TUNING=0 leaves it out: plans are then those for the
+GPU's family.
 """
 
 from __future__ import annotations
@@ -13,18 +16,20 @@ import platform
 import re
 import secrets
 import subprocess
+import threading
 import warnings
 from pathlib import Path
 
 import torch
 
 from .. import _C
+from .._core.environment import switched_on
 from .._system import __version__
+from ..mac_kernels import lacking, this_release
 from ..msl import cache
 from ..msl.private_files import open_file, opened_directory
-from .loading import wanted
 
-__all__ = ["GPU", "Gains", "Value", "Values", "gains", "load", "save", "state", "this_gpu", "use", "value_of"]
+__all__ = ["GPU", "Gains", "Value", "Values", "gains", "is_on", "load", "save", "state", "this_gpu", "use", "value_of"]
 
 FORMAT = 1
 FAMILY = "the rows of the GPU's family"
@@ -233,7 +238,29 @@ def save(gpu: GPU, values: Values, date: str, gains: Gains | None = None) -> Pat
 
 def state(device_type: str) -> str:
     """Returns whether measured values are in use, in words."""
-    if not wanted():
+    if not is_on():
         return f"{FAMILY} (METALCORE_TUNING=0)"
     _C.tunables(device_type)  # it loads them, if nothing did before
     return _state.get(device_type, FAMILY)
+
+
+_lock = threading.RLock()
+_asked: set[str] = set()
+
+
+def is_on() -> bool:
+    """Returns whether this process uses measured values."""
+    return switched_on("METALCORE_TUNING", default=True)
+
+
+def _load(device_type):
+    """The extension calls it from any thread. All wait for the first of them."""
+    with _lock:
+        if device_type not in _asked and is_on():
+            _asked.add(device_type)
+            if files(device_type):
+                load(device_type)
+
+
+_C.set_measured_loader(_load)
+_C.set_lacking("mps", lacking(this_release()))

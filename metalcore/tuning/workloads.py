@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from .._core.registry import OPS, Sample
-from ..quant._samples import packed_sample
+from ..quant._types import packed_sample
 from ..recording import on_meta
 
 __all__ = ["Scale", "Workload", "workloads"]

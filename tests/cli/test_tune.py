@@ -12,7 +12,7 @@ from metalcore import _C
 from metalcore.cli import info, main, tune
 from metalcore.overrides import _gains
 from metalcore.overrides import _timing as overrides
-from metalcore.tuning import loading, search, store, workloads
+from metalcore.tuning import search, store, workloads
 from metalcore.tuning.timing import Timing
 
 
@@ -255,14 +255,14 @@ def test_another_process_uses_it(gpu):
 
 
 def test_it_is_left_out_on_request(gpu, monkeypatch):
-    monkeypatch.setattr(loading, "_asked", set())
+    monkeypatch.setattr(store, "_asked", set())
     store.save(gpu, {"rows.looped_threads": 96}, "2026-01-02")
     before = search.tunables(gpu.device_type)
     monkeypatch.setenv("METALCORE_TUNING", "0")
-    loading._load(gpu.device_type)
+    store._load(gpu.device_type)
     assert search.tunables(gpu.device_type) == before and "METALCORE_TUNING=0" in store.state(gpu.device_type)
     monkeypatch.delenv("METALCORE_TUNING")
-    loading._load(gpu.device_type)
+    store._load(gpu.device_type)
     assert value(gpu, "rows.looped_threads") == 96
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import metalcore
 from metalcore import mac_kernels
 from metalcore._core.registry import OPS, Override
-from metalcore.overrides import _gains, _measured
+from metalcore.overrides import _gains
 
 pytestmark = pytest.mark.only_on("simulator")
 RELEASES = mac_kernels.RELEASES
@@ -158,8 +158,8 @@ def mac(device, monkeypatch):
     def pretend(release, gains=None):
         for module in (metalcore.overrides, metalcore.overrides._dispatcher):
             monkeypatch.setattr(module, "this_release", lambda: release)
-        monkeypatch.setattr(_measured, "measured", lambda devices: {"mps": gains or {}})
-        monkeypatch.setattr(metalcore.overrides, "measured", lambda devices: {"mps": gains or {}})
+        monkeypatch.setattr(_gains, "measured_gains", lambda devices: {"mps": gains or {}})
+        monkeypatch.setattr(metalcore.overrides, "measured_gains", lambda devices: {"mps": gains or {}})
 
     return pretend
 

@@ -15,8 +15,7 @@ from ...attention import scaled_dot_product_attention
 from ...attention._varlen import varlen_attention
 from .. import _report
 from .masks import Mask, mask
-from .patches import run_counted
-from .recording import reads_nothing
+from .patches import reads_nothing, run_counted
 
 __all__ = ["attention_forward", "register"]
 

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel, masking_utils
 
-from .patches import subclasses
-from .recording import reads_nothing
+from .patches import reads_nothing, subclasses
 
 __all__ = ["Band", "Mask", "mask"]
 

@@ -1,15 +1,24 @@
-"""Functions in place of those of other libraries: methods of their modules' classes, and functions of their files."""
+"""Functions in place of those of other libraries: methods of their modules' classes, and functions of their files; and
+transformers' own branches for captures, in place of others while metalcore records.
+
+Those read no values on the host. So masks of padding and of packed sequences are always written out on the device, from
+what each replay is given, and never left out because one batch has no padding.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import sys
+import threading
+from collections.abc import Iterator
 
 from torch.compiler import is_compiling
 
 from ..._core import refused
 from .. import _report
 
-__all__ = ["Patch", "full_name", "owner_of", "run_counted", "subclasses"]
+__all__ = ["Patch", "as_captured", "full_name", "owner_of", "reads_nothing", "run_counted", "subclasses"]
 
 
 def full_name(thing) -> str:
@@ -58,3 +67,29 @@ def run_counted(count: _report.Count, compute, original, reason="input that its 
         return original()
     count.ran_since(refused_before)
     return result
+
+
+_MODULE, _ASKED = "transformers.utils.import_utils", "is_cuda_stream_capturing"
+
+
+def reads_nothing() -> bool:
+    """Returns whether transformers takes the branches that read no values on the host: while it is traced or
+    captured."""
+    is_tracing = getattr(sys.modules.get(_MODULE), "is_tracing", None)
+    return is_tracing is not None and is_tracing()
+
+
+@contextlib.contextmanager
+def as_captured() -> Iterator[None]:
+    """Inside the block transformers takes this thread to capture a CUDA graph. It matters only if transformers has been
+    imported."""
+    module = sys.modules.get(_MODULE)
+    if not hasattr(module, _ASKED):
+        yield
+        return
+    patch, thread = Patch(module, _ASKED), threading.get_ident()
+    patch.install(lambda: patch.on and threading.get_ident() == thread or patch.original())
+    try:
+        yield
+    finally:
+        patch.remove()
