@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from metalcore.quant._plan import plan, replace_modules
-from metalcore.quant._samples import SCALES
+from metalcore.quant._types import SCALES
 
 # Arguments of transformers' LlamaConfig.
 _COMMON = {"rms_norm_eps": 1e-5, "bos_token_id": None, "eos_token_id": None, "max_position_embeddings": 8192}

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from metalcore.quant import dequantize, quantized_linear, type_of
-from metalcore.quant._samples import packed_sample
+from metalcore.quant._types import packed_sample
 
 from ..harness.case import size_text
 from .comparison import LIMITS, calls, exact, peer_case

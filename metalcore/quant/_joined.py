@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ._layers import QuantizedLinear
 from ._linear import quantized_linear
-from ._roles import role_of
+from ._modules import role_of
 
 __all__ = ["Joined", "join"]
 

@@ -12,8 +12,7 @@ from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated, autocast_operands, require_tensors
 from .._core.tensors import in_int32
 from ._rows import dequantize, require_dim, require_integers, rows_of
-from ._samples import packed_sample
-from ._types import BY_NUMBER, KERNELS, type_of
+from ._types import BY_NUMBER, KERNELS, packed_sample, type_of
 from ._unpack import unpack
 
 __all__ = ["quantized_linear", "quantized_linear_experts"]

@@ -12,8 +12,7 @@ from torch import Tensor
 from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import FLOAT_DTYPES, accelerated, require_tensors
-from ._samples import packed_sample
-from ._types import BY_NUMBER, KERNELS, type_of
+from ._types import BY_NUMBER, KERNELS, packed_sample, type_of
 from ._unpack import unpack
 
 __all__ = ["dequantize", "quantized_embedding"]

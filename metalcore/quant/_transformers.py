@@ -17,8 +17,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from . import _peft  # noqa: F401  peft's adapters know packed layers from then on
 from ._layers import PackedModule, QuantizedEmbedding
 from ._mixtures import MIXTURES
-from ._plan import Plan, embedding_of, patterns, plan, replace_modules
-from ._replacements import packed_weight
+from ._plan import Plan, embedding_of, packed_weight, patterns, plan, replace_modules
 from ._types import type_of
 
 __all__ = ["MetalcoreConfig", "MetalcoreQuantizer", "note"]

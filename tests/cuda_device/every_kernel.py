@@ -25,8 +25,7 @@ import metalcore  # noqa: E402
 from metalcore._core.accuracy import evaluate  # noqa: E402
 from metalcore._core.registry import OPS  # noqa: E402
 from metalcore.loss._cross_entropy_operators import cross_entropy_ahead  # noqa: E402
-from metalcore.quant._samples import packed_sample  # noqa: E402
-from metalcore.quant._types import KERNELS  # noqa: E402
+from metalcore.quant._types import KERNELS, packed_sample  # noqa: E402
 from metalcore.recording import record  # noqa: E402
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -190,7 +190,7 @@ def test_a_gpu_without_half_subnormals_gets_other_programs(extension, flushes):
         "-c",
         PROGRAM
         + f"""
-from metalcore.quant._samples import packed_sample
+from metalcore.quant._types import packed_sample
 from metalcore.quant import type_of
 from metalcore.quant._unpack import unpack
 torch.softmax(torch.ones(4, device="mps"), -1)

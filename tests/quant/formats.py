@@ -7,8 +7,7 @@ import pytest
 import torch
 from references import flushes_subnormals
 
-from metalcore.quant._samples import SCALES, packed_sample
-from metalcore.quant._types import KERNELS, type_of
+from metalcore.quant._types import KERNELS, SCALES, packed_sample, type_of
 
 each_type = pytest.mark.parametrize("type", sorted(KERNELS))
 

@@ -7,7 +7,7 @@ from references import DTYPES, as_device_has, check_operator, flushes_subnormals
 
 import metalcore
 from metalcore.quant import type_of
-from metalcore.quant._samples import packed_sample
+from metalcore.quant._types import packed_sample
 from metalcore.quant._unpack import unpack
 
 gguf = pytest.importorskip("gguf")

@@ -13,7 +13,7 @@ from transformers.models.qwen3_moe import Qwen3MoeConfig, Qwen3MoeForCausalLM
 import metalcore
 from metalcore.integrations.transformers import MetalcoreConfig
 from metalcore.nn import QuantizedEmbedding, QuantizedExperts, QuantizedLinear
-from metalcore.quant import _replacements, dequantize, quantize, quantize_model
+from metalcore.quant import _plan, dequantize, quantize, quantize_model
 
 _SIZES = {
     "vocab_size": 96,
@@ -216,7 +216,7 @@ def test_each_weight_is_packed_when_it_has_been_read(tmp_path, monkeypatch, fami
         alive.append(bytes_of_numbers() - before)
         return quantize(numbers, type)
 
-    monkeypatch.setattr(_replacements, "quantize", counted)
+    monkeypatch.setattr(_plan, "quantize", counted)
     before = bytes_of_numbers()
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=MetalcoreConfig("q8_0"))
     ours, expected = loaded.state_dict(), model.state_dict()

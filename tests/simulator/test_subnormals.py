@@ -13,7 +13,7 @@ from metalcore import _C
 from metalcore._core import accuracy
 from metalcore._core.registry import OPS, Sample
 from metalcore.quant import type_of
-from metalcore.quant._samples import packed_sample
+from metalcore.quant._types import packed_sample
 from metalcore.quant._unpack import unpack
 from metalcore.simulator import checking
 
