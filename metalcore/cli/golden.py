@@ -76,14 +76,14 @@ def _chosen(what, given, known):
 def run_compare(arguments):
     from metalcore import golden
     from metalcore._core.registry import OPS
-    from metalcore.golden import picture
+    from metalcore.golden.comparison import draw
 
     device = devices.use(arguments.device or devices.default())
     source = Path(arguments.source) if arguments.source else golden.REFERENCE
     with golden.unpacked(source) if source.is_file() else contextlib.nullcontext(source) as folder:
         found = list(golden.compare(folder, device))
     wrong = [comparison for comparison in found if not comparison.right]
-    if arguments.picture and not picture.draw(found, Path(arguments.picture)):
+    if arguments.picture and not draw(found, Path(arguments.picture)):
         raise RuntimeError("--picture needs matplotlib: pip install matplotlib")
     summary = f"{len(found) - len(wrong)} of {len(found)} artifacts agree"
     missing = sorted(OPS.keys() - {row.op for row in found})

@@ -12,8 +12,7 @@ from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import integers
 from . import _composite
-from ._pages import check_mask, check_pages, check_tensors, index_vector, split_cache
-from ._scales import scaled
+from ._pages import check_mask, check_pages, check_tensors, index_vector, scaled, split_cache
 
 __all__ = ["batch_decode", "batch_prefill", "merge_states"]
 
