@@ -1,21 +1,17 @@
-"""python -m metalcore bench: compares metalcore with PyTorch by the benchmarks of the source checkout."""
+"""python -m metalcore bench: compares metalcore with PyTorch by the package benchmarks, which a source checkout has and
+an installed metalcore has not. Python finds it where the command runs in the checkout's folder."""
 
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
 
 from . import devices
-
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-ROOT = BENCHMARKS.parent
 
 
 def add_parser(commands):
     parser = commands.add_parser(
         "bench",
-        help="run the benchmarks of a source checkout",
+        help="run the benchmarks of a source checkout, in its folder",
         description="Times metalcore against PyTorch's own ops, in turns in one process. Prints tables; writes them "
         "with all samples as JSON, Markdown, HTML and (where matplotlib is installed) plots.",
         epilog="example: python -m metalcore bench softmax rms_norm --filter 'forward bfloat16'",
@@ -52,12 +48,15 @@ def _positive(word):
 
 
 def run(arguments):
-    if not (BENCHMARKS / "harness").is_dir():
-        raise ValueError("the benchmarks come with the source checkout; this is an installed package")
+    try:
+        from benchmarks import harness
+    except ImportError as error:
+        if error.name not in ("benchmarks", "benchmarks.harness"):
+            raise
+        raise ValueError(
+            "the benchmarks are no part of the installed package: run the command in the folder of a source checkout, "
+            "which has them in benchmarks/"
+        ) from None
     if arguments.model:
         arguments.filter = f"{arguments.filter or ''} {arguments.model}"
-    if str(ROOT) not in sys.path:
-        sys.path.insert(0, str(ROOT))
-    from benchmarks import harness
-
     return harness.main(arguments)

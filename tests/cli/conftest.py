@@ -1,10 +1,13 @@
 """The fixture that tests of metalcore bench share."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 import metalcore
-from metalcore.cli.bench import ROOT
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from types import ModuleType
 
 import pytest
 import torch
@@ -136,7 +137,9 @@ def test_refusals(capsys, arguments, message):
     assert captured.out == "" and message in captured.err
 
 
-def test_an_installed_package_has_no_benchmarks(monkeypatch, tmp_path):
-    monkeypatch.setattr("metalcore.cli.bench.BENCHMARKS", tmp_path / "benchmarks")
-    with pytest.raises(ValueError, match="come with the source checkout"):
+@pytest.mark.parametrize("package", [None, ModuleType("benchmarks")], ids=["no package", "another package"])
+def test_an_installed_metalcore_has_no_benchmarks(monkeypatch, package):
+    monkeypatch.setitem(sys.modules, "benchmarks", package)
+    monkeypatch.delitem(sys.modules, "benchmarks.harness", raising=False)
+    with pytest.raises(ValueError, match="run the command in the folder of a source checkout"):
         run(argparse.Namespace())

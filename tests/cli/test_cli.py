@@ -3,12 +3,13 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from metalcore.cli import explain, main
-from metalcore.cli.bench import ROOT
 
+ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = {"activation/softmax", "attention/forward", "normalization/rms_norm", "optim/adamw"}
 
 
