@@ -2,8 +2,7 @@
 
 Results and gradients of every op's samples are compared with those of PyTorch's own ops in float64 on the CPU
 (metalcore/_core/accuracy.py says by how much they may differ), and with those that an NVIDIA GPU recorded
-(metalcore/golden).
-"""
+(metalcore/golden)."""
 
 from __future__ import annotations
 
@@ -22,8 +21,9 @@ import metalcore
 from metalcore import _C, golden
 from metalcore._core import accuracy, refused
 from metalcore._core.registry import OPS, Op, Sample
+from metalcore.msl.errors import CompilerNotFoundError
 
-from . import devices, machine, selftest_budget, selftest_report, selftest_shader
+from . import devices, selftest_report
 
 SUBNORMALS = "float16's subnormal numbers"
 
@@ -86,7 +86,7 @@ def _summary(checks):
 def _announcement(checks):
     if not hasattr(_C, "mps_compile"):
         return f"\n{checks} checks"
-    seconds = selftest_budget.estimate(_C.mps_kernels(), selftest_report.CALLS * selftest_report.ROUNDS)
+    seconds = selftest_report.estimate(_C.mps_kernels(), selftest_report.CALLS * selftest_report.ROUNDS)
     return (
         f"\n{checks} checks: about {sum(seconds.values()):.0f} s on the slowest Mac by an estimate, of which Metal "
         f"compiles for {seconds['compiling']:.0f} s if it has not done so before"
@@ -112,7 +112,7 @@ def _machine(kind):
         "metalcore": versions["metalcore"],
         "torch": versions["torch"],
         "python": versions["python"],
-        **machine.describe(kind),
+        **devices.describe(kind),
         "device": kind,
         "backend": f"{backend}: {found['backends'][backend]}",
     }
@@ -126,9 +126,9 @@ def _checks(kind, device):
         refused.forget()
         for family, names in _families().items():
             yield f"kernels of {family}", "", functools.partial(_check_family, names)
-    yield "compile_shader", "", lambda: selftest_shader.check_results(device)
-    yield "compile_shader refuses a faulty program", "", selftest_shader.check_faulty
-    yield SUBNORMALS, "", lambda: selftest_shader.check_subnormals(device)
+    yield "compile_shader", "", lambda: _check_shader(device)
+    yield "compile_shader refuses a faulty program", "", _check_faulty_shader
+    yield SUBNORMALS, "", lambda: _check_subnormals(device)
     for op in (*OPS.values(), _in_turns()):
         for sample in op.samples():
             for dtype in sorted(op.dtypes, key=str, reverse=True):
@@ -160,8 +160,6 @@ def _in_turns():
 
 
 def _outcome(action, kind):
-    from metalcore.msl.errors import CompilerNotFoundError
-
     try:
         return {"status": "ok", **action()}
     except Exception as error:  # whatever goes wrong is what the report is for
@@ -244,3 +242,69 @@ def _check_golden(name, device):
             f"{worst.name}: {worst.problem or f'{worst.error:.3g} times the tolerance, {worst.where}'}"
         )
     return {"note": f"{len(found)} agree, error {worst.error:.2f} of the tolerance"}
+
+
+_SHADER = """
+#include <metal_stdlib>
+using namespace metal;
+
+// Sums 256 consecutive elements, scaled: simdgroups, threadgroup memory, a barrier and bytes as an argument.
+kernel void sum256(device const float* in [[buffer(0)]], device float* out [[buffer(1)]],
+                   constant float& factor [[buffer(2)]],
+                   uint group [[threadgroup_position_in_grid]], uint index [[thread_position_in_threadgroup]],
+                   uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  threadgroup float partial[8];
+  float sum = simd_sum(in[group * 256 + index]);
+  if (lane == 0) partial[simdgroup] = sum;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (index == 0) {
+    float total = 0.0f;
+    for (uint i = 0; i < 8; ++i) total += partial[i];
+    out[group] = factor * total;
+  }
+}
+"""
+
+
+# As in kernels/quant/subnormals.metal: the smallest float16 becomes 2 where it is no zero.
+_SMALLEST = """
+kernel void smallest(device uint* number [[buffer(0)]]) {
+  number[0] = uint(float(as_type<half>(ushort(number[0]))) * 0x1p25f);
+}
+"""
+
+
+def _check_subnormals(device):
+    """Tells what is known at once of a GPU that decodes packed weights by such numbers, or else without them."""
+    number = torch.ones(1, dtype=torch.int32, device=device)
+    metalcore.compile_shader(_SMALLEST).smallest(number, threads=1)
+    twice = number.item()
+    if twice not in (0, 2):
+        raise ArithmeticError(f"the smallest one is {twice / 2} of itself")
+    if hasattr(_C, "mps_half_subnormals") and _C.mps_half_subnormals() != (twice == 2):
+        raise RuntimeError(f"this GPU {'keeps' if twice else 'flushes'} them, and the backend has found the contrary")
+    return {"note": "kept" if twice else "they become zero here; packed weights are decoded without them"}
+
+
+def _check_shader(device):
+    library = metalcore.compile_shader(_SHADER)
+    x = torch.arange(1024, dtype=torch.float32, device=device)
+    sums = torch.empty(4, device=device)
+    library.sum256(x, sums, 2.0, threads=1024, group_size=256)
+    expected = [65280.0, 196352.0, 327424.0, 458496.0]  # whole numbers below 2^24: exact in float32
+    if sums.tolist() != expected:
+        raise ArithmeticError(f"sums are {sums.tolist()}, not {expected}")
+    return {"note": ""}
+
+
+def _check_faulty_shader():
+    try:
+        library = metalcore.compile_shader("kernel void f(device float* x) { x[0] = no_such_name; }")
+        _ = library.f  # where programs are compiled on first use
+    except CompilerNotFoundError:
+        raise
+    except (RuntimeError, SyntaxError) as error:
+        if "no_such_name" not in str(error):
+            raise RuntimeError(f"the message does not say what is wrong: {error}") from error
+        return {"note": ""}
+    raise RuntimeError("it was compiled")

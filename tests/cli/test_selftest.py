@@ -12,7 +12,7 @@ import torch
 import metalcore
 from metalcore import _C
 from metalcore._core.registry import OPS, Sample
-from metalcore.cli import devices, machine, main, selftest_budget, selftest_report
+from metalcore.cli import devices, main, selftest_report
 
 KINDS = {("mps", True): "mps", ("mps", False): "simulator", ("cuda", False): "cuda"}
 
@@ -156,13 +156,13 @@ KERNELS = {
 def test_it_takes_two_minutes_at_most_on_the_slowest_mac():
     """By the cost model and assumptions. An op whose samples are too large, or many more kernels, would take more."""
     timed = selftest_report.CALLS * selftest_report.ROUNDS
-    seconds = selftest_budget.estimate(KERNELS, timed)
-    assert sum(seconds.values()) < selftest_budget.MOST_SECONDS
+    seconds = selftest_report.estimate(KERNELS, timed)
+    assert sum(seconds.values()) < selftest_report.MOST_SECONDS
     assert seconds["compiling"] > 10 and seconds["checks"] > 5  # nothing is left out
     many = {f"{kernel}_{i}": family for kernel, family in KERNELS.items() for i in range(4)}
-    assert sum(selftest_budget.estimate(many, timed, [OPS["silu"]]).values()) > selftest_budget.MOST_SECONDS
+    assert sum(selftest_report.estimate(many, timed, [OPS["silu"]]).values()) > selftest_report.MOST_SECONDS
     large = dataclasses.replace(OPS["svdvals"], samples=lambda: (Sample("large", ((1500, 1500),)),))
-    assert selftest_budget.estimate({}, timed, [large])["times"] > selftest_budget.MOST_SECONDS
+    assert selftest_report.estimate({}, timed, [large])["times"] > selftest_report.MOST_SECONDS
 
 
 @pytest.mark.skipif(platform.system() == "Darwin", reason="programs stand for a Mac's")
@@ -178,11 +178,11 @@ def test_the_machine_is_a_macs(monkeypatch, tmp_path):
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
     monkeypatch.setattr(platform, "mac_ver", lambda: ("15.5", ("", "", ""), "arm64"))
     monkeypatch.setattr(platform, "machine", lambda: "arm64")
-    found = machine.describe("mps")
+    found = devices.describe("mps")
     assert found["chip"] == "Apple M1" and found["cores"] == f"{os.cpu_count()} CPU cores, 7 GPU cores"
     assert found["system"] == "macOS 15.5 (arm64, a virtual machine)"
     monkeypatch.setenv("PATH", "/nowhere")
-    assert machine.describe("mps")["cores"].endswith("unknown GPU cores")
+    assert devices.describe("mps")["cores"].endswith("unknown GPU cores")
 
 
 def test_nan_and_exceptions_fail(kind, few, capsys, monkeypatch):
