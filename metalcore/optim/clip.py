@@ -112,9 +112,9 @@ def _norm(kinds, norm_type, device):
 def _norm_of_kind(grads, norm_type):
     if not is_dtensor(grads[0]):
         return ops.grad_norm(grads, norm_type)
-    from ..distributed import norms
+    from ..distributed.optim import whole_norm
 
-    return norms.whole(lambda shards: ops.grad_norm(shards, norm_type), grads, norm_type)
+    return whole_norm(lambda shards: ops.grad_norm(shards, norm_type), grads, norm_type)
 
 
 def _dtype(kinds):

@@ -68,9 +68,9 @@ class Muon(MultiTensor, torch.optim.Muon):
         batch = [update.mT if flip else update for (_, update), flip in zip(members, tall)]
         options = group["ns_coefficients"], group["ns_steps"], group["eps"]
         if is_dtensor(members[0][0]):
-            from ..distributed import matrices
+            from ..distributed.optim import of_whole
 
-            updates = matrices.of_whole(lambda whole: _orthogonalized(whole, *options), torch.stack(batch).bfloat16())
+            updates = of_whole(lambda whole: _orthogonalized(whole, *options), torch.stack(batch).bfloat16())
         else:
             updates = _orthogonalized(torch.stack(batch).bfloat16(), *options)
         for (p, _), flip, update in zip(members, tall, updates.unbind()):

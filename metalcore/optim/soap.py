@@ -324,7 +324,7 @@ class Blocks:
         self.count = self.here = self._counts[0] * self._counts[1]
         self._owned = None
         if mesh is not None:
-            from ..distributed.matrices import Owned
+            from ..distributed.optim import Owned
 
             self._owned = Owned(mesh, self.count)
             self.here = self._owned.here

@@ -10,7 +10,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import metalcore
 from metalcore._core.registry import OPS
-from metalcore.distributed import collectives
+from metalcore.distributed import mps
 from metalcore.distributed.rules import RULES
 
 NAMES = [name.removeprefix("metalcore::") for name in torch._C._dispatch_get_all_op_names()
@@ -109,4 +109,4 @@ def test_an_argument_that_is_written_stays_where_it_is(mesh):
 
 def test_collectives_are_those_that_pytorch_has():
     found = {name.split("::")[1].split(".")[0] for name in torch._C._dispatch_get_all_op_names() if "c10d::" in name}
-    assert found - set(collectives.OPERATORS) == {"check_for_nan", "monitored_barrier_"}
+    assert found - set(mps.OPERATORS) == {"check_for_nan", "monitored_barrier_"}

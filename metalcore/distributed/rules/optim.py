@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from ..norms import of_shards
+from ..optim import of_shards
 from ._rule import Partial, Replicate, Shard, rule
 
 

@@ -1,15 +1,31 @@
-"""Work on whole matrices whose shards lie on several ranks: each rank does some of the matrices."""
+"""What optimizers do with gradients and matrices whose shards lie on several ranks: norms, and work on whole matrices,
+of which each rank does some."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-__all__ = ["Owned", "of_whole"]
+__all__ = ["Owned", "of_shards", "of_whole", "whole_norm"]
+
+
+def of_shards(norm_type: float) -> Partial:
+    """Returns the placement of the norms of shards: which reduction makes of them the norm of what they are shards
+    of."""
+    return Partial("max") if math.isinf(norm_type) else _NormPartial(norm_type)
+
+
+def whole_norm(norm: Callable[[list[Tensor]], Tensor], grads: Sequence[DTensor], norm_type: float) -> Tensor:
+    """Returns the norm of gradients that are placed alike, none of them partial, from that of each rank's shards."""
+    mesh, placements = grads[0].device_mesh, grads[0].placements
+    placed = [Replicate() if p.is_replicate() else of_shards(norm_type) for p in placements]
+    return DTensor.from_local(norm([grad.to_local() for grad in grads]), mesh, placed, run_check=False).full_tensor()
 
 
 def of_whole(function: Callable[[Tensor], Tensor], batch) -> Tensor:
