@@ -1,6 +1,5 @@
 // The functions of layers for C, except attention and products: softmax, silu_and_mul, sums, conversions, rms_norm.
-#include "../ops/activation/gated.h"
-#include "../ops/activation/softmax.h"
+#include "../ops/activation/activation.h"
 #include "../ops/elementwise/add_cast.h"
 #include "../ops/normalization/norms.h"
 #include "call.h"

@@ -1,4 +1,4 @@
-// What scale.metal and csrc/ops/loss/scale.cpp share.
+// What scale.metal and csrc/ops/loss/divergence.cpp share.
 #pragma once
 
 #ifndef __METAL_VERSION__

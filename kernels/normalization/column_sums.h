@@ -1,4 +1,4 @@
-// What column_sums.metal and csrc/ops/normalization/column_sums.cpp share.
+// What column_sums.metal and csrc/ops/normalization/norm_rows.cpp share.
 #pragma once
 
 #ifndef __METAL_VERSION__

@@ -1,4 +1,4 @@
-// Arguments of the kernel in lion.metal, shared with csrc/ops/optim/lion.cpp.
+// Arguments of the kernel in lion.metal, shared with csrc/ops/optim/momentum.cpp.
 #pragma once
 
 #include "tensors.h"

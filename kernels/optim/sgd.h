@@ -1,4 +1,4 @@
-// Arguments of the kernel in sgd.metal, shared with csrc/ops/optim/sgd.cpp.
+// Arguments of the kernel in sgd.metal, shared with csrc/ops/optim/momentum.cpp.
 #pragma once
 
 #include "tensors.h"

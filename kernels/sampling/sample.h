@@ -1,4 +1,4 @@
-// What sample.metal and csrc/ops/sampling/sample.cpp share.
+// What sample.metal and csrc/ops/sampling/sampling.cpp share.
 #pragma once
 
 #ifndef __METAL_VERSION__

@@ -229,7 +229,7 @@ _conv2d = autograd("conv2d", _backward, _save)
 
 def weight_order(x: Tensor, weight: Tensor, groups: int, channels_last: bool) -> tuple[int, ...] | None:
     """Returns the order of the weight's dimensions, from the outermost one on, in which its kernel reads 16 bytes at a
-    time (csrc/ops/conv/plan.cpp). None if the kernel gains nothing by that.
+    time (csrc/ops/conv/conv2d.cpp). None if the kernel gains nothing by that.
 
     Args:
         x: (N, C, H, W), and weight: (K, C / groups, R, S), for their shapes and strides.

@@ -17,8 +17,8 @@ _C_API = CSRC / "c_api"
 _OPS = (
     *("common/common", "common/elementwise", "common/replacement", "common/rows"),
     *("activation/gated", "activation/softmax", "attention/decode", "elementwise/add_cast", "embeddings/embedding"),
-    *("gemm/gemm", "gemm/plan", "normalization/column_sums", "normalization/norm_rows", "normalization/rms_norm"),
-    *("paged/paged", "rotary/rope", "sampling/sample", "sampling/top_k"),
+    *("gemm/gemm", "gemm/plan", "normalization/norm_rows", "normalization/rms_norm"),
+    *("paged/paged", "rotary/rope", "sampling/sampling"),
 )
 # What needs Python or PyTorch's functions, and is replaced by csrc/c_api or left out.
 _REPLACED = (

@@ -126,10 +126,10 @@ FAULTS = [
     ),
     HeaderFault(
         "a macro of newer releases only",
-        "ops/optim/tensor_list.cpp",
+        "ops/optim/parameters.cpp",
         "  TORCH_ERROR_CODE_CHECK(torch_list_size",
         "  STABLE_TORCH_ERROR_CODE_CHECK(torch_list_size",
-        r"tensor_list\.cpp does not compile with torch-2-10.*(?s:.*)STABLE_TORCH_ERROR_CODE_CHECK",
+        r"parameters\.cpp does not compile with torch-2-10.*(?s:.*)STABLE_TORCH_ERROR_CODE_CHECK",
     ),
     DeclarationFault(
         "a declared type that differs from Apple's metadata",

@@ -1,8 +1,8 @@
 // activation(x + bias), with a bias along the last dimension.
 #include "../../../kernels/activation/biased.h"
-#include "../normalization/column_sums.h"
+#include "../normalization/norms.h"
 #include "../common/rows.h"
-#include "names.h"
+#include "activation.h"
 
 #include <algorithm>
 #include <string>

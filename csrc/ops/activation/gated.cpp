@@ -1,10 +1,9 @@
 // activation(gate) * up, of two tensors (swiglu, geglu) or of the two halves of one tensor's last dimension
 // (silu_and_mul, gelu_and_mul).
-#include "gated.h"
+#include "activation.h"
 
 #include "../../../kernels/activation/gated.h"
 #include "../common/rows.h"
-#include "names.h"
 
 #include <algorithm>
 #include <string>

@@ -1,5 +1,5 @@
 // softmax and log_softmax along any dimension.
-#include "softmax.h"
+#include "activation.h"
 
 #include "../../../kernels/activation/softmax.h"
 #include "../common/replacement.h"

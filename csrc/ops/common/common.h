@@ -1,4 +1,4 @@
-// Dtypes, checks, outputs and grids, which every op's host side needs.
+// Dtypes, checks, outputs, grids and calls of PyTorch's own ops, which ops' host sides need.
 #pragma once
 
 #include "../../gpu/limits.h"
@@ -11,12 +11,15 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <array>
+#include <cstddef>
 #include <initializer_list>
 #include <optional>
 #include <ostream>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace metalcore {
 
@@ -98,6 +101,20 @@ constexpr T round_up(T a, T b) {
 inline uint32_t grid_side(int64_t n) {
   check(n <= INT64_C(0xffffffff), "metalcore: ", n, " threads in one direction are more than a grid can have");
   return static_cast<uint32_t>(n);
+}
+
+// Calls PyTorch's own op of this name. An op that returns two tensors is called like this:
+// call_torch<2>("aten::linalg_qr", "", a, std::string("reduced")). The arguments must have the types of the schema:
+// bool, int64_t, double, std::string, Tensor, or std::optional of one.
+template <size_t RESULTS, typename... Arguments>
+std::array<Tensor, RESULTS> call_torch(const char* name, const char* overload, const Arguments&... arguments) {
+  std::array<StableIValue, (sizeof...(Arguments) > RESULTS ? sizeof...(Arguments) : RESULTS)> stack{
+      torch::stable::detail::from(arguments)...};
+  check(torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION) == AOTI_TORCH_SUCCESS,
+        "metalcore: ", name, " failed");
+  return [&]<size_t... I>(std::index_sequence<I...>) {
+    return std::array<Tensor, RESULTS>{torch::stable::detail::to<Tensor>(stack[I])...};
+  }(std::make_index_sequence<RESULTS>());
 }
 
 }  // namespace metalcore

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "common.h"
-#include "python_operator.h"
+#include "operator.h"
 
 #include <array>
 #include <atomic>

@@ -3,7 +3,7 @@
 #include "embedding.h"
 
 #include "../../../kernels/embeddings/embedding.h"
-#include "../common/call_torch.h"
+#include "../common/common.h"
 #include "../common/rows.h"
 
 #include <algorithm>

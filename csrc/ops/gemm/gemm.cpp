@@ -5,7 +5,6 @@
 #include "../../gpu/tuning.h"
 #include "../common/common.h"
 #include "../linalg/matrices.h"
-#include "plan.h"
 
 #include <algorithm>
 #include <optional>

@@ -1,13 +1,66 @@
-// Products of matrices in memory that the caller has.
+// Products of matrices: their plans, by sizes and strides alone, and products in memory that the caller has.
 #pragma once
 
+#include "../../../kernels/gemm/gemm.h"
+#include "../../gpu/limits.h"
+#include "../../gpu/tuning.h"
 #include "../common/common.h"
 
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace metalcore {
+
+// Distances in elements, and whether memory begins at a multiple of 16 bytes.
+struct GemmMatrix {
+  int64_t row = 0, column = 0;
+  bool aligned = false;
+};
+
+// A dimension of the batch, and the distances along it: 0 where an operand is the same for all of it.
+struct GemmBatchDim {
+  int64_t size, a, b, residual;
+};
+
+// The result is contiguous.
+struct GemmProblem {
+  int64_t rows, columns, terms;
+  GemmMatrix a, b, residual;
+  std::vector<GemmBatchDim> batch;  // outermost first
+  bool has_bias = false, has_residual = false;
+  uint32_t grouped = 0, groups = 0;  // GEMM_GROUPED_…; there is no other batch then
+  int64_t b_group = 0;               // the distance of the groups' matrices b
+};
+
+struct GemmTuning {
+  const char* family;
+  uint32_t few_rows = 8;  // up to which the kernels for few rows are faster than tiles
+  // From so many on, in the whole batch, large tiles are faster than small ones: threadgroups of 8 simdgroups.
+  gpu::Count large_tiles = gpu::filling_threadgroups(8);
+  // Whether small tiles take short steps: a third of the threadgroup memory, and fewer registers.
+  bool short_steps = false;
+};
+
+struct GemmPlan {
+  const char* variant;  // as in the kernels' names: "gemm", "gemm_large", "gemv_terms1" …
+  GemmParams params;
+  uint32_t across;     // threadgroups side by side
+  uint32_t tiles;      // threadgroups below each other, of the whole batch
+  uint32_t tile_rows;  // of the result
+  uint32_t threads;
+  bool transposed;  // whether it is the transposed product, of which b is the first operand
+};
+
+// Whether a dispatch can count what there is. Everything else goes to PyTorch.
+bool gemm_countable(const GemmProblem& problem);
+
+// It joins the dimensions of the batch where strides allow that, and makes rows of them where b is the same for all.
+// There are at most GEMM_BATCH_DIMS of them.
+GemmPlan plan_gemm(GemmProblem problem, int64_t element_size, const GemmTuning& tuning);
+bool is_tiled(const GemmPlan& plan);  // or else it is one for few rows
+std::string why_gemm(const GemmPlan& plan);
 
 // Whether memory begins at a multiple of 16 bytes.
 bool begins_aligned(const Tensor& tensor);

@@ -1,4 +1,4 @@
-#include "plan.h"
+#include "gemm.h"
 
 #include <algorithm>
 #include <string_view>

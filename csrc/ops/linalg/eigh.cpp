@@ -4,8 +4,7 @@
 
 #include "../../gpu/cost.h"
 #include "cpu_route.h"
-#include "jacobi_blocked.h"
-#include "jacobi_plan.h"
+#include "jacobi.h"
 #include "matrices.h"
 
 #include <string>

@@ -5,7 +5,6 @@
 #include "../../../kernels/linalg/reflectors.h"
 #include "cpu_route.h"
 #include "matrices.h"
-#include "qr_plan.h"
 
 #include <algorithm>
 #include <string>

@@ -1,10 +1,9 @@
-#include "jacobi_blocked.h"
+#include "jacobi.h"
 
 #include "../../../kernels/linalg/jacobi_blocked.h"
 #include "../../../kernels/linalg/svd.h"
 
 #include "../../gpu/cost.h"
-#include "jacobi_plan.h"
 
 #include <algorithm>
 #include <limits>

@@ -1,4 +1,4 @@
-#include "jacobi_plan.h"
+#include "jacobi.h"
 
 #include "matrices.h"
 

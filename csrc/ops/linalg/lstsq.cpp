@@ -1,10 +1,9 @@
 // lstsq(A, B) -> (X, residuals): least squares of float32 matrices of full rank with m >= n.
 #include "../../../kernels/linalg/lstsq.h"
 #include "../../gpu/limits.h"
-#include "../common/call_torch.h"
+#include "../common/common.h"
 #include "matrices.h"
 #include "qr.h"
-#include "triangular.h"
 
 #include <algorithm>
 #include <optional>

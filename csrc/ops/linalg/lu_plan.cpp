@@ -1,4 +1,4 @@
-#include "lu_plan.h"
+#include "lu.h"
 
 #include "../../../kernels/linalg/lu.h"
 #include "matrices.h"

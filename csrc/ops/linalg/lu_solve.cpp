@@ -1,9 +1,11 @@
 // solve_ex(A, B, left, factors) -> (X, LU, pivots, info), inv_ex(A) -> (inverse, info) and
 // lu_solve(LU, pivots, B, left, adjoint) -> X, for float32 matrices of any strides. Results are row-major.
-#include "lu.h"
-
+//
+// det(A) -> (value, LU, pivots) and slogdet(A) -> (sign, logabsdet, LU, pivots): the product of U's diagonal, with
+// a change of sign for each exchange of rows. The determinant of a 0 x 0 matrix is 1.
 #include "cpu_route.h"
-#include "triangular.h"
+#include "lu.h"
+#include "matrices.h"
 
 #include <algorithm>
 #include <tuple>
@@ -137,16 +139,58 @@ Tensor lu_solve_transposed(const Tensor& lu, const Tensor& permutation, const Te
   return lu_permute(solve_triangular(transposed(lu), y, true, true, true), permutation, true);
 }
 
+namespace {
+
+constexpr uint32_t kSimdgroups = 4;  // per threadgroup of lu_determinant
+
+void determinant(const LuFactors& factors, const MatrixShape& s, const Tensor& value, const MaybeTensor& logarithm) {
+  if (s.batch == 0) return;
+  gpu::record(value, [&](gpu::Recording& recording) {
+    recording.kernel("lu_determinant").buffer(0, factors.lu).buffer(1, factors.pivots);
+    recording.buffer(2, value);
+    recording.buffer(3, logarithm);
+    recording.bytes(4, LuResultParams{.rows = grid_side(s.rows),
+                                      .columns = grid_side(s.columns),
+                                      .pivots = 0,
+                                      .matrices = grid_side(s.batch),
+                                      .part = 0,
+                                      .logarithm = logarithm.has_value()});
+    recording.dispatch_threadgroups({grid_side(ceil_div<int64_t>(s.batch, kSimdgroups))},
+                                    {kSimdgroups * gpu::kSimdWidth});
+  });
+}
+
+std::tuple<Tensor, Tensor, Tensor> det(const Tensor& a) {
+  const MatrixShape s = check_square("det", a);
+  const LuFactors factors = lu_factors(a, true, false);
+  const Tensor value = new_tensor(batch_sizes(a, {}), ScalarType::Float, a);
+  determinant(factors, s, value, std::nullopt);
+  return {value, factors.lu, factors.pivots};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> slogdet(const Tensor& a) {
+  const MatrixShape s = check_square("slogdet", a);
+  const LuFactors factors = lu_factors(a, true, false);
+  const Tensor sign = new_tensor(batch_sizes(a, {}), ScalarType::Float, a), logarithm = new_like(sign);
+  determinant(factors, s, sign, logarithm);
+  return {sign, logarithm, factors.lu, factors.pivots};
+}
+
+}  // namespace
 }  // namespace metalcore
 
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
   m.def("solve_ex(Tensor A, Tensor B, bool left, bool factors) -> (Tensor, Tensor, Tensor, Tensor)");
   m.def("inv_ex(Tensor A) -> (Tensor, Tensor)");
   m.def("lu_solve(Tensor LU, Tensor pivots, Tensor B, bool left, bool adjoint) -> Tensor");
+  m.def("det(Tensor A) -> (Tensor, Tensor, Tensor)");
+  m.def("slogdet(Tensor A) -> (Tensor, Tensor, Tensor, Tensor)");
 }
 
 METALCORE_KERNELS(m) {
   m.impl<&metalcore::solve_ex>("solve_ex");
   m.impl<&metalcore::inv_ex>("inv_ex");
   m.impl<&metalcore::lu_solve>("lu_solve");
+  m.impl<&metalcore::det>("det");
+  m.impl<&metalcore::slogdet>("slogdet");
 }

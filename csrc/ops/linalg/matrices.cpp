@@ -1,7 +1,14 @@
+// info_any(info) returns a number that is not 0 if an info of the batch is not 0, which means that a matrix failed. The
+// functions that raise errors wait for it. It takes one launch, or two for more than INFO_BLOCK matrices.
 #include "matrices.h"
+
+#include "../../../kernels/linalg/info.h"
+#include "../../../kernels/linalg/scale.h"
+#include "../common/rows.h"
 
 #include <algorithm>
 #include <optional>
+#include <vector>
 
 namespace metalcore {
 
@@ -85,4 +92,68 @@ std::vector<int64_t> batch_sizes(const Tensor& like, std::initializer_list<int64
   return result;
 }
 
+namespace {
+
+ScaleParams params_of(int64_t rows, int64_t columns, int64_t batch) {
+  constexpr int64_t kElements = 16384, kParts = 1024;  // enough for a threadgroup; each one reads all parts' results
+  const int64_t part_rows = std::max(ceil_div(kElements, columns), ceil_div(rows, kParts));
+  return {.batch_stride = 0,
+          .row_stride = 0,
+          .column_stride = 0,
+          .matrices = grid_side(batch),
+          .rows = grid_side(rows),
+          .columns = grid_side(columns),
+          .parts = grid_side(ceil_div(rows, part_rows)),
+          .part_rows = grid_side(part_rows)};
+}
+
+}  // namespace
+
+Scaled scaled(const Tensor& input) {
+  const Tensor scales = new_tensor(batch_sizes(input, {1, 1}), ScalarType::Float, input);
+  const Tensor result = new_tensor(input.sizes(), ScalarType::Float, input);
+  if (input.numel() == 0) {
+    Tensor ones = scales;
+    torch::stable::fill_(ones, 1.0);
+    return {result, scales};
+  }
+  const Matrices a = matrices(input);
+  ScaleParams p = params_of(a.rows, a.columns, a.batch);
+  p.batch_stride = a.batch_stride, p.row_stride = a.row_stride, p.column_stride = a.column_stride;
+  const Tensor magnitudes = new_tensor({a.batch, p.parts}, ScalarType::Int, input);
+  const gpu::Size groups{grid_side(a.batch * p.parts)}, threads{SCALE_THREADS};
+  gpu::record(input, [&](gpu::Recording& recording) {
+    recording.kernel("scale_magnitudes").buffer(0, a.tensor).buffer(1, magnitudes).bytes(2, p);
+    recording.dispatch_threadgroups(groups, threads);
+    recording.kernel("scale_matrices").buffer(0, a.tensor).buffer(1, magnitudes).buffer(2, result).buffer(3, scales);
+    recording.bytes(4, p).dispatch_threadgroups(groups, threads);
+  });
+  return {result, scales};
+}
+
+namespace {
+
+Tensor info_any(const Tensor& info) {
+  check(info.scalar_type() == ScalarType::Int, "metalcore::info_any: info must be int32, not ",
+        dtype_name(info.scalar_type()));
+  Tensor infos = as_contiguous(info);
+  const uint32_t threads = std::min<uint32_t>(INFO_THREADS, row_tuning(info).looped_threads);
+  do {
+    const int64_t count = infos.numel(), blocks = std::max<int64_t>(1, ceil_div<int64_t>(count, INFO_BLOCK));
+    const std::vector<int64_t> sizes(blocks > 1 ? 1 : 0, blocks);
+    const Tensor fewer = new_tensor(sizes, ScalarType::Int, info);
+    gpu::record(info, [&](gpu::Recording& recording) {
+      recording.kernel("info_any").buffer(0, infos).buffer(1, fewer).bytes(2, grid_side(count));
+      recording.dispatch_threadgroups({grid_side(blocks)}, {threads});
+    });
+    infos = fewer;
+  } while (infos.numel() > 1);
+  return infos;
+}
+
+}  // namespace
 }  // namespace metalcore
+
+STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) { m.def("info_any(Tensor info) -> Tensor"); }
+
+METALCORE_KERNELS(m) { m.impl<&metalcore::info_any>("info_any"); }

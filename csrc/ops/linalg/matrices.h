@@ -1,7 +1,7 @@
-// Batches of matrices: how a kernel gets a tensor of any strides, and how an op calls PyTorch's own op.
+// Batches of matrices: how a kernel gets a tensor of any strides, and what several ops do with matrices.
 #pragma once
 
-#include "../common/call_torch.h"
+#include "../../../kernels/linalg/syrk.h"
 #include "../common/common.h"
 
 #include <array>
@@ -47,5 +47,20 @@ inline std::string times(int64_t a, int64_t b) { return std::to_string(a) + "x" 
 uint32_t power_from_8(int64_t n);
 
 inline Tensor transposed(const Tensor& tensor) { return torch::stable::transpose(tensor, -2, -1); }
+
+// A, row-major, with each matrix times a power of two that brings its largest entry to about one, and these powers,
+// (*, 1, 1). A matrix with NaN or infinities gets some power of two.
+struct Scaled {
+  Tensor a, scales;
+};
+Scaled scaled(const Tensor& a);
+
+// Records a symmetric rank-k update of `batch` matrices, one dispatch of kernels/linalg/syrk.metal, and sets p.tiles.
+void record_syrk(gpu::Recording& recording, const gpu::BufferView& a, const gpu::BufferView& c,
+                 const gpu::BufferView& result, SyrkParams p, uint32_t batch);
+
+// The operator metalcore::solve_triangular returns X with A X = B (left) or X A = B, for float32 matrices. It reads
+// only the named triangle of A, and not its diagonal where `unitriangular`. Batches broadcast, and X is row-major.
+Tensor solve_triangular(const Tensor& a, const Tensor& b, bool upper, bool left, bool unitriangular);
 
 }  // namespace metalcore

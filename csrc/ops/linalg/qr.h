@@ -1,16 +1,66 @@
-// The QR factorization: what other ops use of it, and how its plans run.
+// The QR factorization: its plan, what other ops use of it, and how its plans run.
 #pragma once
 
 #include "../../../kernels/linalg/qr.h"
+#include "../../gpu/limits.h"
+#include "../../gpu/tuning.h"
+#include "cpu_route.h"
 #include "matrices.h"
-#include "qr_plan.h"
 #include "reflectors.h"
 
+#include <cstdint>
 #include <string>
 #include <tuple>
 #include <vector>
 
 namespace metalcore {
+
+// How a QR factorization runs: the kernels of kernels/linalg/qr_*.metal, and their grids.
+enum class QrVariant { empty, simd, block, tall, blocked, torch, cpu };
+
+const char* name_of(QrVariant variant);
+
+struct QrTuning {
+  const char* family;
+  // A simdgroup takes matrices of up to simd_rows rows (and 32 columns), and a threadgroup of up to block_threads
+  // threads takes larger ones. Taller ones with up to tall_columns columns are split into blocks of rows.
+  uint32_t simd_rows = 64;
+  uint32_t block_threads = 512;
+  uint32_t tall_columns = 64;
+  // Here the size is the smaller of rows and columns. PyTorch also takes a single matrix of up to torch_rows rows that
+  // is too tall for a panel in one threadgroup, and too wide for blocks of rows.
+  TorchRegions torch = {};
+  uint32_t torch_rows = 0;
+  TorchRegions geqrf_torch = {};  // those of geqrf beside `torch`
+  TorchRegions cpu = {};
+  // Here the size is the number of reflectors.
+  TorchRegions householder_product_torch = {}, ormqr_torch = {};
+  TorchRegions householder_product_cpu = {}, ormqr_cpu = {};
+};
+extern const gpu::Table<QrTuning> qr_tuning;
+
+// Blocks of rows, each of which a threadgroup factors alone. A matrix that fits is one block. Level 0 of a tall matrix
+// has its rows, and each other level has the stacked R of the level before.
+struct QrLevel {
+  uint32_t rows, blocks, block_rows;
+  const char* kernel;
+  uint32_t threads;
+};
+
+struct QrPlan {
+  QrVariant variant;
+  std::string why;
+  std::string simd_kernel;
+  uint32_t matrices_per_threadgroup;
+  std::vector<QrLevel> levels;  // block: one, tall: several
+};
+
+// The plan for `batch` m x n matrices with `q_columns` columns of Q (0: Q is not wanted).
+QrPlan plan_qr(int64_t m, int64_t n, int64_t batch, int64_t q_columns, const QrTuning& tuning);
+
+// The plan for the reflectors alone, or for Q from given ones. It is QR's plan, except that variant tall, which has no
+// reflectors, does not occur.
+QrPlan plan_reflectors(int64_t m, int64_t n, int64_t batch, int64_t q_columns, const QrTuning& tuning);
 
 // The operator metalcore::qr returns (Q, R) of float32 matrices. The modes are "reduced", "complete" and "r".
 std::tuple<Tensor, Tensor> qr(const Tensor& a, const std::string& mode);
@@ -19,7 +69,7 @@ std::tuple<Tensor, Tensor> qr(const Tensor& a, const std::string& mode);
 // times its scale. The scales are powers of two, so that R is in range where A's norms are not.
 std::tuple<Tensor, Tensor, Tensor> qr_scaled(const Tensor& a);
 
-// Matrices that fit in a simdgroup or a threadgroup (qr_small.cpp): kernels/linalg/qr_simd.metal and qr_block.metal.
+// Matrices that fit in a simdgroup or a threadgroup: kernels/linalg/qr_simd.metal and qr_block.metal.
 
 // What the kernels do (QR_FACTORS, QR_REFLECTORS or QR_FORM), the number of reflectors, and the results' sizes.
 struct SmallQr {
@@ -35,7 +85,7 @@ QrParams small_params(const Matrices& a, const SmallQr& task);
 void run_small(const QrPlan& plan, const Matrices& a, const SmallQr& task, const Tensor& q, const Tensor& r,
                const Tensor& tau);
 
-// Matrices of any size in panels (qr_blocked.cpp): kernels/linalg/qr_panel.metal and reflectors.metal.
+// Matrices of any size in panels: kernels/linalg/qr_panel.metal and reflectors.metal.
 
 // LAPACK's geqrf in place. It also makes T of the blocks of reflectors.
 class BlockedQr {

@@ -1,4 +1,4 @@
-#include "qr_plan.h"
+#include "qr.h"
 
 #include "../../../kernels/linalg/qr.h"
 #include "matrices.h"

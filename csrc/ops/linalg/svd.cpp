@@ -4,11 +4,9 @@
 
 #include "../../gpu/cost.h"
 #include "cpu_route.h"
-#include "jacobi_blocked.h"
-#include "jacobi_plan.h"
+#include "jacobi.h"
 #include "matrices.h"
 #include "qr.h"
-#include "scale.h"
 
 #include <algorithm>
 #include <optional>

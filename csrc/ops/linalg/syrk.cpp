@@ -1,11 +1,10 @@
 // syrk(A, C, triangle, transpose, alpha, beta) returns alpha A Aᵀ + beta C or alpha Aᵀ A + beta C, for float32 matrices
 // of any strides: the whole matrix, or one triangle with zeros in the other. Results are row-major.
-#include "syrk.h"
+#include "matrices.h"
 
 #include "../../gpu/cost.h"
 #include "../common/rows.h"
-#include "torch_regions.h"
-#include "matrices.h"
+#include "cpu_route.h"
 
 #include <optional>
 #include <string>

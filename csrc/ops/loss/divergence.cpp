@@ -1,5 +1,10 @@
 // Divergences of rows of distributions (rows, classes), and the gradient by the first of the two.
+//
+// scale_(x, factor): x *= factor, where the factor is one float32 number in the device's memory. Losses multiply the
+// gradients that they have by the one that reaches them.
 #include "../../../kernels/loss/divergence.h"
+#include "../../../kernels/loss/scale.h"
+#include "../common/common.h"
 #include "../common/rows.h"
 
 #include <algorithm>
@@ -8,6 +13,27 @@
 
 namespace metalcore {
 namespace {
+
+constexpr int64_t kMostScaling = 1 << 20;
+
+// Returns nothing: an operator that returns its argument would be an alias of it to autograd.
+Tensor scale(const Tensor& x, const Tensor& factor) {
+  const char* op = "scale_";
+  check_float(op, "x", x);
+  check(is_dense(x), "metalcore::", op, ": x must fill its memory");
+  check_float32(op, "factor", factor);
+  check_same_device(op, "factor", factor, x);
+  check(factor.numel() == 1, "metalcore::", op, ": factor must have one element, not ", factor.numel());
+  const Tensor nothing = new_tensor({0}, x.scalar_type(), x);
+  if (x.numel() == 0) return nothing;
+  gpu::note_plan(op, "threads", [] { return std::string("each thread takes some elements, unless the factor is 1"); });
+  gpu::record(x, [&](gpu::Recording& recording) {
+    recording.kernel("scale_in_place_", suffix(x.scalar_type())).buffer(0, x).buffer(1, factor);
+    recording.bytes(2, ScaleParams{.count = static_cast<uint64_t>(x.numel())});
+    recording.dispatch_threads({grid_side(std::min(x.numel(), kMostScaling))}, {256});
+  });
+  return nothing;
+}
 
 struct Plan {
   bool threads;
@@ -140,6 +166,7 @@ Tensor divergence_replace(const Tensor& input, const Tensor& target_, const Tens
 }  // namespace metalcore
 
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
+  m.def("scale_(Tensor(a!) x, Tensor factor) -> Tensor");
   m.def(
       "divergence(Tensor input, Tensor target, float beta, int input_kind, int target_kind, float scale) "
       "-> (Tensor, Tensor)");
@@ -157,6 +184,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
 }
 
 METALCORE_KERNELS(m) {
+  m.impl<&metalcore::scale>("scale_");
   m.impl<&metalcore::divergence>("divergence");
   m.impl<&metalcore::divergence_backward>("divergence_backward");
   m.impl<&metalcore::divergence_replace>("divergence_");

@@ -1,6 +1,7 @@
-#include "norm_rows.h"
-
+#include "../../../kernels/normalization/column_sums.h"
 #include "../../../kernels/normalization/rms_norm.h"
+#include "../common/rows.h"
+#include "norms.h"
 
 #include <algorithm>
 #include <array>
@@ -112,6 +113,22 @@ NormBackwardPlan plan_norm_backward(const NormShape& shape, const Tensor& on, bo
   plan.grid.x = std::min(plan.grid.x, std::max(1u, row_tuning(on).row_threads / plan.threadgroup.x));
   const int64_t teams = int64_t{plan.grid.x} * (simd ? plan.threadgroup.x / gpu::kSimdWidth : 1);
   return {plan, kernels, 1, std::min(teams, shape.rows)};
+}
+
+// A thread takes a column where the chunks are few, and a simdgroup where they are many.
+void record_column_sums(gpu::Recording& recording, const Tensor& partial, int64_t chunks, const Tensor& first,
+                        const MaybeTensor& second) {
+  constexpr int64_t kFewChunks = 16;
+  const ColumnSumsParams params{
+      .columns = grid_side(first.numel() + (second ? second->numel() : 0)),
+      .first = grid_side(first.numel()),
+      .chunks = grid_side(chunks),
+  };
+  const bool by_thread = row_tuning(first).simd_row == 0 || chunks <= kFewChunks;
+  recording.kernel(by_thread ? "column_sums_thread_" : "column_sums_block_", suffix(first.scalar_type()));
+  recording.buffer(0, partial).buffer(1, first).buffer(2, second).bytes(3, params);
+  by_thread ? recording.dispatch_threads({params.columns}, {256})
+            : recording.dispatch_threadgroups({ceil_div(params.columns, 32u)}, {512});
 }
 
 }  // namespace metalcore

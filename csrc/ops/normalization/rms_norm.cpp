@@ -2,8 +2,6 @@
 #include "norms.h"
 
 #include "../../../kernels/normalization/rms_norm.h"
-#include "column_sums.h"
-#include "norm_rows.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "python_operator.h"
+#include "operator.h"
 
 #include <stdexcept>
 

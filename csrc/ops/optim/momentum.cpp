@@ -1,4 +1,6 @@
-// sgd_: one step of stochastic gradient descent on many parameters, in place.
+// Optimizers whose one state is a momentum. sgd_ is one step of stochastic gradient descent on many parameters, and
+// lion_ one of Lion, both in place.
+#include "../../../kernels/optim/lion.h"
 #include "../../../kernels/optim/sgd.h"
 #include "multi_tensor.h"
 
@@ -40,6 +42,37 @@ void sgd_(const TensorList& params, const TensorList& grads, const TensorList& m
   });
 }
 
+void lion_(const TensorList& params, const TensorList& grads, const TensorList& exp_avgs, double lr, double beta1,
+           double beta2, double weight_decay, bool maximize, const MaybeTensor& lr_tensor,
+           const MaybeTensor& grad_scale, const MaybeTensor& found_inf) {
+  if (params.empty()) return;
+  const DeviceScalars scalars = {lr_tensor, grad_scale, found_inf};
+  ParameterArrays arrays("lion_", {{.name = "params", .tensors = params, .written = true},
+                                   {.name = "grads", .tensors = grads, .written = grad_scale.has_value()},
+                                   {.name = "exp_avgs", .tensors = exp_avgs, .written = true, .state = true}});
+  const Tensor& param = arrays.first();
+  scalars.check("lion_", param);
+  LionParams p = {.grid = {},
+                  .lr = static_cast<float>(lr),
+                  .weight_decay = static_cast<float>(weight_decay),
+                  .beta1 = static_cast<float>(beta1),
+                  .beta2 = static_cast<float>(beta2),
+                  .one_minus_beta1 = static_cast<float>(1.0 - beta1),
+                  .one_minus_beta2 = static_cast<float>(1.0 - beta2),
+                  .grad_sign = maximize ? -1.0f : 1.0f,
+                  .unscale = grad_scale.has_value()};
+  const std::string stem = kernel_name("lion", param.scalar_type());
+  gpu::note_plan("lion", "multi_tensor", [&] { return plan_reason(arrays); });
+  record_updates(arrays, [&](gpu::Recording& recording, const OptimPlan& plan) {
+    for (const OptimDispatch& dispatch : plan.dispatches) {
+      p.grid = dispatch.grid;
+      dispatch.begin(recording, kernel_name(stem.c_str(), arrays.state_dtype()), arrays.arrays()).bytes(3, p);
+      scalars.bind(recording, 2);
+      dispatch.end(recording);
+    }
+  });
+}
+
 }  // namespace
 }  // namespace metalcore
 
@@ -48,6 +81,13 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
       "sgd_(Tensor(a!)[] params, Tensor(b!)[] grads, Tensor(c!)[] momentum_buffers, *, float lr, float momentum, "
       "float dampening, float weight_decay, bool nesterov, bool maximize, bool first, Tensor? lr_tensor=None, "
       "Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
+  m.def(
+      "lion_(Tensor(a!)[] params, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, *, float lr, float beta1, float beta2, "
+      "float weight_decay, bool maximize, Tensor? lr_tensor=None, Tensor? grad_scale=None, Tensor? found_inf=None) "
+      "-> ()");
 }
 
-METALCORE_KERNELS(m) { m.impl<&metalcore::sgd_>("sgd_"); }
+METALCORE_KERNELS(m) {
+  m.impl<&metalcore::sgd_>("sgd_");
+  m.impl<&metalcore::lion_>("lion_");
+}

@@ -1,18 +1,58 @@
-// Blocked one-sided Jacobi: the SVD and the eigendecomposition of matrices that are larger than a threadgroup holds.
-//
+// How SVD and symmetric eigendecomposition run: the kernels of kernels/linalg/{svd,eigh}_jacobi.metal, or the blocked
+// variant, which takes matrices that are larger than a threadgroup holds.
+#pragma once
+
+#include "../../gpu/limits.h"
+#include "../../gpu/tuning.h"
+#include "../common/common.h"
+#include "cpu_route.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace metalcore {
+
+enum class JacobiVariant { empty, simd, block, blocked, torch, cpu };
+
+const char* name_of(JacobiVariant variant);
+
+struct JacobiTuning {
+  const char* family;
+  uint32_t sweeps = 24;        // the most sweeps of the blocked variant: fewer may leave a result inexact
+  bool few_registers = false;  // whether kernels whose threads hold less take the place of others
+  TorchRegions eigh_torch = {};
+  TorchRegions svd_torch = {};  // the size is the smaller of rows and columns, here and in what follows
+  // jacobi_plan.cpp derives these estimates.
+  TorchRegions svd_cpu = {}, eigh_cpu = {};
+};
+extern const gpu::Table<JacobiTuning> jacobi_tuning;
+
+struct JacobiPlan {
+  JacobiVariant variant;
+  bool after_qr;  // svd: the matrix is R of a QR decomposition
+  std::string why;
+  std::string kernel;
+  uint32_t matrices_per_threadgroup, threads;
+};
+
+// The arithmetic of a small m x n matrix's sweeps, of which 15 are more than are usual: for each pair of columns, dot
+// products, and the rotation of the columns and of the vectors.
+inline double jacobi_flops(int64_t m, int64_t n) {
+  return 15.0 * static_cast<double>(n * n) / 2 * static_cast<double>(12 * m + 6 * n);
+}
+
+// The plans for `batch` m x n or n x n matrices.
+JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, bool compute_uv,
+                    const JacobiTuning& tuning);
+JacobiPlan plan_eigh(int64_t n, int64_t batch, bool compute_v, const JacobiTuning& tuning);
+
+// ---------------------------------------------------------------- blocked one-sided Jacobi
+
 // A block has 16 columns. A round makes the 32 columns of each pair of blocks orthogonal, with the eigenvectors of
 // their 32 x 32 Gram matrix (Hari 2005; Bečka, Okša and Vajteršic 2002). All pairs and all matrices of the batch run in
 // parallel. The device ends the sweeps over all pairs, for each matrix alone, after a sweep that found all columns
 // orthogonal.
-#pragma once
-
-#include "../../gpu/tuning.h"
-#include "../common/common.h"
-
-#include <cstdint>
-#include <vector>
-
-namespace metalcore {
 
 // How a call runs. A sweep has `rounds` rounds, and a round has `splits` threadgroups for each of a matrix's `pairs`
 // pairs of blocks. There are `padded` columns of `length` elements: `gram_rows` belong to the matrix, and the others to
