@@ -1,17 +1,128 @@
 #include "hooks.h"
 
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/detail/MPSHooksInterface.h>
+#include <ATen/ops/ones.h>
+#include <c10/core/DeviceCapability.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/variable.h>
 
+#include <chrono>
 #include <mutex>
 #include <new>
 #include <unordered_map>
 
 #include "allocator.h"
-#include "generator.h"
 #include "queue.h"
 
 namespace metalcore::simulated_device {
+namespace {
+
+class GeneratorImpl final : public c10::GeneratorImpl {
+ public:
+  explicit GeneratorImpl(at::Generator cpu)
+      : c10::GeneratorImpl(kDevice, c10::DispatchKeySet(c10::DispatchKey::MPS)), cpu_(std::move(cpu)) {}
+
+  const at::Generator& cpu() const { return cpu_; }
+
+  void set_current_seed(uint64_t seed) override { cpu_.set_current_seed(seed); }
+  uint64_t current_seed() const override { return cpu_.current_seed(); }
+  uint64_t seed() override { return cpu_.seed(); }
+  void set_offset(uint64_t) override { refuse_offset(); }
+  uint64_t get_offset() const override { refuse_offset(); }
+  void set_state(const c10::TensorImpl& state) override { cpu_.unsafeGetGeneratorImpl()->set_state(state); }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override { return cpu_.unsafeGetGeneratorImpl()->get_state(); }
+  GeneratorImpl* clone_impl() const override { return new GeneratorImpl(cpu_.clone()); }
+
+ private:
+  [[noreturn]] static void refuse_offset() {
+    TORCH_CHECK(false, "The simulated MPS generator has no offset: it is a Mersenne Twister, as on the CPU");
+  }
+  at::Generator cpu_;
+};
+
+}  // namespace
+
+const at::Generator& default_generator() {
+  // It is never destroyed: tensors may outlive static objects.
+  static const auto* generator = new at::Generator(new_generator());
+  return *generator;
+}
+
+at::Generator new_generator() { return at::make_generator<GeneratorImpl>(at::detail::createCPUGenerator()); }
+
+const at::Generator& cpu_generator(const at::Generator& generator) {
+  TORCH_CHECK(generator.device().is_mps(), "Expected a 'mps' device type for generator but found '",
+              generator.device().type(), "'");
+  return static_cast<GeneratorImpl*>(generator.unsafeGetGeneratorImpl())->cpu();
+}
+
+double now_milliseconds() {
+  using Milliseconds = std::chrono::duration<double, std::milli>;
+  return Milliseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+namespace {
+
+// Kernels have finished when a call returns. So there is one stream, it is always idle, and an event is a point in
+// time.
+class Guard final : public c10::impl::DeviceGuardImplInterface {
+ public:
+  c10::DeviceType type() const override { return c10::kMPS; }
+  c10::Device exchangeDevice(c10::Device) const override { return kDevice; }
+  c10::Device getDevice() const override { return kDevice; }
+  void setDevice(c10::Device device) const override {
+    TORCH_CHECK(device.is_mps() && device.index() <= 0, "Expected device mps:0, but got ", device);
+  }
+  void uncheckedSetDevice(c10::Device) const noexcept override {}
+  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+  void synchronizeDevice(c10::DeviceIndex) const override { finish_queue(/*all=*/true); }
+
+  c10::Stream getStream(c10::Device) const override { return stream(); }
+  c10::Stream getDefaultStream(c10::Device) const override { return stream(); }
+  c10::Stream getNewStream(c10::Device, int) const override { return stream(); }
+  c10::Stream exchangeStream(c10::Stream) const override { return stream(); }
+  bool queryStream(const c10::Stream&) const override { return true; }
+  void synchronizeStream(const c10::Stream&) const override { finish_queue(/*all=*/false); }
+
+  void record(void** event, const c10::Stream&, c10::DeviceIndex, c10::EventFlag) const override {
+    if (!*event) *event = new double;
+    *static_cast<double*>(*event) = now_milliseconds();
+  }
+  void block(void*, const c10::Stream&) const override {}
+  bool queryEvent(void*) const override { return true; }
+  void synchronizeEvent(void*) const override {}
+  double elapsedTime(void* start, void* end, c10::DeviceIndex) const override {
+    TORCH_CHECK(start && end, "Both events must be recorded before calculating elapsed time");
+    return *static_cast<double*>(end) - *static_cast<double*>(start);
+  }
+  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override { delete static_cast<double*>(event); }
+
+  c10::DeviceCapability getDeviceCapability(c10::Device) const override {
+    c10::DeviceCapability capability;
+    uint64_t bits = 0;
+    for (const int index :
+         {c10::kIndex_Byte, c10::kIndex_Char, c10::kIndex_Short, c10::kIndex_Int, c10::kIndex_Long, c10::kIndex_UInt16,
+          c10::kIndex_UInt32, c10::kIndex_UInt64, c10::kIndex_Bool, c10::kIndex_Half, c10::kIndex_BFloat16,
+          c10::kIndex_Float, c10::kIndex_ComplexHalf, c10::kIndex_ComplexFloat}) {
+      bits |= uint64_t{1} << index;
+    }
+    capability.capability_data.capability_bits = bits;
+    return capability;
+  }
+
+ private:
+  static c10::Stream stream() { return c10::Stream(c10::Stream::DEFAULT, kDevice); }
+};
+
+}  // namespace
+
+void install_guard() { c10::impl::DeviceGuardImplRegistrar(c10::kMPS, new Guard); }
+
 namespace {
 
 // The times that torch.mps.Event records under each id.
@@ -106,6 +217,35 @@ void install_hooks() { replace_hooks<Hooks>(at::detail::getMPSHooks()); }
 void hide_cuda() {
   const auto& hooks = at::detail::getCUDAHooks();
   if (hooks.isBuilt()) replace_hooks<at::CUDAHooksInterface>(hooks);
+}
+
+namespace {
+
+using torch::autograd::Engine;
+using torch::autograd::impl::gradient_edge;
+
+// Names protected members of the engine.
+struct EngineState : Engine {
+  static bool started(const Engine& engine) { return (engine.*&EngineState::thread_pool_shared_) != nullptr; }
+  static bool has_device_thread(const Engine& engine) { return !(engine.*&EngineState::device_ready_queues_).empty(); }
+};
+
+}  // namespace
+
+bool autograd_started_without_device() {
+  const auto& engine = Engine::get_default_engine();
+  return EngineState::started(engine) && !EngineState::has_device_thread(engine);
+}
+
+void drain_autograd() {
+  auto& engine = Engine::get_default_engine();
+  if (!EngineState::has_device_thread(engine)) return;
+  // The thread takes up a graph only when it has dropped the one before. No Python object belongs to this graph.
+  const at::AutoGradMode enable_grad(true);
+  const auto x = at::ones({}, kDevice).set_requires_grad(true);
+  const auto y = x.clone();
+  engine.execute({gradient_edge(y)}, {at::ones({}, kDevice)}, /*keep_graph=*/false, /*create_graph=*/false,
+                 /*accumulate_grad=*/false, {gradient_edge(x)});
 }
 
 }  // namespace metalcore::simulated_device

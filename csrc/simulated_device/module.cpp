@@ -5,8 +5,6 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "allocator.h"
-#include "autograd.h"
-#include "cpu_view.h"
 #include "fault.h"
 #include "hooks.h"
 #include "operators.h"

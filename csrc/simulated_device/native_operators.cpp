@@ -16,7 +16,6 @@
 #include <limits>
 
 #include "allocator.h"
-#include "cpu_view.h"
 #include "operators.h"
 
 namespace metalcore::simulated_device {

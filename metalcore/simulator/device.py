@@ -48,7 +48,7 @@ def install():
         _C.simulator_set_device_functions(*extension.functions())
     complete_torch_c(extension)
     simulate_storages()
-    # Otherwise a process that ends right after backward() would abort: see csrc/simulated_device/autograd.h.
+    # Otherwise a process that ends right after backward() would abort: see csrc/simulated_device/hooks.h.
     atexit.register(extension.drain_autograd)
     if "mps" not in DEVICES:
         warnings.warn(
@@ -161,7 +161,7 @@ def complete_torch_c(extension):
 
 def keep_random_state():
     """Gives torch.mps what torch.utils.checkpoint asks for before it keeps the state of a device's random numbers.
-    PyTorch's own has it not: metalcore/doctor/routes.py."""
+    PyTorch's own has it not: metalcore/doctor/patches.py."""
     mps = cast(Any, torch.mps)
     if not hasattr(mps, "_initialized"):
         mps._initialized = True
