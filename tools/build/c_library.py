@@ -28,6 +28,7 @@ _REPLACED = (
 # The folder of csrc/c_api with the contexts of a backend.
 _CONTEXTS = {"simulator": "cpu", "cuda": "cuda", "mps": "metal"}
 
+
 def c_library():
     """[a setuptools.Extension]; none where the platform has no backend for it, or the simulator's kernels are compiled
     on first use, which a C program cannot do."""
@@ -43,6 +44,7 @@ def c_library():
     extension.output, extension.objects = f"lib/{C_LIBRARY}", "c_objects"
     return [extension]
 
+
 def sources(backends):
     """The paths of its sources with some of csrc/backends, from the repository's root."""
     found = {CSRC / "ops" / f"{name}.cpp" for name in _OPS}
@@ -53,12 +55,14 @@ def sources(backends):
     replaced = {CSRC / name for name in _REPLACED}
     return sorted(path.relative_to(ROOT).as_posix() for path in found if path.with_suffix("") not in replaced)
 
+
 def _link_flags():
     if MACOS:
         exported = ["-Wl,-exported_symbol,_metalcore_*", "-Wl,-dead_strip"]
         return [*mac_flags(), "-dynamiclib", f"-Wl,-install_name,@rpath/{C_LIBRARY}", *exported, *FRAMEWORKS]
     exported = f"-Wl,--version-script={_C_API / 'package' / 'exports.map'}"
     return [*link_flags(), "-Wl,--gc-sections", "-Wl,--no-undefined", f"-Wl,-soname,{C_LIBRARY}", exported]
+
 
 def compile_flags():
     return [
@@ -70,9 +74,11 @@ def compile_flags():
         *("-isystem", str(torch_package() / "include")),
     ]
 
+
 def version():
     (found,) = re.findall(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     return found
+
 
 def c_files(tasks):
     """lib/pkgconfig/metalcore.pc and lib/cmake/metalcore/, which find library and header from where they lie."""
@@ -93,6 +99,7 @@ def c_files(tasks):
         )
         for name, target in targets.items()
     ]
+
 
 def _filled(template, values):
     return re.sub(r"@(VERSION|LIBRARY|SONAME)@", lambda found: values[found[1]], template.read_text())

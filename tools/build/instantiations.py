@@ -15,6 +15,7 @@ from .front_end import preprocess
 _DEFINE = re.compile(r"^([ \t]*#[ \t]*define[ \t]+\w+(?:\([^)\n]*\))?)((?:[^\n\\]|\\(?:.|\n))*)$", re.MULTILINE)
 _DIRECT = re.compile(r"^[ \t]*template\s*\[\[[^;{}\\]*;", re.MULTILINE)
 
+
 def separate(text, name):
     """MSL in one piece, with a line for each instantiation at its end.
 
@@ -31,12 +32,15 @@ def separate(text, name):
     lines = [f"/* kernel {kernel} */ {statement}\n" for kernel, statement in instantiations]
     return rest + '#line 1 "instantiations"\n' + "".join(lines)
 
+
 def _emptied(define):
     """A definition without its body, if that instantiates kernels. Lines keep their numbers."""
     return define[1] + _blank(define[2]) if "host_name" in define[2] else define[0]
 
+
 def _blank(text):
     return "\n" * (text if isinstance(text, str) else text[0]).count("\n")
+
 
 def _parted(text, name):
     """(the words of a program that are in no instantiation, [(a kernel's name, the instantiation)])."""
@@ -51,6 +55,7 @@ def _parted(text, name):
             words.append(tokens[i].text)
             i += 1
     return words, found
+
 
 def _instantiation(tokens):
     words = []

@@ -6,6 +6,7 @@ _SCALARS = {
     "unsigned", "unsigned int", "unsigned long", "int32_t", "uint32_t", "int64_t", "uint64_t",
 }  # fmt: skip
 
+
 def of_call(buffers, lengths):
     """Returns the signature of a call with these buffers (each an (address, size), bytes or a list) and lengths of
     threadgroup arguments, as csrc/backends/cuda/kernels.h makes it."""
@@ -18,8 +19,10 @@ def of_call(buffers, lengths):
             values.append(f"i{i}:{_capacity(size)}")
     return ",".join([*addresses, *(f"t{i}" for i in range(len(lengths))), *values])
 
+
 def _capacity(size):
     return max(16, (size + 15) // 16 * 16) if size <= 256 else 1 << (size - 1).bit_length()
+
 
 def probable(arguments):
     """Returns the signature that calls will probably have. The arguments are dicts of kernels.Argument: an argument
