@@ -85,7 +85,7 @@ class Call {
     return array("scratch memory", static_cast<T*>(nullptr), sizeof(T), type_of<T>(), sizes, {nullptr, 0}, kScratch);
   }
 
-  // The same, full of one number.
+  // Scratch memory that is full of one number.
   Tensor filled(std::initializer_list<Size> sizes, float number);
 
   // The end of a call without an error.

@@ -1,4 +1,4 @@
-// What without_torch/ declares.
+// Defines what without_torch/ declares.
 #include "context.h"
 
 #include <torch/csrc/stable/ops.h>

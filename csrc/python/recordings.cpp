@@ -5,7 +5,6 @@
 #include "../gpu/replay.h"
 #include "objects.h"
 
-#include <algorithm>
 #include <memory>
 #include <stdexcept>
 #include <string>

@@ -5,7 +5,6 @@
 #include <array>
 #include <cstdlib>
 #include <memory>
-#include <string>
 #include <string_view>
 #include <unordered_set>
 

@@ -6,7 +6,7 @@
 
 namespace metalcore::mps {
 
-// Autoreleased.
+// The object is autoreleased.
 MTLCompileOptions* compile_options();
 
 }  // namespace metalcore::mps

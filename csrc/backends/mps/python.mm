@@ -9,7 +9,6 @@
 
 #include <dlfcn.h>
 
-#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <vector>

@@ -11,9 +11,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <functional>
-#include <memory>
-#include <mutex>
 #include <stdexcept>
 
 namespace metalcore::simulator {

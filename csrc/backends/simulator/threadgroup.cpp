@@ -74,7 +74,7 @@ void Threadgroup::enter(Lane* lane) {
     if (trap_.kind) throw fault_of(std::exchange(trap_, {}), kernel_);
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   } catch (...) {
-    // The fibers stopped in the middle of a thread.
+    // The fibers stopped in the middle of a thread, so that none is prepared.
     prepared_ = 0;
     plain_prepared_ = false;
     throw;

@@ -7,7 +7,6 @@
 // the worker's own context. There look() tells whether the kernel goes on where it was.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 
 namespace metalcore::simulator {

@@ -11,7 +11,6 @@
 
 #include <filesystem>
 #include <fstream>
-#include <initializer_list>
 #include <map>
 #include <sstream>
 #include <stdexcept>

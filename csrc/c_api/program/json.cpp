@@ -4,7 +4,6 @@
 #include <charconv>
 #include <cmath>
 #include <stdexcept>
-#include <utility>
 
 #include <locale.h>
 #include <stdlib.h>
@@ -130,7 +129,7 @@ class Reader {
     if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) fail("a name that is there twice");
   }
 
-  // Behind its first quote.
+  // Reads a string from behind its first quote on.
   std::string string() {
     std::string found;
     for (char c = next(); c != '"'; c = next()) {

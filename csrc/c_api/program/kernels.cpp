@@ -27,7 +27,7 @@ CudaTexts& cuda_texts() {
   throw std::runtime_error("there is another kernel '" + kernel.substr(0, 80) + "' in this process");
 }
 
-// What cuda_source() reads of it.
+// Refuses a description that lacks a part which cuda_source() reads.
 void check_kernel(const Json& kernel) {
   kernel.at("function").string();
   kernel.at("max_total_threads").size(1024);
@@ -57,7 +57,7 @@ const gpu::KernelIndex& index() {
   return read;
 }
 
-// By family: lib/digests.
+// The digest of each family, from lib/digests.
 const std::map<std::string, std::string>& digests() {
   static const auto read = [] {
     std::map<std::string, std::string> found;

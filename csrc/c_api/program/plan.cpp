@@ -6,7 +6,6 @@
 #include "../../gpu/limits.h"
 #include "../error.h"
 
-#include <algorithm>
 #include <stdexcept>
 
 namespace metalcore::c_api {

@@ -38,7 +38,7 @@ Plan read_plan(const Container& file, std::string_view device_type);
 
 struct metalcore_program {
  public:
-  // In the running call.
+  // Takes its memory from the context of the running call.
   metalcore_program(const std::string& path, const char* weights, bool trusted);
   // The running call's context is of the same device.
   void free(metalcore::c_api::Memory& memory) noexcept;

@@ -54,7 +54,7 @@ size_t dimension(int64_t d, size_t dims) {
 
 }  // namespace
 
-// Numbers in the order of rows.
+// A tensor that a step of the recipe takes or makes: its numbers in the order of rows.
 struct Recipe::Value {
   std::string dtype;
   Sizes sizes;

@@ -27,7 +27,7 @@ bool is_dense(const Array& array) {
   return true;
 }
 
-// From the order of rows to the array's own strides.
+// Puts elements that are in the order of rows where the array's own strides say.
 std::string placed(const Array& array, const std::string& rows) {
   const size_t item = array.dtype->size;
   std::string result(array.bytes, '\0');

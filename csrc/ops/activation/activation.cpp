@@ -52,7 +52,7 @@ Tensor gelu_backward(const Tensor& grad, const Tensor& x, const std::string& app
   return activation_backward("gelu_backward", is_tanh(approximate) ? "gelu_tanh_backward" : "gelu_backward", grad, x);
 }
 
-// In the place of PyTorch's kernels.
+// These take the place of PyTorch's kernels.
 
 bool is_known(const std::string& approximate) { return approximate == "none" || approximate == "tanh"; }
 bool takes_gelu(const Tensor& x, const std::string& approximate) { return is_float(x) && is_known(approximate); }

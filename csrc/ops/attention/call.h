@@ -6,7 +6,6 @@
 #include "../../gpu/tuning.h"
 #include "../common/common.h"
 
-#include <optional>
 #include <string>
 
 namespace metalcore::attention {

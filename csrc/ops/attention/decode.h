@@ -7,7 +7,6 @@
 #include "../common/common.h"
 
 #include <optional>
-#include <string>
 
 namespace metalcore::attention {
 

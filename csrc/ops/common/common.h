@@ -13,7 +13,6 @@
 
 #include <array>
 #include <cstddef>
-#include <initializer_list>
 #include <optional>
 #include <ostream>
 #include <sstream>

@@ -14,7 +14,6 @@
 #include <exception>
 #include <string>
 #include <tuple>
-#include <type_traits>
 #include <utility>
 
 namespace metalcore {

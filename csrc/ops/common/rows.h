@@ -5,8 +5,6 @@
 #include "../../gpu/tuning.h"
 #include "common.h"
 
-#include <optional>
-
 namespace metalcore {
 
 struct RowTuning {

@@ -6,7 +6,6 @@
 #include "../common/rows.h"
 
 #include <algorithm>
-#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>

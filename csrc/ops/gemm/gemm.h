@@ -7,7 +7,6 @@
 #include "../common/common.h"
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 

@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <string>
 #include <tuple>
-#include <utility>
 
 namespace metalcore {
 namespace {

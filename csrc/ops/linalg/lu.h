@@ -9,7 +9,6 @@
 #include "matrices.h"
 
 #include <cstdint>
-#include <optional>
 #include <string>
 
 namespace metalcore {

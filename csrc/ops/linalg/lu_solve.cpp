@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <tuple>
-#include <vector>
 
 namespace metalcore {
 

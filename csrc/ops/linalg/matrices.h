@@ -4,10 +4,8 @@
 #include "../../../kernels/linalg/syrk.h"
 #include "../common/common.h"
 
-#include <array>
 #include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace metalcore {

@@ -6,9 +6,6 @@
 #include "../../gpu/tuning.h"
 #include "../../../kernels/linalg/reflectors.h"
 
-#include <string>
-#include <vector>
-
 namespace metalcore {
 
 // A contiguous tensor of a batch of rows x columns matrices.

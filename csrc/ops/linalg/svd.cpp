@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <optional>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 namespace metalcore {

@@ -6,7 +6,6 @@
 #include "../common/rows.h"
 #include "cpu_route.h"
 
-#include <optional>
 #include <string>
 
 namespace metalcore {

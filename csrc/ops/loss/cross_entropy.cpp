@@ -121,7 +121,7 @@ CrossEntropyParams params_of(const Shape& shape, const Rows& x, const Tensor& gr
   };
 }
 
-// Threadgroups sum so many losses each.
+// A threadgroup sums kSummed losses, or more where there would be more than kMostParts threadgroups.
 constexpr int64_t kSummed = 8192, kMostParts = 1024;
 
 // The losses of rows, in the shape of the targets if nothing reduces them.

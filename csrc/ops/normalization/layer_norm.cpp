@@ -3,9 +3,6 @@
 #include "../../../kernels/normalization/layer_norm.h"
 #include "norms.h"
 
-#include <algorithm>
-#include <cstring>
-
 namespace metalcore {
 namespace {
 

@@ -84,7 +84,7 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& grad, const
 // y, means and scales of the groups.
 std::tuple<Tensor, Tensor, Tensor> group_norm(const Tensor& x, int64_t groups, const MaybeTensor& weight,
                                               const MaybeTensor& bias, double eps);
-// The gradients as those of layer_norm.
+// Returns the gradients as layer_norm_backward does.
 std::tuple<Tensor, Tensor, Tensor> group_norm_backward(const Tensor& grad, const Tensor& x, const Tensor& means,
                                                        const Tensor& scales, int64_t groups, const MaybeTensor& weight,
                                                        bool parameters_wanted);

@@ -82,7 +82,7 @@ bool takes_parameter(const MaybeTensor& parameter, const Tensor& x, const Shape&
 
 // A gradient that is not wanted is an undefined tensor.
 Tensor wanted(bool is, const Tensor& gradient) { return is ? gradient : Tensor(); }
-// The same of a parameter of that shape, from a row of its elements.
+// The gradient of a parameter of this shape, from a row of its elements.
 Tensor wanted(bool is, const Tensor& gradient, const Shape& shape) {
   if (!is || shape.size() == 1) return wanted(is, gradient);
   Shape strides(shape.size(), 1);

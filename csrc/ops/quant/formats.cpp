@@ -5,7 +5,6 @@
 #include "../../../kernels/quant/quant.h"
 
 #include <algorithm>
-#include <optional>
 #include <vector>
 
 namespace metalcore {

@@ -3,8 +3,6 @@
 
 #include "../common/common.h"
 
-#include <optional>
-
 namespace metalcore {
 
 struct QuantFormat {

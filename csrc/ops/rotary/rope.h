@@ -3,8 +3,6 @@
 
 #include "../common/common.h"
 
-#include <optional>
-
 namespace metalcore {
 
 // How q and k are rotated. All tensors have four dimensions: heads are dimension 1 or 2, and tokens the other one.
