@@ -1,5 +1,4 @@
 // Misuse of Metal, one rule of the validation at a time: metal_runtime_fault(name) returns the error that it caused.
-#import "../../csrc/backends/mps/compile_options.h"
 #import "../../csrc/backends/mps/pipelines.h"
 #import "../../csrc/backends/mps/stream.h"
 #import "runtime.h"

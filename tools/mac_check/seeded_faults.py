@@ -126,10 +126,10 @@ FAULTS = [
     ),
     HeaderFault(
         "a macro of newer releases only",
-        "ops/optim/parameters.cpp",
+        "ops/optim/multi_tensor.cpp",
         "  TORCH_ERROR_CODE_CHECK(torch_list_size",
         "  STABLE_TORCH_ERROR_CODE_CHECK(torch_list_size",
-        r"parameters\.cpp does not compile with torch-2-10.*(?s:.*)STABLE_TORCH_ERROR_CODE_CHECK",
+        r"multi_tensor\.cpp does not compile with torch-2-10.*(?s:.*)STABLE_TORCH_ERROR_CODE_CHECK",
     ),
     DeclarationFault(
         "a declared type that differs from Apple's metadata",

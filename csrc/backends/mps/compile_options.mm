@@ -1,4 +1,4 @@
-#import "compile_options.h"
+#import "pipelines.h"
 
 #import <Foundation/Foundation.h>
 

@@ -1,7 +1,7 @@
 // The built-in kernels as Metal pipelines. A pipeline is made on the first use of its kernel and kept.
 //
-// A kernel that Metal refuses costs its family: it is marked, tell() gets Metal's message, and calls
-// that need another kernel of it throw gpu::KernelRefused at once. Pipelines that were made before stay.
+// A kernel that Metal refuses costs its family: it is marked, tell() gets Metal's message, and calls that need
+// another kernel of it throw gpu::KernelRefused at once. Pipelines that were made before stay.
 #pragma once
 
 #import <Metal/Metal.h>
@@ -13,6 +13,10 @@
 #include <vector>
 
 namespace metalcore::mps {
+
+// How Metal compiles kernels (compile_options.mm): every GPU gives the results of the source as it is written.
+// tools/build/metal_kernels.py has the same for the binaries. The object is autoreleased.
+MTLCompileOptions* compile_options();
 
 // The library that pipelines are part of defines the next two: the Python extension in python.mm, the library for C in
 // csrc/c_api/metal/backend.mm.

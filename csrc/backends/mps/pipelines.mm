@@ -2,7 +2,6 @@
 
 #include "../../gpu/backend.h"
 #include "../../gpu/kernel_index.h"
-#import "compile_options.h"
 
 #import <Foundation/Foundation.h>
 #import <Metal/Metal.h>

@@ -6,8 +6,8 @@
 #include "../../gpu/kernel_index.h"
 #include "../context.h"
 #include "../error.h"
+#include "../program/json.h"
 #include "../program/kernels.h"
-#include "nvrtc.h"
 
 #include <filesystem>
 #include <fstream>
@@ -20,6 +20,7 @@
 namespace metalcore::c_api {
 namespace {
 
+constexpr const char* kEntry = "metalcore_0";
 // The program is compiled inside this namespace, so that its names hide CUDA's own float4, exp …
 constexpr const char* kNamespace = "metal_program";
 
@@ -89,8 +90,9 @@ std::pair<std::string, std::string> values_of(const std::string& kernel, const J
   return {checks, values};
 }
 
-}  // namespace
-
+// Makes CUDA C++ of one kernel, as metalcore/msl/language/cuda_source.py does for the Python package: the translated
+// program (lib/cuda/<family>.cu) with an entry for the kernel, bound as the layout says. `described` is the kernel's
+// part of lib/cuda/<family>.json. Throws std::runtime_error where an argument is bound to nothing.
 std::string cuda_source(const std::string& program, const std::string& kernel, const Json& described,
                         const cuda::Layout& layout) {
   const std::string entry = kEntry, scope = joined(described.at("scope"), "::");
@@ -111,8 +113,6 @@ std::string cuda_source(const std::string& program, const std::string& kernel, c
   text += "  " + caller + "::call(block.grid" + values + ");\n}\n";
   return text + "}\n";
 }
-
-namespace {
 
 namespace fs = std::filesystem;
 

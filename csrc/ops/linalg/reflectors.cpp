@@ -1,4 +1,4 @@
-#include "reflectors.h"
+#include "qr.h"
 
 #include "../../../kernels/linalg/reflectors.h"
 
