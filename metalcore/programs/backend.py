@@ -62,12 +62,12 @@ def observe():
         >>> len(graphs)
         1
     """
-    found: list[Compiled] = []
-    _observers.append(found)
+    programs: list[Compiled] = []
+    _observers.append(programs)
     try:
-        yield found
+        yield programs
     finally:
-        _observers.remove(found)
+        _observers.remove(programs)
 
 
 def backend(module: GraphModule, inputs: Sequence[Any], options=None, mode=None):
@@ -91,16 +91,18 @@ def _with_arguments(module, compile):
     results = nodes[-1].args[0]
     if not isinstance(results, (tuple, list)):
         return compile()
-    found = [places.get(id(node.meta.get("example_value"))) if isinstance(node, Node) else None for node in results]
-    if all(place is None for place in found):
+    argument_places = [
+        places.get(id(node.meta.get("example_value"))) if isinstance(node, Node) else None for node in results
+    ]
+    if all(place is None for place in argument_places):
         return compile()
-    nodes[-1].args = (tuple(node for node, place in zip(results, found) if place is None),)
+    nodes[-1].args = (tuple(node for node, place in zip(results, argument_places) if place is None),)
     module.recompile()
     function = compile()
 
     def call(*arguments):
-        made = iter(function(*arguments))
-        return tuple(next(made) if place is None else arguments[place] for place in found)
+        others = iter(function(*arguments))
+        return tuple(next(others) if place is None else arguments[place] for place in argument_places)
 
     return call
 
@@ -122,8 +124,8 @@ def _is_symbolic(inputs):
 
 def _compile(module, inputs, options):
     compiled = Compiled()
-    for found in _observers:
-        found.append(compiled)
+    for observer in _observers:
+        observer.append(compiled)
     try:
         fused = _fuse(module, inputs, options, compiled)
         return aot_autograd(
@@ -186,14 +188,14 @@ class _Specialized:
         self.numbers: dict[int, float | None] = dict.fromkeys(_numbers(module, inputs))
 
     def __call__(self, *args):
-        given = [self._fixed(place, value) if place in self.numbers else value for place, value in enumerate(args)]
-        key = (*map(_key, given), torch.is_grad_enabled())
-        found = self.programs.get(key)
-        if found is None:
+        values = [self._fixed(place, value) if place in self.numbers else value for place, value in enumerate(args)]
+        key = (*map(_key, values), torch.is_grad_enabled())
+        program = self.programs.get(key)
+        if program is None:
             if len(self.programs) >= self.options.cache_size:
                 return self._run_by_torch(args)
-            found = self.programs[key] = self._compile(given)
-        return found(*[value for value in given if isinstance(value, Tensor)])
+            program = self.programs[key] = self._compile(values)
+        return program(*[value for value in values if isinstance(value, Tensor)])
 
     def _fixed(self, place, tensor):
         number = tensor.item()
@@ -213,11 +215,11 @@ class _Specialized:
             )
         return self.module.forward(*args)
 
-    def _compile(self, given):
-        fixed = _with_numbers(self.module, given)
+    def _compile(self, values):
+        fixed = _with_numbers(self.module, values)
         mode = FakeTensorMode(shape_env=numbers_alone())
         with tracing(TracingContext(mode)):
-            inputs = fake_inputs([value for value in given if isinstance(value, Tensor)], mode)
+            inputs = fake_inputs([value for value in values if isinstance(value, Tensor)], mode)
             return _compile(fixed, inputs, self.options)
 
 
@@ -242,14 +244,14 @@ def _key(value):
     return type(value), value
 
 
-def _with_numbers(module, given):
+def _with_numbers(module, values):
     """Returns the graph with numbers in place of the inputs that are none of its tensors."""
     graph = torch.fx.Graph()
     copies: dict = {}
-    values = iter(given)
+    remaining = iter(values)
     for node in module.graph.nodes:
         if node.op == "placeholder":
-            value = next(values)
+            value = next(remaining)
             copies[node] = graph.node_copy(node) if isinstance(value, Tensor) else value
         elif _is_item(node) and not isinstance(copies[node.args[0]], Node):
             copies[node] = copies[node.args[0]]

@@ -71,8 +71,8 @@ def bisect(
             fused, recipe = optimize(traced.module, chosen, constants=True, by_name=True, limit=limit)
             options = Options(fallback=False)
             program = finish(traced.module, options, fused, source=source_of(traced, recipe, options, fused))
-            found = [leaf for leaf in tree_leaves(program(*args, **(kwargs or {}))) if isinstance(leaf, Tensor)]
-        return _error(expected, found), fused
+            results = [leaf for leaf in tree_leaves(program(*args, **(kwargs or {}))) if isinstance(leaf, Tensor)]
+        return _error(expected, results), fused
 
     def wrong(count):
         return attempt(patterns[:count])[0] > tolerance
@@ -104,9 +104,9 @@ def _first(wrong: Callable[[int], bool], most: int) -> int:
     return low
 
 
-def _error(expected, found):
+def _error(expected, results):
     worst = 0.0
-    for a, b in zip(expected, found, strict=True):
+    for a, b in zip(expected, results, strict=True):
         if a.shape != b.shape or a.dtype != b.dtype:
             return float("inf")
         a, b = a.cpu().double(), b.cpu().double()

@@ -90,10 +90,10 @@ def compile(
     with torch.no_grad():
         fused, recipe = optimize(traced.module, choose(options.fusions), constants=True, by_name=by_name, target=target)
         source = source_of(traced, recipe, options, fused, target)
-        made = finish(traced.module, options, fused, source=source)
+        result = finish(traced.module, options, fused, source=source)
     if target is not None:
-        _refuse(check(source.graph, made.report().steps, target), target)
-    return made
+        _refuse(check(source.graph, result.report().steps, target), target)
+    return result
 
 
 def _refuse(violations, target):

@@ -63,16 +63,16 @@ def tensors_of(node: Node) -> list[Tensor]:
 
 def arguments(node: Node) -> tuple:
     """Returns all arguments in the order of the operator's schema, with its defaults."""
-    given = list(node.args)
-    rest = node.target._schema.arguments[len(given) :]  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
-    return (*given, *(node.kwargs.get(spec.name, spec.default_value) for spec in rest))
+    positional = list(node.args)
+    rest = node.target._schema.arguments[len(positional) :]  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+    return (*positional, *(node.kwargs.get(spec.name, spec.default_value) for spec in rest))
 
 
 def argument(node: Any, name: str) -> Any:
     """Returns an argument by its name, or None if the operator has none of this name."""
-    for spec, given in zip(node.target._schema.arguments, arguments(node)):  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+    for spec, thing in zip(node.target._schema.arguments, arguments(node)):  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
         if spec.name == name:
-            return given
+            return thing
     return None
 
 
@@ -179,14 +179,14 @@ def returned_storages(graph: Graph) -> set[int | None]:
 def ancestors(nodes: Iterable[Node], ends: Callable[[Node], bool] = lambda node: False) -> list[Node]:
     """Returns nodes and what they are computed from, in the graph's order. A way ends at a node of which `ends` says
     so."""
-    found: set[Node] = set()
+    nodes_above: set[Node] = set()
     left = list(nodes)
     while left:
         node = left.pop()
-        if node not in found:
-            found.add(node)
+        if node not in nodes_above:
+            nodes_above.add(node)
             left += [] if ends(node) else node.all_input_nodes
-    return sorted(found)
+    return sorted(nodes_above)
 
 
 def nodes_named(graph: Graph, *names: str) -> Iterator[Node]:

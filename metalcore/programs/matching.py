@@ -98,11 +98,11 @@ class Call(Expression):
         yield arguments(node)[: len(self.args)]
 
     def _others_agree(self, node):
-        specs, given = node.target._schema.arguments, arguments(node)
+        specs, things = node.target._schema.arguments, arguments(node)
         # Another overload may not have an option at all: `var` with `unbiased` has no `correction`.
         if len(specs) < len(self.args) or not self.more.keys() <= {spec.name for spec in specs}:
             return False
-        for spec, argument in list(zip(specs, given))[len(self.args) :]:
+        for spec, argument in list(zip(specs, things))[len(self.args) :]:
             if argument != self.more.get(spec.name, spec.default_value):
                 return False
         return True
@@ -169,5 +169,5 @@ def _all(expressions, things, match):
     if not expressions:
         yield match
         return
-    for found in find(expressions[0], things[0], match):
-        yield from _all(expressions[1:], things[1:], found)
+    for extended in find(expressions[0], things[0], match):
+        yield from _all(expressions[1:], things[1:], extended)

@@ -41,12 +41,12 @@ class Options:
     def __post_init__(self):
         from .patterns import PATTERNS
 
-        known = [pattern.name for pattern in PATTERNS] + [GENERATED, SINGLE]
+        names = [pattern.name for pattern in PATTERNS] + [GENERATED, SINGLE]
         if isinstance(self.fusions, str):
             raise TypeError("fusions must be a list of names, not one name")
-        unknown = [name for name in self.fusions or () if name not in known]
+        unknown = [name for name in self.fusions or () if name not in names]
         if unknown:
-            raise ValueError(f"there is no fusion {', '.join(map(repr, unknown))}; there are {', '.join(known)}")
+            raise ValueError(f"there is no fusion {', '.join(map(repr, unknown))}; there are {', '.join(names)}")
         _one_of("dynamic", self.dynamic, ("specialize", "eager"))
         _one_of("memory", self.memory, ("allocator", "arena"))
         if type(self.cache_size) is not int or self.cache_size < 1:
@@ -55,17 +55,17 @@ class Options:
             raise TypeError(f"fallback must be True or False, not {self.fallback!r}")
 
     @classmethod
-    def of(cls, given: Mapping[str, Any] | None) -> Options:
+    def of(cls, options: Mapping[str, Any] | None) -> Options:
         """Returns the options in a mapping.
 
         Raises:
             ValueError, TypeError: one is unknown, or has a value that it cannot have.
         """
         names = [entry.name for entry in fields(cls)]
-        unknown = [name for name in given or () if name not in names]
+        unknown = [name for name in options or () if name not in names]
         if unknown:
             raise ValueError(f"there is no option {', '.join(map(repr, unknown))}; there are {', '.join(names)}")
-        return cls(**(given or {}))
+        return cls(**(options or {}))
 
     @property
     def generates(self) -> bool:
@@ -78,6 +78,6 @@ class Options:
         return self.fusions is not None and SINGLE in self.fusions
 
 
-def _one_of(name, given, choices):
-    if given not in choices:
-        raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, not {given!r}")
+def _one_of(name, choice, choices):
+    if choice not in choices:
+        raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, not {choice!r}")

@@ -159,19 +159,21 @@ def out_variant(node: Node):
         return None
     if result.untyped_storage().nbytes() != result.numel() * result.element_size():
         return None
-    found = _out_overload(node.target, result.device)
-    if found is None:
+    variant = _out_overload(node.target, result.device)
+    if variant is None:
         return None
     return (
-        None if any(storage_of(t) == storage_of(result) for n in node.all_input_nodes for t in tensors_of(n)) else found
+        None
+        if any(storage_of(t) == storage_of(result) for n in node.all_input_nodes for t in tensors_of(n))
+        else variant
     )
 
 
 def _out_overload(target, device):
     if any(spec.alias_info is not None for spec in target._schema.arguments):
         return None
-    found = torch_operators.out_variant(target, device)
-    return found[0] if found and found[1] == ["out"] else None
+    variant = torch_operators.out_variant(target, device)
+    return variant[0] if variant and variant[1] == ["out"] else None
 
 
 def bind_arena(module: GraphModule, plan: Plan, device: torch.device) -> Tensor | None:

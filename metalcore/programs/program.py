@@ -55,13 +55,13 @@ class Program:
         self._written = [i for i, node in enumerate(inputs) if any(storage_of(t) in mutated for t in tensors_of(node))]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = self._given(args, kwargs)
-        flat = self._checked(given)
+        passed = self._given(args, kwargs)
+        flat = self._checked(passed)
         with torch.no_grad():
             results = self.run(*flat)
             for at in self._written:  # the caller's tensor may have other strides, and a copy took its place
-                if flat[at] is not given[at]:
-                    given[at].copy_(flat[at])
+                if flat[at] is not passed[at]:
+                    passed[at].copy_(flat[at])
         return tree_unflatten(results, self._out_spec)  # pyright: ignore[reportArgumentType]
 
     def _flat(self, args, kwargs):
@@ -88,26 +88,27 @@ class Program:
     def _checked(self, flat):
         if len(flat) != len(self._expected):
             raise ValueError(f"this program takes {len(self._expected)} values, and not {len(flat)}")
-        return [_check(given, name, expected) for given, (name, expected) in zip(flat, self._expected)]
+        return [_check(argument, name, expected) for argument, (name, expected) in zip(flat, self._expected)]
 
     @property
     def inputs(self) -> dict[str, Any]:
         """The flat arguments by name: a tensor without memory for each, of its shape, dtype and device, or a number."""
         return dict(self._expected)
 
-    def arguments(self, given: Mapping[str, Tensor] | None = None, seed: int = 0) -> tuple[tuple, dict[str, Any]]:
+    def arguments(self, tensors: Mapping[str, Tensor] | None = None, seed: int = 0) -> tuple[tuple, dict[str, Any]]:
         """Returns positional and keyword arguments for a call: tensors by the names of `inputs`, and for those that are
         not given random ones. Random whole numbers are 0 or 1.
 
         Raises:
             ValueError: there is no input of a name.
         """
-        given = given or {}
-        if unknown := [name for name in given if name not in self.inputs]:
+        tensors = tensors or {}
+        if unknown := [name for name in tensors if name not in self.inputs]:
             raise ValueError(f"there is no input {unknown[0]}; there are {', '.join(self.inputs)}")
         generator = torch.Generator().manual_seed(seed)
         flat = [
-            given[name].to(like.device) if name in given else _random(like, generator) for name, like in self._expected
+            tensors[name].to(like.device) if name in tensors else _random(like, generator)
+            for name, like in self._expected
         ]
         return tree_unflatten(flat, self._in_spec)  # pyright: ignore[reportArgumentType]
 
@@ -133,12 +134,14 @@ class Program:
         from ..replay import capture
 
         flat = self._flat(args, kwargs)
-        tensors = [given for given in flat if isinstance(given, Tensor)]
+        tensors = [argument for argument in flat if isinstance(argument, Tensor)]
 
         def program(*own: Tensor) -> Any:
             remaining = iter(own)
             with torch.no_grad():
-                results = self.run(*(next(remaining) if isinstance(given, Tensor) else given for given in flat))
+                results = self.run(
+                    *(next(remaining) if isinstance(argument, Tensor) else argument for argument in flat)
+                )
             return tree_unflatten(results, self._out_spec)  # pyright: ignore[reportArgumentType]
 
         options = {"warmup": warmup, "bind": bind, "clone_outputs": clone_outputs, "segments": segments}
@@ -233,40 +236,42 @@ class Program:
         return "\n".join([*lines, str(self._report)])
 
 
-def _check(given, name, expected):
+def _check(argument, name, expected):
     if not isinstance(expected, Tensor):
-        both_nan = type(given) is type(expected) is float and given != given and expected != expected
-        if type(given) is not type(expected) and expected is not None or expected != given and not both_nan:
-            raise ValueError(f"{name}: this program is for {expected!r}, and not for {given!r}")
-        return given
-    if not isinstance(given, Tensor):
-        raise ValueError(f"{name} must be a tensor, and is of type {type(given).__name__}")
+        both_nan = type(argument) is type(expected) is float and argument != argument and expected != expected
+        if type(argument) is not type(expected) and expected is not None or expected != argument and not both_nan:
+            raise ValueError(f"{name}: this program is for {expected!r}, and not for {argument!r}")
+        return argument
+    if not isinstance(argument, Tensor):
+        raise ValueError(f"{name} must be a tensor, and is of type {type(argument).__name__}")
     for what in ("shape", "dtype", "device"):
-        wanted, found = getattr(expected, what), getattr(given, what)
-        if wanted != found:
-            raise ValueError(f"{name}: this program is for {what} {_text(wanted)}, and not for {_text(found)}")
-    if given.stride() == expected.stride():
-        return given
+        wanted, actual = getattr(expected, what), getattr(argument, what)
+        if wanted != actual:
+            raise ValueError(f"{name}: this program is for {what} {_text(wanted)}, and not for {_text(actual)}")
+    if argument.stride() == expected.stride():
+        return argument
     if may_share_memory(expected.shape, expected.stride()):
         raise ValueError(
             f"{name}: this program is for strides {list(expected.stride())}, where elements share memory, and not for "
-            f"{list(given.stride())}; compile it for a contiguous() example"
+            f"{list(argument.stride())}; compile it for a contiguous() example"
         )
-    return torch.empty_strided(expected.shape, expected.stride(), dtype=given.dtype, device=given.device).copy_(given)
+    return torch.empty_strided(expected.shape, expected.stride(), dtype=argument.dtype, device=argument.device).copy_(
+        argument
+    )
 
 
 def _random(like, generator):
     if not isinstance(like, Tensor):
         return like
     if like.is_floating_point():
-        made = torch.randn(like.shape, generator=generator)
+        tensor = torch.randn(like.shape, generator=generator)
     else:
-        made = torch.randint(0, 2, like.shape, generator=generator)
-    return made.to(like.device, like.dtype)
+        tensor = torch.randint(0, 2, like.shape, generator=generator)
+    return tensor.to(like.device, like.dtype)
 
 
-def _text(thing):
-    return list(thing) if isinstance(thing, torch.Size) else thing
+def _text(argument):
+    return list(argument) if isinstance(argument, torch.Size) else argument
 
 
 def finish(

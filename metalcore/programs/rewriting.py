@@ -232,16 +232,16 @@ class _Facts:
 
 def _differentiated(graph, leaves):
     """Returns the nodes that depend on the leaves, where gradients are not switched off."""
-    found, enabled = set(leaves), True
+    nodes, enabled = set(leaves), True
     if not leaves:
-        return found
+        return nodes
     for node in graph.nodes:
         if node.target is torch._C._set_grad_enabled:
             enabled = node.args[0]
-        elif enabled and name_of(node) != "detach" and any(source in found for source in node.all_input_nodes):
+        elif enabled and name_of(node) != "detach" and any(source in nodes for source in node.all_input_nodes):
             if any(t.is_floating_point() or t.is_complex() for t in tensors_of(node)):
-                found.add(node)
-    return found
+                nodes.add(node)
+    return nodes
 
 
 def _mode_of(graph):
@@ -258,11 +258,11 @@ def _apply(module, pattern, anchor, match, facts, emitter):
     if place is None:
         return None
     with module.graph.inserting_before(place):
-        made = pattern.emit(match, emitter)
-    made = [made] if isinstance(made, Node) else made
+        replacements = pattern.emit(match, emitter)
+    replacements = [replacements] if isinstance(replacements, Node) else replacements
     # In y + y, the residual is the product itself, which is about to go.
     reads_inside = pattern.exclusive and any(not inside.isdisjoint(node.all_input_nodes) for node in emitter.made)
-    if made is None or reads_inside or not all(_fits(old, new) for old, new in zip(outputs, made)):
+    if replacements is None or reads_inside or not all(_fits(old, new) for old, new in zip(outputs, replacements)):
         emitter.undo()
         return None
     for node in emitter.made:
@@ -271,7 +271,7 @@ def _apply(module, pattern, anchor, match, facts, emitter):
             emitter.with_gradient.add(node)
     removed = tuple(name_of(node) or str(node.target) for node in match.nodes)
     name = anchor.name
-    for old, new in zip(outputs, made):
+    for old, new in zip(outputs, replacements):
         old.replace_all_uses_with(new, delete_user_cb=lambda user: user not in emitter.made)
     for node in sorted(inside | set(outputs), reverse=True):
         if not node._erased and not node.users:

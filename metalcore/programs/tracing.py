@@ -109,14 +109,14 @@ def fake_inputs(inputs: Sequence[Any], mode: FakeTensorMode) -> list:
         if not isinstance(value, Tensor):
             return value
         if isinstance(value, torch._subclasses.FakeTensor):
-            made, other = (
+            copy, other = (
                 torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
                 for _ in range(2)
             )
             if not value.requires_grad:
-                return made
-            made.requires_grad_()
-            return made if value.is_leaf else other.copy_(made)  # autograd refuses writes to a leaf
+                return copy
+            copy.requires_grad_()
+            return copy if value.is_leaf else other.copy_(copy)  # autograd refuses writes to a leaf
         return mode.from_tensor(value, static_shapes=True)
 
     with mode:
@@ -126,15 +126,15 @@ def fake_inputs(inputs: Sequence[Any], mode: FakeTensorMode) -> list:
 def higher_order(module: GraphModule) -> list[str]:
     """Returns the operators of a graph, if any, that run graphs of their own (checkpoint, cond, flex_attention), and
     modes."""
-    found = []
+    names = []
     for node in module.graph.nodes:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
-            found.append(str(node.target))
+            names.append(str(node.target))
         elif node.op == "call_function" and getattr(node.target, "__name__", "") == "_enter_autocast":
-            found.append("autocast")
+            names.append("autocast")
         elif getattr(node.target, "__module__", "") == "torch._functorch.predispatch":
-            found.append("vmap")
-    return list(dict.fromkeys(found))
+            names.append("vmap")
+    return list(dict.fromkeys(names))
 
 
 def to_aten(module: GraphModule, inputs: Sequence[Any]) -> GraphModule:
@@ -143,8 +143,8 @@ def to_aten(module: GraphModule, inputs: Sequence[Any]) -> GraphModule:
     Parameters and buffers of the module stay its get_attr nodes, with the same tensors. Numbers that the graph reads
     from tensors are symbols; these must be floating-point numbers on the CPU, as dynamo passes numbers that change.
     """
-    if found := higher_order(module):
-        raise NotTraceable(f"the graph has {', '.join(found)}")
+    if obstacles := higher_order(module):
+        raise NotTraceable(f"the graph has {', '.join(obstacles)}")
     lifted, names, tensors = _lift(module)
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=numbers_alone())
     fakes = fake_inputs([*inputs, *tensors], mode)
@@ -154,9 +154,9 @@ def to_aten(module: GraphModule, inputs: Sequence[Any]) -> GraphModule:
         traced = make_fx(lifted, pre_dispatch=True)(*fakes)
     _check_items(traced.graph)
     _check_shapes(traced.graph)
-    for node, given in zip([node for node in traced.graph.nodes if node.op == "placeholder"], inputs):
-        if not isinstance(given, Tensor):
-            node.meta["val"] = given  # the graph is for this value alone
+    for node, example in zip([node for node in traced.graph.nodes if node.op == "placeholder"], inputs):
+        if not isinstance(example, Tensor):
+            node.meta["val"] = example  # the graph is for this value alone
     return _unlift(traced, names, tensors)
 
 

@@ -174,7 +174,9 @@ class Container:
         self.metadata = header.get(_METADATA, {})
         if not isinstance(self.metadata, dict) or not all(isinstance(text, str) for text in self.metadata.values()):
             raise self._wrong("its metadata are no texts")
-        self.entries = {name: self._entry(name, found) for name, found in header.items() if name != _METADATA}
+        self.entries = {
+            name: self._entry(name, description) for name, description in header.items() if name != _METADATA
+        }
         end = 0
         for entry in sorted(self.entries.values(), key=lambda entry: (entry.begin, entry.end)):
             if entry.begin != end:
@@ -183,13 +185,13 @@ class Container:
         if end != size - self._begin:
             raise self._wrong("it has another size than its header says; it may be cut short")
 
-    def _entry(self, name, found):
-        if not isinstance(found, dict) or set(found) != {"dtype", "shape", "data_offsets"}:
+    def _entry(self, name, description):
+        if not isinstance(description, dict) or set(description) != {"dtype", "shape", "data_offsets"}:
             raise self._wrong(f"{name!r} is described in no known way")
-        dtype = DTYPES.get(found["dtype"]) if isinstance(found["dtype"], str) else None
-        shape, offsets = found["shape"], found["data_offsets"]
+        dtype = DTYPES.get(description["dtype"]) if isinstance(description["dtype"], str) else None
+        shape, offsets = description["shape"], description["data_offsets"]
         if dtype is None:
-            raise self._wrong(f"{name!r} has the unknown dtype {str(found['dtype'])[:40]!r}")
+            raise self._wrong(f"{name!r} has the unknown dtype {str(description['dtype'])[:40]!r}")
         if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2 or len(shape) > _MOST_DIMENSIONS:
             raise self._wrong(f"{name!r} has no possible shape or place")
         if math.prod(shape) * dtype.itemsize != offsets[1] - offsets[0]:
@@ -204,11 +206,11 @@ class Container:
         """Raises ProgramFileError unless the file has a digest, and is as it was when that was made."""
         self._file.seek(0)
         beginning = self._file.read(self._begin)
-        given = beginning[8 + len(_LEAD) :][: len(_ZEROS)]
+        stated = beginning[8 + len(_LEAD) :][: len(_ZEROS)]
         digest = hashlib.sha256(_with_digest(beginning, _ZEROS))
         while block := self._file.read(_BLOCK):
             digest.update(block)
-        if not beginning[8:].startswith(_LEAD) or given != digest.hexdigest().encode():
+        if not beginning[8:].startswith(_LEAD) or stated != digest.hexdigest().encode():
             raise self._wrong("it is damaged: its digest is another one")
 
     def read(self, name: str) -> Tensor:
@@ -239,10 +241,10 @@ def strict_json(text: str) -> Any:
     """
 
     def unique(pairs):
-        found = dict(pairs)
-        if len(found) != len(pairs):
+        entries = dict(pairs)
+        if len(entries) != len(pairs):
             raise ValueError("a name is there twice")
-        return found
+        return entries
 
     def finite(word):
         number = float(word)

@@ -101,8 +101,8 @@ class Encoder:
         if isinstance(thing, torch.device):
             return {"device": self.place(thing)}
         for kind, table in (("layout", _LAYOUTS), ("memory_format", _FORMATS)):
-            for name, known in table.items():
-                if thing is known:
+            for name, constant in table.items():
+                if thing is constant:
                     return {kind: name}
         raise ValueError(f"{thing!r}, a {type(thing).__name__}, has no form in a file")
 
@@ -215,13 +215,13 @@ def _decode_tree(thing, count):
         return 0
     kind, items = next(iter(thing.items())) if isinstance(thing, dict) and len(thing) == 1 else (None, None)
     if kind in ("tuple", "list") and isinstance(items, list):
-        made = [_decode_tree(item, count) for item in items]
-        return tuple(made) if kind == "tuple" else made
+        parts = [_decode_tree(item, count) for item in items]
+        return tuple(parts) if kind == "tuple" else parts
     if kind == "dict" and isinstance(items, list):
         if all(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in items):
-            found = {name: _decode_tree(item, count) for name, item in items}
-            if len(found) == len(items):
-                return found
+            entries = {name: _decode_tree(item, count) for name, item in items}
+            if len(entries) == len(items):
+                return entries
     raise ProgramFileError(f"{_short(thing)} is no structure of arguments or results")
 
 

@@ -45,9 +45,11 @@ class GraphReader:
         return self._nodes[name]
 
     def input(self, entry: dict) -> None:
-        given = decode(entry["is"], self._no_value, self.device) if "is" in entry else self._fake(*self._form(entry))
+        number_or_fake = (
+            decode(entry["is"], self._no_value, self.device) if "is" in entry else self._fake(*self._form(entry))
+        )
         node = self._add(entry["name"], self.graph.placeholder(entry["name"]))
-        node.target, node.meta["val"] = node.name, given
+        node.target, node.meta["val"] = node.name, number_or_fake
 
     def _no_value(self, name):
         raise ProgramFileError(f"{name[:60]!r} is no value of an input")
@@ -55,12 +57,12 @@ class GraphReader:
     def parameter(self, entry: dict, read: Callable[[dict], Tensor]) -> None:
         """A parameter, whose tensor on the CPU `read` gives for its entry."""
         shape, strides, dtype, device = self._form(entry)
-        given = read(entry)
-        if tuple(given.shape) != shape:
-            raise ProgramFileError(f"{entry['tensor']} has the shape {list(given.shape)}, and {list(shape)} is needed")
-        if given.dtype != dtype and not (given.is_floating_point() and dtype.is_floating_point):
-            raise ProgramFileError(f"{entry['tensor']} is {given.dtype}, and {dtype} is needed")
-        tensor = torch.empty_strided(shape, strides, dtype=dtype, device=device).copy_(given)
+        source = read(entry)
+        if tuple(source.shape) != shape:
+            raise ProgramFileError(f"{entry['tensor']} has the shape {list(source.shape)}, and {list(shape)} is needed")
+        if source.dtype != dtype and not (source.is_floating_point() and dtype.is_floating_point):
+            raise ProgramFileError(f"{entry['tensor']} is {source.dtype}, and {dtype} is needed")
+        tensor = torch.empty_strided(shape, strides, dtype=dtype, device=device).copy_(source)
         self.constant(entry["name"], tensor, entry["tensor"])
 
     def constant(self, name: str, tensor: Tensor, path: str) -> None:
@@ -90,7 +92,7 @@ class GraphReader:
         if target is None:
             raise ProgramFileError(f"{name} has the operator {entry['operator'][:80]!r}, which no file may have")
         args = tuple(decode(entry["arguments"], self._value, self.device))
-        options = {n: decode(given, self._value, self.device) for n, given in entry["options"].items()}
+        options = {n: decode(option, self._value, self.device) for n, option in entry["options"].items()}
         if entry["operator"] == operators.GETITEM:
             _check_item(name, args, options)
         else:
@@ -105,10 +107,10 @@ class GraphReader:
         except Exception as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ProgramFileError(f"{name}: {entry['operator']} does not take its arguments: {reason}") from None
-        found = [form(tensor) for tensor in tensors_of(node)]
-        if found != entry["gives"]:
+        forms = [form(tensor) for tensor in tensors_of(node)]
+        if forms != entry["gives"]:
             stated = ", ".join(map(str, entry["gives"]))[:200]
-            raise ProgramFileError(f"{name} gives {', '.join(found)}, and the file says {stated!r}")
+            raise ProgramFileError(f"{name} gives {', '.join(forms)}, and the file says {stated!r}")
         if any(tensor.numel() * tensor.element_size() > _MOST_BYTES for tensor in tensors_of(node)):
             raise ProgramFileError(f"{name} is too large")
         return node
@@ -141,12 +143,12 @@ def _check_arguments(name, schema, args, options):
     positional = [spec for spec in schema.arguments if not spec.kwarg_only]
     if len(args) > len(positional) or not set(options) <= set(places):
         raise ProgramFileError(f"{name}: {schema.name} does not have these arguments")
-    named = [(spec.name, given) for spec, given in zip(positional, args)]
+    named = [(spec.name, thing) for spec, thing in zip(positional, args)]
     if len({*(n for n, _ in named), *options}) != len(named) + len(options):
         raise ProgramFileError(f"{name}: an argument of {schema.name} is there twice")
-    for argument, given in [*named, *options.items()]:
-        if not fits(places[argument].real_type, given):
+    for argument, thing in [*named, *options.items()]:
+        if not fits(places[argument].real_type, thing):
             raise ProgramFileError(f"{name}: {schema.name} cannot have this as {argument}")
-        for node in [given] if isinstance(given, Node) else given if isinstance(given, list) else []:
+        for node in [thing] if isinstance(thing, Node) else thing if isinstance(thing, list) else []:
             if isinstance(node, Node) and not isinstance(value(node), Tensor):
                 raise ProgramFileError(f"{name}: {argument} is no tensor")

@@ -80,10 +80,10 @@ def read_manifest(file: Container) -> dict[str, Any]:
 
 
 def _check_entries(section):
-    for kind, (known, optional) in _ENTRIES.items():
+    for kind, (kinds, optional) in _ENTRIES.items():
         for entry in section.get(kind, ()):
             is_number = kind == "inputs" and isinstance(entry, dict) and "is" in entry
-            _items(entry, _NUMBER if is_number else known, f"one of the {kind}", () if is_number else optional)
+            _items(entry, _NUMBER if is_number else kinds, f"one of the {kind}", () if is_number else optional)
             _check_name(entry["name"])
             if not all(isinstance(name, str) for name in entry.get("names", ())):
                 raise ProgramFileError("a parameter has names that are no texts")
@@ -105,10 +105,10 @@ def _items(entry: Any, kinds: dict[str, Any], what: str, optional: Sequence[str]
             if name not in optional:
                 raise ProgramFileError(f"{what} has no entry {name!r}")
             continue
-        found = entry[name]
-        if not isinstance(found, kind) or isinstance(found, bool) and kind not in (bool, object):
+        item = entry[name]
+        if not isinstance(item, kind) or isinstance(item, bool) and kind not in (bool, object):
             raise ProgramFileError(f"{what}: {name!r} is of the wrong kind")
-        if isinstance(found, (list, dict)) and len(found) > _MOST:
+        if isinstance(item, (list, dict)) and len(item) > _MOST:
             raise ProgramFileError(f"{what}: {name!r} is too long")
     return entry
 
@@ -126,41 +126,41 @@ def describe(path: str | os.PathLike, manifest: bool = False) -> str:
         ProgramFileError: the file is damaged, or no program.
     """
     with Container(path) as file:
-        found, recordings = read_manifest(file), read_recordings(file)
+        entries, recordings = read_manifest(file), read_recordings(file)
         if manifest:
-            return json.dumps({**found, "recordings": recordings}, indent=1)
+            return json.dumps({**entries, "recordings": recordings}, indent=1)
         own = sum(entry.end - entry.begin for entry in file.entries.values())
         count = len(file.entries)
     lines = [
-        f"a program of metalcore {found['metalcore']} with PyTorch {found['torch']}",
-        f"compiled for {found['target']}, on {found['device']}",
+        f"a program of metalcore {entries['metalcore']} with PyTorch {entries['torch']}",
+        f"compiled for {entries['target']}, on {entries['device']}",
         "arguments:",
-        *(f"  {_input(entry)}" for entry in found["inputs"]),
-        f"results: {len(found['outputs'])}",
+        *(f"  {_input(entry)}" for entry in entries["inputs"]),
+        f"results: {len(entries['outputs'])}",
         f"tensors in the file: {count}, {own} bytes",
     ]
-    if found["weights"] is not None:
-        parameters = [entry for entry in _parameters(found) if "names" in entry]
-        lines.append(f"weights: {len(parameters)} parameters, apart, by default in {found['weights']}")
-        folded = len(found["recipe"]["constants"]) if found["recipe"] else 0
+    if entries["weights"] is not None:
+        parameters = [entry for entry in _parameters(entries) if "names" in entry]
+        lines.append(f"weights: {len(parameters)} parameters, apart, by default in {entries['weights']}")
+        folded = len(entries["recipe"]["constants"]) if entries["recipe"] else 0
         if folded:
             lines.append(
-                f"  {folded} constants are computed of them, by {len(found['recipe']['operations'])} operations"
+                f"  {folded} constants are computed of them, by {len(entries['recipe']['operations'])} operations"
             )
-    lines.append(f"operations: {len(found['operations'])}")
-    names = Counter(entry["operator"] for entry in found["operations"])
+    lines.append(f"operations: {len(entries['operations'])}")
+    names = Counter(entry["operator"] for entry in entries["operations"])
     lines += [f"  {number} {name}" for name, number in names.most_common()]
-    if found["fused"]:
-        fused = Counter(pattern for pattern, _ in found["fused"])
+    if entries["fused"]:
+        fused = Counter(pattern for pattern, _ in entries["fused"])
         lines.append("fused: " + ", ".join(f"{name} {number}" for name, number in fused.items()))
-    lines.append(f"generated kernels: {len(found['kernels'])}")
+    lines.append(f"generated kernels: {len(entries['kernels'])}")
     for kind, recording in recordings.items():
         lines += told(kind, recording)
     return "\n".join(lines)
 
 
-def _parameters(found):
-    return [*found["parameters"], *(found["recipe"]["parameters"] if found["recipe"] else [])]
+def _parameters(entries):
+    return [*entries["parameters"], *(entries["recipe"]["parameters"] if entries["recipe"] else [])]
 
 
 def _input(entry):

@@ -46,13 +46,13 @@ def _recurrent(gates: int, states: int) -> Callable[..., None]:
         bidirectional: bool,
         batch_first: bool,
     ) -> None:
-        given = [hx] if isinstance(hx, Tensor) else hx
-        if [t.dim() for t in (input, *given)] != [3] * (1 + states) or num_layers < 1 or not given[-1].shape[2]:
+        hidden = [hx] if isinstance(hx, Tensor) else hx
+        if [t.dim() for t in (input, *hidden)] != [3] * (1 + states) or num_layers < 1 or not hidden[-1].shape[2]:
             raise ValueError(f"it takes {1 + states} tensors of three dimensions, and at least one layer and one unit")
-        result, units = given[0].shape[2], given[-1].shape[2]
+        result, units = hidden[0].shape[2], hidden[-1].shape[2]
         batch, length = input.shape[0 if batch_first else 1], input.shape[2]
         directions, projected = 2 if bidirectional else 1, result != units
-        for state, width in zip(given, (result, units)):
+        for state, width in zip(hidden, (result, units)):
             _require("hx", state, [num_layers * directions, batch, width], input)
         each = directions * (2 + 2 * has_biases + projected)
         if len(params) != num_layers * each:
@@ -164,15 +164,15 @@ def find(name: str) -> Callable | None:
         # x.relu_() is as harmless as relu(x), and so are index_put_ and the like.
         base = packet[:-1] if packet.endswith("_") and not packet.endswith("__") else packet
         allowed = base in _ATEN or base in _GENERATED or rest in _ATEN
-        found = getattr(torch.ops.aten, packet, None) if allowed else None
+        overloads = getattr(torch.ops.aten, packet, None) if allowed else None
     elif namespace == "metalcore" and packet in _METALCORE:
-        found = getattr(torch.ops.metalcore, packet, None)
+        overloads = getattr(torch.ops.metalcore, packet, None)
     else:
         return None
     overload = overload or "default"
-    if found is None or overload not in found.overloads():
+    if overloads is None or overload not in overloads.overloads():
         return None
-    target = getattr(found, overload)
+    target = getattr(overloads, overload)
     return target if _is_of_tensors(target._schema) else None
 
 

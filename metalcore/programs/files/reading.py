@@ -114,11 +114,11 @@ def _folded(entry, tensors, device):
         reader.parameter(parameter, tensors.read)
     for operation in entry["operations"]:
         node = reader.operation(operation)
-        given = sum(_elements(source) for source in node.all_input_nodes)
-        if _elements(node) > max(_GROWTH * given, 1 << 16):
+        input_elements = sum(_elements(source) for source in node.all_input_nodes)
+        if _elements(node) > max(_GROWTH * input_elements, 1 << 16):
             raise ProgramFileError(f"{node.name} makes far more than it is made of")
     names = tuple(name for name, _ in entry["constants"])
-    reader.finish([made for _, made in entry["constants"]])
+    reader.finish([constant for _, constant in entry["constants"]])
     if not all(isinstance(node, Node) and isinstance(value(node), Tensor) for node in _results(reader.graph)):
         raise ProgramFileError("the recipe makes something that is no tensor")
     try:
@@ -128,8 +128,8 @@ def _folded(entry, tensors, device):
 
 
 def _elements(node):
-    given = value(node)
-    return sum(t.numel() for t in (given if isinstance(given, (tuple, list)) else [given]) if isinstance(t, Tensor))
+    result = value(node)
+    return sum(t.numel() for t in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(t, Tensor))
 
 
 def _results(graph):
@@ -149,8 +149,8 @@ class _Weights:
             return self._file.read(entry["tensor"])
         if self._weights is None:
             raise ProgramFileError("the program's weights are apart, and neither given nor beside it: give weights=…")
-        known = self._weights.entries if isinstance(self._weights, Container) else self._weights
-        name = next((name for name in entry["names"] if name in known), None)
+        tensors = self._weights.entries if isinstance(self._weights, Container) else self._weights
+        name = next((name for name in entry["names"] if name in tensors), None)
         if name is None:
             raise ProgramFileError(f"the weights have no tensor {entry['tensor'][:80]!r}")
         return self._weights.read(name) if isinstance(self._weights, Container) else self._weights[name].detach()

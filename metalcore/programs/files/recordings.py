@@ -79,19 +79,19 @@ def read_recordings(file: Container) -> dict[str, dict[str, Any]]:
         ProgramFileError: they are not such recordings.
     """
     try:
-        found = strict_json(file.metadata.get(RECORDINGS, "{}"))
+        recordings = strict_json(file.metadata.get(RECORDINGS, "{}"))
     except ValueError as error:
         raise ProgramFileError(f"the recordings cannot be read: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(recordings, dict):
         raise ProgramFileError("the recordings are no object")
-    for recording in found.values():
+    for recording in recordings.values():
         if not isinstance(recording, dict) or set(recording) != set(_KINDS):
             raise ProgramFileError("a recording has other entries than recordings have")
         if not all(isinstance(recording[name], kind) for name, kind in _KINDS.items()):
             raise ProgramFileError("an entry of a recording is of another kind")
         if not all(isinstance(dispatch, dict) and "kernel" in dispatch for dispatch in recording["dispatches"]):
             raise ProgramFileError("a dispatch names no kernel")
-    return found
+    return recordings
 
 
 def prepare(program: Program, path: str | os.PathLike, folder: str | os.PathLike) -> list[str]:
@@ -111,9 +111,9 @@ def prepare(program: Program, path: str | os.PathLike, folder: str | os.PathLike
     """
     with Container(path) as file:
         wanted = list(read_recordings(file).get("mps", {"generated": {}})["generated"])
-    known = set(program.generated_kernels())
+    generated = set(program.generated_kernels())
     for name in wanted:
-        if name not in known:
+        if name not in generated:
             raise ProgramFileError(f"{path}: another version generated kernel {name[:80]!r}: save the program again")
         for kind, checking in (("normal", False), ("checking", True)):
             target = Path(folder) / kind / f"{name}.so"
@@ -142,7 +142,7 @@ def _refuse_written_inputs(program):
 class _Recorded:
     def __init__(self, program, captured: Capture, constant):
         self._capture, self._constant, self._is_cuda = captured, constant, program.device.type == "cuda"
-        self._inputs = {name: given for name, given in program.inputs.items() if isinstance(given, Tensor)}
+        self._inputs = {name: example for name, example in program.inputs.items() if isinstance(example, Tensor)}
         self._constants: dict[int, tuple[int, dict]] = {}
         arena = captured.replay.arena_bytes
         self._scratch = -(-arena // ALIGNMENT) * ALIGNMENT
@@ -160,7 +160,7 @@ class _Recorded:
         dispatches = self._capture.replay.recording.dispatches
         kernels = dict.fromkeys(dispatch.kernel for dispatch in dispatches)
         return {
-            "inputs": [{"name": name, **_form(given)} for name, given in self._inputs.items()],
+            "inputs": [{"name": name, **_form(tensor)} for name, tensor in self._inputs.items()],
             "outputs": self._outputs,
             "constants": [described for _, described in self._constants.values()],
             "scratch": self._scratch,
@@ -189,10 +189,10 @@ class _Recorded:
         return "constant", self._constants[key][0]
 
     def _generated(self, name):
-        found: dict[str, Any] = {"msl": generated_kernels.source(name)}
+        sources: dict[str, Any] = {"msl": generated_kernels.source(name)}
         if self._is_cuda:
-            found["cuda"] = generated_kernels.translated(name)
-        return found
+            sources["cuda"] = generated_kernels.translated(name)
+        return sources
 
     def _dispatch(self, dispatch):
         return {
@@ -219,8 +219,8 @@ class _Recorded:
 
 
 def _form(tensor):
-    found = {"dtype": name_of_dtype(tensor.dtype), "shape": list(tensor.shape)}
-    return found if tensor.is_contiguous() else {**found, "strides": list(tensor.stride())}
+    entry = {"dtype": name_of_dtype(tensor.dtype), "shape": list(tensor.shape)}
+    return entry if tensor.is_contiguous() else {**entry, "strides": list(tensor.stride())}
 
 
 def _digest(kernel):

@@ -95,30 +95,30 @@ class _Writer:
     def _recipe(self, recipe):
         graph = self._graph(recipe.graph, recipe.owner)
         names = {str(node.target): node.name for node in reversed(self.source.graph.nodes) if node.op == "get_attr"}
-        constants = [[names[name], made] for name, made in zip(recipe.names, graph["outputs"]) if name in names]
+        constants = [[names[name], node] for name, node in zip(recipe.names, graph["outputs"]) if name in names]
         return {"parameters": graph["parameters"], "operations": graph["operations"], "constants": constants}
 
     def _graph(self, graph: Graph, owner: torch.nn.Module, made_elsewhere=()) -> dict[str, list]:
         names: dict[Node, str] = {}
         first: dict[str, str] = {}  # of several nodes for one tensor
         encode = Encoder(self.device, names)
-        found: dict[str, list] = {"inputs": [], "parameters": [], "operations": [], "outputs": []}
+        entries: dict[str, list] = {"inputs": [], "parameters": [], "operations": [], "outputs": []}
         for node in graph.nodes:
             names[node] = first.setdefault(str(node.target), node.name) if node.op == "get_attr" else node.name
             if node.op == "get_attr":
                 if names[node] == node.name and node.target not in made_elsewhere:
-                    found["parameters"].append(self._parameter(owner, node, encode))
+                    entries["parameters"].append(self._parameter(owner, node, encode))
                 elif names[node] == node.name:
                     tensor = getattr(owner, str(node.target)).detach()
                     entry = {"tensor": node.name, **_form(tensor), "made": True}
                     self._entries[tensor.untyped_storage()._cdata] = tensor, entry
             elif node.op == "placeholder":
-                found["inputs"].append(_input(node, encode))
+                entries["inputs"].append(_input(node, encode))
             elif node.op == "output":
-                found["outputs"] = encode(node.args[0])
+                entries["outputs"] = encode(node.args[0])
             else:
-                found["operations"].append(_operation(node, encode))
-        return found
+                entries["operations"].append(_operation(node, encode))
+        return entries
 
     def _parameter(self, owner, node, encode):
         tensor = getattr(owner, str(node.target)).detach()
@@ -158,17 +158,17 @@ def _identity(tensor):
 
 
 def _form(tensor):
-    found = {"dtype": name_of_dtype(tensor.dtype), "shape": list(tensor.shape)}
+    entry = {"dtype": name_of_dtype(tensor.dtype), "shape": list(tensor.shape)}
     if not tensor.is_contiguous() and is_dense(tensor.shape, tensor.stride()):
-        found["strides"] = list(tensor.stride())
-    return found
+        entry["strides"] = list(tensor.stride())
+    return entry
 
 
 def _input(node, encode):
-    given = value(node)
-    if not isinstance(given, Tensor):
-        return {"name": node.name, "is": encode(given)}
-    return {"name": node.name, **_form(given), "device": encode.place(given.device)}
+    example = value(node)
+    if not isinstance(example, Tensor):
+        return {"name": node.name, "is": encode(example)}
+    return {"name": node.name, **_form(example), "device": encode.place(example.device)}
 
 
 def _operation(node, encode):
@@ -181,7 +181,7 @@ def _operation(node, encode):
         "name": node.name,
         "operator": name,
         "arguments": encode(node.args),
-        "options": {name: encode(given) for name, given in node.kwargs.items()},
+        "options": {name: encode(option) for name, option in node.kwargs.items()},
         "gives": [form(tensor) for tensor in tensors_of(node)],
     }
 

@@ -61,7 +61,7 @@ def remove_no_ops(module: GraphModule, differentiable: bool = False) -> None:
     graph = module.graph
     mutated, returned = mutated_storages(graph), returned_storages(graph)
     # Memory that a result must not share with another result, or with an argument, unless it is a view of that.
-    taken = returned | {
+    storages_in_use = returned | {
         storage_of(t) for n in graph.nodes if n.op in ("placeholder", "get_attr") for t in tensors_of(n)
     }
     for node in list(graph.nodes):
@@ -80,10 +80,10 @@ def remove_no_ops(module: GraphModule, differentiable: bool = False) -> None:
                 continue
             storage, other = storage_of(value(node)), storage_of(value(source))
             if storage in returned and storage != other:
-                if other in taken:
+                if other in storages_in_use:
                     continue
                 returned.add(other)
-                taken.add(other)
+                storages_in_use.add(other)
             node.replace_all_uses_with(source)
             graph.erase_node(node)
 
@@ -141,7 +141,7 @@ def remove_repeated(module: GraphModule) -> None:
     is written to in between, nor those whose result is written to, or is returned: each has memory of its own."""
     graph = module.graph
     stretch, mode, mutated = segments(graph), segments(graph, changes_mode), mutated_storages(graph)
-    seen: dict = {}
+    first_of: dict = {}
     apart = mutated | returned_storages(graph)
     for node in list(graph.nodes):
         if not is_pure(node) or any(storage_of(tensor) in apart for tensor in tensors_of(node)):
@@ -150,7 +150,7 @@ def remove_repeated(module: GraphModule) -> None:
         where = 0 if node.op == "get_attr" else mode[node] if reads.isdisjoint(mutated) else (mode[node], stretch[node])
         key = (node.op, node.target, _key(node.args), _key(node.kwargs), where)
         try:
-            first = seen.setdefault(key, node)
+            first = first_of.setdefault(key, node)
         except TypeError:  # an argument that cannot be hashed
             continue
         if first is not node:

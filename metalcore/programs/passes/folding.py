@@ -34,10 +34,10 @@ class Recipe(NamedTuple):
     def run(self) -> list[Tensor]:
         """Returns the constants, in memory of their own."""
         with torch.no_grad():
-            found = list(Interpreter(self.owner, graph=self.graph).run())
-            for index, tensor in enumerate(found):
-                found[index] = tensor.detach().clone()
-        return found
+            constants = list(Interpreter(self.owner, graph=self.graph).run())
+            for index, tensor in enumerate(constants):
+                constants[index] = tensor.detach().clone()
+        return constants
 
 
 def constants_of(graph: Graph, most_bytes: int = 1 << 26) -> dict[Node, None]:
@@ -46,44 +46,44 @@ def constants_of(graph: Graph, most_bytes: int = 1 << 26) -> dict[Node, None]:
     mutated = mutated_storages(graph)
     parameters = {storage_of(value(node)) for node in graph.nodes if node.op == "get_attr"}
     made_anew = mutated | (returned_storages(graph) - parameters)
-    known: dict[Node, None] = {}
+    constants: dict[Node, None] = {}
     for node in graph.nodes:
         is_parameter = node.op == "get_attr" and storage_of(value(node)) not in mutated
-        if is_parameter or node.op == "call_function" and _foldable(node, known, made_anew, most_bytes):
-            known[node] = None
-    return known
+        if is_parameter or node.op == "call_function" and _foldable(node, constants, made_anew, most_bytes):
+            constants[node] = None
+    return constants
 
 
 def fold_constants(module: GraphModule, most_bytes: int = 1 << 26) -> Recipe | None:
     """Replaces operations on parameters and constants by their results (see `constants_of`). Returns how the results
     were made, or None if there are none."""
     graph = module.graph
-    known = constants_of(graph, most_bytes)
-    kept = [
+    constants = constants_of(graph, most_bytes)
+    results = [
         node
-        for node in known
+        for node in constants
         if node.op == "call_function"
         and isinstance(value(node), Tensor)
-        and any(user not in known for user in node.users)
+        and any(user not in constants for user in node.users)
     ]
-    if not kept:
+    if not results:
         return None
-    recipe = Recipe(*_extracted(module, kept), ())
-    emit = Emitter(module, value(kept[0]).fake_mode)
+    recipe = Recipe(*_extracted(module, results), ())
+    emit = Emitter(module, value(results[0]).fake_mode)
     names = []
-    for node, tensor in zip(kept, recipe.run()):
+    for node, tensor in zip(results, recipe.run()):
         with graph.inserting_before(node):
-            made = emit.parameter(node.meta.get("constant", f"folded_{node.name}"), tensor)
-        node.replace_all_uses_with(made)
-        names.append(str(made.target))
+            parameter = emit.parameter(node.meta.get("constant", f"folded_{node.name}"), tensor)
+        node.replace_all_uses_with(parameter)
+        names.append(str(parameter.target))
     for node in reversed(list(graph.nodes)):
-        if node in known and not node.users:
+        if node in constants and not node.users:
             graph.erase_node(node)
     return recipe._replace(names=tuple(names))
 
 
-def _foldable(node, known, made_anew, most_bytes):
-    if not is_pure(node) or not all(source in known for source in node.all_input_nodes):
+def _foldable(node, constants, made_anew, most_bytes):
+    if not is_pure(node) or not all(source in constants for source in node.all_input_nodes):
         return False
     result = value(node)
     if not isinstance(result, Tensor):  # several results, or one of them
@@ -97,15 +97,15 @@ def _foldable(node, known, made_anew, most_bytes):
     return size <= max(MOST * inputs, 1 << 16) and size <= most_bytes
 
 
-def _extracted(module, kept):
+def _extracted(module, results):
     """Returns a graph of its own for what is kept, with all that it needs."""
     graph, owner = Graph(), torch.nn.Module()
     copies: dict[Node, Node] = {}
-    for node in ancestors(kept):
+    for node in ancestors(results):
         copies[node] = graph.node_copy(node, lambda n: copies[n])
         if node.op == "get_attr":
             setattr(owner, str(node.target), getattr(module, str(node.target)))
-    graph.output(tuple(copies[node] for node in kept))
+    graph.output(tuple(copies[node] for node in results))
     return graph, owner
 
 

@@ -34,11 +34,11 @@ def make_functional(module: GraphModule) -> None:
 
 def aliases(graph):
     """Returns the nodes that have tensors of a storage, in order, by storage."""
-    found: dict = {}
+    nodes_of: dict = {}
     for node in graph.nodes:
         for tensor in tensors_of(node):
-            found.setdefault(storage_of(tensor), []).append(node)
-    return found
+            nodes_of.setdefault(storage_of(tensor), []).append(node)
+    return nodes_of
 
 
 def functional_variant(node):
@@ -61,8 +61,12 @@ def functional_variant(node):
     if _parameters(target) != _parameters(node.target):
         return None
     with value(node).fake_mode, torch.no_grad():
-        made = target(*_values(node.args), **{name: _values([given])[0] for name, given in node.kwargs.items()})
-    same = made.shape == value(node).shape and made.dtype == value(node).dtype and made.stride() == value(node).stride()
+        result = target(*_values(node.args), **{name: _values([option])[0] for name, option in node.kwargs.items()})
+    same = (
+        result.shape == value(node).shape
+        and result.dtype == value(node).dtype
+        and result.stride() == value(node).stride()
+    )
     return target if same else None
 
 
@@ -110,8 +114,8 @@ def write_at_end(module: GraphModule) -> bool:
     graph = module.graph
     mutated = mutated_storages(graph)
     nodes_of = aliases(graph)
-    found = [nodes_of[storage] for storage in mutated - returned_storages(graph)]
-    base_of = {node: nodes[0] for nodes in found if _is_written_whole(nodes, mutated) for node in nodes}
+    candidates = [nodes_of[storage] for storage in mutated - returned_storages(graph)]
+    base_of = {node: nodes[0] for nodes in candidates if _is_written_whole(nodes, mutated) for node in nodes}
     if not base_of:
         return False
     current = {base: base for base in base_of.values()}

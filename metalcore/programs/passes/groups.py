@@ -69,8 +69,8 @@ def _find_groups(graph, least):
             if source in joinable:
                 _join(unit, members, above, bit, stretch, node, source)
     _join_readers(graph, unit, members, above, bit, stretch, joinable)
-    found = [_without_ends(group) for group in members.values() if joinable.issuperset(group)]
-    return [sorted(group) for group in found if _pays_alone(group, least)]
+    groups = [_without_ends(group) for group in members.values() if joinable.issuperset(group)]
+    return [sorted(group) for group in groups if _pays_alone(group, least)]
 
 
 def _without_ends(group):
@@ -251,12 +251,12 @@ def writing_to(run: Callable, memory: Sequence[Tensor | None], likes: Sequence[T
     forms = [(tuple(like.shape), like.stride(), like.dtype, like.device) for like in likes]
 
     def run_into(*tensors):
-        made = [
-            torch.empty_strided(shape, strides, dtype=dtype, device=device) if given is None else given
-            for given, (shape, strides, dtype, device) in zip(memory, forms)
+        results = [
+            torch.empty_strided(shape, strides, dtype=dtype, device=device) if place is None else place
+            for place, (shape, strides, dtype, device) in zip(memory, forms)
         ]
-        kernel.into(made, *tensors)
-        return tuple(made)
+        kernel.into(results, *tensors)
+        return tuple(results)
 
     run_into.__name__, run_into.pure, run_into.kernel = run.__name__, True, kernel  # pyright: ignore[reportFunctionMemberAccess]
     return run_into

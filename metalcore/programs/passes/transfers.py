@@ -79,9 +79,9 @@ class _Called(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace == "aten":
             with self:
-                made = func.decompose(*args, **kwargs)
-            if made is not NotImplemented:
-                return made
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         self.operators.append(func)
         return func(*args, **kwargs)
 
@@ -134,6 +134,6 @@ def _is_fake(tensor):
 def _transfer(emit, node: Node, device):
     if not isinstance(value(node), Tensor) or value(node).device == device:
         return node
-    made = emit(torch.ops.aten._to_copy.default, node, device=device)
-    made.meta["place"] = "transfer"
-    return made
+    copy = emit(torch.ops.aten._to_copy.default, node, device=device)
+    copy.meta["place"] = "transfer"
+    return copy

@@ -33,8 +33,8 @@ class _Softmax(Call):
         return True
 
     def matches(self, thing, match):
-        for found in super().matches(thing, match):
-            bound = found.bind("dtype", argument(thing, "dtype"))
+        for extended in super().matches(thing, match):
+            bound = extended.bind("dtype", argument(thing, "dtype"))
             if bound is not None:
                 yield bound
 
@@ -106,11 +106,11 @@ class WrittenAttention(Pattern):
     def match(self, node: Node) -> Match | None:
         weights, v = node.args[:2]
         match = WEIGHTS.match(weights)
-        found = match and match.bind("v", v)
-        if found is None:
+        whole = match and match.bind("v", v)
+        if whole is None:
             return None
-        found.nodes = [node, *match.nodes]  # pyright: ignore[reportOptionalMemberAccess]
-        return found if self._fits(found) else None
+        whole.nodes = [node, *match.nodes]  # pyright: ignore[reportOptionalMemberAccess]
+        return whole if self._fits(whole) else None
 
     def _fits(self, match):
         q, k, v, mask = match["q"], match["k"], match["v"], match.get("mask")

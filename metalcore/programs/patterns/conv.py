@@ -41,8 +41,8 @@ class Conv(Pattern):
 
     def _convolution(self, node):
         tensors = [argument(node, name) for name in ("input", "weight", "bias")]
-        given = [tensor for tensor in tensors if tensor is not None]
-        if not accelerated(*given) or len({value(tensor).dtype for tensor in given}) != 1:
+        operands = [tensor for tensor in tensors if tensor is not None]
+        if not accelerated(*operands) or len({value(tensor).dtype for tensor in operands}) != 1:
             return None
         return Match(zip(("x", "weight", "bias"), tensors), [node])
 
@@ -54,14 +54,14 @@ class Conv(Pattern):
             return None
         if name == "residual" and argument(conv, "residual") is not None:
             return None
-        tensors = {f"argument {i}": given for i, given in enumerate(arguments(conv)) if isinstance(given, Node)}
+        tensors = {f"argument {i}": operand for i, operand in enumerate(arguments(conv)) if isinstance(operand, Node)}
         return Match({**tensors, "changed": name, name: thing}, [*match.nodes, conv])
 
     def emit(self, match, emit):
         node = match.nodes[0]
-        made = self._grown(match, emit) if "changed" in match else self._taken(match, emit)
+        result = self._grown(match, emit) if "changed" in match else self._taken(match, emit)
         # Views of the result were chosen for its strides.
-        return made if made is not None and value(made).stride() == value(node).stride() else None
+        return result if result is not None and value(result).stride() == value(node).stride() else None
 
     def _taken(self, match, emit):
         node, x, weight, bias = match.nodes[0], match["x"], match["weight"], match["bias"]
@@ -78,8 +78,8 @@ class Conv(Pattern):
         if changed == "activation" and conv in emit.with_gradient:
             return None  # its derivative needs what it is applied to
         schema = torch.ops.metalcore.conv2d.default._schema
-        given = {spec.name: thing for spec, thing in zip(schema.arguments, arguments(conv))}
-        return emit(torch.ops.metalcore.conv2d.default, *{**given, changed: match[changed]}.values())
+        operands = {spec.name: thing for spec, thing in zip(schema.arguments, arguments(conv))}
+        return emit(torch.ops.metalcore.conv2d.default, *{**operands, changed: match[changed]}.values())
 
 
 def _lies_channels_last(x):
@@ -131,20 +131,20 @@ class ConvBatchNorm(Pattern):
             moved = named.get("bias", 0) - mean
             return (moved * scale_of(variance, named.get("gamma")) + named.get("beta", 0)).to(device, dtype)
 
-        given = {"gamma": gamma, "bias": bias, "beta": beta}
-        names = [name for name, found in given.items() if found is not None]
+        shift_terms = {"gamma": gamma, "bias": bias, "beta": beta}
+        names = [name for name, term in shift_terms.items() if term is not None]
         weights = [n for n in (kernel, variance, gamma) if n is not None]
-        shifts = [mean, variance, *(given[name] for name in names)]
-        made = [
+        shifts = [mean, variance, *(shift_terms[name] for name in names)]
+        folded_constants = [
             emit.constant(f"{kernel.target}_folded", _in_float64(folded), *weights),
             emit.constant(f"{kernel.target}_shift", _in_float64(shift), *shifts),
         ]
         return emit(
             conv.target,
             match["x"],
-            *made,
+            *folded_constants,
             *conv.args[3:],
-            **{name: given for name, given in conv.kwargs.items() if name not in ("weight", "bias", "input")},
+            **{name: option for name, option in conv.kwargs.items() if name not in ("weight", "bias", "input")},
         )
 
 

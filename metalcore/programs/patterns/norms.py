@@ -37,9 +37,9 @@ class RmsNorm(Pattern):
         if _grows(node):
             return None
         for expression in RMS_WRITTEN:
-            found = [match for match in expression.matches(node, Match()) if self._fits(node, match)]
-            if found:
-                return min(found, key=lambda match: _reads_more(node, match))
+            matches = [match for match in expression.matches(node, Match()) if self._fits(node, match)]
+            if matches:
+                return min(matches, key=lambda match: _reads_more(node, match))
         return None
 
     def _operator(self, node):
@@ -201,8 +201,8 @@ class AddNorm(Pattern):
         norm, _ = match.nodes
         if any(user.target is operator.getitem and user.args[1] != 0 for user in norm.users):
             return None
-        made = emit(_NORMS[name_of(norm)], match["x"], match["residual"], *arguments(norm)[1:])  # pyright: ignore[reportArgumentType]
-        y, total = emit.item(made, 0), emit.item(made, 1)
+        results = emit(_NORMS[name_of(norm)], match["x"], match["residual"], *arguments(norm)[1:])  # pyright: ignore[reportArgumentType]
+        y, total = emit.item(results, 0), emit.item(results, 1)
         if name_of(norm) == "metalcore.layer_norm":
             return (*[y for user in norm.users], total)
         return y, total

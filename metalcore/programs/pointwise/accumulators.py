@@ -49,10 +49,10 @@ def reduced_dimensions(node: Node) -> tuple[int, ...]:
 def results_of(node: Node) -> list[torch.Tensor]:
     """Returns the fake tensors of a reduction's results: var_mean has two."""
     value = node.meta.get("val")
-    found = list(value) if isinstance(value, (tuple, list)) else [fake(node)]
-    for result in found:
+    tensors = list(value) if isinstance(value, (tuple, list)) else [fake(node)]
+    for result in tensors:
         check_dtype(result.dtype)
-    return found
+    return tensors
 
 
 def check_reduction(node: Node) -> None:

@@ -18,15 +18,15 @@ LEAST_THREADS = 1 << 20  # that are left where each takes several rows
 ROWS, ROWS_OF_16_BITS, ROWS_OF_ELEMENTS = 2, 4, 8  # of vectors, and of elements that are no vectors
 
 
-def blocked(found: Layout, tensors: Sequence[tuple[Sequence[int], int, int]], outputs: int) -> Layout:
+def blocked(plain: Layout, tensors: Sequence[tuple[Sequence[int], int, int]], outputs: int) -> Layout:
     """Returns a layout with tiles or with several rows a thread, where that pays.
 
     Args:
         tensors: as for layout().
         outputs: how many of them are.
     """
-    across = _across(found, outputs)
-    return _with_tile(found, tensors, across) if across else found._replace(rows=_rows(found, tensors, outputs))
+    across = _across(plain, outputs)
+    return _with_tile(plain, tensors, across) if across else plain._replace(rows=_rows(plain, tensors, outputs))
 
 
 def tile_bytes(side: int, size: int) -> int:
@@ -34,24 +34,24 @@ def tile_bytes(side: int, size: int) -> int:
     return side * Tile(side, (), 1).pitch * size
 
 
-def _across(found, outputs):
+def _across(plain, outputs):
     """Returns the numbers of the inputs that lie across, in one dimension, where tiles pay."""
-    sizes, dimensions = found.sizes, {}
+    sizes, dimensions = plain.sizes, {}
     if math.prod(sizes) < LEAST_IN_TILES or sizes[0] < LEAST_ACROSS:
         return ()
-    for k, of in enumerate(found.strides):
+    for k, of in enumerate(plain.strides):
         if k >= outputs and of[0] > 1 and 1 in of and sizes[of.index(1)] >= LEAST_ACROSS:
             dimensions.setdefault(of.index(1), []).append(k)
     return max(dimensions.values(), key=len, default=())
 
 
-def _with_tile(found, tensors, across):
+def _with_tile(plain, tensors, across):
     """Returns the layout whose dimension 1 is the innermost one of some tensors, with tiles of as many as there is
     memory for."""
-    second = found.strides[across[0]].index(1)
-    order = [0, second, *(d for d in range(1, len(found.sizes)) if d != second)]
-    sizes = tuple(found.sizes[d] for d in order)
-    strides = tuple(tuple(of[d] for d in order) for of in found.strides)
+    second = plain.strides[across[0]].index(1)
+    order = [0, second, *(d for d in range(1, len(plain.sizes)) if d != second)]
+    sizes = tuple(plain.sizes[d] for d in order)
+    strides = tuple(tuple(of[d] for d in order) for of in plain.strides)
 
     def vector(first, chosen, most):
         """Returns how many elements of some tensors are read at once along one of the two innermost dimensions."""
@@ -69,21 +69,21 @@ def _with_tile(found, tensors, across):
     read = fitting(side)
     own = vector(0, [k for k in range(len(tensors)) if k not in read], side // 8)
     tile = Tile(side, read, vector(1, read, side // 8))
-    return Layout(sizes, strides, own, found.wide, side // tile.rows_apart(own), tile)
+    return Layout(sizes, strides, own, plain.wide, side // tile.rows_apart(own), tile)
 
 
-def _rows(found, tensors, outputs):
+def _rows(plain, tensors, outputs):
     """Several, if others than the operands that are read for each row are read for all of them at once. With more
     operands for each row, or more rows, a thread would need too many registers."""
-    if len(found.sizes) < 2 or any(of[0] > 1 for of in found.strides):
+    if len(plain.sizes) < 2 or any(of[0] > 1 for of in plain.strides):
         return 1
-    inputs = [of for of in found.strides[outputs:] if of[0]]
+    inputs = [of for of in plain.strides[outputs:] if of[0]]
     of_row = [of for of in inputs if of[1]]
     if not 0 < len(of_row) < len(inputs):
         return 1
     of_16_bits = max(size for _, size, _ in tensors) == 2
-    rows = ROWS_OF_ELEMENTS if found.vector == 1 else ROWS_OF_16_BITS if of_16_bits else ROWS
+    rows = ROWS_OF_ELEMENTS if plain.vector == 1 else ROWS_OF_16_BITS if of_16_bits else ROWS
     rows //= len(of_row)
-    while rows > 1 and math.prod(found.threads) < rows * LEAST_THREADS:
+    while rows > 1 and math.prod(plain.threads) < rows * LEAST_THREADS:
         rows //= 2
     return max(rows, 1)

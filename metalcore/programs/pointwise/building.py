@@ -106,7 +106,7 @@ class Generated:
         Raises:
             RuntimeError: an output overlaps an input in another way, or another output.
         """
-        given = {}
+        output_of = {}
         part = self.parts[0] if len(self.parts) == 1 else None
         in_place = isinstance(part, Elementwise) and not part.needs_coordinates
         for k, (output, node) in enumerate(zip(outputs, self._outputs, strict=True)):
@@ -117,8 +117,8 @@ class Generated:
                 same = in_place and j < len(tensors) and _same_memory(output, other)
                 if not same and _overlap(output, other):
                     raise RuntimeError(f"output {k} overlaps an input, or another output")
-            given[self._written[k]] = output
-        self._run(self._memory(tensors, given))
+            output_of[self._written[k]] = output
+        self._run(self._memory(tensors, output_of))
 
     def sources(self, *tensors: Tensor) -> list[str]:
         """Returns the MSL of the kernels that a call of these tensors runs."""
@@ -134,11 +134,11 @@ class Generated:
         for part in self.parts:
             part.run(memory)
 
-    def _memory(self, tensors, given=None):
+    def _memory(self, tensors, output_of=None):
         """Returns the tensors by their places: the inputs, what is given, and new ones."""
         tensors = self._checked(tensors)
         device = tensors[0].device if tensors else self._device
-        memory = dict(given or {})
+        memory = dict(output_of or {})
         memory |= {(node, 0): tensor for node, tensor in zip(self._placeholders, tensors)}
         places = dict.fromkeys((*(place for part in self.parts for place in part.outputs), *self._written))
         return memory_of([place for place in places if place not in memory], device) | memory

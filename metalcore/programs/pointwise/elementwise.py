@@ -42,7 +42,7 @@ def elementwise(
     operands: Sequence[tuple[Node, At]],
     layout: Layout,
     *,
-    made: Collection[Node] = (),
+    kernel_nodes: Collection[Node] = (),
     keep_float32: bool = False,
 ) -> str:
     """Returns the kernel that computes some nodes of one shape.
@@ -52,7 +52,7 @@ def elementwise(
         inputs: the leaves that they need.
         operands: what is read of them, as operands_of() gives it.
         layout: of the outputs, then the operands. Numbers in it are left to the dispatch.
-        made: the outputs that are computed here although they are leaves.
+        kernel_nodes: the outputs that are computed here although they are leaves.
     """
     indices, tile = Indices(layout), layout.tile
     reads = {
@@ -63,7 +63,7 @@ def elementwise(
     def load(node, at):
         return from_memory(reads[node, at].element, result_dtype(node))
 
-    lowering = Lowering(load, keep_float32=keep_float32, made=made)
+    lowering = Lowering(load, keep_float32=keep_float32, kernel_nodes=kernel_nodes)
     at = None if all(at is None for _, at in operands) else names_of(outputs[0])
     computed, of_row, stored = _computed(outputs, [lowering.value(node, at) for node in outputs], lowering, indices)
     tiled = [read for read in reads.values() if read.in_tile]

@@ -41,7 +41,7 @@ FORMULAS: dict[str, Formula] = {}
 
 
 def _add(names, operands, *, f=None, i=None, b=None, **options):
-    text = {kind: made for kind, made in (("f", f), ("i", i), ("b", b)) if made is not None}
+    text = {kind: template for kind, template in (("f", f), ("i", i), ("b", b)) if template is not None}
     formula = Formula(tuple(operands.split()), text, **options)
     for name in names.split():
         FORMULAS[name if "." in name else f"{name}.default"] = formula

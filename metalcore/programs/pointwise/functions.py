@@ -242,7 +242,7 @@ def used(text: str) -> str:
     needed: set[str] = set()
     left = [text]
     while left:
-        found = FUNCTIONS.keys() & set(re.findall(r"\w+", left.pop()))
-        left += [FUNCTIONS[name] for name in found - needed]
-        needed |= found
+        names = FUNCTIONS.keys() & set(re.findall(r"\w+", left.pop()))
+        left += [FUNCTIONS[name] for name in names - needed]
+        needed |= names
     return "".join(f"{FUNCTIONS[name]}\n" for name in FUNCTIONS if name in needed)

@@ -107,17 +107,17 @@ def collapsed(shape, strides, row_major=False):
     first = [0] * len(shape) if row_major or not strides else strides[0]
     order = sorted((d for d in range(len(shape)) if shape[d] != 1), key=lambda d: (first[d], -d))
     sizes: list[int] = []
-    found: list[list[int]] = [[] for _ in strides]
+    collapsed_strides: list[list[int]] = [[] for _ in strides]
     for d in order:
-        if sizes and all(of[d] == made[-1] * sizes[-1] for of, made in zip(strides, found)):
+        if sizes and all(of[d] == inner[-1] * sizes[-1] for of, inner in zip(strides, collapsed_strides)):
             sizes[-1] *= shape[d]
             continue
         sizes.append(shape[d])
-        for of, made in zip(strides, found):
-            made.append(of[d])
+        for of, inner in zip(strides, collapsed_strides):
+            inner.append(of[d])
     if not sizes:
         return (1,), tuple((0,) for _ in strides)
-    return tuple(sizes), tuple(map(tuple, found))
+    return tuple(sizes), tuple(map(tuple, collapsed_strides))
 
 
 def vector_of(

@@ -37,13 +37,15 @@ class Lowering:
     Args:
         load: called for a leaf and the coordinates, gives the register with its element.
         keep_float32: whether results of 16 bits keep float32's precision until they are stored.
-        made: the leaves that are computed here.
+        kernel_nodes: the leaves that are computed here.
     """
 
-    def __init__(self, load: Callable[[Node, At], str], *, keep_float32: bool = False, made: Collection[Node] = ()):
+    def __init__(
+        self, load: Callable[[Node, At], str], *, keep_float32: bool = False, kernel_nodes: Collection[Node] = ()
+    ):
         self._load = load
         self._keep_float32 = keep_float32
-        self._made = made
+        self._kernel_nodes = kernel_nodes
         self._values: dict[Any, Any] = {}
         self._bound: dict[Node, Value] = {}
         self._at: At = None  # of the node that is being made
@@ -113,14 +115,14 @@ class Lowering:
         return name
 
     def _make(self, node, at):
-        if is_leaf(node) and node not in self._made:
+        if is_leaf(node) and node not in self._kernel_nodes:
             dtype, text = result_dtype(node), self._load(node, at)
             return Value(text if at is None else self.statement(register(dtype), text), dtype)
         if node.target is operator.getitem:
             return self.value(node.args[0], at)[node.args[1]]
         if measured := MEASURED.get(name_of(node)):
-            made = measured(self, node, arguments_of(node), at)
-            return made if isinstance(node.meta["val"], (tuple, list)) else made[0]
+            registers = measured(self, node, arguments_of(node), at)
+            return registers if isinstance(node.meta["val"], (tuple, list)) else registers[0]
         dtype = result_dtype(node)
         if read := READS.get(name_of(node)):
             return Value(read(self, node, arguments_of(node), at), dtype)
@@ -140,8 +142,8 @@ class Lowering:
     def stored(self, value: Value) -> str:
         """Returns what is to be converted to a value's dtype in memory: that conversion rounds, so what is rounded for
         other operations need not be."""
-        made = self.roundings.get(value.text)
-        return made.before if made else value.text
+        rounding = self.roundings.get(value.text)
+        return rounding.before if rounding else value.text
 
     def _computed(self, node, arguments, dtype):
         """The text of a node's result and its dtype before it is converted to the node's."""
@@ -152,25 +154,25 @@ class Lowering:
     def apply(self, formula: Formula, node: Node, arguments: dict[str, Any]) -> tuple[str, torch.dtype]:
         operands = {name: arguments.pop(name) for name in formula.operands}
         computed = promoted(operands.values(), formula.makes_float)
-        made = formula.text.get(kind(computed))
-        if made is None:
+        template = formula.text.get(kind(computed))
+        if template is None:
             raise Unsupported(f"there is no formula of it for {str(computed).removeprefix('torch.')}")
-        if not isinstance(made, str):
-            names = made.__code__.co_varnames[: made.__code__.co_argcount]
-            made = made(**{name: plain(arguments[name]) for name in names})
+        if not isinstance(template, str):
+            names = template.__code__.co_varnames[: template.__code__.co_argcount]
+            template = template(**{name: plain(arguments[name]) for name in names})
         texts = {name: self.operand(value, computed, formula.precise) for name, value in operands.items()}
         if name_of(node).split(".")[0] in _OF_RANGES:
             texts = {name: self._in_range(text, operands[name]) for name, text in texts.items()}
         if computed in SIXTEEN_BITS:
-            made = fast(made)
-        text = made.format(T=register(computed), U=unsigned(computed), **texts)
+            template = fast(template)
+        text = template.format(T=register(computed), U=unsigned(computed), **texts)
         return text, torch.bool if formula.is_bool else computed
 
     def operand(self, value: Any, dtype: torch.dtype, precise: bool = False) -> str:
         """Returns a node's register, or a number, as one of a dtype."""
         if isinstance(value, Node):
-            found = self.operand_value(value)
-            return converted(found.text, found.dtype, dtype, self._keep_float32)
+            operand = self.operand_value(value)
+            return converted(operand.text, operand.dtype, dtype, self._keep_float32)
         number = plain(value)
         if dtype in SIXTEEN_BITS and not precise:
             number = torch.tensor(float(number)).to(dtype).item()
@@ -188,9 +190,9 @@ class Lowering:
             return text, dtype
         text, limits = self._in_range(text, arguments["self"]), torch.finfo(dtype)
         defaults = {"nan": 0.0, "posinf": limits.max, "neginf": limits.min}
-        given = {name: plain(arguments.get(name)) for name in defaults}
+        values = {name: plain(arguments.get(name)) for name in defaults}
         nan, high, low = (
-            self.operand(defaults[name] if value is None else value, dtype) for name, value in given.items()
+            self.operand(defaults[name] if value is None else value, dtype) for name, value in values.items()
         )
         return f"(isnan({text}) ? {nan} : {text} == INFINITY ? {high} : {text} == -INFINITY ? {low} : {text})", dtype
 

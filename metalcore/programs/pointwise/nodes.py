@@ -84,15 +84,15 @@ def shape_of(node: Node) -> tuple[int, ...]:
     return tuple(first.shape)
 
 
-def split(nodes: Sequence[Node], made: Sequence[Node] = ()) -> tuple[list[Node], list[Node]]:
+def split(nodes: Sequence[Node], kernel_nodes: Sequence[Node] = ()) -> tuple[list[Node], list[Node]]:
     """Returns the leaves that nodes are computed from, and the nodes from there to them, each once, in the graph's
-    order. Those `made` here are no leaves."""
+    order. Those in `kernel_nodes`, which the kernel computes, are no leaves."""
 
     def is_read(node):
-        return is_leaf(node) and node not in made
+        return is_leaf(node) and node not in kernel_nodes
 
-    found = ancestors(nodes, is_read)
-    return [node for node in found if is_read(node)], [node for node in found if not is_read(node)]
+    nodes_above = ancestors(nodes, is_read)
+    return [node for node in nodes_above if is_read(node)], [node for node in nodes_above if not is_read(node)]
 
 
 def is_leaf(node: Node) -> bool:

@@ -41,11 +41,11 @@ def place_of(leaf: Node) -> Place:
 
 def memory_of(places: Sequence[Place], device: torch.device) -> Memory:
     """Returns memory for results that nothing has been computed into."""
-    found = {}
+    tensors = {}
     for node, k in places:
         like = results_of(node)[k]
-        found[node, k] = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
-    return found
+        tensors[node, k] = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
+    return tensors
 
 
 def of_elements(count: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
@@ -81,8 +81,8 @@ class Part:
     outputs: list[Place]
     inputs: list[Node]
 
-    def __init__(self, outputs: list[Place], nodes: Sequence[Node], made: Sequence[Node] = ()):
-        self.outputs, (self.inputs, _) = outputs, split(nodes, made)
+    def __init__(self, outputs: list[Place], nodes: Sequence[Node], kernel_nodes: Sequence[Node] = ()):
+        self.outputs, (self.inputs, _) = outputs, split(nodes, kernel_nodes)
         self._launches: dict[tuple, list[Launch]] = {}
 
     def run(self, memory: Memory) -> None:
@@ -119,12 +119,14 @@ class Elementwise(Part):
     """
 
     def __init__(self, nodes, keep_float32, places=None):
-        self._made = [node for node in nodes if STORED in node.meta and places is None]
-        super().__init__(places or [(node, -1 if node.op == "placeholder" else 0) for node in nodes], nodes, self._made)
+        self._kernel_nodes = [node for node in nodes if STORED in node.meta and places is None]
+        super().__init__(
+            places or [(node, -1 if node.op == "placeholder" else 0) for node in nodes], nodes, self._kernel_nodes
+        )
         self._nodes, self._keep_float32 = nodes, keep_float32
         self._shape = tuple(fake(nodes[0]).shape)
-        self.needs_coordinates = needs_coordinates(nodes, self._made)
-        self._operands = operands_of(nodes, self.inputs, self._made)
+        self.needs_coordinates = needs_coordinates(nodes, self._kernel_nodes)
+        self._operands = operands_of(nodes, self.inputs, self._kernel_nodes)
         self._buffers = [self.inputs.index(leaf) for leaf, _ in self._operands or ()]
 
     def _key(self, outs, ins):
@@ -137,22 +139,29 @@ class Elementwise(Part):
     def _make(self, outs, ins):
         counts = f"{len(self.outputs)} outputs of {len(self.inputs)} inputs"
         if self._operands is None:
-            text = indexed(self._nodes, self.inputs, outs, made=self._made, keep_float32=self._keep_float32)
+            text = indexed(
+                self._nodes, self.inputs, outs, kernel_nodes=self._kernel_nodes, keep_float32=self._keep_float32
+            )
             count = math.prod(self._shape)
             kernel, why = generated_kernels.add("indexed", text), f"{count} elements, one a thread; {counts}"
             return [Launch(kernel, [count], False, *of_elements(count), "pointwise", "indexed", why)]
         tensors = [*outs, *ins]
-        found = blocked(layout(self._shape, tensors), tensors, len(outs))
+        thread_layout = blocked(layout(self._shape, tensors), tensors, len(outs))
         text = elementwise(
-            self._nodes, self.inputs, self._operands, found, made=self._made, keep_float32=self._keep_float32
+            self._nodes,
+            self.inputs,
+            self._operands,
+            thread_layout,
+            kernel_nodes=self._kernel_nodes,
+            keep_float32=self._keep_float32,
         )
         kernel = generated_kernels.add("pointwise", text)
-        variant = "tiles" if found.tile else "vector" if found.vector > 1 else "strided"
-        sizes = "×".join(map(str, reversed(found.sizes)))
-        rows = f" in {found.rows} rows" if found.rows > 1 else ""
-        why = f"{sizes} elements, {found.vector}{rows} a thread; {counts}"
-        grid = found.threads, found.threadgroup
-        return [Launch(kernel, found.numbers, found.wide, *grid, "pointwise", variant, why)]
+        variant = "tiles" if thread_layout.tile else "vector" if thread_layout.vector > 1 else "strided"
+        sizes = "×".join(map(str, reversed(thread_layout.sizes)))
+        rows = f" in {thread_layout.rows} rows" if thread_layout.rows > 1 else ""
+        why = f"{sizes} elements, {thread_layout.vector}{rows} a thread; {counts}"
+        grid = thread_layout.threads, thread_layout.threadgroup
+        return [Launch(kernel, thread_layout.numbers, thread_layout.wide, *grid, "pointwise", variant, why)]
 
 
 class Reduction(Part):
@@ -169,8 +178,8 @@ class Reduction(Part):
         self._fields = accumulator(node).fields
 
     def _key(self, outs, ins):
-        kept = [size for d, size in enumerate(self._shape) if d not in self._dims]
-        results = (tensor.reshape(kept) if tensor.dim() != len(kept) else tensor for tensor in outs)
+        result_shape = [size for d, size in enumerate(self._shape) if d not in self._dims]
+        results = (tensor.reshape(result_shape) if tensor.dim() != len(result_shape) else tensor for tensor in outs)
         return tuple(tuple(tensor.stride()) for tensor in results), tuple(
             geometry(tensor, self._shape) for tensor in ins
         )
@@ -178,18 +187,18 @@ class Reduction(Part):
     def _make(self, results, ins):
         name = self._node.target.overloadpacket.__name__
         state = accumulator(self._node)
-        found = walk(self._shape, self._dims, ins, results, is_ordered=state.is_ordered)
-        kernel = generated_kernels.add(name, reduction(self._node, self.inputs, found, keep_float32=self._keep_float32))
-        variant = "rows" if found.threads > 1 else "columns"
-        count = found.numbers[0]
-        why = f"{found.results} results of {count} elements, {found.threads} threads each, {found.chunks} chunks"
-        launches = [Launch(kernel, found.numbers, False, found.grid, found.threadgroup, name, variant, why)]
-        if found.chunks > 1:
-            count, _, *rest = found.numbers
-            merge = generated_kernels.add(f"{name}_chunks", merging(self._node, found))
-            alone = found._replace(threads=1)
-            grid = (found.results, 1, 1), alone.threadgroup
-            launches.append(Launch(merge, [count, found.chunks, *rest], False, *grid, name, variant, why))
+        steps = walk(self._shape, self._dims, ins, results, is_ordered=state.is_ordered)
+        kernel = generated_kernels.add(name, reduction(self._node, self.inputs, steps, keep_float32=self._keep_float32))
+        variant = "rows" if steps.threads > 1 else "columns"
+        count = steps.numbers[0]
+        why = f"{steps.results} results of {count} elements, {steps.threads} threads each, {steps.chunks} chunks"
+        launches = [Launch(kernel, steps.numbers, False, steps.grid, steps.threadgroup, name, variant, why)]
+        if steps.chunks > 1:
+            count, _, *rest = steps.numbers
+            merge = generated_kernels.add(f"{name}_chunks", merging(self._node, steps))
+            alone = steps._replace(threads=1)
+            grid = (steps.results, 1, 1), alone.threadgroup
+            launches.append(Launch(merge, [count, steps.chunks, *rest], False, *grid, name, variant, why))
         return launches
 
     def _submit(self, launches, outs, ins):
@@ -257,28 +266,28 @@ def _with_kernels(node, keep_float32):
     if STORED in node.meta:
         return Elementwise([node], keep_float32)
     name = name_of(node)
-    made = Scan if name in SCANS else Writing if name in WRITES else Reduction
-    return made(node, keep_float32)
+    part_class = Scan if name in SCANS else Writing if name in WRITES else Reduction
+    return part_class(node, keep_float32)
 
 
 def parts_of(outputs: Sequence[Node], keep_float32: bool) -> list[Part]:
     """Returns the parts that compute some nodes, in an order in which they can run."""
     store(outputs)
-    made: dict[Node, Part] = {}
+    part_of: dict[Node, Part] = {}
 
     def add(nodes):
         for leaf in split(nodes)[0]:
             node, _ = place_of(leaf)
-            if node.op != "placeholder" and node not in made:
+            if node.op != "placeholder" and node not in part_of:
                 add(node.all_input_nodes)
-                made[node] = _with_kernels(node, keep_float32)
+                part_of[node] = _with_kernels(node, keep_float32)
 
     add(outputs)
     groups: dict[tuple[int, ...], list[Node]] = {}
     for node in dict.fromkeys(outputs):
         if node.op == "placeholder" or not is_leaf(node):
             groups.setdefault(tuple(fake(node).shape), []).append(node)
-    return [*made.values(), *(part for nodes in groups.values() for part in _elementwise(nodes, keep_float32))]
+    return [*part_of.values(), *(part for nodes in groups.values() for part in _elementwise(nodes, keep_float32))]
 
 
 def _elementwise(nodes, keep_float32):

@@ -113,66 +113,69 @@ def walk(
     return Walk(kept, reduced, threads, max(1, -(-count // per_chunk)), per_chunk)
 
 
-def _is_along_results(inputs, kept, dims):
+def _is_along_results(inputs, result_dims, dims):
     """Returns whether neighbours in memory belong to different results."""
     strides = inputs[0][0] if inputs else ()
-    return min((strides[d] for d in kept if strides[d]), default=1 << 62) < min(  # pyright: ignore[reportOperatorIssue]
+    return min((strides[d] for d in result_dims if strides[d]), default=1 << 62) < min(  # pyright: ignore[reportOperatorIssue]
         (strides[d] for d in dims if strides[d]), default=1 << 62
     )
 
 
-def _row_address(strides, kept, size, address):
+def _row_address(strides, result_dims, size, address):
     """Returns what a row's address may be modulo 16."""
-    return math.gcd(address, 16, *(strides[d] * size for d in kept)) % 16
+    return math.gcd(address, 16, *(strides[d] * size for d in result_dims)) % 16
 
 
-def reduction(node: Node, inputs: Sequence[Node], found: Walk, *, keep_float32: bool = False) -> str:
+def reduction(node: Node, inputs: Sequence[Node], steps: Walk, *, keep_float32: bool = False) -> str:
     """Returns the kernel that reduces a node's operand, for one kind of walk.
 
     Its outputs are the results or, where there are chunks, the fields of each chunk's state.
     """
-    state, vector = accumulator(node), found.reduced.vector
-    kept = Indices(found.kept, 3, "k")
-    reduced = Indices(found.reduced, 3 + len(found.kept.numbers), "r")
+    state, vector = accumulator(node), steps.reduced.vector
+    results = Indices(steps.kept, 3, "k")
+    reduced = Indices(steps.reduced, 3 + len(steps.kept.numbers), "r")
     held = {leaf: f"in{k}_value" for k, leaf in enumerate(inputs)}
 
     def load(leaf, at):
         k = inputs.index(leaf)
         text = held[leaf]
-        if vector > 1 and found.reduced.strides[k][0] != 0:
+        if vector > 1 and steps.reduced.strides[k][0] != 0:
             text = loaded_element_of(f"{text}s", memory(leaf))
         return from_memory(text, result_dtype(leaf))
 
     lowering = Lowering(load, keep_float32=keep_float32)
     operand = lowering.value(node.args[0])  # pyright: ignore[reportArgumentType]
-    taken = [f"const {register(state.operand)} x = {_operand(operand, state)};", state.add]
-    one = [*lowering.statements, *taken]
-    before = [*kept.from_number("result"), *(f"const uint base{k} = {kept.offset(k)};" for k in range(len(inputs)))]
+    addition = [f"const {register(state.operand)} x = {_operand(operand, state)};", state.add]
+    one = [*lowering.statements, *addition]
+    before = [
+        *results.from_number("result"),
+        *(f"const uint base{k} = {results.offset(k)};" for k in range(len(inputs))),
+    ]
     places = reduced.from_number("index")
 
     def moves(count):
         for k, leaf in enumerate(inputs):
             place, type_ = f"in{k} + (base{k} + {reduced.offset(k)})", memory(leaf)
-            if vector > 1 and found.reduced.strides[k][0] != 0:
+            if vector > 1 and steps.reduced.strides[k][0] != 0:
                 yield f"const {loaded_type(type_, vector)} {held[leaf]}s = {loaded(place, type_, vector, count)};"
             else:
                 yield f"const {type_} {held[leaf]} = *({place});"
 
     if vector == 1:
-        loop = _loop(found, [*places, *moves("1"), *one])
+        loop = _loop(steps, [*places, *moves("1"), *one])
     else:
         whole = stages.loop("j", vector, one)
         if lowering.roundings and stages.can_be_staged(lowering.statements):
-            element = stages.Stored("", "", "", f"{{ {' '.join(taken)} }}")
+            element = stages.Stored("", "", "", f"{{ {' '.join(addition)} }}")
             parts = stages.staged(lowering.statements, lowering.roundings, [element])
             whole = stages.loop("part", vector // stages.WIDTH, parts)
         rest = stages.loop("j", vector, ["if (index + j < end) {", *one, "}"])
-        loop = _loop(found, [*places, *moves(str(vector)), *whole], [*places, *moves("end - index"), *rest])
+        loop = _loop(steps, [*places, *moves(str(vector)), *whole], [*places, *moves("end - index"), *rest])
     loop = [*before, *loop]
     types = dict.fromkeys(memory(leaf) for leaf in inputs) if vector > 1 else {}
     structs = "".join(vector_type(type_, vector) for type_ in types) + (MOVES if vector > 1 else "")
-    places = [kept.offset(len(inputs) + k) for k in range(len(state.results))]
-    if found.chunks > 1:
+    places = [results.offset(len(inputs) + k) for k in range(len(state.results))]
+    if steps.chunks > 1:
         outputs = [f"device {MEMORY[dtype]}* out{k}" for k, (dtype, _, _) in enumerate(state.fields)]
         stores = [
             f"out{k}[chunk * n[2] + result] = {to_memory(f's.{name}', dtype)};"
@@ -181,14 +184,14 @@ def reduction(node: Node, inputs: Sequence[Node], found: Walk, *, keep_float32: 
     else:
         outputs, stores = _results(node, state, places)
     declared = [*outputs, *(f"device const {memory(leaf)}* in{k}" for k, leaf in enumerate(inputs))]
-    return _kernel(state, structs, declared, loop, stores, found.threads)
+    return _kernel(state, structs, declared, loop, stores, steps.threads)
 
 
-def merging(node: Node, found: Walk) -> str:
+def merging(node: Node, steps: Walk) -> str:
     """Returns the kernel that merges the states of all chunks, one thread for a result."""
     state = accumulator(node)
-    kept = Indices(found.kept, 3, "k")
-    inputs = len(found.kept.strides) - len(state.results)
+    results = Indices(steps.kept, 3, "k")
+    inputs = len(steps.kept.strides) - len(state.results)
     fields = [from_memory(f"in{k}[chunk * n[2] + result]", dtype) for k, (dtype, _, _) in enumerate(state.fields)]
     start = ", ".join(value for _, _, value in state.fields)
     loop = [
@@ -198,9 +201,9 @@ def merging(node: Node, found: Walk) -> str:
         f"  for (uint chunk = first; chunk < last; ++chunk) merge(some, State{{{', '.join(fields)}}});",
         "  merge(s, some);",
         "}",
-        *kept.from_number("result"),
+        *results.from_number("result"),
     ]
-    outputs, stores = _results(node, state, [kept.offset(inputs + k) for k in range(len(state.results))])
+    outputs, stores = _results(node, state, [results.offset(inputs + k) for k in range(len(state.results))])
     declared = [*outputs, *(f"device const {MEMORY[dtype]}* in{k}" for k, (dtype, _, _) in enumerate(state.fields))]
     return _kernel(state, "", declared, loop, stores, 1)
 
@@ -209,13 +212,13 @@ def _operand(value, state: Accumulator):
     return converted(value.text, value.dtype, state.operand)
 
 
-def _loop(found, body, rest=()):
+def _loop(steps, body, rest=()):
     """Returns a loop over a thread's elements, or over its whole vectors; then `rest` is for those behind the last
     one."""
-    vector = found.reduced.vector
+    vector = steps.reduced.vector
     head = ["const uint end = min(n[0], (chunk + 1) * n[1]);", f"uint index = chunk * n[1] + thread_index * {vector};"]
     last = f"index + {vector - 1}" if vector > 1 else "index"
-    step = f"for (; {last} < end; index += {found.threads * vector}) {{"
+    step = f"for (; {last} < end; index += {steps.threads * vector}) {{"
     return [*head, step, *body, "}", *(["if (index < end) {", *rest, "}"] if rest else [])]
 
 

@@ -94,7 +94,7 @@ def indexed(
     inputs: Sequence[Node],
     strides: Sequence[Sequence[int]],
     *,
-    made: Collection[Node] = (),
+    kernel_nodes: Collection[Node] = (),
     keep_float32: bool = False,
 ) -> str:
     """Returns the kernel that computes some nodes of one shape, of which some read operands at other elements than
@@ -102,10 +102,10 @@ def indexed(
 
     Args:
         strides: of the outputs, then of the inputs as they are. The kernel is for these alone.
-        made: the outputs that are computed here although they are leaves.
+        kernel_nodes: the outputs that are computed here although they are leaves.
     """
     load = loader(inputs, strides[len(outputs) :])
-    lowering = Lowering(load, keep_float32=keep_float32, made=made)
+    lowering = Lowering(load, keep_float32=keep_float32, kernel_nodes=kernel_nodes)
     before, at = coordinates(fake(outputs[0]).shape, strides[0])
     values = [lowering.value(node, at) for node in outputs]
     after = [
@@ -135,15 +135,15 @@ def loader(inputs: Sequence[Node], strides: Sequence[Sequence[int]]) -> Callable
 def coordinates(shape: Sequence[int], strides: Sequence[int]) -> tuple[list[str], tuple[str, ...]]:
     """Returns statements that find a thread's element, in the order of memory, and its coordinates."""
     order = sorted((d for d in range(len(shape)) if shape[d] != 1), key=lambda d: (strides[d], -d))
-    lines, found, rest = [], ["0"] * len(shape), "at.x"
+    lines, names, rest = [], ["0"] * len(shape), "at.x"
     for d in order[:-1]:
         lines += [f"const int c{d} = int({rest} % {shape[d]}u);", f"const uint r{d} = {rest} / {shape[d]}u;"]
         rest = f"r{d}"
     if order:
         lines.append(f"const int c{order[-1]} = int({rest});")
     for d in order:
-        found[d] = f"c{d}"
-    return lines, tuple(found)
+        names[d] = f"c{d}"
+    return lines, tuple(names)
 
 
 def place_at(at: Sequence[str], strides: Sequence[int]) -> str:

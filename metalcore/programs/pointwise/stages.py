@@ -71,8 +71,8 @@ def staged(
         rows: that a thread computes, each stage for all of them. Statements have r for their number. One row after the
             other, a compiler would move the second one's loads behind the first one's computation.
     """
-    found = filter(None, map(_STATEMENT.fullmatch, statements))
-    registers = {match[2]: (match[1], match[3]) for match in found}
+    matches = filter(None, map(_STATEMENT.fullmatch, statements))
+    registers = {match[2]: (match[1], match[3]) for match in matches}
     whole = [store for store in stored if store.part and store.register in registers]
     single = [store.element for store in stored if store not in whole]
     pairs = {name: _pair(registers[of.before][1], of.type, roundings) for name, of in roundings.items()}
@@ -92,13 +92,13 @@ def staged(
     stages = _stages(roundings, pairs, uses, needed)
     last = max(stages.values(), default=0)
 
-    kept = {store.register for store in whole if not stored_pairs[store.part]}
-    kept |= {name for name in in_single if stages[name] < last or name in roundings}
+    survivors = {store.register for store in whole if not stored_pairs[store.part]}
+    survivors |= {name for name in in_single if stages[name] < last or name in roundings}
     for name in needed:
         if name not in roundings:
-            kept |= {used for used in uses(name) if stages[used] < stages[name] or used in roundings}
+            survivors |= {used for used in uses(name) if stages[used] < stages[name] or used in roundings}
         elif not pairs[name]:
-            kept.add(roundings[name].before)
+            survivors.add(roundings[name].before)
     # Roundings that pairs take as they are.
     chosen = [pairs[name] for name in needed if name in roundings] + list(stored_pairs.values())
     narrow = {name for pair in chosen if pair for name in pair.registers}
@@ -111,7 +111,7 @@ def staged(
         return f"{name}_{roundings[name].type}s{row}"
 
     def named(text):
-        return _NAME.sub(lambda match: f"{held(match[0])}[k]" if match[0] in kept else match[0], text)
+        return _NAME.sub(lambda match: f"{held(match[0])}[k]" if match[0] in survivors else match[0], text)
 
     def each_row(lines):
         return loop("r", rows, lines) if row and lines else lines
@@ -122,7 +122,7 @@ def staged(
         return f"vec<{type_}, {WIDTH}>({held(register)})"
 
     size = f"[{rows}]" if row else ""
-    lines = [f"vec<{registers[name][0]}, {WIDTH}> {name}s{size};" for name in needed if name in kept]
+    lines = [f"vec<{registers[name][0]}, {WIDTH}> {name}s{size};" for name in needed if name in survivors]
     lines += [
         f"vec<{roundings[name].type}, {WIDTH}> {name}_{roundings[name].type}s{size};"
         for name in needed
@@ -133,14 +133,14 @@ def staged(
         for name in (name for name in needed if stages[name] == stage):
             type_, text = registers[name]
             if of := roundings.get(name):
-                made = rounded(pairs[name], of.before, of.type)
+                rounded_text = rounded(pairs[name], of.before, of.type)
                 if name in narrow:
-                    whole_rounded.append(f"{held_narrow(name)} = {made};")
-                    made = held_narrow(name)
-                if name in kept:
-                    whole_rounded.append(f"{held(name)} = float{WIDTH}({made});")
+                    whole_rounded.append(f"{held_narrow(name)} = {rounded_text};")
+                    rounded_text = held_narrow(name)
+                if name in survivors:
+                    whole_rounded.append(f"{held(name)} = float{WIDTH}({rounded_text});")
             else:
-                body.append(f"{f'{held(name)}[k]' if name in kept else f'const {type_} {name}'} = {named(text)};")
+                body.append(f"{f'{held(name)}[k]' if name in survivors else f'const {type_} {name}'} = {named(text)};")
         lines += each_row(whole_rounded)
         body += [named(text) for text in single] if stage == last else []
         if body:
@@ -158,13 +158,13 @@ def loop(name: str, count: int, lines: Sequence[str]) -> list[str]:
 
 def _needed(registers, uses, wanted):
     """Returns the registers that some need, in order."""
-    found, left = set(), list(wanted)
+    names, left = set(), list(wanted)
     while left:
         name = left.pop()
-        if name not in found:
-            found.add(name)
+        if name not in names:
+            names.add(name)
             left += uses(name)
-    return [name for name in registers if name in found]
+    return [name for name in registers if name in names]
 
 
 def _stages(roundings, pairs, uses, needed):

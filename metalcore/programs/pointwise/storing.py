@@ -44,18 +44,18 @@ def repeats_of(node: Node, operand: Node) -> float:
     )
 
 
-def needs_coordinates(nodes: Sequence[Node], made: Sequence[Node] = ()) -> bool:
+def needs_coordinates(nodes: Sequence[Node], kernel_nodes: Sequence[Node] = ()) -> bool:
     """Returns whether nodes have operations before them, down to leaves, that read other elements than their own."""
-    _, computed = split(nodes, made)
+    _, computed = split(nodes, kernel_nodes)
     return any(map(is_indexed, computed))
 
 
 def store(outputs: Sequence[Node]) -> None:
     """Marks the nodes that have kernels of their own."""
-    found = ancestors(outputs)
-    inside = set(found)
+    nodes_above = ancestors(outputs)
+    inside = set(nodes_above)
     work: dict[Node, int] = {}
-    for node in found:
+    for node in nodes_above:
         if is_leaf(node):
             if name_of(node) in REDUCTIONS and needs_coordinates(node.args[:1]):  # pyright: ignore[reportArgumentType]
                 _mark(node.args[0])
@@ -84,26 +84,28 @@ def names_of(node: Node) -> tuple[str, ...]:
     return tuple(f"c{d}" for d in range(fake(node).dim()))
 
 
-def operands_of(outputs: Sequence[Node], inputs: Sequence[Node], made: Sequence[Node]) -> list[tuple[Node, At]] | None:
+def operands_of(
+    outputs: Sequence[Node], inputs: Sequence[Node], kernel_nodes: Sequence[Node]
+) -> list[tuple[Node, At]] | None:
     """Returns the leaves that outputs of one shape read, each with the names of its coordinates, or with None where it
     broadcasts to the outputs. None where an element is read at a place that has to be computed.
 
     Operations that only put dimensions into another order need no computation: the operand's strides say it.
     """
-    if not needs_coordinates(outputs, made):
+    if not needs_coordinates(outputs, kernel_nodes):
         return [(leaf, None) for leaf in inputs]
-    found: dict[tuple[Node, At], None] = {}
+    operands: dict[tuple[Node, At], None] = {}
 
     def load(leaf, at):
-        found[leaf, at] = None
+        operands[leaf, at] = None
         return "x"
 
-    lowering, names = Lowering(load, made=made), names_of(outputs[0])
+    lowering, names = Lowering(load, kernel_nodes=kernel_nodes), names_of(outputs[0])
     for node in outputs:
         lowering.value(node, names)
-    plain = all(c in (*names, "0") for _, at in found for c in at)  # pyright: ignore[reportOptionalIterable]
+    plain = all(c in (*names, "0") for _, at in operands for c in at)  # pyright: ignore[reportOptionalIterable]
     used = any(re.search(r"\bc\d", statement) for statement in lowering.statements)
-    return list(found) if plain and not used else None
+    return list(operands) if plain and not used else None
 
 
 def geometry_of(tensor: Tensor, at: At, shape: Sequence[int]) -> tuple[tuple[int, ...], int, int]:

@@ -100,11 +100,11 @@ def tables() -> list[str]:
         "scan": SCANS,
     }.items():
         lines += ["", f"| {title} | overloads |", "| --- | --- |"]
-        found: dict[str, list[str]] = {}
+        overloads_of: dict[str, list[str]] = {}
         for name in operators:
             packet, overload = name.rsplit(".", 1)
-            found.setdefault(packet, []).append(overload)
-        lines += [f"| `{packet}` | {', '.join(f'`{n}`' for n in names)} |" for packet, names in found.items()]
+            overloads_of.setdefault(packet, []).append(overload)
+        lines += [f"| `{packet}` | {', '.join(f'`{n}`' for n in names)} |" for packet, names in overloads_of.items()]
     return lines
 
 

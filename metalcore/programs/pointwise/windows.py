@@ -49,10 +49,10 @@ def windows_of(node: Node, at: Sequence[str]) -> list[Window]:
         return [_adaptive(c, size, new) for c, size, new in zip(own, sizes, outputs)]
 
     def each(key, default):
-        given = arguments.get(key, default)
-        given = given if isinstance(given, Sequence) else [given]
-        given = [plain(number) for number in given] or each("kernel_size", 1)
-        return list(given) * (spatial if len(given) == 1 else 1)
+        numbers = arguments.get(key, default)
+        numbers = numbers if isinstance(numbers, Sequence) else [numbers]
+        numbers = [plain(number) for number in numbers] or each("kernel_size", 1)
+        return list(numbers) * (spatial if len(numbers) == 1 else 1)
 
     kernels, strides = each("kernel_size", 1), each("stride", [])
     return [
@@ -84,10 +84,10 @@ def elements_of(node: Node) -> int:
 
 
 def _checked(node, at):
-    found = windows_of(node, at)
+    windows = windows_of(node, at)
     if elements_of(node) > MOST_ELEMENTS:
         raise Unsupported(f"windows of {elements_of(node)} elements; more than {MOST_ELEMENTS} are for reductions")
-    return found
+    return windows
 
 
 def _walk(lowering, node, at, windows, body: Callable[[list[str], str], None]):
@@ -188,9 +188,9 @@ def _batch_norm(lowering, node, arguments, at):
     if weight is not None:
         scale = lowering.statement("float", f"{scale} * {weight}")
     text = f"({lowering.value(source, at).text} - {mean}) * {scale}"
-    made = lowering.rounded(f"{text} + {bias}" if bias is not None else text, dtype, dtype)
+    normalized_text = lowering.rounded(f"{text} + {bias}" if bias is not None else text, dtype, dtype)
     if isinstance(node.meta["val"], torch.Tensor):
-        return [made]
+        return [normalized_text]
     raise Unsupported("its results with the statistics of a batch")
 
 

@@ -62,19 +62,19 @@ def written(node: Node) -> Write:
 
 def _index_put(result, arguments):
     indices = arguments["indices"]
-    given = [(d, index) for d, index in enumerate(indices) if index is not None]
-    common = torch.broadcast_shapes(*(fake(index).shape for _, index in given))
-    others = [size for d, size in enumerate(result.shape) if d not in dict(given)]
-    first = given[0][0] if given[-1][0] - given[0][0] == len(given) - 1 else 0
+    tensors = [(d, index) for d, index in enumerate(indices) if index is not None]
+    common = torch.broadcast_shapes(*(fake(index).shape for _, index in tensors))
+    others = [size for d, size in enumerate(result.shape) if d not in dict(tensors)]
+    first = tensors[0][0] if tensors[-1][0] - tensors[0][0] == len(tensors) - 1 else 0
     shape = (*others[:first], *common, *others[first:])
     return Write(shape, arguments["values"], lambda lowering, at: advanced(lowering, indices, result.shape, at))
 
 
 def leaves_of(node: Node) -> list[Node]:
     """Returns the nodes that say what is written and where."""
-    found: list[Node] = []
-    map_arg((node.args[1:], node.kwargs), found.append)
-    return list(dict.fromkeys(found))
+    leaves: list[Node] = []
+    map_arg((node.args[1:], node.kwargs), leaves.append)
+    return list(dict.fromkeys(leaves))
 
 
 def writing(node: Node, inputs: Sequence[Node], strides: Sequence[Sequence[int]], *, keep_float32: bool = False) -> str:
@@ -103,7 +103,7 @@ def statements(lowering: Lowering, node: Node, strides: Sequence[int]) -> tuple[
             value = lowering.stored(lowering.value(write.value, at[len(at) - fake(write.value).dim() :]))
         else:
             value = lowering.operand(plain(write.value), dtype)
-        given = iter([lowering.index(f"int({number})") for number, _ in numbers])
-        place = place_at([next(given) if c is None else c for c in places], strides)
+        coordinates_left = iter([lowering.index(f"int({number})") for number, _ in numbers])
+        place = place_at([next(coordinates_left) if c is None else c for c in places], strides)
         lowering.statements.append(f"out0[{place}] = {to_memory(value, dtype)};")
     return before, lowering.statements

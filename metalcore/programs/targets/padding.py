@@ -45,19 +45,19 @@ def pad_channels(module: GraphModule, target: Target) -> int:
             continue
         with graph.inserting_before(node):
             if name in ("conv1d", "conv2d", "conv3d"):
-                made = _convolution(node, padded, emit, target)
+                padded_value = _convolution(node, padded, emit, target)
             elif name == "linear":
-                made = _linear(node, padded, emit, target)
+                padded_value = _linear(node, padded, emit, target)
             else:
-                made = _alone(node, name, padded, emit)
-                count -= made is not None
-            if made is None:
+                padded_value = _alone(node, name, padded, emit)
+                count -= padded_value is not None
+            if padded_value is None:
                 continue
             count += 1
-            plain = _cut(made, value(node).shape[made.dim], emit)
+            plain = _cut(padded_value, value(node).shape[padded_value.dim], emit)
         node.replace_all_uses_with(plain)
-        if plain is not made.node:
-            padded[plain] = made
+        if plain is not padded_value.node:
+            padded[plain] = padded_value
         graph.erase_node(node)
     return count
 
@@ -80,9 +80,13 @@ def _activation(node, dim, count, padded, emit):
     """Returns the value with so many zeros, or with the padding that it has from before."""
     if not count:
         return node
-    known = padded.get(node)
-    if known is not None and known.dim == dim and value(known.node).shape[dim] == value(node).shape[dim] + count:
-        return known.node
+    padded_value = padded.get(node)
+    if (
+        padded_value is not None
+        and padded_value.dim == dim
+        and value(padded_value.node).shape[dim] == value(node).shape[dim] + count
+    ):
+        return padded_value.node
     pads = [0, 0] * (value(node).dim() - 1 - dim) + [0, count]
     return emit(torch.ops.aten.constant_pad_nd.default, node, pads)
 
@@ -121,7 +125,7 @@ def _convolution(node, padded, emit, target):
     if not more_in and not more_out:
         return None
     rest = (argument(node, name) for name in ("stride", "padding", "dilation"))
-    made = emit(
+    padded_value = emit(
         node.target,
         _activation(x, 1, more_in, padded, emit),
         _parameter(weight, weights, emit),
@@ -129,7 +133,7 @@ def _convolution(node, padded, emit, target):
         *rest,
         groups,
     )
-    return _Padded(made, 1)
+    return _Padded(padded_value, 1)
 
 
 def _linear(node, padded, emit, target):
@@ -141,13 +145,13 @@ def _linear(node, padded, emit, target):
     if not more_in and not more_out:
         return None
     dim = value(x).dim() - 1
-    made = emit(
+    padded_value = emit(
         node.target,
         _activation(x, dim, more_in, padded, emit),
         _parameter(weight, (more_out, more_in), emit),
         _parameter(bias, (more_out,), emit),
     )
-    return _Padded(made, dim)
+    return _Padded(padded_value, dim)
 
 
 def _alone(node, name, padded, emit):
@@ -155,24 +159,24 @@ def _alone(node, name, padded, emit):
     sources = node.all_input_nodes
     if name not in _ALONE and name not in _POOLS or not sources or any(source not in padded for source in sources):
         return None
-    known = [padded[source] for source in sources]
-    dims = {(entry.dim, value(entry.node).dim(), value(entry.node).shape[entry.dim]) for entry in known}
-    if len(dims) > 1 or value(node).dim() != value(sources[0]).dim() or name in _POOLS and known[0].dim != 1:
+    padded_value = [padded[source] for source in sources]
+    dims = {(entry.dim, value(entry.node).dim(), value(entry.node).shape[entry.dim]) for entry in padded_value}
+    if len(dims) > 1 or value(node).dim() != value(sources[0]).dim() or name in _POOLS and padded_value[0].dim != 1:
         return None
-    if value(node).shape[known[0].dim] != value(sources[0]).shape[known[0].dim]:
+    if value(node).shape[padded_value[0].dim] != value(sources[0]).shape[padded_value[0].dim]:
         return None
     if name in _POOLS and value(node).dim() != 4:
         return None
-    by_source = dict(zip(sources, known))
-    args = [by_source[given].node if isinstance(given, Node) else given for given in arguments(node)]
+    by_source = dict(zip(sources, padded_value))
+    args = [by_source[thing].node if isinstance(thing, Node) else thing for thing in arguments(node)]
     specs = node.target._schema.arguments
-    named = {spec.name: given for spec, given in zip(specs, args) if spec.kwarg_only}
-    plain = [given for spec, given in zip(specs, args) if not spec.kwarg_only]
-    return _Padded(emit(node.target, *plain, **named), known[0].dim)
+    named = {spec.name: thing for spec, thing in zip(specs, args) if spec.kwarg_only}
+    plain = [thing for spec, thing in zip(specs, args) if not spec.kwarg_only]
+    return _Padded(emit(node.target, *plain, **named), padded_value[0].dim)
 
 
-def _cut(made, count, emit):
+def _cut(padded_value, count, emit):
     """Returns the value without its padding."""
-    if value(made.node).shape[made.dim] == count:
-        return made.node
-    return emit(torch.ops.aten.slice.Tensor, made.node, made.dim, 0, count)
+    if value(padded_value.node).shape[padded_value.dim] == count:
+        return padded_value.node
+    return emit(torch.ops.aten.slice.Tensor, padded_value.node, padded_value.dim, 0, count)

@@ -151,34 +151,36 @@ class TargetError(ValueError):
 
 def check_static(program: torch.export.ExportedProgram, target: Target) -> list[Violation]:
     """Returns the inputs of an exported program whose sizes are not known, if the target wants them known."""
-    found = []
+    violations = []
     for node in program.graph.nodes if target.static_shapes else ():
         if node.op == "placeholder" and isinstance(value(node), Tensor):
             shape = value(node).shape
             if any(not isinstance(size, int) for size in shape):
                 rule, remedy = "all sizes are known in advance", "Export it without Dim, once for each set of sizes."
-                found.append(Violation(node.name, node.name, rule, f"sizes {[str(size) for size in shape]}", remedy))
-    return found
+                violations.append(
+                    Violation(node.name, node.name, rule, f"sizes {[str(size) for size in shape]}", remedy)
+                )
+    return violations
 
 
 def check(graph: Graph, steps: tuple[Step, ...], target: Target) -> list[Violation]:
     """Returns what of a graph, and of the operations that it became, a target does not allow."""
-    found: list[Violation] = []
+    violations: list[Violation] = []
     device = program_device(graph)
     for node in graph.nodes:
         if node.op == "output":
             continue
         for tensor in tensors_of(node):
             if tensor.device == device:
-                found += _of_value(node, tensor, target)
+                violations += _of_value(node, tensor, target)
         if name_of(node) in PRODUCTS and target.channel_bytes > 1:
-            found += _of_channels(node, target)
+            violations += _of_channels(node, target)
     if not target.on_cpu:
         for step in steps:
             if step.place in ("cpu", "transfer"):
                 rule, remedy = "all runs on the device", "Write it with operators that the device has."
-                found.append(Violation(step.name, step.name, rule, f"{step.operator} on the CPU", remedy))
-    return found
+                violations.append(Violation(step.name, step.name, rule, f"{step.operator} on the CPU", remedy))
+    return violations
 
 
 def _of_value(node: Node, tensor: Tensor, target: Target) -> Iterator[Violation]:

@@ -31,8 +31,8 @@ def _looked_up_value(lowering, node, source, at: Sequence[str | None], numbers: 
     dtype, numbers = result_dtype(node), list(numbers)
 
     def make():
-        found = iter([lowering.index(f"int({number})") for number, _ in numbers])
-        return lowering.value(source, tuple(next(found) if c is None else c for c in at)).text
+        indices = iter([lowering.index(f"int({number})") for number, _ in numbers])
+        return lowering.value(source, tuple(next(indices) if c is None else c for c in at)).text
 
     return lowering.when(" && ".join(inside for _, inside in numbers), dtype, missing(dtype), make)
 
@@ -76,32 +76,32 @@ def advanced(lowering, indices: Sequence[Node | None], shape: Sequence[int], at:
     Args:
         at: the coordinates in the result of x[indices].
     """
-    given = [index for index in indices if index is not None]
-    for index in given:
+    tensors = [index for index in indices if index is not None]
+    for index in tensors:
         if fake(index).dtype in (torch.bool, torch.uint8):
             raise Unsupported("a mask as index, which makes a shape that depends on numbers")
     places = [d for d, index in enumerate(indices) if index is not None]
-    common = torch.broadcast_shapes(*(fake(index).shape for index in given))
+    common = torch.broadcast_shapes(*(fake(index).shape for index in tensors))
     # The indices' dimensions come where the indices are, or first if they are not side by side.
     first = places[0] if places[-1] - places[0] == len(places) - 1 else 0
     of_indices, others = at[first : first + len(common)], iter([*at[:first], *at[first + len(common) :]])
-    made, numbers = [], []
+    coordinates, numbers = [], []
     for d, size in enumerate(shape):
         index = indices[d] if d < len(indices) else None
         if index is None:
-            made.append(next(others))
+            coordinates.append(next(others))
             continue
         own = of_indices[len(common) - fake(index).dim() :]
-        made.append(None)
+        coordinates.append(None)
         numbers.append(looked_up(lowering, index, own, size, wraps=True))
-    return made, numbers
+    return coordinates, numbers
 
 
 @reads("index.Tensor")
 def _index(lowering, node, arguments, at):
     source = arguments["self"]
-    made, numbers = advanced(lowering, arguments["indices"], fake(source).shape, at)
-    return _looked_up_value(lowering, node, source, made, numbers)
+    coordinates, numbers = advanced(lowering, arguments["indices"], fake(source).shape, at)
+    return _looked_up_value(lowering, node, source, coordinates, numbers)
 
 
 @reads("arange", "arange.start", "arange.start_step", "prims.iota")

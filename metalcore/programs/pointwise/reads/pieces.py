@@ -108,7 +108,7 @@ def _pad(lowering, node, arguments, at):
     mode = arguments.get("mode") or {"reflection": "reflect", "replication": "replicate"}.get(
         name.split("_")[0], "constant"
     )
-    made, inside = list(at), []
+    coordinates, inside = list(at), []
     for k in range(len(pads) // 2):
         d, left, right = len(shape) - 1 - k, plain(pads[2 * k]), plain(pads[2 * k + 1])
         if left == right == 0:
@@ -124,11 +124,11 @@ def _pad(lowering, node, arguments, at):
             place = lowering.index(f"int(uint({place} + {size}) % {size}u)")
         else:
             raise Unsupported(f"padding of mode {mode!r}")
-        made[d] = place
+        coordinates[d] = place
     if not inside:
-        return lowering.value(source, tuple(made)).text
+        return lowering.value(source, tuple(coordinates)).text
     filling = lowering.operand(arguments.get("value") or 0, dtype)
-    return lowering.when(" && ".join(inside), dtype, filling, lambda: lowering.value(source, tuple(made)).text)
+    return lowering.when(" && ".join(inside), dtype, filling, lambda: lowering.value(source, tuple(coordinates)).text)
 
 
 def _nearest(lowering, node, arguments, at):
@@ -138,17 +138,17 @@ def _nearest(lowering, node, arguments, at):
         arguments.get(name)
         for name in {1: ("scales",), 2: ("scales_h", "scales_w")}.get(spatial, ("scales_d", "scales_h", "scales_w"))
     ]
-    made = list(at)
+    coordinates = list(at)
     for d, scale in zip(range(2, len(at)), scales):
         size, new = fake(source).shape[d], fake(node).shape[d]
         step = literal(1.0 / scale if scale else size / new, torch.float32)
         place = f"(float({at[d]}) + 0.5f) * {step}" if exact else f"float({at[d]}) * {step}"
-        made[d] = (
+        coordinates[d] = (
             lowering.index(f"min(int(floor({place})), {size - 1})")
             if size != new or scale not in (None, 1.0)
             else at[d]
         )
-    return lowering.value(source, tuple(made)).text
+    return lowering.value(source, tuple(coordinates)).text
 
 
 for _n in (1, 2, 3):

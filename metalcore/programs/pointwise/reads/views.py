@@ -71,15 +71,15 @@ def _view(lowering, node, arguments, at):
 
 def _reshaped(lowering, at: Sequence[str], shape: Sequence[int], other: Sequence[int]) -> At:
     """Returns the coordinates in another shape of as many elements. Dimensions that both have stay as they are."""
-    made: list[str] = []
+    coordinates: list[str] = []
     k = 0
     if 0 in other:
         return ("0",) * len(other)
     for j, size in enumerate(other):
-        if len(made) > j:
+        if len(coordinates) > j:
             continue
         if size == 1:
-            made.append("0")
+            coordinates.append("0")
             continue
         # The least runs of dimensions with the same number of elements.
         mine, theirs, first, last = 1, size, k, j + 1
@@ -88,19 +88,19 @@ def _reshaped(lowering, at: Sequence[str], shape: Sequence[int], other: Sequence
                 mine, k = mine * shape[k], k + 1
             else:
                 theirs, last = theirs * other[last], last + 1
-        kept = [d for d in range(first, k) if shape[d] != 1]
-        if len(kept) == 1 and last == j + 1:
-            made.append(at[kept[0]])
+        long_dimensions = [d for d in range(first, k) if shape[d] != 1]
+        if len(long_dimensions) == 1 and last == j + 1:
+            coordinates.append(at[long_dimensions[0]])
             continue
         place = ""
-        for d in kept:
+        for d in long_dimensions:
             place = f"({place}) * {shape[d]} + {at[d]}" if place else at[d]
         rest = lowering.index(place or "0")
         for d in range(last - 1, j, -1):
-            made.insert(j, lowering.index(f"int(uint({rest}) % {other[d]}u)"))
+            coordinates.insert(j, lowering.index(f"int(uint({rest}) % {other[d]}u)"))
             rest = lowering.index(f"int(uint({rest}) / {other[d]}u)")
-        made.insert(j, rest)
-    return tuple(made)
+        coordinates.insert(j, rest)
+    return tuple(coordinates)
 
 
 @reads("permute", "transpose.int", "t", "numpy_T", "permute_copy", "transpose_copy.int", "swapaxes", "movedim.int")
@@ -118,8 +118,8 @@ def _permute(lowering, node, arguments, at):
     elif rank:
         first, second = (dimension(source, d) for d in node.args[1:3])
         order[first], order[second] = second, first
-    found = dict(zip(order, at))
-    return lowering.value(source, tuple(found[d] for d in range(rank))).text
+    coordinate_of = dict(zip(order, at))
+    return lowering.value(source, tuple(coordinate_of[d] for d in range(rank))).text
 
 
 @reads("select.int", "select_copy.int")
@@ -157,16 +157,16 @@ def _diagonal(lowering, node, arguments, at):
 
 @reads("flip")
 def _flip(lowering, node, arguments, at):
-    source, made = node.args[0], at
+    source, coordinates = node.args[0], at
     for dim in {dimension(source, d) for d in arguments["dims"]}:
         if at:
-            made = replaced(made, dim, lowering.index(f"{fake(node).shape[dim] - 1} - {at[dim]}"))
-    return lowering.value(source, made).text
+            coordinates = replaced(coordinates, dim, lowering.index(f"{fake(node).shape[dim] - 1} - {at[dim]}"))
+    return lowering.value(source, coordinates).text
 
 
 @reads("roll")
 def _roll(lowering, node, arguments, at):
-    source, made = node.args[0], at
+    source, coordinates = node.args[0], at
     shifts, dims = arguments["shifts"], arguments["dims"] or ()
     if not dims and fake(source).dim() == 1:
         dims = (0,)
@@ -177,8 +177,10 @@ def _roll(lowering, node, arguments, at):
         dim = dimension(source, dim)
         size = fake(node).shape[dim] if at else 1
         if size and shift % size:
-            made = replaced(made, dim, lowering.index(f"int(uint({made[dim]} + {size - shift % size}) % {size}u)"))
-    return lowering.value(source, made).text
+            coordinates = replaced(
+                coordinates, dim, lowering.index(f"int(uint({coordinates[dim]} + {size - shift % size}) % {size}u)")
+            )
+    return lowering.value(source, coordinates).text
 
 
 @reads("repeat")
@@ -187,10 +189,10 @@ def _repeat(lowering, node, arguments, at):
     shape = fake(source).shape
     own = at[len(at) - len(shape) :]
     sizes = fake(node).shape[len(at) - len(shape) :]
-    made = (
+    coordinates = (
         c if new == size else lowering.index(f"int(uint({c}) % {size}u)") for c, size, new in zip(own, shape, sizes)
     )
-    return lowering.value(source, tuple(made)).text
+    return lowering.value(source, tuple(coordinates)).text
 
 
 @reads("repeat_interleave.self_int")
