@@ -8,6 +8,7 @@ two kernels of softmax, against PyTorch's softmax.
 """
 
 import contextlib
+import ctypes
 import functools
 
 import torch
@@ -15,8 +16,7 @@ import torch
 import metalcore
 from metalcore._core.registry import OPS
 
-from ..harness.case import Sampled, Samples, size_text
-from ..harness.launch import bare_launch
+from ..harness.case import Sampled, Samples, family, size_text
 
 # What a sample may take, and how many calls it is made of at most: fewer on a GPU than its queue holds, so that the
 # host never waits for it.
@@ -26,7 +26,8 @@ MOST_CALLS = 500
 TARGETS = {"no_grad": {"excess": 2e-6}, "forward": {}, "forward+backward": {"speedup": 1 / 1.15}}
 
 
-def cases(scale):
+@family
+def call_overhead(scale):
     found = [case for op in OPS.values() for case in cases_of(op, scale)]
     found.append(Sampled(name="operator no_grad", sample=functools.partial(operator_alone, scale)))
     for name, functions in DERIVATIVES.items():
@@ -178,3 +179,27 @@ def seconds(device, side, calls):
 
 def method(device):
     return "host's time" if device.scale == "gpu" else device.method
+
+
+# What the host pays for launching an empty kernel on an NVIDIA GPU, without any framework.
+PTX = b".version 7.0\n.target sm_52\n.address_size 64\n.visible .entry empty() { ret; }\n"
+
+
+def bare_launch():
+    """(launch, refused): the first function launches an empty kernel. The second makes the same call with a grid of no
+    threadgroups, which the driver refuses at once. The difference of their times is the launch without ctypes."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+    module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
+    torch.cuda.synchronize()  # makes the device's primary context current
+    _check(cuda.cuModuleLoadData(ctypes.byref(module), PTX))
+    _check(cuda.cuModuleGetFunction(ctypes.byref(kernel), module, b"empty"))
+    grid, *rest = [ctypes.c_uint(value) for value in (1, 1, 1, 32, 1, 1, 0)]
+    stream, none = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream), ctypes.c_uint(0)
+    call = cuda.cuLaunchKernel
+    _check(call(kernel, grid, *rest, stream, None, None))
+    return lambda: call(kernel, grid, *rest, stream, None, None), lambda: call(kernel, none, *rest, stream, None, None)
+
+
+def _check(status):
+    if status:
+        raise RuntimeError(f"libcuda: error {status} from an empty kernel")

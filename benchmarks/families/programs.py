@@ -8,12 +8,34 @@ static cache of keys and values, by transformers' model with random weights.
 import functools
 
 import torch
+import torch.nn.functional as F
 
 import metalcore
 import metalcore.programs
 
-from ..harness.case import Comparison
-from ..harness.compiled import AGAINST, inductor
+from ..harness.case import Comparison, family, size_text
+
+# Programs are compared with PyTorch's operators one by one, and with Inductor where there is a GPU.
+AGAINST = {"gpu": ("eager", "Inductor"), "simulator": ("eager",), "quick": ("eager",)}
+
+
+def inductor(function, **options):
+    """torch.compile's own compiler, for one set of shapes. It forgets what it compiled for other cases."""
+    torch._dynamo.reset()
+    return torch.compile(function, fullgraph=True, dynamic=False, **options)
+
+
+def made_once(make):
+    """The function that make(*inputs) returns. It is made by the first call, for all inputs that take turns."""
+    made = []
+
+    def call(*inputs):
+        if not made:
+            made.append(make(*inputs))
+        return made[0](*inputs)
+
+    return call
+
 
 # Blocks of each stage, width, pixels of a side, batches.
 IMAGES = {
@@ -30,7 +52,8 @@ TOKENS = {
 FUSIONS = {"": None, ", all fusions": [*(pattern.name for pattern in metalcore.programs.PATTERNS), "pointwise"]}
 
 
-def cases(scale):
+@family
+def programs(scale):
     sides = [(fusions, against) for fusions in FUSIONS for against in AGAINST[scale]]
     found = [
         images(scale, batch, dtype, *side)
@@ -108,3 +131,130 @@ def with_graphs(model, *inputs):
     for _ in range(3):  # compiled, run once more, and recorded
         call()
     return call
+
+
+# Function; its tensors (x has all elements, r one for each column); how many results it has.
+CHAINS = {
+    "gelu(x*a + b)*1.5 + r": (lambda x, a, b, r: F.gelu(x * a + b) * 1.5 + r, "xrrr", 1),
+    "silu(x)*y + z": (lambda x, y, z: F.silu(x) * y + z, "xxx", 1),
+    "clamp(tanh(x*a + b))*sigmoid(y)": (
+        lambda x, a, b, y: torch.tanh(x * a + b).clamp(-0.9, 0.9) * torch.sigmoid(y),
+        "xrrx",
+        1,
+    ),
+    "relu(x*a + y)": (lambda x, a, y: F.relu(x * a + y), "xrx", 1),
+    "x*y + 1 and exp(-x*x)": (lambda x, y: (x * y + 1, torch.exp(-(x * x))), "xx", 2),
+    "x.t()*a + y": (lambda x, a, y: x.t() * a + y, "xrx", 1),
+}
+CHAIN_SHAPES = {"gpu": [(4096, 4096), (65536, 1024)], "simulator": [(64, 64), (256, 256)], "quick": [(8, 8)]}
+
+
+class Chain(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *tensors):
+        return self.function(*tensors)
+
+
+@family
+def pointwise(scale):
+    """Chains of pointwise operations as one generated kernel, against PyTorch's operators one by one and Inductor."""
+    return [
+        chain_case(name, shape, dtype, against)
+        for name in CHAINS
+        for shape in CHAIN_SHAPES[scale]
+        for dtype in (torch.float32, torch.bfloat16)
+        for against in AGAINST[scale]
+        if ".t()" not in name or shape[0] == shape[1]
+    ]
+
+
+def chain_case(name, shape, dtype, against):
+    function, kinds, results = CHAINS[name]
+    elements = (kinds.count("x") + results) * torch.Size(shape).numel() + kinds.count("r") * shape[1]
+    return Comparison(
+        name=f"{name}, against {against}",
+        shape=size_text(shape),
+        dtype=dtype,
+        inputs=lambda device: tuple(
+            torch.randn(shape if kind == "x" else shape[1], device=device).to(dtype) for kind in kinds
+        ),
+        ours=made_once(lambda *tensors: metalcore.compile(Chain(function), tensors)),
+        theirs=function if against == "eager" else made_once(lambda *tensors: inductor(function)),
+        bytes=elements * dtype.itemsize,
+        targets={"share": 0.9} if against == "eager" else {},
+    )
+
+
+# Shape, rows, tokens of a row, dtype.
+BATCHES = {
+    "gpu": [("0.5B", 1, 128, torch.bfloat16), ("0.5B", 4, 1024, torch.bfloat16)],
+    "simulator": [("tiny", 2, 16, torch.float32)],
+    "quick": [("tiny", 1, 8, torch.float32)],
+}
+
+
+@family
+def train_step(scale):
+    """Training steps of models of Qwen2's shapes: compile_train_step(), against eager PyTorch and Inductor.
+
+    A step is forward, backward, clipping and AdamW: PyTorch's fused one on its side. metalcore's side is one replay, of
+    a model with metalcore's norms, gates, rotations and loss.
+    """
+    return [step_case(*batch, against) for batch in BATCHES[scale] for against in AGAINST[scale]]
+
+
+def step_case(shape, rows, length, dtype, against):
+    def inputs(device):
+        from transformers import Qwen2ForCausalLM
+
+        from examples.common.qwen import config
+
+        with torch.device(device):
+            model = Qwen2ForCausalLM(config(shape, length)).to(dtype).train()
+            return model, torch.randint(model.config.vocab_size, (rows, length))
+
+    return Comparison(
+        name=f"train step of qwen2.5-{shape}, against {against}",
+        shape=f"{rows}x{length}",
+        dtype=dtype,
+        inputs=inputs,
+        bind=lambda make, *values: make(*values),
+        ours=replayed,
+        theirs=functools.partial(ordinary, inductor if against == "Inductor" else lambda function: function),
+        graph=False,
+    )
+
+
+def loss_of(model):
+    # Without masks of its own, the model would look on the host whether rows are packed, which no replay can do.
+    masks = {"full_attention": None}
+    return lambda tokens: model(tokens, labels=tokens, attention_mask=masks, use_cache=False).loss
+
+
+def replayed(model, tokens):
+    from metalcore.integrations import transformers as metalcore_transformers
+
+    optimizer = metalcore.optim.AdamW(model.parameters(), lr=1e-4)
+    with metalcore_transformers.patch():
+        step = metalcore.compile_train_step(loss_of(model), lambda loss: loss, optimizer, tokens, max_norm=1.0)
+        for _ in range(3):  # one of the first steps is recorded
+            step(tokens)
+    return functools.partial(step, tokens)
+
+
+def ordinary(compiler, model, tokens):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    forward = compiler(loss_of(model))
+
+    def step():
+        loss = forward(tokens)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step

@@ -10,7 +10,7 @@ import torch
 
 import metalcore
 
-from ..harness.case import Sampled, Samples
+from ..harness.case import Sampled, Samples, family
 from .call_overhead import host_seconds, method
 
 DISPATCHES = 300
@@ -39,7 +39,8 @@ REPLAYS = {
 }
 
 
-def cases(scale):
+@family
+def replay(scale):
     for name, (function, options, own) in REPLAYS.items():
         yield Sampled(
             name=name,

@@ -1,21 +1,24 @@
 """What a family file is made of.
 
-A family is a module of benchmarks/families with a docstring (its title) and `cases(scale)`, a list of cases for "gpu",
-"simulator" or "quick" (tiny inputs). Most cases are a `Comparison`: inputs, two functions of them, and the bytes and
-operations that both need at least. A case that is no call on a device is `Sampled`, and measures itself. A map's `Cell`
-is a comparison that is measured briefly.
+A family is a function of a module of benchmarks/families, marked with @family. Its name is the family's, and its
+docstring, or else its module's, begins with the title. It returns the cases for "gpu", "simulator" or "quick" (tiny
+inputs). Most cases are a `Comparison`: inputs, two functions of them, and the bytes and operations that both need at
+least. A case that is no call on a device is `Sampled`, and measures itself. A map's `Cell` is a comparison that is
+measured briefly.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+FAMILIES: dict[str, Callable[[str], Iterable[Case]]] = {}
 
 # A value meets a target where it is on this side of the target's bound.
 TARGETS = {
@@ -25,6 +28,12 @@ TARGETS = {
     "excess": "<=",  # seconds of our call beyond PyTorch's
     "overhead": "<=",  # seconds of our call beyond a bare launch; runs before December 2026 had it
 }
+
+
+def family(cases):
+    """Registers a function of the scale as the family that is named as it is."""
+    FAMILIES[cases.__name__] = cases
+    return cases
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,3 +148,53 @@ def of_all(case: Callable, scale: str, *choices: Iterable) -> list:
 
 def size_text(shape):
     return "x".join(map(str, shape))
+
+
+# How a function is bound whose passes are timed. Benchmarks of both passes count the bytes of both.
+KINDS = {"forward": functools.partial, "backward": backward, "forward+backward": forward_backward}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsOp:
+    """An op over the rows of arrays, whose limit is memory."""
+
+    ours: Callable
+    theirs: Callable
+    # A letter for each tensor: x has the shape of the case, w is twice as wide, c has one number for each of its
+    # columns, or channels, and l has logarithms of probabilities.
+    tensors: str = "x"
+    # Passes over an array of the shape of the case, forward and backward. The numbers of rows and columns do not count.
+    passes: tuple[int, int] = (2, 3)
+    # The name and the options by which explain() tells the variant of the forward pass from the tensors.
+    explained: Callable | None = None
+
+
+def over_rows(scale, ops: Mapping[str, RowsOp], shapes, targets, kinds=KINDS):
+    """The comparisons of ops for each pass, shape and dtype. `targets` is a function of the shape."""
+
+    def case(name, kind, shape, dtype):
+        op = ops[name]
+        sizes = {"x": shape, "w": (*shape[:-1], 2 * shape[-1]), "c": shape[1:2], "l": shape}
+        forward, backward = op.passes
+        passes = ("forward" in kind) * forward + ("backward" in kind) * backward
+
+        def inputs(device):
+            numbers = [torch.randn(sizes[letter], device=device) for letter in op.tensors]
+            return tuple(
+                (x.log_softmax(-1) if letter == "l" else x).to(dtype) for x, letter in zip(numbers, op.tensors)
+            )
+
+        return Comparison(
+            name=f"{name} {kind}",
+            shape=size_text(shape),
+            dtype=dtype,
+            ours=op.ours,
+            theirs=op.theirs,
+            bind=kinds[kind],
+            inputs=inputs,
+            bytes=passes * math.prod(shape) * dtype.itemsize,
+            variant=None if kind == "backward" else op.explained,
+            targets=targets(shape) if scale == "gpu" else {},
+        )
+
+    return [case(*chosen) for chosen in itertools.product(ops, kinds, shapes[scale], DTYPES)]

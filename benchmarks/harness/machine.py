@@ -7,6 +7,7 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -105,3 +106,22 @@ def stem(machine, families=()):
     """The name of a run's files: its date, its device, and its families unless it had all."""
     device = "".join(letter if letter.isalnum() else "-" for letter in machine["device_name"].lower())
     return "-".join([machine["date"][:10], *filter(None, device.split("-")), *families])
+
+
+def python(*arguments, **environment):
+    """What a new Python prints. It finds this metalcore first, whether it is installed or not.
+
+    Raises:
+        RuntimeError: it failed. The message begins with the last line that it wrote to stderr.
+    """
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    found = subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment, "PYTHONPATH": path},
+    )
+    if found.returncode:
+        errors = found.stderr.strip() or f"exit status {found.returncode}"
+        raise RuntimeError(f"a new process failed: {errors.splitlines()[-1]}\n{errors[-2000:]}")
+    return found.stdout

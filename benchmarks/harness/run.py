@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import machine, report
-from .case import Cell
+from .case import FAMILIES, Cell
 from .cells import Skipped, measure_cell
 from .device import open_device
 from .measure import measure
 from .summary import failure, summarize
 
-FAMILIES = Path(__file__).resolve().parents[1] / "families"
+FOLDER = Path(__file__).resolve().parents[1] / "families"
 OUT = machine.ROOT / "build" / "benchmarks"
 ROUNDS, QUICK_ROUNDS = 31, 3
 
@@ -37,30 +37,33 @@ class Run:
 
 
 @functools.cache
-def _modules():
-    """{benchmark: its module's name}. The folders, which are named as those of kernels/, are no part of a name."""
-    paths = {path.stem: path.relative_to(FAMILIES).with_suffix("") for path in FAMILIES.rglob("[a-z]*.py")}
-    return {name: ".".join(("benchmarks.families", *path.parts)) for name, path in sorted(paths.items())}
+def _registered():
+    """{family: its function}, of all modules. Their folders, named as those of kernels/, are no part of a name."""
+    for path in sorted(FOLDER.rglob("[a-z]*.py")):
+        importlib.import_module(".".join(("benchmarks.families", *path.relative_to(FOLDER).with_suffix("").parts)))
+    return dict(sorted(FAMILIES.items()))
 
 
 def families():
-    return list(_modules())
+    return list(_registered())
 
 
 def family(name):
-    """The module of a family."""
-    if name not in families():
+    """The function that returns a family's cases."""
+    if name not in _registered():
         raise ValueError(f"{name!r} is not a benchmark; there are {', '.join(families())}")
-    return importlib.import_module(_modules()[name])
+    return _registered()[name]
 
 
 def title(name):
-    return inspect.getdoc(family(name)).splitlines()[0]
+    """The first line of a family's docstring, or of its module's where the function has none."""
+    function = family(name)
+    return inspect.getdoc(function if function.__doc__ else inspect.getmodule(function)).splitlines()[0]
 
 
 def select(names, scale, words):
     """[(family, case)] of the named families, or of all, where family and label contain all words."""
-    return matching([(name, case) for name in names or families() for case in family(name).cases(scale)], words)
+    return matching([(name, case) for name in names or families() for case in family(name)(scale)], words)
 
 
 def matching(cases, words):

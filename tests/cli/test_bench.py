@@ -92,7 +92,7 @@ def test_the_machine_is_described(bench):
 
 
 def test_a_process_that_fails():
-    from benchmarks.harness.process import python
+    from benchmarks.harness.machine import python
 
     assert python("-c", "import os; print(os.environ['NAME'])", NAME="x") == "x\n"
     with pytest.raises(RuntimeError, match="a new process failed: ValueError: no\n"):

@@ -19,7 +19,7 @@ def test_every_function_is_there():
 def test_cells():
     from benchmarks.families.linalg import linalg_map
 
-    cells = linalg_map.cases("gpu")
+    cells = linalg_map.linalg_map("gpu")
     assert {cell.n for cell in cells} == {4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048}
     assert {cell.batch for cell in cells} == {1, 16, 256, 4096, 16384}
     assert all(4 * cell.batch * cell.n**2 <= 1 << 30 for cell in cells)

@@ -166,10 +166,21 @@ def test_targets():
 
 def test_qr_counts():
     """LAPACK's operation counts (Working Note 41) for sgeqrf and sorgqr, to the leading order."""
-    from benchmarks.families.linalg.qr import householder_flops, least_bytes
+    from benchmarks.families.linalg.decompositions import matrices, qr_flops, qr_numbers
 
     n = 300
-    assert householder_flops((5, n, n)) == 5 * round(8 / 3 * n**3)
-    assert householder_flops((2 * n, n)) == round(4 * 2 * n * n**2 - 4 / 3 * n**3)
-    assert householder_flops((n, 2 * n)) == round(2 * n**2 * 2 * n - 2 / 3 * n**3 + 4 / 3 * n**3)
-    assert least_bytes((5, 6, 4)) == 5 * 4 * (6 * 4 + 6 * 4 + 4 * 4)
+    square, tall, wide, small = matrices("qr", "5x300x300 600x300 300x600 5x6x4", numbers=qr_numbers, flops=qr_flops)
+    assert square.flops == 5 * round(8 / 3 * n**3)
+    assert tall.flops == round(4 * 2 * n * n**2 - 4 / 3 * n**3)
+    assert wide.flops == round(2 * n**2 * 2 * n - 2 / 3 * n**3 + 4 / 3 * n**3)
+    assert small.bytes == 5 * 4 * (6 * 4 + 6 * 4 + 4 * 4)
+
+
+def test_a_line_of_sizes():
+    from benchmarks.families.linalg.decompositions import sizes
+
+    assert list(sizes("4096x4096 8x3x2,5=2 64x32=1/1.5")) == [
+        ((4096, 4096), 0, None),
+        ((8, 3, 2), 5, 2.0),
+        ((64, 32), 0, 1 / 1.5),
+    ]

@@ -9,7 +9,7 @@ import torch
 
 import metalcore
 
-from ...harness.case import DTYPES, Comparison
+from ...harness.case import DTYPES, Comparison, family
 
 # images, channels, size, outputs, window, stride, groups
 LAYERS = {
@@ -43,7 +43,8 @@ def by_torch(*args, **options):
         return torch.nn.functional.conv2d(*args, **options)
 
 
-def cases(scale):
+@family
+def conv(scale):
     return [
         case(kind, name, layer, dtype)
         for kind in (plain, block)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 import metalcore
 
-from ...harness.case import DTYPES, Comparison, forward_backward, size_text
+from ...harness.case import DTYPES, Comparison, family, forward_backward, size_text
 
 # (rows, depth, bags, indices of a bag); without bags each index is a result.
 SHAPES = {
@@ -17,7 +17,8 @@ SHAPES = {
 }
 
 
-def cases(scale):
+@family
+def embedding(scale):
     return [
         case(kind, shape, dtype, scale)
         for kind in ("forward", "forward+backward")

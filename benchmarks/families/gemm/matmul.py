@@ -6,7 +6,7 @@ import torch
 
 import metalcore
 
-from ...harness.case import DTYPES, Comparison, backward
+from ...harness.case import DTYPES, Comparison, backward, family
 
 KINDS = {"forward": functools.partial, "backward": backward}
 # rows, columns, terms; members of a group of experts
@@ -39,7 +39,8 @@ OPS = {
 }
 
 
-def cases(scale):
+@family
+def matmul(scale):
     products = [
         case(op, kind, shape, dtype)
         for op in OPS

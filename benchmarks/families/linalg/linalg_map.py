@@ -9,7 +9,7 @@ import torch
 import metalcore
 from metalcore._core.registry import OPS
 
-from ...harness.case import Cell, Row, size_text
+from ...harness.case import Cell, Row, family, size_text
 
 SIZES = {"gpu": (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048), "simulator": (4, 16, 64), "quick": (4, 8)}
 BATCHES = {"gpu": (1, 16, 256, 4096, 16384), "simulator": (1, 16), "quick": (1, 3)}
@@ -89,7 +89,8 @@ def arguments(name, A):
     return ARGUMENTS[name](A) if name in ARGUMENTS else (A,)
 
 
-def cases(scale):
+@family
+def linalg_map(scale):
     return [cell for name in MAPPED for n in SIZES[scale] for cell in row(name, n, BATCHES[scale])]
 
 

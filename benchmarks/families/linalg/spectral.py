@@ -1,4 +1,4 @@
-"""Functions that use singular values or eigenvalues: pinv, matrix_rank, cond, svd_lowrank."""
+"""Eigenvalues and singular values of batches and of single matrices, and functions that use them."""
 
 import functools
 
@@ -6,47 +6,81 @@ import torch
 
 import metalcore
 
-from ...harness.case import Comparison, size_text
-
-SQUARE = {
-    "gpu": [(16384, 16, 16), (4096, 32, 32), (1024, 64, 64), (256, 128, 64), (512, 512)],
-    "simulator": [(256, 8, 8), (64, 32, 32)],
-    "quick": [(2, 8, 8)],
-}
-# The shapes are those of weight matrices.
-LOWRANK = {"gpu": [(4096, 4096), (11008, 4096), (64, 1024, 256)], "simulator": [(512, 256)], "quick": [(40, 20)]}
-OPS = {
-    "pinv": (metalcore.pinv, torch.linalg.pinv),
-    "pinv, hermitian": (
-        functools.partial(metalcore.pinv, hermitian=True),
-        functools.partial(torch.linalg.pinv, hermitian=True),
-    ),
-    "matrix_rank": (metalcore.matrix_rank, torch.linalg.matrix_rank),
-    "cond": (metalcore.cond, torch.linalg.cond),
-}
+from ...harness.case import family
+from .decompositions import NO_SLOWER, matrices
 
 
-def cases(scale):
+def symmetric(device, shape, sides):
+    A = torch.randn(shape, device=device)
+    return (A + A.mT,)
+
+
+@family
+def eigh(scale):
+    """Eigenvalues and eigenvectors of symmetric matrices, batches and single ones, against torch.linalg.eigh."""
+    words = {
+        "gpu": "4096x16x16=2 16384x32x32=2 1024x64x64=100 4096x4x4 16384x8x8 64x24x24 64x128x128 1x16x16 1x32x32"
+        " 1x64x64 128x128",
+        "simulator": "256x8x8 64x16x16 16x32x32 2x64x64",
+        "quick": "8x8x8 2x40x40",
+    }
+    return matrices(
+        "eigh",
+        words[scale],
+        inputs=symmetric,
+        numbers=lambda m, n, sides: n * (2 * n + 1),
+        least=NO_SLOWER if scale == "gpu" else None,
+    )
+
+
+def svd_numbers(m, n, sides):
+    """The op reads A, and writes U, S and Vh."""
+    k = min(m, n)
+    return m * n + m * k + k + k * n
+
+
+@family
+def svd(scale):
+    """Reduced SVD of batches and of single matrices, against torch.linalg.svd."""
+    words = {
+        "gpu": "4096x32x32=2 16384x16x16=3 256x128x64=100 1024x64x64=100 4096x4x4 16384x8x8 64x24x24 64x128x128"
+        " 4096x48x16 1x16x16 1x32x32 1x64x64 128x128 1000x32",
+        "simulator": "256x8x8 64x16x16 16x32x32 2x64x64",
+        "quick": "8x8x8 2x40x24",
+    }
+    reduced = {"full_matrices": False}
+    return matrices(
+        "svd",
+        words[scale],
+        ours=functools.partial(metalcore.svd, **reduced),
+        theirs=functools.partial(torch.linalg.svd, **reduced),
+        numbers=svd_numbers,
+        options=reduced,
+        least=NO_SLOWER if scale == "gpu" else None,
+    )
+
+
+@family
+def spectral(scale):
+    """Functions that use singular values or eigenvalues: pinv, matrix_rank, cond, svd_lowrank."""
+    words = {
+        "gpu": "16384x16x16 4096x32x32 1024x64x64 256x128x64 512x512",
+        "simulator": "256x8x8 64x32x32",
+        "quick": "2x8x8",
+    }
+    square = {"gpu": "16384x16x16 4096x32x32 1024x64x64 512x512", "simulator": "256x8x8 64x32x32", "quick": "2x8x8"}
+    # The shapes are those of weight matrices.
+    weights = {"gpu": "4096x4096 11008x4096 64x1024x256", "simulator": "512x256", "quick": "40x20"}
+    wanted = {"least": NO_SLOWER, "options": None}
+    ours, theirs = (functools.partial(function, hermitian=True) for function in (metalcore.pinv, torch.linalg.pinv))
     found = [
-        case(name, *OPS[name], shape)
-        for name in OPS
-        for shape in SQUARE[scale]
-        if "hermitian" not in name or shape[-1] == shape[-2]
+        *matrices("pinv", words[scale], **wanted),
+        *matrices("pinv", square[scale], label="pinv, hermitian", ours=ours, theirs=theirs, **wanted),
+        *matrices("matrix_rank", words[scale], **wanted),
+        *matrices("cond", words[scale], **wanted),
     ]
     for q in (6, 32) if scale == "gpu" else (6,):
         ours, theirs = (functools.partial(function, q=q) for function in (metalcore.svd_lowrank, torch.svd_lowrank))
-        found += [case(f"svd_lowrank of rank {q}", ours, theirs, shape) for shape in LOWRANK[scale]]
+        label = f"svd_lowrank of rank {q}"
+        found += matrices("svd_lowrank", weights[scale], label=label, ours=ours, theirs=theirs, **wanted)
     return found
-
-
-def case(name, ours, theirs, shape):
-    return Comparison(
-        name=name,
-        shape=size_text(shape),
-        dtype=torch.float32,
-        ours=ours,
-        theirs=theirs,
-        graph=False,
-        inputs=lambda device: (torch.randn(shape, device=device),),
-        targets={"speedup": 1 / 1.1},
-    )

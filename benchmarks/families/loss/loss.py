@@ -1,17 +1,14 @@
 """Losses over rows of logits, forward and both passes through autograd."""
 
 import functools
-import math
 
 import torch
 import torch.nn.functional as F
 
 import metalcore
 
-from ...harness.case import DTYPES, Comparison, forward_backward, of_all, size_text
+from ...harness.case import KINDS, RowsOp, family, over_rows
 
-# How often a pass over memory reads each array, and writes the gradient.
-PASSES = {"forward": (functools.partial, 1, 0), "forward+backward": (forward_backward, 2, 1)}
 # Models' vocabularies; GPT-2's makes rows that begin at no multiple of 16 bytes.
 TARGETS = {
     (4096, 4096): {"share": 0.85, "speedup": 1.0},
@@ -23,45 +20,38 @@ TARGETS = {
 SHAPES = {"gpu": [*TARGETS], "simulator": [(2048, 1024), (64, 32768)], "quick": [(4, 64)]}
 
 
-def cases(scale):
-    return of_all(case, scale, (cross_entropy, kl_div), PASSES, SHAPES[scale], DTYPES)
+# Both sides' devices may differ.
+@functools.lru_cache(maxsize=2)
+def classes(shape, device):
+    return torch.arange(shape[0], device=device) * 7 % shape[1]
 
 
-def case(op, kind, shape, dtype, scale):
-    bind, reads, writes = PASSES[kind]
-    ours, theirs, arrays = op(shape, dtype)
-    return Comparison(
-        name=f"{op.__name__} {kind}",
-        shape=size_text(shape),
-        dtype=dtype,
-        ours=ours,
-        theirs=theirs,
-        bind=bind,
-        inputs=lambda device: (torch.randn(shape, device=device).log_softmax(-1).to(dtype),),
-        bytes=(reads * arrays + writes) * math.prod(shape) * dtype.itemsize,
-        targets=TARGETS.get(shape, {}) if scale == "gpu" else {},
-    )
+@functools.lru_cache(maxsize=2)
+def probabilities(shape, dtype, device):
+    return torch.randn(shape, device=device).softmax(-1).to(dtype)
 
 
-def cross_entropy(shape, dtype):
-    @functools.lru_cache(maxsize=1)
-    def target(device):
-        return torch.arange(shape[0], device=device) * 7 % shape[1]
-
-    return (
-        lambda x: metalcore.cross_entropy(x, target(x.device)),
-        lambda x: F.cross_entropy(x, target(x.device)),
-        1,
-    )
+def of_classes(function):
+    return lambda x: function(x, classes(x.shape, x.device))
 
 
-def kl_div(shape, dtype):
-    @functools.lru_cache(maxsize=1)
-    def target(device):
-        return torch.randn(shape, device=device).softmax(-1).to(dtype)
+def of_probabilities(function):
+    return lambda x: function(x, probabilities(x.shape, x.dtype, x.device), reduction="batchmean")
 
-    return (
-        lambda x: metalcore.kl_div(x, target(x.device), reduction="batchmean"),
-        lambda x: F.kl_div(x, target(x.device), reduction="batchmean"),
-        2,
-    )
+
+# A pass reads each array, and the gradient is written.
+OPS = {
+    "cross_entropy": RowsOp(
+        ours=of_classes(metalcore.cross_entropy), theirs=of_classes(F.cross_entropy), tensors="l", passes=(1, 2)
+    ),
+    "kl_div": RowsOp(
+        ours=of_probabilities(metalcore.kl_div), theirs=of_probabilities(F.kl_div), tensors="l", passes=(2, 3)
+    ),
+}
+
+
+@family
+def loss(scale):
+    """Losses over rows of logits, forward and both passes through autograd."""
+    kinds = {kind: KINDS[kind] for kind in ("forward", "forward+backward")}
+    return over_rows(scale, OPS, SHAPES, lambda shape: TARGETS.get(shape, {}), kinds)

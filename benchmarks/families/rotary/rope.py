@@ -6,9 +6,8 @@ import torch
 
 import metalcore
 
-from ...harness.case import DTYPES, Comparison, backward, forward_backward, of_all
+from ...harness.case import DTYPES, KINDS, Comparison, family, of_all
 
-KINDS = {"forward": functools.partial, "backward": backward, "forward+backward": forward_backward}
 # batch, tokens, heads of q, heads of k, size of a head
 SHAPES = {
     "gpu": [(4, 2048, 32, 8, 128), (8, 2048, 16, 16, 64)],
@@ -45,7 +44,8 @@ def their_neighbours(q, k, cos, sin):
 OPS = {"rope": (metalcore.rope, theirs), "rope interleaved": (neighbours, their_neighbours)}
 
 
-def cases(scale):
+@family
+def rope(scale):
     return of_all(case, scale, OPS, KINDS, SHAPES[scale], DTYPES)
 
 

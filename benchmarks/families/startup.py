@@ -12,8 +12,8 @@ import time
 
 import torch
 
-from ..harness.case import Sampled, Samples
-from ..harness.process import python
+from ..harness.case import Sampled, Samples, family
+from ..harness.machine import python
 
 ROUNDS = {"gpu": 3, "simulator": 3, "quick": 1}
 TARGETS = {"empty cache": {"seconds": 3.0}, "cached": {"seconds": 0.05}}
@@ -44,7 +44,8 @@ def first_uses(device):
 NAMES = ("silu", "softmax", "rms_norm", "adamw", "qr 8x32x32", "qr 2x128x128", "qr 4000x36", "compile_shader")
 
 
-def cases(scale):
+@family
+def compile(scale):
     times = functools.lru_cache(process_times)
     return [
         Sampled(
@@ -75,7 +76,7 @@ def process_times(device, rounds):
         with tempfile.TemporaryDirectory() as cache:
             for state in TARGETS:
                 try:
-                    printed = python("-m", "benchmarks.families.compile", device, METALCORE_CACHE_DIR=cache)
+                    printed = python("-m", "benchmarks.families.startup", device, METALCORE_CACHE_DIR=cache)
                     found[state].append(json.loads(printed))
                 except RuntimeError as error:
                     found[state].append(dict.fromkeys(NAMES, str(error)))
@@ -99,6 +100,33 @@ def main(name):
         except Exception as error:
             times[use] = f"{type(error).__name__}: {error}"
     print(json.dumps(times))
+
+
+IMPORT = """
+import time
+begin = time.perf_counter()
+import torch
+torch_done = time.perf_counter()
+import metalcore
+print(torch_done - begin, time.perf_counter() - torch_done)
+"""
+IMPORTS = {"gpu": 5, "simulator": 11, "quick": 1}
+
+
+@family
+def import_time(scale):
+    """What `import metalcore` takes in a new process after `import torch`, which is shown beside it."""
+    times = functools.lru_cache(import_seconds)
+    return [
+        Sampled(name=f"import {name}", sample=lambda run, side=side: Samples(ours=times(IMPORTS[scale])[side]))
+        for side, name in enumerate(("torch", "metalcore"))
+    ]
+
+
+def import_seconds(rounds):
+    """Seconds of `import torch` and of `import metalcore`, a list each."""
+    runs = [python("-c", IMPORT).split() for _ in range(rounds)]
+    return [[float(run[side]) for run in runs] for side in range(2)]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,87 @@
+"""Normalizations with parameters, forward, backward and both, against PyTorch's ops."""
+
+import torch.nn.functional as F
+
+import metalcore
+
+from ...harness.case import RowsOp, family, over_rows
+from ..activation.activation import ROW_SHAPES, ROW_TARGETS
+
+
+def after_sum(norm):
+    """PyTorch's norm of x + residual, and the sum."""
+
+    def function(x, residual, *parameters):
+        total = x + residual
+        return norm(total, *parameters), total
+
+    return function
+
+
+def their_layer_norm(x, weight, bias):
+    return F.layer_norm(x, weight.shape, weight, bias)
+
+
+def their_rms_norm(x, weight):
+    return F.rms_norm(x, weight.shape, weight)
+
+
+# Passes of the norms: x, y; backward grad, x, x.grad. With a residual: x, residual, total, y; backward both grads,
+# total, x.grad, which is the residual's too.
+WITH_RESIDUAL = (4, 4)
+LAYER_NORMS = {
+    "layer_norm": RowsOp(
+        ours=lambda x, weight, bias: metalcore.layer_norm(x, weight.shape, weight, bias),
+        theirs=their_layer_norm,
+        tensors="xcc",
+    ),
+    "add_layer_norm": RowsOp(
+        ours=metalcore.add_layer_norm, theirs=after_sum(their_layer_norm), tensors="xxcc", passes=WITH_RESIDUAL
+    ),
+}
+GROUPS = 32
+GROUP_NORM = {
+    "group_norm": RowsOp(
+        ours=lambda x, weight, bias: metalcore.group_norm(x, GROUPS, weight, bias),
+        theirs=lambda x, weight, bias: F.group_norm(x, GROUPS, weight, bias),
+        tensors="xcc",
+    )
+}
+
+
+@family
+def layer_norm(scale):
+    """layer_norm, add_layer_norm and group_norm with parameters, forward, backward and both, against PyTorch's ops."""
+    rows = {"gpu": [(4096, 4096), (32768, 1024)], "simulator": [(1024, 1024)], "quick": [(4, 64)]}
+    images = {
+        "gpu": [(8, 320, 64, 64), (16, 512, 32, 32), (2, 1280, 16, 16)],
+        "simulator": [(2, 64, 32, 32)],
+        "quick": [(2, 64, 4, 4)],
+    }
+    return [
+        *over_rows(scale, LAYER_NORMS, rows, lambda shape: {"share": 0.8, "speedup": 1.0}),
+        *over_rows(scale, GROUP_NORM, images, lambda shape: {"speedup": 1.0}),
+    ]
+
+
+RMS_NORMS = {
+    "rms_norm": RowsOp(
+        ours=lambda x, weight: metalcore.rms_norm(x, weight.shape, weight),
+        theirs=their_rms_norm,
+        tensors="xc",
+        explained=lambda x, weight: metalcore.explain("rms_norm", x, weight, normalized_shape=weight.shape).variant,
+    ),
+    "add_rms_norm": RowsOp(
+        ours=metalcore.add_rms_norm,
+        theirs=after_sum(their_rms_norm),
+        tensors="xxc",
+        passes=WITH_RESIDUAL,
+        explained=lambda *tensors: metalcore.explain("add_rms_norm", *tensors).variant,
+    ),
+}
+
+
+@family
+def rms_norm(scale):
+    """rms_norm and add_rms_norm with a weight, forward, backward and both, against F.rms_norm (after x + residual)."""
+    return over_rows(scale, RMS_NORMS, ROW_SHAPES, lambda shape: ROW_TARGETS.get(shape, {}))
