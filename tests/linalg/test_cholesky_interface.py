@@ -210,8 +210,7 @@ def test_gradcheck_of_the_formula():
         assert torch.autograd.gradgradcheck(factor, (A,))
 
 
-@pytest.mark.parametrize("where", ["cpu", "device"])
-@pytest.mark.parametrize("shape", [(4, 4), (2, 40, 40), (0, 3, 3), (0, 0)])
+@pytest.mark.parametrize("where, shape", [("cpu", (2, 4, 4)), ("device", (2, 4, 4)), ("device", (0, 0))])
 def test_opcheck(device, where, shape):
     A = random(*shape).to(device if where == "device" else "cpu")
     check_operator(torch.ops.metalcore.cholesky_ex, A.requires_grad_(), False)

@@ -20,8 +20,11 @@ def test_are_the_namesakes(device):
     assert torch.equal(metalcore.eigvalsh(A=A), metalcore.eigvalsh(A, "L"))
 
 
-@pytest.mark.parametrize("UPLO", ["L", "U", "l", "u"])
-@pytest.mark.parametrize("shape", [(1, 1), (5, 5), (2, 3, 12, 12), (40, 33, 33), (70, 70)])
+@pytest.mark.parametrize(
+    "shape, UPLO",
+    [(shape, UPLO) for shape in [(1, 1), (5, 5), (2, 3, 12, 12), (9, 33, 33), (70, 70)] for UPLO in "LU"]
+    + [((5, 5), "l"), ((5, 5), "u")],
+)
 def test_reads_one_triangle(device, shape, UPLO):
     A = torch.randn(shape)
     # A read of the other triangle would show in the result.

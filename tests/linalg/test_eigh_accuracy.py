@@ -40,7 +40,7 @@ def test_every_size(device, first):
             check_named(device, n, only=only)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES[1:])
 def test_where_other_gpus_take_other_kernels(device, family):
     for n in square_boundaries(family, "eigh"):
         if plan(family, "eigh", (n, n)) != plan("baseline", "eigh", (n, n)):
@@ -77,13 +77,12 @@ def test_reads_the_triangle_that_is_named(device, n, upper):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("n", [2, 5, 16, 30, 50, 70])
 def test_a_bad_matrix_spoils_its_own_batch_entry_only(device, n, bad):
-    A = torch.randn(5, n, n)
+    A = torch.randn(3, n, n)
     A = A + A.mT
-    A[2, n - 1, 0] = bad
+    A[1, n - 1, 0] = bad
     L, V = (x.cpu() for x in eigh(A.to(device), "L", True))
-    assert L[2].isnan().all() and V[2].isnan().all()
-    good = [0, 1, 3, 4]
-    check_eigh(A[good], L[good], V[good], ["random"] * 4)
+    assert L[1].isnan().all() and V[1].isnan().all()
+    check_eigh(A[::2], L[::2], V[::2], ["random"] * 2)
 
 
 @pytest.mark.parametrize("n", [6, 20, 40])

@@ -44,13 +44,13 @@ def check_svd(device, A, names, full_matrices=False):
     assert (S.diff() <= 0).all()
 
 
-@pytest.mark.parametrize("n, upper", [(129, False), (160, True), (256, False)])
+@pytest.mark.parametrize("n, upper", [(129, False), (160, True)])
 def test_hard_symmetric_matrices(device, n, upper):
     cases = symmetric(n)
     check_eigh(device, torch.stack(list(cases.values())), list(cases), upper)
 
 
-@pytest.mark.parametrize("m, n", [(129, 129), (200, 200), (300, 140), (140, 300)])
+@pytest.mark.parametrize("m, n", [(129, 129), (300, 140), (140, 300)])
 def test_hard_matrices(device, m, n):
     cases = matrices(m, n)
     check_svd(device, torch.stack(list(cases.values())), list(cases))
@@ -61,9 +61,10 @@ def test_full_matrices(device):
     check_svd(device, torch.randn(2, 133, 170), ["random"] * 2, full_matrices=True)
 
 
-@pytest.mark.parametrize("n", [*range(130, 162), 191, 192, 193])
-def test_every_size(device, n):
-    """Sizes that need padding, and odd numbers of blocks, one of which has no partner."""
+@pytest.mark.parametrize("n", [130, 137, 143, 144, 145, 159, 160, 161, 191, 192, 193])
+def test_sizes(device, n):
+    """Both sides of each boundary between blocks, odd numbers of which leave one without a partner, and sizes within
+    a block."""
     A = torch.randn(n, n)
     check_eigh(device, (A + A.mT)[None], ["random"])
     check_svd(device, A[None], ["random"])
@@ -136,8 +137,11 @@ def test_the_same_bits(device):
             assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize("m, n", [(400, 400), (410, 390), (390, 410)])
-def test_columns_and_rows_of_any_magnitude_in_any_order(device, m, n):
+@pytest.mark.parametrize(
+    "m, n, names",
+    [(400, 400, None), (410, 390, ["columns, shuffled"]), (390, 410, ["rows, shuffled"])],
+)
+def test_columns_and_rows_of_any_magnitude_in_any_order(device, m, n, names):
     """The sweeps do not converge for these unless the columns are put in order first."""
     rows, columns = (10.0 ** torch.linspace(-30, 30, size).double() for size in (m, n))
     A = torch.randn(m, n).double()
@@ -148,7 +152,8 @@ def test_columns_and_rows_of_any_magnitude_in_any_order(device, m, n):
         "rows, shuffled": A * rows[torch.randperm(m), None],
         "both": A * columns.sqrt()[torch.randperm(n)] * rows.sqrt()[torch.randperm(m), None],
     }
-    check_svd(device, torch.stack(list(cases.values())).float(), list(cases))
+    names = names or list(cases)
+    check_svd(device, torch.stack([cases[name] for name in names]).float(), names)
 
 
 LARGE = {

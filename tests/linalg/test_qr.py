@@ -28,13 +28,16 @@ def test_factors(device, variant, m, n, mode):
 
 
 @pytest.mark.parametrize("mode", ["reduced", "complete", "r"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES[1:])
 def test_where_other_gpus_take_other_kernels(device, family, mode):
-    """Shapes below and above the boundaries of a family's plans that differ from the baseline's."""
+    """Shapes below and above the boundaries of a family's plans that differ from the baseline's; one for PyTorch."""
+    tried = set()
     for m, n in boundaries(family, mode):
-        if plan(family, m, n, mode) != plan("baseline", m, n, mode):
+        chosen = plan(family, m, n, mode)
+        if chosen != plan("baseline", m, n, mode) and chosen not in tried:
             with tuned(family):
                 check(device, m, n, mode)
+        tried |= {chosen} if chosen[0] == "torch" else set()
 
 
 @pytest.mark.parametrize("m, n", [(5, 5), (64, 20), (70, 40), (300, 20), (1300, 12), (150, 140)])
@@ -69,11 +72,12 @@ def test_many_matrices(device, m, n, batch):
 
 
 def test_a_large_matrix(device):
-    A = torch.randn(2048, 2048)
+    n = 1100  # several threadgroups share a panel above 1024 rows
+    A = torch.randn(n, n)
     Q, R = (x.cpu().double() for x in metalcore.qr(A.to(device)))
-    bound = 10 * 2048 * EPS
+    bound = 10 * n * EPS
     assert not R.tril(-1).any()
-    assert norm(Q.mT @ Q - torch.eye(2048)) <= bound
+    assert norm(Q.mT @ Q - torch.eye(n)) <= bound
     assert norm(A - Q @ R) <= bound * norm(A)
     assert torch.equal(R.diagonal().sign(), torch.linalg.qr(A.double(), "r").R.diagonal().sign())
 

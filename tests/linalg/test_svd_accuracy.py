@@ -64,7 +64,7 @@ def test_every_size(device, first):
             check_named(device, n, n, only=only)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES[1:])
 def test_where_other_gpus_take_other_kernels(device, family):
     for n in square_boundaries(family, "svd"):
         if plan(family, "svd", (n, n)) != plan("baseline", "svd", (n, n)):
@@ -72,9 +72,9 @@ def test_where_other_gpus_take_other_kernels(device, family):
                 check_named(device, n, n)
 
 
-@pytest.mark.parametrize("m, n", [(66, 66), (128, 128)])
-def test_rows_and_columns_of_any_magnitude(device, m, n):
-    check_named(device, m, n, only=["rows from 1e30 to 1e-30", "columns from 1e-30 to 1e30", "zero"])
+def test_rows_and_columns_of_any_magnitude(device):
+    """The largest that a threadgroup holds."""
+    check_named(device, 128, 128, only=["rows from 1e30 to 1e-30", "columns from 1e-30 to 1e30"])
 
 
 @pytest.mark.parametrize("m, n", [(8, 8), (16, 12), (32, 32), (40, 10), (64, 64), (70, 70)])
@@ -100,15 +100,14 @@ def test_4096_matrices(device):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("m, n", [(5, 4), (16, 16), (10, 30), (40, 10), (50, 40), (70, 70)])
+@pytest.mark.parametrize("m, n", [(5, 4), (16, 16), (10, 30), (40, 10), (50, 40), (66, 65)])
 def test_a_bad_matrix_spoils_its_own_batch_entry_only(device, m, n, bad):
-    A = torch.randn(5, m, n)
-    A[2, m - 1, 1] = bad
+    A = torch.randn(3, m, n)
+    A[1, m - 1, 1] = bad
     results = [x.cpu() for x in svd(A.to(device), False, True)]
-    assert all(x[2].isnan().all() for x in results)
-    assert svd(A.to(device), False, False)[1].cpu()[2].isnan().all()
-    good = [0, 1, 3, 4]
-    check_svd(A[good], *(x[good] for x in results), ["random"] * 4)
+    assert all(x[1].isnan().all() for x in results)
+    assert svd(A.to(device), False, False)[1].cpu()[1].isnan().all()
+    check_svd(A[::2], *(x[::2] for x in results), ["random"] * 2)
 
 
 @pytest.mark.parametrize("n", [6, 20, 40])
