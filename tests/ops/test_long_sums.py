@@ -1,4 +1,4 @@
-"""The error of sums does not grow with their length, in any plan: rows of up to 2^25 elements, and as many rows.
+"""The error of sums does not grow with their length, in any plan: rows of up to 2^24 elements, and many rows.
 
 Elements are between 0.5 and 1.5, so that sums grow, or all alike, so that each addition rounds in the same direction. A
 bound is some roundings of float32, whatever the length.
@@ -13,7 +13,8 @@ import metalcore
 
 EPS = torch.finfo(torch.float32).eps
 each_plan = pytest.mark.parametrize("family", ["simulator", "baseline"])
-each_length = pytest.mark.parametrize("length", [2**12, 2**18, 2**22])
+# At the second length a thread adds several blocks of 128 terms, in plans with one threadgroup a row too.
+each_length = pytest.mark.parametrize("length", [2**12, 2**20])
 
 
 def numbers(kind, *shape):
@@ -178,19 +179,17 @@ def test_divergences(device, family, length, beta):
 @each_plan
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm", "log_softmax", "cross_entropy"])
 def test_the_longest_rows(device, family, name):
-    length = 2**25
+    length = 2**24 + 4  # float32 has no odd numbers above 2^24
     x = numbers("random", 1, length)
+    target = torch.zeros(1, dtype=torch.int64, device=device)
     calls = {
-        "rms_norm": lambda lib: lambda x: lib.rms_norm(x, (length,)),
-        "layer_norm": lambda lib: lambda x: lib.layer_norm(x, (length,)),
-        "log_softmax": lambda lib: lambda x: lib.log_softmax(x, -1),
-        "cross_entropy": lambda lib: (
-            lambda x: lib.cross_entropy(x, torch.zeros(1, dtype=torch.int64, device=x.device), label_smoothing=0.3)
-        ),
+        "rms_norm": lambda x: metalcore.rms_norm(x, (length,)),
+        "layer_norm": lambda x: metalcore.layer_norm(x, (length,)),
+        "log_softmax": lambda x: metalcore.log_softmax(x, -1),
+        "cross_entropy": lambda x: metalcore.cross_entropy(x, target, label_smoothing=0.3),
     }
     with tuned(family), torch.no_grad():
-        found = calls[name](metalcore)(x.to(device)).cpu()
-    expected = calls[name](F)(x)  # PyTorch's float32, and then its float64 of some elements
+        found = calls[name](x.to(device)).cpu()
     whole = x.double()
     exact = {
         "rms_norm": lambda: whole[:, :1000] * (whole.square().mean() + torch.finfo(torch.float32).eps).rsqrt(),
@@ -199,6 +198,5 @@ def test_the_longest_rows(device, family, name):
         "cross_entropy": lambda: whole.logsumexp(-1)[0] - 0.7 * whole[0, 0] - 0.3 * whole.mean(),
     }[name]()
     part = found[:, :1000].double() if found.dim() else found.double()
-    theirs = expected[:, :1000].double() if expected.dim() else expected.double()
     error = (part - exact).norm() / exact.norm()
-    assert error <= 4 * EPS, f"{error / EPS:.1f} roundings, PyTorch {(theirs - exact).norm() / exact.norm() / EPS:.1f}"
+    assert error <= 4 * EPS, f"{error / EPS:.1f} roundings"
