@@ -3,6 +3,7 @@
     python tests/cuda_device/every_kernel.py                                # all sections, each with its digest
     python tests/cuda_device/every_kernel.py --section qr --launched FILE   # one, and its kernels' names as JSON
     python tests/cuda_device/every_kernel.py --fault memcheck               # only a fault for the sanitizer to find
+    python tests/cuda_device/every_kernel.py --device meta                  # all sections are planned, and none runs
 
 A section's digest is the same on every run. The program fails if all sections together leave out a built-in kernel.
 """
@@ -26,7 +27,7 @@ from metalcore._core.accuracy import evaluate  # noqa: E402
 from metalcore._core.registry import OPS  # noqa: E402
 from metalcore.loss._cross_entropy_operators import cross_entropy_ahead  # noqa: E402
 from metalcore.quant._types import KERNELS, packed_sample  # noqa: E402
-from metalcore.recording import record  # noqa: E402
+from metalcore.recording import on_meta, record  # noqa: E402
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 QR_HEIGHTS = (1, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 512, 513, 1024, 1025, 2049)
@@ -355,6 +356,14 @@ def watched(results, launched):
         yield result
 
 
+def planned(results):
+    """The names of the kernels that results of meta tensors stand for."""
+    with on_meta("mps") as recorder:
+        for _ in results:
+            pass
+    return recorder.recording.kernels
+
+
 def built_in():
     """All kernels, except the one that the Metal backend alone runs, to ask a GPU (tests/metal_runtime)."""
     from metalcore.msl.nvidia import cuda
@@ -406,7 +415,11 @@ def main():
     torch.autograd.set_multithreading_enabled(False)  # recordings leave out what other threads submit
     launched = set()
     for name in [arguments.section] if arguments.section else SECTIONS:
-        print(name, digest(watched(SECTIONS[name](arguments.device), launched)), flush=True)
+        results = SECTIONS[name](arguments.device)
+        if arguments.device == "meta":
+            launched.update(planned(results))
+        else:
+            print(name, digest(watched(results, launched)), flush=True)
     if arguments.launched:
         arguments.launched.write_text(json.dumps(sorted(launched)))
     if arguments.section:
