@@ -113,10 +113,10 @@ def _tensor_arguments(entry):
 
 def _check_options(entry, options):
     _, *others = inspect.signature(entry.function).parameters
-    known = [*others, *["backward"] * entry.backward]
+    names = [*others, *["backward"] * entry.backward]
     for name in options:
-        if name not in known:
-            raise TypeError(f"explain(): {entry.name} has no argument {name!r}; it has {', '.join(known)}")
+        if name not in names:
+            raise TypeError(f"explain(): {entry.name} has no argument {name!r}; it has {', '.join(names)}")
 
 
 def _recorded(entry: Op, inputs, shapes, dtype, device, options, backward):

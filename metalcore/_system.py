@@ -67,8 +67,8 @@ def _macos():
 
 def _version(text):
     """Returns the first two numbers; (99, 0) for a text without numbers, which is taken for a new version."""
-    found = re.match(r"(\d+)(?:\.(\d+))?", str(text))
-    return (int(found[1]), int(found[2] or 0)) if found else (99, 0)
+    numbers = re.match(r"(\d+)(?:\.(\d+))?", str(text))
+    return (int(numbers[1]), int(numbers[2] or 0)) if numbers else (99, 0)
 
 
 def _text(version):

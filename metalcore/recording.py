@@ -278,12 +278,12 @@ class Observer(TorchDispatchMode):
     def by_torch(self, func, args, kwargs):
         """Runs an operator of PyTorch's, and notes it if it did work."""
         run = _NOT_ON_META[func] if func in _NOT_ON_META and args[0].is_meta else func
-        given = storage_keys(args, kwargs)
+        storages = storage_keys(args, kwargs)
         reads = torch.Tag.data_dependent_output in func.tags  # which fails on tensors without memory
         if reads:
             _C.note_torch_step(operator_name(func))
         result = run(*args, **kwargs)
-        if not reads and did_work(func, given, result):
+        if not reads and did_work(func, storages, result):
             _C.note_torch_step(operator_name(func))
         return result
 
@@ -312,7 +312,7 @@ def storage_keys(*values) -> set[int]:
     }
 
 
-def did_work(func, given: set[int], result) -> bool:
+def did_work(func, storages: set[int], result) -> bool:
     """Returns whether an operator of PyTorch did more than make views of the storages that it was given, or
     uninitialized memory. The schemas of some, as contiguous and reshape, leave open whether they do."""
     if func.overloadpacket.__name__.startswith(("empty", "new_empty")) or torch.Tag.inplace_view in func.tags:
@@ -320,4 +320,4 @@ def did_work(func, given: set[int], result) -> bool:
     if func._schema.is_mutable:
         return True
     tensors = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
-    return any(tensor.numel() and not storage_keys(tensor) <= given for tensor in tensors)
+    return any(tensor.numel() and not storage_keys(tensor) <= storages for tensor in tensors)

@@ -35,11 +35,11 @@ def shares_of(
 ) -> dict[str, float]:
     """Returns shares() for inputs on the CPU."""
     tensors = [tensor.to(device) for tensor in inputs]
-    found = evaluate(op, sample, tensors)
+    actual = evaluate(op, sample, tensors)
     expected = evaluate(op, sample, [tensor.cpu().double() for tensor in tensors], op.reference, dtype)
     return {
-        part: max(_share(sample, ours, theirs, FACTORS[part]) for ours, theirs in zip(found[part], expected[part]))
-        for part in found
+        part: max(_share(sample, ours, theirs, FACTORS[part]) for ours, theirs in zip(actual[part], expected[part]))
+        for part in actual
     }
 
 
@@ -56,11 +56,11 @@ def evaluate(
     backward = op.backward and sample.backward
     leaves = [tensor.detach().requires_grad_(backward) for tensor in tensors]
     results = op.compute(sample, leaves, function)
-    found = {"forward": [result.detach() for result in results]}
+    parts = {"forward": [result.detach() for result in results]}
     if backward:
         outputs, directions = directed(results, dtype, numbers)
-        found["gradient"] = list(torch.autograd.grad(outputs, leaves, directions))
-    return found
+        parts["gradient"] = list(torch.autograd.grad(outputs, leaves, directions))
+    return parts
 
 
 def directed(

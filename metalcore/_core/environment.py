@@ -24,12 +24,12 @@ def switched_on(variable: str, default: bool = False) -> bool:
     Raises:
         ValueError: it is something else.
     """
-    given = os.environ.get(variable, "")
-    text = given.lower()
+    setting = os.environ.get(variable, "")
+    text = setting.lower()
     if text and text not in (*_ON, *_OFF):
         raise ValueError(
             f"metalcore: {variable} must be {', '.join(_ON[:-1])} or {_ON[-1]}, or {', '.join(_OFF[:-1])} or "
-            f"{_OFF[-1]}, got '{given}'"
+            f"{_OFF[-1]}, got '{setting}'"
         )
     return text in _ON if text else default
 
@@ -52,8 +52,8 @@ def require_transformers(what: str, least: tuple[int, int] = (5, 4)) -> Any:
 
 def after_import(module: str, function: Callable[[], object]) -> None:
     """Calls the function once `module` has been imported: now, if it has been."""
-    found = sys.modules.get(module)
-    if found is not None and not getattr(found.__spec__, "_initializing", False):
+    entry = sys.modules.get(module)
+    if entry is not None and not getattr(entry.__spec__, "_initializing", False):
         function()
     else:
         sys.meta_path.insert(0, _Finder(module, function))

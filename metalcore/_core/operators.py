@@ -224,8 +224,8 @@ def autograd(name, backward, setup_context, results=None):
 
         @staticmethod
         def backward(ctx, *grads):
-            found = Derivative.backward(ctx, *grads[:results])
-            return (*found, None) if isinstance(found, tuple) else (found, None)
+            gradients = Derivative.backward(ctx, *grads[:results])
+            return (*gradients, None) if isinstance(gradients, tuple) else (gradients, None)
 
     for function in (Derivative, Redispatched):
         function.__name__ = function.__qualname__ = f"metalcore_{name}"
@@ -278,7 +278,7 @@ def derive(
     wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
     if not pairs or not wanted:
         return [None] * len(inputs)
-    found = iter(
+    gradients = iter(
         torch.autograd.grad(
             [y for y, _ in pairs],
             wanted,
@@ -287,4 +287,4 @@ def derive(
             allow_unused=True,
         )
     )
-    return [next(found) if tensor is not None and tensor.requires_grad else None for tensor in inputs]
+    return [next(gradients) if tensor is not None and tensor.requires_grad else None for tensor in inputs]

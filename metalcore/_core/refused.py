@@ -89,15 +89,15 @@ def note() -> None:
     """Keeps this process's messages."""
     from ..msl import cache
 
-    found = _C.mps_refused()
-    if found.keys() <= _noted:
+    messages = _C.mps_refused()
+    if messages.keys() <= _noted:
         return
-    _noted.update(found)
-    together = json.dumps(_earlier() | found)
+    _noted.update(messages)
+    together = json.dumps(_earlier() | messages)
     cache.entry(
         _entry(),
         lambda path: path.write_text(together),
-        accept=lambda content: found.items() <= json.loads(content).items(),
+        accept=lambda content: messages.items() <= json.loads(content).items(),
     )
 
 

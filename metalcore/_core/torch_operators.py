@@ -18,8 +18,8 @@ def out_variant(func: Any, device: torch.device) -> tuple[Any, list[str]] | None
     """Returns the overload that writes results, and nothing else, into tensors of a device, and the names of these
     arguments; None where there is none. An operator may have a kernel for the device, and its out overload none, as var
     on mps."""
-    found = find_out_variant(func, device)
-    return found if found and full_name(found[0]).removeprefix("aten::") in SEEN else None
+    variant = find_out_variant(func, device)
+    return variant if variant and full_name(variant[0]).removeprefix("aten::") in SEEN else None
 
 
 def find_out_variant(func: Any, device: torch.device) -> tuple[Any, list[str]] | None:

@@ -109,7 +109,7 @@ def varlen_attention(
     )
     seed = new_seed(q.device) if dropout_p > 0 else None
     tiled = max(q.shape[-1], v.shape[-1]) <= MOST_HEAD_SIZE
-    taken = accelerated(q, k, v, sinks, alibi_slopes) and tiled and takes(q, k, v)
+    fits = accelerated(q, k, v, sinks, alibi_slopes) and tiled and takes(q, k, v)
     bounds = (cu_seq_q.int(), cu_seq_q.int() if cu_seq_k is cu_seq_q else cu_seq_k.int())
     slopes = None
     if alibi_slopes is not None:
@@ -121,7 +121,7 @@ def varlen_attention(
     mask = None
     if slopes is not None:
         bounds, mask = _with_slopes(bounds[0], bounds[1], slopes, options)
-    if taken:
+    if fits:
         out, lse = attention(q, k, v, mask, sinks, bounds[0], bounds[1], seed, *options)
     else:
         out, lse = attend(q, k, v, mask, sinks, bounds[0], bounds[1], seed, options)

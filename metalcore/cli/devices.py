@@ -91,8 +91,8 @@ def _cores(kind):
         return f"{cores}, {torch.cuda.get_device_properties().multi_processor_count} multiprocessors"
     if kind == "mps":
         # The registry's entry of the GPU's driver has a line such as: "gpu-core-count" = 8
-        found = re.search(r'"gpu-core-count" = (\d+)', _said("ioreg", "-r", "-d", "1", "-c", "AGXAccelerator"))
-        return f"{cores}, {found[1] if found else 'unknown'} GPU cores"
+        count = re.search(r'"gpu-core-count" = (\d+)', _said("ioreg", "-r", "-d", "1", "-c", "AGXAccelerator"))
+        return f"{cores}, {count[1] if count else 'unknown'} GPU cores"
     return cores
 
 

@@ -51,8 +51,8 @@ def run(arguments):
     shapes = _shapes(arguments.size)
     # A tensor says which device is planned for; an expanded one has no memory but for one element.
     inputs = shapes if device is None else [torch.empty((), device=device).expand(shape) for shape in shapes]
-    found = metalcore.explain(arguments.op, *inputs, dtype=getattr(torch, arguments.dtype), **options)
-    print(json.dumps(found.as_dict(), indent=2) if arguments.json else found)
+    explanation = metalcore.explain(arguments.op, *inputs, dtype=getattr(torch, arguments.dtype), **options)
+    print(json.dumps(explanation.as_dict(), indent=2) if arguments.json else explanation)
 
 
 def _shapes(words):
@@ -66,15 +66,15 @@ def _shapes(words):
     return shapes
 
 
-def _shape(sizes, given):
+def _shape(sizes, text):
     try:
         shape = tuple(int(size) for size in sizes)
     except ValueError:
-        raise ValueError(f"expected whole numbers for the sizes, not {given!r}") from None
+        raise ValueError(f"expected whole numbers for the sizes, not {text!r}") from None
     if any(size < 0 for size in shape):
-        raise ValueError(f"a size is negative in {given!r}")
+        raise ValueError(f"a size is negative in {text!r}")
     if any(size >= 2**63 for size in shape):
-        raise ValueError(f"a size is too large in {given!r}: PyTorch's are below 2^63")
+        raise ValueError(f"a size is too large in {text!r}: PyTorch's are below 2^63")
     return shape
 
 

@@ -34,13 +34,13 @@ def add_parser(commands):
 
 
 def run(arguments):
-    found = collect(*_opened(arguments.file))
+    summary = collect(*_opened(arguments.file))
     if not arguments.tensors:
-        del found["tensors"]
+        del summary["tensors"]
     if arguments.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(summary, indent=2))
     else:
-        _print(found)
+        _print(summary)
 
 
 def _opened(path):
@@ -91,16 +91,16 @@ def _loads(file):
 
 
 def _types(file):
-    found: dict[str, dict[str, Any]] = {}
+    types: dict[str, dict[str, Any]] = {}
     for info in file.tensors.values():
         kernel = info.type.name in KERNELS
-        of = found.setdefault(info.type.name, {"tensors": 0, "weights": 0, "bytes": 0, "kernel": kernel})
+        of = types.setdefault(info.type.name, {"tensors": 0, "weights": 0, "bytes": 0, "kernel": kernel})
         of["tensors"] += 1
         of["weights"] += math.prod(info.shape)
         of["bytes"] += info.nbytes
-    for of in found.values():
+    for of in types.values():
         of["bits_per_weight"] = round(8 * of["bytes"] / of["weights"], 3)
-    return dict(sorted(found.items(), key=lambda item: -item[1]["bytes"]))
+    return dict(sorted(types.items(), key=lambda item: -item[1]["bytes"]))
 
 
 def _plain(value):
@@ -111,27 +111,27 @@ def _plain(value):
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value  # JSON has no NaN
 
 
-def _print(found):
-    bits = found["bits_per_weight"]
-    print(f"file       {_printable(found['file'])}: {found['bytes']:,} bytes, GGUF version {found['version']}")
-    for number, part in enumerate(found["parts"], 1):
+def _print(summary):
+    bits = summary["bits_per_weight"]
+    print(f"file       {_printable(summary['file'])}: {summary['bytes']:,} bytes, GGUF version {summary['version']}")
+    for number, part in enumerate(summary["parts"], 1):
         name = _printable(part["file"])
         print(f"part {number:<5} {name}: {part['bytes']:,} bytes, {part['tensors']:,} tensors")
-    print(f"layout     {_printable(str(found['layout']))}")
-    print("loads      " + ("yes" if found["loads"] is True else f"no: {_printable(found['loads'])}"))
-    print(f"weights    {found['weights']:,}" + (f", {bits} bits each" if bits else ""))
+    print(f"layout     {_printable(str(summary['layout']))}")
+    print("loads      " + ("yes" if summary["loads"] is True else f"no: {_printable(summary['loads'])}"))
+    print(f"weights    {summary['weights']:,}" + (f", {bits} bits each" if bits else ""))
     print("\nmetadata")
-    for key, value in found["metadata"].items():
-        mark = "  (nothing reads it)" if key in found["not_read"] else ""
+    for key, value in summary["metadata"].items():
+        mark = "  (nothing reads it)" if key in summary["not_read"] else ""
         print(f"  {_printable(key)} = {_short(value)}{mark}")
     print(f"\n{'type':<10} {'tensors':>8} {'weights':>16} {'bytes':>16} {'bits':>8}  kernel")
-    for name, of in found["types"].items():
+    for name, of in summary["types"].items():
         kernel = "yes" if of["kernel"] else "PyTorch's" if name in ("F32", "F16", "BF16") else "no: becomes numbers"
         counts = f"{of['tensors']:>8,} {of['weights']:>16,} {of['bytes']:>16,} {of['bits_per_weight']:>8.3f}"
         print(f"{name:<10} {counts}  {kernel}")
-    if "tensors" in found:
+    if "tensors" in summary:
         print()
-        for one in found["tensors"]:
+        for one in summary["tensors"]:
             shape = " × ".join(map(str, one["shape"]))
             print(f"{_printable(one['name']):<48} {one['type']:<8} {shape:>24} {one['bytes']:>14,}")
 

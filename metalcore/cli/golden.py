@@ -67,10 +67,10 @@ def run_record(arguments):
     print(f"{count} artifacts in {folder}")
 
 
-def _chosen(what, given, known):
-    if unknown := [word for word in given or () if word not in known]:
-        raise ValueError(f"{what} {unknown[0]!r}: expected {', '.join(known)}")
-    return tuple(dict.fromkeys(given)) if given else known
+def _chosen(what, words, choices):
+    if unknown := [word for word in words or () if word not in choices]:
+        raise ValueError(f"{what} {unknown[0]!r}: expected {', '.join(choices)}")
+    return tuple(dict.fromkeys(words)) if words else choices
 
 
 def run_compare(arguments):
@@ -81,20 +81,20 @@ def run_compare(arguments):
     device = devices.use(arguments.device or devices.default())
     source = Path(arguments.source) if arguments.source else golden.REFERENCE
     with golden.unpacked(source) if source.is_file() else contextlib.nullcontext(source) as folder:
-        found = list(golden.compare(folder, device))
-    wrong = [comparison for comparison in found if not comparison.right]
-    if arguments.picture and not draw(found, Path(arguments.picture)):
+        comparisons = list(golden.compare(folder, device))
+    wrong = [comparison for comparison in comparisons if not comparison.right]
+    if arguments.picture and not draw(comparisons, Path(arguments.picture)):
         raise RuntimeError("--picture needs matplotlib: pip install matplotlib")
-    summary = f"{len(found) - len(wrong)} of {len(found)} artifacts agree"
-    missing = sorted(OPS.keys() - {row.op for row in found})
+    summary = f"{len(comparisons) - len(wrong)} of {len(comparisons)} artifacts agree"
+    missing = sorted(OPS.keys() - {row.op for row in comparisons})
     if arguments.json:
         rows = [
             {**row._asdict(), "error": row.error if math.isfinite(row.error) else None, "right": row.right}
-            for row in found
+            for row in comparisons
         ]
         print(json.dumps({"comparisons": rows, "without artifacts": missing, "summary": summary}, indent=1))
         return 1 if wrong else 0
-    print(_table(found))
+    print(_table(comparisons))
     for row in wrong:
         print(f"DIFFERS {row.name}: {row.problem or f'{row.error:.3g} times the tolerance, {row.where}'}")
     if missing:
@@ -103,10 +103,10 @@ def run_compare(arguments):
     return 1 if wrong else 0
 
 
-def _table(found):
+def _table(comparisons):
     """Returns a line for each op: its cases, how many differ, and its largest error."""
     ops = {}
-    for row in found:
+    for row in comparisons:
         ops.setdefault(row.op, []).append(row)
     width = max(map(len, ops))
     lines = [f"{'op':<{width}}  cases  differ  largest error / tolerance"]

@@ -21,8 +21,8 @@ def add_parser(commands):
 
 
 def run(arguments):
-    found = collect()
-    print(json.dumps(found, indent=2) if arguments.json else show(found))
+    report = collect()
+    print(json.dumps(report, indent=2) if arguments.json else show(report))
 
 
 def collect() -> dict:
@@ -61,13 +61,13 @@ def _devices():
 
 
 def _cuda_devices():
-    found = _cuda()
-    if found is None or not found.get("devices"):
+    cuda = _cuda()
+    if cuda is None or not cuda.get("devices"):
         return "none"
     return ", ".join(
         f"{device['name']} (compute capability {device['arch'] // 10}.{device['arch'] % 10}, "
         f"{device['memory'] / 2**30:.0f} GiB)"
-        for device in found["devices"]
+        for device in cuda["devices"]
     )
 
 
@@ -124,18 +124,18 @@ def _cuda_backend():
     from metalcore.msl.errors import CompilerNotFoundError
     from metalcore.msl.nvidia import nvrtc
 
-    found = _cuda()
-    if found is None:
+    cuda = _cuda()
+    if cuda is None:
         return "not in this build"
-    if "reason" in found:
-        return found["reason"].removeprefix("metalcore: ")
+    if "reason" in cuda:
+        return cuda["reason"].removeprefix("metalcore: ")
     if torch.version.cuda is None:
-        return f"driver for CUDA {found['driver']}; but this PyTorch is built without CUDA"
+        return f"driver for CUDA {cuda['driver']}; but this PyTorch is built without CUDA"
     try:
         compiler = repr(nvrtc.find())
     except CompilerNotFoundError as error:
         compiler = str(error)
-    return f"driver for CUDA {found['driver']}, {compiler}"
+    return f"driver for CUDA {cuda['driver']}, {compiler}"
 
 
 def _metal_backend():
@@ -211,11 +211,11 @@ def _cache():
     from metalcore.msl import cache
 
     directory = cache.cache_directory()
-    found = {"directory": str(directory), "not used": cache.problem()}
+    contents = {"directory": str(directory), "not used": cache.problem()}
     for suffix, what in (("so", "simulator"), ("cubin", "cuda")):
         sizes = [path.stat().st_size for path in directory.glob(f"[!._]*.{suffix}")]
-        found[what] = f"{len(sizes)} programs, {sum(sizes) / 2**20:.1f} MiB"
-    return found
+        contents[what] = f"{len(sizes)} programs, {sum(sizes) / 2**20:.1f} MiB"
+    return contents
 
 
 def _tuning():
@@ -226,10 +226,10 @@ def _tuning():
     return {device: store.state(device) if device in DEVICES else None for device in ("mps", "cuda")}
 
 
-def show(found) -> str:
+def show(report) -> str:
     """Returns what collect() found as text, without the values that are None."""
     lines = []
-    for section, values in found.items():
+    for section, values in report.items():
         if lines:
             lines.append("")
         lines.append(section)

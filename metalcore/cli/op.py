@@ -62,37 +62,37 @@ def _sizes(op):
 def _cases(op, arguments):
     from metalcore import golden
 
-    given = _given(op, arguments.more)
-    kinds = (arguments.case,) if arguments.case else ("production",) if given else ("unit", "edge")
+    options = _sizes_of(op, arguments.more)
+    kinds = (arguments.case,) if arguments.case else ("production",) if options else ("unit", "edge")
     if unknown := [kind for kind in kinds if kind not in golden.CASES]:
         raise ValueError(f"--case {unknown[0]!r}: expected {', '.join(golden.CASES)}")
-    if given and kinds != ("production",):
-        raise ValueError(f"--{next(iter(given))} is an option of --case production")
-    found = [case for case in golden.cases(op, kinds, given) if arguments.dtype in (None, case.dtype_name)]
-    if not found:
+    if options and kinds != ("production",):
+        raise ValueError(f"--{next(iter(options))} is an option of --case production")
+    cases = [case for case in golden.cases(op, kinds, options) if arguments.dtype in (None, case.dtype_name)]
+    if not cases:
         raise ValueError(f"--dtype {arguments.dtype}: {op.name} takes {', '.join(sorted(map(str, op.dtypes)))}")
-    return found
+    return cases
 
 
-def _given(op, words):
+def _sizes_of(op, words):
     """Returns {"batch_size": 2} of ["--batch_size", "2"], with the types of the defaults."""
-    known, given = _sizes(op), {}
+    defaults, options = _sizes(op), {}
     if len(words) % 2:
         raise ValueError(f"{words[-1]}: expected --NAME VALUE")
     for name, value in zip(words[::2], words[1::2]):
         key = name.removeprefix("--").replace("-", "_")
-        if not name.startswith("--") or key not in known:
-            raise ValueError(f"{op.name} has no option {name}; it has {', '.join(f'--{size}' for size in known)}")
-        kind = type(known[key])
+        if not name.startswith("--") or key not in defaults:
+            raise ValueError(f"{op.name} has no option {name}; it has {', '.join(f'--{size}' for size in defaults)}")
+        kind = type(defaults[key])
         try:
-            given[key] = kind(value)
+            options[key] = kind(value)
         except ValueError:
             raise ValueError(
                 f"{name}: expected {'a whole number' if kind is int else 'a number'}, not {value!r}"
             ) from None
-        if not given[key] > 0:
+        if not options[key] > 0:
             raise ValueError(f"{name}: expected more than 0, not {value}")
-    return given
+    return options
 
 
 def _try(case, device, seed):

@@ -101,12 +101,12 @@ def _on_a_mac(op):
         return "steps that are not `fused`"
     if not isinstance(op.override, tuple):
         return "on" if op.override or op.name in MODULES else ""
-    found = {f"`aten::{one.operator}`{_calls(one)}": _until(op.name, one) for one in op.override}
+    parts = {f"`aten::{one.operator}`{_calls(one)}": _until(op.name, one) for one in op.override}
     if op.name in MODULES and op.name not in ("scaled_dot_product_attention",):
-        found["libraries' modules"] = ""
-    if not any(found.values()) and not any("calls" in what for what in found):
+        parts["libraries' modules"] = ""
+    if not any(parts.values()) and not any("calls" in what for what in parts):
         return "on"
-    return ", ".join(f"{what} {until}".strip() for what, until in found.items() if until != "off") or "off"
+    return ", ".join(f"{what} {until}".strip() for what, until in parts.items() if until != "off") or "off"
 
 
 def _calls(one):

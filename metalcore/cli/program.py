@@ -70,16 +70,16 @@ def run_prepare(arguments):
     from metalcore.programs.files import prepare
 
     devices.use("simulator")
-    made = prepare(metalcore.load(arguments.file, arguments.weights, "mps"), arguments.file, arguments.out)
-    print(f"{len(made)} generated kernels in {arguments.out}")
+    kernels = prepare(metalcore.load(arguments.file, arguments.weights, "mps"), arguments.file, arguments.out)
+    print(f"{len(kernels)} generated kernels in {arguments.out}")
 
 
 def run_profile(arguments):
     program, (args, kwargs) = _loaded(arguments)
-    found = program.profile(*args, repeats=arguments.repeats, **kwargs)
+    profile = program.profile(*args, repeats=arguments.repeats, **kwargs)
     if arguments.out:
-        found.save(arguments.out)
-    print(found.to_json() if arguments.json else found)
+        profile.save(arguments.out)
+    print(profile.to_json() if arguments.json else profile)
 
 
 def _loaded(arguments):
@@ -89,11 +89,11 @@ def _loaded(arguments):
 
     device = devices.use(arguments.device or devices.default())
     program = metalcore.load(arguments.file, arguments.weights, device)
-    given = {}
+    inputs = {}
     if arguments.inputs:
         with Container(arguments.inputs) as file:
-            given = {name: file.read(name) for name in file.entries}
-    return program, program.arguments(given, arguments.seed)
+            inputs = {name: file.read(name) for name in file.entries}
+    return program, program.arguments(inputs, arguments.seed)
 
 
 def _described(result):

@@ -105,8 +105,8 @@ def _durations(checks, seconds):
 def _machine(kind):
     from .info import collect
 
-    found = collect()
-    versions = found["versions"]
+    facts = collect()
+    versions = facts["versions"]
     backend = {"mps": "metal", "cuda": "cuda", "simulator": "simulator"}[kind]
     return {
         "metalcore": versions["metalcore"],
@@ -114,7 +114,7 @@ def _machine(kind):
         "python": versions["python"],
         **devices.describe(kind),
         "device": kind,
-        "backend": f"{backend}: {found['backends'][backend]}",
+        "backend": f"{backend}: {facts['backends'][backend]}",
     }
 
 
@@ -208,8 +208,8 @@ def _check_family(names):
 def _check_refused():
     """A pipeline may also turn out too small for a call, which then is right, and PyTorch's."""
     refused.note()
-    if found := _C.mps_refused():
-        raise RuntimeError("\n".join(f"{family}: {reason}" for family, reason in found.items()))
+    if refusals := _C.mps_refused():
+        raise RuntimeError("\n".join(f"{family}: {reason}" for family, reason in refusals.items()))
     return {"note": ""}
 
 
@@ -232,16 +232,16 @@ def _artifacts():
 
 def _check_golden(name, device):
     folder = Path(_artifacts().name)
-    found = golden.compare(folder, device, lambda case: case.op.name == name and case.kind == "unit")
-    found = [comparison for comparison in found if comparison.op == name]
-    if not found:
+    comparisons = golden.compare(folder, device, lambda case: case.op.name == name and case.kind == "unit")
+    comparisons = [comparison for comparison in comparisons if comparison.op == name]
+    if not comparisons:
         return {"note": "none were recorded"}
-    worst = max(found, key=lambda comparison: (not comparison.right, comparison.error))
+    worst = max(comparisons, key=lambda comparison: (not comparison.right, comparison.error))
     if not worst.right:
         raise ArithmeticError(
             f"{worst.name}: {worst.problem or f'{worst.error:.3g} times the tolerance, {worst.where}'}"
         )
-    return {"note": f"{len(found)} agree, error {worst.error:.2f} of the tolerance"}
+    return {"note": f"{len(comparisons)} agree, error {worst.error:.2f} of the tolerance"}
 
 
 _SHADER = """

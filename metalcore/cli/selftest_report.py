@@ -27,29 +27,29 @@ def times(op: Op, device: str, simulated: bool) -> dict[str, float | None]:
     sample = max(op.samples(), key=lambda sample: sample.elements)
     dtype = torch.float32 if torch.float32 in op.dtypes else min(op.dtypes, key=str)
     tensors = sample.make(device, dtype)
-    found = {}
+    result = {}
     for name, function in (("microseconds", None), ("microseconds of PyTorch", op.reference)):
         try:
             with torch.no_grad():
-                found[name] = _time(lambda function=function: op.compute(sample, tensors, function), device, simulated)
+                result[name] = _time(lambda function=function: op.compute(sample, tensors, function), device, simulated)
         except Exception:  # the checks say what is wrong with an op
-            found[name] = None
-    return found
+            result[name] = None
+    return result
 
 
 def _time(call: Callable[[], Any], device: str, simulated: bool) -> float:
     """Returns the least time of a call, the GPU's work included, out of a few rounds of some calls."""
     synchronize = getattr(torch, device).synchronize
     calls, rounds = (1, 1) if simulated else (CALLS, ROUNDS)
-    found = []
+    samples = []
     for _ in range(rounds):
         synchronize()
         start = time.perf_counter()
         for _ in range(calls):
             call()
         synchronize()
-        found.append((time.perf_counter() - start) / calls * 1e6)
-    return round(min(found), 1)
+        samples.append((time.perf_counter() - start) / calls * 1e6)
+    return round(min(samples), 1)
 
 
 def text(report: dict) -> str:

@@ -59,17 +59,17 @@ def run(arguments):
     seconds, rounds, sample_seconds = QUICK if arguments.quick else FULL
     clock = search.Clock(device_type, rounds, sample_seconds)
     print(f"{gpu.name}: {len(planned)} fields and {len(names)} overrides, at most {seconds} s and what compiling takes")
-    found = search.Search(gpu, clock, values, _progress if sys.stderr.isatty() else lambda text: None)
+    tuner = search.Search(gpu, clock, values, _progress if sys.stderr.isatty() else lambda text: None)
     outcomes = []
     begin = time.monotonic()
     try:
         for number, (tunable, calls) in enumerate(planned):
             now = time.monotonic()
             share = max(0.0, begin + seconds - now) / (len(planned) - number)
-            outcomes.append(found.tune(tunable, calls, now + share))
+            outcomes.append(tuner.tune(tunable, calls, now + share))
             _clear()
             print(f"[{number + 1:{len(str(len(planned)))}}/{len(planned)}] {_line(outcomes[-1])}", flush=True)
-        store.use(gpu, found.values)
+        store.use(gpu, tuner.values)
         measured = []
         for name in names:
             _progress(f"overrides.{name}") if sys.stderr.isatty() else None
@@ -82,7 +82,7 @@ def run(arguments):
         print("stopped: nothing was written", file=sys.stderr)
         raise
     today = datetime.date.today().isoformat()
-    path = store.save(gpu, found.values, today, gains)
+    path = store.save(gpu, tuner.values, today, gains)
     changed = [outcome for outcome in outcomes if outcome.changed]
     print(f"\n{len(changed)} of {len(outcomes)} fields changed; later processes use {path}")
     if arguments.share:

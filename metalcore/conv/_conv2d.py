@@ -201,7 +201,7 @@ def _(x, weight, scale, bias, residual, stride, padding, dilation, groups, activ
 
 def _save(ctx, inputs, output):
     x, weight, scale, bias, residual, *ctx.options, ctx.groups, ctx.activation, _ = inputs
-    ctx.given = bias is not None, residual is not None
+    ctx.presence = bias is not None, residual is not None
     ctx.save_for_backward(x, weight, scale)
 
 
@@ -219,8 +219,8 @@ def _backward(ctx, grad):
     if scale is not None and wanted[2]:
         products = _conv2d(x, weight, None, None, None, *ctx.options, ctx.groups, "none", is_channels_last(x))
         by_scale = (grad * products).sum((0, 2, 3))
-    by_bias = grad.sum((0, 2, 3)) if wanted[3] and ctx.given[0] else None
-    by_residual = grad if wanted[4] and ctx.given[1] else None
+    by_bias = grad.sum((0, 2, 3)) if wanted[3] and ctx.presence[0] else None
+    by_residual = grad if wanted[4] and ctx.presence[1] else None
     return by_x, by_weight, by_scale, by_bias, by_residual, None, None, None, None, None, None
 
 

@@ -1,7 +1,8 @@
 """metalcore under torch.distributed: DTensor, DDP, FSDP2, tensor parallelism.
 
 Importing it makes DTensor know how metalcore's operators run on shards (rules), and lets gloo and FSDP2 take `mps`
-tensors (mps). `import metalcore` does so by itself where torch.distributed.tensor is imported, before or after. Programs without it, such as DDP's on `mps`, import this module.
+tensors (mps). `import metalcore` does so by itself where torch.distributed.tensor is imported, before or after.
+Programs without it, such as DDP's on `mps`, import this module.
 """
 
 from . import mps, rules

@@ -243,8 +243,8 @@ def _weight_of(target, weight, ignore_index, groups):
     counted = target != ignore_index
     if weight is None:
         return _reduced(counted.sum(dtype=torch.float32), "sum", groups)
-    known = counted & (target >= 0) & (target < len(weight))
-    return _reduced((weight[target.where(known, 0)] * known).sum(), "sum", groups)
+    valid = counted & (target >= 0) & (target < len(weight))
+    return _reduced((weight[target.where(valid, 0)] * valid).sum(), "sum", groups)
 
 
 def _summed(total, mesh, rows, dtype):

@@ -87,13 +87,13 @@ def in_range(padding_idx, rows):
 # CPU and fake kernels
 
 
-def known(indices: Tensor, rows: int) -> Tensor:
+def in_table(indices: Tensor, rows: int) -> Tensor:
     return (indices >= 0) & (indices < rows)
 
 
 @cpu_kernel("embedding")
 def _(weight, indices, padding_idx, scale_grad_by_freq, sparse):
-    there = known(indices, len(weight))
+    there = in_table(indices, len(weight))
     return weight[indices.where(there, 0).long()].where(there[..., None], torch.nan)
 
 
@@ -116,7 +116,7 @@ def gradient_by_torch(grad, indices, bags, sizes, factors, maxima, rows, padding
         again = torch.zeros_like(sorted, dtype=torch.bool)
         again[1:] = (sorted[1:] == sorted[:-1]) & (source[1:] == source[:-1])
         terms = terms.where((maxima[source] == sorted[:, None]) & ~again[:, None], 0.0)
-    used = known(sorted, rows) & (sorted != padding_idx)
+    used = in_table(sorted, rows) & (sorted != padding_idx)
     if bags is not None:
         used &= source >= 0
     index = sorted.where(used, 0).long()
@@ -149,7 +149,7 @@ def _save(ctx, inputs, output):
 def _backward(ctx, grad):
     (indices,) = ctx.saved_tensors
     if ctx.sparse:
-        used = known(indices, ctx.rows)
+        used = in_table(indices, ctx.rows)
         grad, indices = grad.where(used[..., None], 0.0), indices.where(used, 0).long()
         return _aten.embedding_sparse_backward(grad, indices, ctx.rows, ctx.padding, ctx.by_count), *_NONE
     return _gradient(grad, indices, ctx.rows, ctx.padding, ctx.by_count), *_NONE
@@ -166,7 +166,7 @@ def _save_backward(ctx, inputs, output):
 def _double_backward(ctx, cotangent):
     """The gradient is linear in grad: what reaches a row goes back to each of its uses."""
     (indices,) = ctx.saved_tensors
-    used = known(indices, ctx.rows) & (indices != ctx.padding)
+    used = in_table(indices, ctx.rows) & (indices != ctx.padding)
     index = indices.where(used, 0).long()
     back = cotangent[index]
     if ctx.by_count:

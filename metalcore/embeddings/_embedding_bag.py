@@ -9,7 +9,7 @@ from torch import Tensor
 from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Override, Sample, register
 from .._core.tensors import beside
-from ._embedding import gradient_by_torch, in_range, indices_of, known, takes
+from ._embedding import gradient_by_torch, in_range, in_table, indices_of, takes
 
 __all__ = ["embedding_bag"]
 
@@ -128,7 +128,7 @@ def _(weight, indices, offsets, mode, factors, include_last_offset, padding_idx,
     wrong[:1] |= starts[:1] > 0
     bags = _samples_of(offsets, len(indices), include_last_offset)
     place = torch.arange(len(indices), device=indices.device)
-    there = known(indices, len(weight))
+    there = in_table(indices, len(weight))
     used = (bags >= 0) & ~(there & (indices == padding_idx))
     bags = bags.clamp(min=0)
     used &= ~wrong[bags]
@@ -183,9 +183,9 @@ def _(offsets, count, include_last_offset):
 @cpu_kernel("embedding_bag_factors")
 def _(grad, weight, indices, bags, padding_idx):
     wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
-    used = (indices != padding_idx) & known(indices, len(weight)) & (bags >= 0)
-    found = (grad[bags.clamp(min=0)].to(wide) * weight[indices.where(used, 0)].to(wide)).sum(1)
-    return found.where(used, 0.0).to(weight.dtype)
+    used = (indices != padding_idx) & in_table(indices, len(weight)) & (bags >= 0)
+    products = (grad[bags.clamp(min=0)].to(wide) * weight[indices.where(used, 0)].to(wide)).sum(1)
+    return products.where(used, 0.0).to(weight.dtype)
 
 
 @fake_kernel("embedding_bag_factors")
@@ -236,7 +236,7 @@ def _backward(ctx, grad):
 
 def _used(indices, bags, rows, padding):
     """Returns which indices have a gradient; and all of these and of their bags, of which others are 0."""
-    used = known(indices, rows) & (indices != padding) & (bags >= 0)
+    used = in_table(indices, rows) & (indices != padding) & (bags >= 0)
     return used, indices.where(used, 0), bags.where(used, 0)
 
 

@@ -65,7 +65,7 @@ def joined_linear(
     """
     require_tensors("joined_linear", x=x, first=first)
     require_tensors("joined_linear", optional=True, second=second, third=third)
-    weights, biases = _given(first, second, third), list(biases)
+    weights, biases = _present(first, second, third), list(biases)
     if third is not None and second is None:
         raise ValueError("joined_linear: a third weight goes with a second one")
     if len(biases) > len(weights):
@@ -90,7 +90,7 @@ def _takes(x, weights):
     )
 
 
-def _given(*weights):
+def _present(*weights):
     return [weight for weight in weights if weight is not None]
 
 
@@ -103,7 +103,7 @@ def _by_torch(x, weights, biases, norm, eps, offset, residual, gate):
 
 
 def _shape(x, a, b, c, gate):
-    weights = _given(a, b, c)
+    weights = _present(a, b, c)
     if x.numel() != x.shape[-1] or any(w.dim() != 2 or w.shape[1] != x.shape[-1] for w in weights):
         shapes = ", ".join(str(list(w.shape)) for w in weights)
         raise RuntimeError(f"metalcore::joined_linear: x of shape {list(x.shape)} does not go with {shapes}")
@@ -117,7 +117,7 @@ def _(x, a, b, c, bias_a, bias_b, bias_c, norm, eps, offset, residual, gate):
     def wide(tensor):
         return None if tensor is None else tensor.to(torch.promote_types(x.dtype, torch.float32))
 
-    weights, biases = map(wide, _given(a, b, c)), map(wide, (bias_a, bias_b, bias_c))
+    weights, biases = map(wide, _present(a, b, c)), map(wide, (bias_a, bias_b, bias_c))
     return _by_torch(wide(x), weights, biases, wide(norm), eps, offset, wide(residual), gate).to(x.dtype).contiguous()
 
 
@@ -139,10 +139,10 @@ def _save(ctx, inputs, output):
 def _backward(ctx, grad):
     def layers(x, a, b, c, *others):
         *biases, norm, residual = others
-        return [_by_torch(x, _given(a, b, c), biases, norm, ctx.eps, ctx.offset, residual, ctx.gate)]
+        return [_by_torch(x, _present(a, b, c), biases, norm, ctx.eps, ctx.offset, residual, ctx.gate)]
 
-    found = dict(zip(_TENSORS, derive(layers, ctx.saved_tensors, [grad])))
-    return tuple(found.get(i) for i in range(12))
+    gradients = dict(zip(_TENSORS, derive(layers, ctx.saved_tensors, [grad])))
+    return tuple(gradients.get(i) for i in range(12))
 
 
 _joined_linear = autograd("joined_linear", _backward, _save)
@@ -151,7 +151,7 @@ _joined_linear = autograd("joined_linear", _backward, _save)
 def _reference(
     x, first, second=None, third=None, norm=None, *, biases=(), eps=1e-6, offset=0.0, gate=None, residual=None
 ):
-    weights = _given(first, second, third)
+    weights = _present(first, second, third)
     biases = [*biases, *[None] * (_MATRICES - len(biases))]
     return _by_torch(x, weights, biases, norm, eps, offset, residual, _GATES[gate])
 

@@ -91,8 +91,8 @@ def matmul(
     apart = name != "none" and any(map(_needs, (a, b, bias, residual)))
     fused = "none" if apart else name
     if residual is None and _are_one_product(a, b, bias):
-        found = _matmul(a, b, bias, None, fused, float(alpha), float(beta))
-        return apply(found) if apart else found
+        product = _matmul(a, b, bias, None, fused, float(alpha), float(beta))
+        return apply(product) if apart else product
     rows, columns, batch = _dimensions(a.shape, b.shape, bias)
     shape = (*batch, *rows, *columns)
     left, right = a if rows else a[None], b if columns else b[:, None]
@@ -102,9 +102,9 @@ def matmul(
     if len(batch) > _BATCH_DIMS:
         left, right = (x.expand(*batch, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (left, right))
         residual = None if residual is None else residual.reshape(-1, *residual.shape[-2:])
-    found = _matmul(left, right, bias, residual, fused, float(alpha), float(beta))
-    found = found if found.shape == shape else found.view(shape)
-    return apply(found) if apart else found
+    product = _matmul(left, right, bias, residual, fused, float(alpha), float(beta))
+    product = product if product.shape == shape else product.view(shape)
+    return apply(product) if apart else product
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str | None = None) -> Tensor:
@@ -216,7 +216,7 @@ def _(a, b, bias, residual, activation, alpha, beta):
 
 def _save(ctx, inputs, output):
     a, b, bias, residual, ctx.activation, ctx.alpha, ctx.beta = inputs
-    ctx.given = bias is not None, residual is not None
+    ctx.presence = bias is not None, residual is not None
     ctx.save_for_backward(a, b)
 
 
@@ -227,9 +227,9 @@ def _backward(ctx, grad):
     wanted = ctx.needs_input_grad
     by_a = _product_for(a, grad, b.mT, ctx.alpha) if wanted[0] else None
     by_b = _product_for(b, a.mT, grad, ctx.alpha) if wanted[1] else None
-    by_bias = grad.sum(tuple(range(grad.dim() - 1))) if wanted[2] and ctx.given[0] else None
+    by_bias = grad.sum(tuple(range(grad.dim() - 1))) if wanted[2] and ctx.presence[0] else None
     by_residual = None
-    if wanted[3] and ctx.given[1]:
+    if wanted[3] and ctx.presence[1]:
         by_residual = grad if ctx.beta == 1 else grad * ctx.beta if ctx.beta else torch.zeros_like(grad)
     return by_a, by_b, by_bias, by_residual, None, None, None
 
@@ -245,8 +245,8 @@ def _product_for(x, left, right, alpha):
             left, right = (tensor.expand(*batch, *tensor.shape[-2:]) for tensor in (left, right))
         terms = math.prod(batch) * left.shape[-2]  # autograd's is_grads_batched knows reshape, and not flatten
         left, right = left.reshape(terms, left.shape[-1]).mT, right.reshape(terms, right.shape[-1])
-    found = matmul(left, right, alpha=alpha)
-    return found if found.shape == x.shape else found.sum_to_size(x.shape)
+    product = matmul(left, right, alpha=alpha)
+    return product if product.shape == x.shape else product.sum_to_size(x.shape)
 
 
 _matmul = autograd("matmul", _backward, _save)

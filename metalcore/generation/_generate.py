@@ -214,7 +214,7 @@ class _Texts:
         self.watched = watched or bool(stops)
         self.rows: list[list[int]] = [[] for _ in lengths]  # what the host has read
         self.ended = [False] * len(lengths)
-        self.taken = 0
+        self.count = 0
 
     def steps(self) -> Iterator[list[int | None] | None]:
         """Each step's tokens, or None where nobody wants them."""
@@ -227,8 +227,8 @@ class _Texts:
                 ahead = more and (sent is None or sent.waits_for_itself)
                 if ahead:
                     run.step()
-                self.taken += 1
-                yield None if sent is None else self._taken(sent.tokens())
+                self.count += 1
+                yield None if sent is None else self._append(sent.tokens())
                 if all(self.ended):
                     return
                 if more and not ahead:
@@ -236,7 +236,7 @@ class _Texts:
         finally:
             run.close()
 
-    def _taken(self, tokens):
+    def _append(self, tokens):
         new_tokens: list[int | None] = []
         for row, token in enumerate(tokens):
             if self.ended[row]:
@@ -249,12 +249,12 @@ class _Texts:
 
     def results(self, padding):
         """Returns what `generate` returns."""
-        columns = slice(self.run.prompt, self.run.prompt + self.taken)
+        columns = slice(self.run.prompt, self.run.prompt + self.count)
         tokens, logprobs = self.run.tokens[:, columns].clone(), self.run.logprobs
         logprobs = None if logprobs is None else logprobs[:, columns].clone()
         if any(self.ended):
             counts = torch.tensor([len(row) for row in self.rows])[:, None]
-            over = (torch.arange(self.taken) >= counts).to(tokens.device)
+            over = (torch.arange(self.count) >= counts).to(tokens.device)
             tokens.masked_fill_(over, padding)
             if logprobs is not None:
                 logprobs.masked_fill_(over, 0.0)

@@ -72,9 +72,9 @@ class PrefixCache:
         if self._columns.device != tokens.device:  # the model has moved
             return None
         prompt = tokens.shape[1]
-        known = [row[begin:] for row, begin in zip(self._columns.tolist(), self._begins)]
+        columns = [row[begin:] for row, begin in zip(self._columns.tolist(), self._begins)]
         rows = [row[prompt - length :] for row, length in zip(tokens.tolist(), lengths)]
-        matches = [max((_common(row, one), at) for at, one in enumerate(known)) for row in rows]
+        matches = [max((_common(row, one), at) for at, one in enumerate(columns)) for row in rows]
         # All rows read as many columns: those that the one with the least in common has to read.
         read = max(len(row) - min(common, len(row) - 1) for row, (common, _) in zip(rows, matches))
         self.reused = [max(0, length - read) for length in lengths]
@@ -91,7 +91,7 @@ class _Part(NamedTuple):
     """Columns of a row that are another one's."""
 
     row: int
-    taken: int
+    count: int
     begin: int
     source: int
     source_begin: int
@@ -111,8 +111,8 @@ class Prefix(NamedTuple):
     def copy(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Writes a layer's keys and values where they are in this call."""
         for source_layer, target in zip(self.layers[layer], (keys, values)):
-            for row, taken, begin, source, at in self.parts:
-                target[row, :, begin : begin + taken] = source_layer[source, :, at : at + taken]
+            for row, count, begin, source, at in self.parts:
+                target[row, :, begin : begin + count] = source_layer[source, :, at : at + count]
 
 
 def _common(one, other):

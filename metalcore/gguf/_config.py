@@ -91,8 +91,8 @@ def check_keys(metadata: Metadata, model_type: str, fields: dict[str, Any]) -> N
 def unread(metadata: Metadata, tokenizer: tuple[str, ...]) -> list[str]:
     """Returns the keys of a file's architecture and tokenizer that nothing has read, in their order; `tokenizer` are
     those that a tokenizer is made of."""
-    known = metadata.file.read | {f"tokenizer.{key}" for key in (*tokenizer, *_TOKENIZER)}
-    return [key for key in metadata.file.metadata if not key.startswith(("general.", "split.")) and key not in known]
+    keys = metadata.file.read | {f"tokenizer.{key}" for key in (*tokenizer, *_TOKENIZER)}
+    return [key for key in metadata.file.metadata if not key.startswith(("general.", "split.")) and key not in keys]
 
 
 def layout_of(file: GGUFFile) -> Layout:
@@ -103,8 +103,8 @@ def layout_of(file: GGUFFile) -> Layout:
     """
     architecture = Metadata(file).architecture
     if architecture not in LAYOUTS:
-        known = ", ".join(sorted(LAYOUTS))
-        raise GGUFError(f"{file.path}: architecture {architecture!r} cannot be loaded; these can: {known}")
+        names = ", ".join(sorted(LAYOUTS))
+        raise GGUFError(f"{file.path}: architecture {architecture!r} cannot be loaded; these can: {names}")
     if architecture == "llama" and Metadata(file).get("expert_count", int, 0):
         return MODEL_TYPES["mixtral"]
     if architecture == "deepseek2":

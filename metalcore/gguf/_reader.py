@@ -251,16 +251,16 @@ class GGUFFile:
         number, offset = self._numbers("IQ")
         if number not in BY_NUMBER:
             self._fail(f"unknown type {number}")
-        known = BY_NUMBER[number]
+        kind = BY_NUMBER[number]
         length = shape[-1] if shape else 1
         if 0 in shape:
             self._fail(f"shape {shape} has no elements")
-        if length % known.block:
-            self._fail(f"{known.name}'s blocks of {known.block} do not divide rows of {length}")
-        nbytes = math.prod(shape) // known.block * known.nbytes
+        if length % kind.block:
+            self._fail(f"{kind.name}'s blocks of {kind.block} do not divide rows of {length}")
+        nbytes = math.prod(shape) // kind.block * kind.nbytes
         if nbytes > self.size:
-            self._fail(f"{known.name} of shape {shape} has {nbytes} bytes, and the file {self.size}")
-        return TensorInfo(name, shape, known, offset, nbytes)
+            self._fail(f"{kind.name} of shape {shape} has {nbytes} bytes, and the file {self.size}")
+        return TensorInfo(name, shape, kind, offset, nbytes)
 
     def _placed(self, info, start, alignment):
         self._what = f"tensor {info.name!r}"

@@ -55,7 +55,7 @@ def tokenizer_of(file: GGUFFile) -> Any:
         return None
     parts, options = _parts(metadata), _options(metadata, kind)
     try:
-        return _made(metadata, parts, options)
+        return _build(metadata, parts, options)
     except Exception as error:  # transformers and tokenizers raise what they like for vocabularies they cannot take
         reason = str(error) if isinstance(error, (ValueError, ImportError)) else f"{type(error).__name__}: {error}"
         warnings.warn(f"{file.path}: transformers makes no tokenizer of type {kind!r}: {reason}", stacklevel=3)
@@ -106,7 +106,7 @@ def _options(metadata, kind):
     return options if template is None else {**options, "chat_template": template}
 
 
-def _made(metadata, parts, options):
+def _build(metadata, parts, options):
     from transformers import PreTrainedTokenizerFast
 
     for name, key in _SPECIAL.items():
@@ -214,12 +214,12 @@ def tokenizer_keys(tokenizer: Any, rows: int) -> dict[str, Any]:
 
 def _vocabulary(parts, rows):
     """Returns tokens by number, and their kinds. Rows without a token are unused ones."""
-    known = {number: (token, _NORMAL) for token, number in parts["model"]["vocab"].items()}
+    vocabulary = {number: (token, _NORMAL) for token, number in parts["model"]["vocab"].items()}
     for added in parts["added_tokens"]:
-        known[added["id"]] = added["content"], _CONTROL if added["special"] else _USER_DEFINED
-    if max(known) >= rows:
-        raise ValueError(f"the tokenizer has tokens up to {max(known)}, and the model {rows} rows")
-    every = [known.get(number, (f"[PAD{number}]", _UNUSED)) for number in range(rows)]
+        vocabulary[added["id"]] = added["content"], _CONTROL if added["special"] else _USER_DEFINED
+    if max(vocabulary) >= rows:
+        raise ValueError(f"the tokenizer has tokens up to {max(vocabulary)}, and the model {rows} rows")
+    every = [vocabulary.get(number, (f"[PAD{number}]", _UNUSED)) for number in range(rows)]
     return [token for token, _ in every], [kind for _, kind in every]
 
 
@@ -243,8 +243,8 @@ def _split(parts):
             return "gpt-2"
         if step["type"] == "Split":
             pattern = step["pattern"].get("Regex")
-            known = mapping().GGUF_PRE_TOKENIZER_SPLITS
-            name = next((name for name, regex in known.items() if regex == pattern), None)
+            splits = mapping().GGUF_PRE_TOKENIZER_SPLITS
+            name = next((name for name, regex in splits.items() if regex == pattern), None)
             if name is None:
                 raise ValueError(f"llama.cpp's name for texts that are split by {pattern!r} is unknown")
             return name

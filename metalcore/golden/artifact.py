@@ -73,8 +73,8 @@ def parts(case: Case, device: str, seed: int) -> tuple[list[Tensor], list[tuple[
     part."""
     inputs = values.inputs(case.sample, case.dtype, seed)
     torch.manual_seed(seed)  # some algorithms begin with random numbers
-    found = accuracy.evaluate(case.op, case.sample, [x.to(device) for x in inputs], numbers=values.normal)
-    return inputs, [(part, tensor) for part, tensors in found.items() for tensor in tensors]
+    results = accuracy.evaluate(case.op, case.sample, [x.to(device) for x in inputs], numbers=values.normal)
+    return inputs, [(part, tensor) for part, tensors in results.items() for tensor in tensors]
 
 
 def tolerance(case: Case, part: str, tensor: Tensor) -> float:
@@ -115,7 +115,7 @@ def record(
 def _record(case, device, seed):
     from .._system import __version__
 
-    inputs, found = parts(case, device, seed)
+    inputs, results = parts(case, device, seed)
     meta = {
         "format": FORMAT,
         "op": case.op.name,
@@ -138,10 +138,10 @@ def _record(case, device, seed):
                 "tolerance": tolerance(case, part, tensor.cpu()),
                 "numbers": kept(tensor).numel(),
             }
-            for part, tensor in found
+            for part, tensor in results
         ],
     }
-    return Artifact(case.name, meta, [kept(tensor) for _, tensor in found])
+    return Artifact(case.name, meta, [kept(tensor) for _, tensor in results])
 
 
 def device_name(device: str) -> str:

@@ -50,12 +50,12 @@ def compare(folder: Path, device: str, takes: Callable[[Case], bool] = lambda ca
     Raises:
         ValueError: the folder has no artifact.
     """
-    known = {case.name: case for op in OPS.values() for case in cases(op, CASES)}
+    cases_by_name = {case.name: case for op in OPS.values() for case in cases(op, CASES)}
     folders = sorted(path for path in folder.iterdir() if path.is_dir())
     if not folders:
         raise ValueError(f"{folder} has no artifacts")
     for path in folders:
-        case = known.get(path.name)
+        case = cases_by_name.get(path.name)
         if case and not takes(case):
             continue
         artifact = load(path)
@@ -71,15 +71,15 @@ def compare(folder: Path, device: str, takes: Callable[[Case], bool] = lambda ca
 
 def _compare(case: Case, artifact: Artifact, device: str) -> Comparison:
     meta = artifact.meta
-    inputs, found = parts(case, device, meta["seed"])
+    inputs, results = parts(case, device, meta["seed"])
     if values.digest(inputs) != meta["inputs"]:
         return Comparison(artifact.name, case.op.name, math.inf, "", "the inputs differ from the recorded ones")
     signature = [(entry["part"], entry["dtype"], entry["shape"]) for entry in meta["tensors"]]
-    ours = [(part, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for part, tensor in found]
+    ours = [(part, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for part, tensor in results]
     if signature != ours:
         return Comparison(artifact.name, case.op.name, math.inf, "", f"results are {ours}, recorded were {signature}")
     worst, where = 0.0, ""
-    for number, (entry, recorded, (part, tensor)) in enumerate(zip(meta["tensors"], artifact.tensors, found)):
+    for number, (entry, recorded, (part, tensor)) in enumerate(zip(meta["tensors"], artifact.tensors, results)):
         errors = _errors(kept(tensor), recorded, entry["tolerance"], block_of(tensor, recorded.numel()))
         if errors.numel() and float(errors.max()) >= worst:
             worst, index = float(errors.max()), int(errors.argmax())

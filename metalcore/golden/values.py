@@ -72,11 +72,11 @@ def inputs(sample: Sample, dtype: torch.dtype, seed: int) -> list[Tensor]:
 
 def digest(tensors: Sequence[Tensor]) -> str:
     """Computes SHA-256 of the tensors' dtypes, shapes and bytes."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for tensor in tensors:
-        found.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
-        found.update(memory(tensor))
-    return found.hexdigest()
+        hasher.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
+        hasher.update(memory(tensor))
+    return hasher.hexdigest()
 
 
 def memory(tensor: Tensor) -> bytes:

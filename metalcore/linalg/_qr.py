@@ -206,12 +206,12 @@ def _(A, columns, rcond):
     *batch, rows, width = A.shape
     order = torch.arange(columns, device=A.device).expand(*batch, columns).clone()
     rank = torch.zeros(batch, dtype=torch.int64, device=A.device)
-    known = torch.zeros(batch, dtype=torch.bool, device=A.device)
+    has_rank = torch.zeros(batch, dtype=torch.bool, device=A.device)
     smallest, largest = A.new_zeros(*batch, rows), A.new_zeros(*batch, rows)
     least = greatest = A.new_zeros(batch)
-    for step in range(min(rows, columns) if known.numel() else 0):
+    for step in range(min(rows, columns) if has_rank.numel() else 0):
         norms = W[..., step:, step:columns].square().sum(-2).nan_to_num(torch.inf, torch.inf)
-        pivot = (norms.argmax(-1, keepdim=True) + step).where(~known[..., None], step)
+        pivot = (norms.argmax(-1, keepdim=True) + step).where(~has_rank[..., None], step)
         places = torch.arange(width, device=A.device).expand(*batch, width).scatter(-1, pivot, step)
         places[..., step : step + 1] = pivot
         W = W.take_along_dim(places[..., None, :], -1)
@@ -231,13 +231,13 @@ def _(A, columns, rcond):
             vector.mul_(old[..., None])
             vector[..., step] = new
         least, greatest = next_least, next_greatest
-        known = known | (beta == 0) | (least < greatest * rcond)
-        rank = rank.where(known, step + 1)
+        has_rank = has_rank | (beta == 0) | (least < greatest * rcond)
+        rank = rank.where(has_rank, step + 1)
         rest = W[..., step:, step + 1 :]
         rest = rest - tau[..., None, None] * v[..., None] * (v[..., None, :] @ rest)
         column = torch.cat([beta[..., None], v[..., 1:]], -1)
         reflected = torch.cat([column[..., None], rest], -1)
-        W[..., step:, step:] = reflected.where(~known[..., None, None], W[..., step:, step:])
+        W[..., step:, step:] = reflected.where(~has_rank[..., None, None], W[..., step:, step:])
     return W.mT.contiguous(), order, rank
 
 

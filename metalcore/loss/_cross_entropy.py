@@ -293,13 +293,13 @@ def _(x, factor):
 def _override(previous, count, decline):
     def kernel(keyset, x, target, weight=None, reduction=1, ignore_index=-100, label_smoothing=0.0):
         names = {number: name for name, number in REDUCTIONS.items()}
-        taken = (
+        fits = (
             is_plain(x)
             and is_plain(target)
             and is_plain(weight)
             and _takes(x, target, weight, names.get(reduction), label_smoothing, ignore_index)  # pyright: ignore[reportArgumentType]
         )
-        if not taken or autocast_to_float32("log_softmax", x):
+        if not fits or autocast_to_float32("log_softmax", x):
             return decline(keyset, x, target, weight, reduction, ignore_index, label_smoothing)
         smoothing = float(label_smoothing)
         if not needs_gradient(x):

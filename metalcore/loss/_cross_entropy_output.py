@@ -79,9 +79,9 @@ def target_probability(
     saved: what the operator cross_entropy saves of the rows.
     """
     counted = target != ignore_index
-    known = counted & (target >= 0) & (target < logits.shape[-1])
+    valid = counted & (target >= 0) & (target < logits.shape[-1])
     wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    chosen = cap(logits.gather(-1, target.where(known, 0)[..., None])[..., 0].to(wide), softcap)
+    chosen = cap(logits.gather(-1, target.where(valid, 0)[..., None])[..., 0].to(wide), softcap)
     if saved is None:
         probability = (chosen - cap(logits.to(wide), softcap).logsumexp(-1)).exp()
     else:

@@ -116,11 +116,11 @@ def fused_linear_cross_entropy(
         size = chunk or chunk_of(hidden.shape[:-1].numel(), len(weight), hidden.element_size())
         options = ignore_index, reduction, label_smoothing, softcap, z_loss
         return losses.fused_linear_cross_entropy(hidden, weight, target, bias, class_weight, *options, size).to(out)
-    taken = _fusible(hidden, weight, target, bias, class_weight, reduction, label_smoothing, ignore_index)
+    fits = _fusible(hidden, weight, target, bias, class_weight, reduction, label_smoothing, ignore_index)
     if token_weight is not None:
         same_device = is_plain(token_weight) and token_weight.device == hidden.device
-        taken = taken and same_device and not token_weight.requires_grad
-    if is_dtensor(hidden) or not taken:
+        fits = fits and same_device and not token_weight.requires_grad
+    if is_dtensor(hidden) or not fits:
         options = ignore_index, reduction, label_smoothing, softcap, z_loss
         return _unfused(
             F.linear(hidden, weight, bias).to(out), target, class_weight, token_weight, *options, token_scaling, wanted

@@ -48,8 +48,8 @@ def group_norm(
     if autocast_to_float32("group_norm", x):
         x = x.float()
         weight, bias = (t.float() if isinstance(t, torch.Tensor) else t for t in (weight, bias))
-    taken = _takes(x, num_groups, weight, bias) and _is_number(eps) and eps is not None
-    if not taken or x.numel() == num_groups:  # PyTorch refuses groups of one element
+    fits = _takes(x, num_groups, weight, bias) and _is_number(eps) and eps is not None
+    if not fits or x.numel() == num_groups:  # PyTorch refuses groups of one element
         return F.group_norm(x, num_groups, weight, bias, eps)
     return _group_norm(x, num_groups, weight, bias, float(eps))
 
@@ -187,8 +187,8 @@ def _double_backward(ctx, *cotangents):
         mean = rows.mean(-1, True)
         variance = (rows - mean).square().mean(-1, True)
         eps = scales.detach()[..., None] ** -2 - variance.detach()
-        found = _gradients(grad, x, mean, torch.rsqrt(variance + eps), ctx.groups, weight)
-        return found if ctx.wanted else found[:1]
+        gradients = _gradients(grad, x, mean, torch.rsqrt(variance + eps), ctx.groups, weight)
+        return gradients if ctx.wanted else gradients[:1]
 
     grad, x, _, _, weight = derive(gradients, ctx.saved_tensors, cotangents)
     return grad, x, None, None, None, weight, None

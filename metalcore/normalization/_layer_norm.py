@@ -282,8 +282,8 @@ def _double_backward(ctx, *cotangents):
         mean = wide.mean(over, True)
         variance = (wide - mean).square().mean(over, True)
         eps = scales.detach() ** -2 - variance.detach()
-        found = _gradients(grad, x, mean, torch.rsqrt(variance + eps), sum_grad, ctx.dims, weight)
-        return found if ctx.wanted else found[:1]
+        gradients = _gradients(grad, x, mean, torch.rsqrt(variance + eps), sum_grad, ctx.dims, weight)
+        return gradients if ctx.wanted else gradients[:1]
 
     grad, x, _, _, sum_grad, weight = derive(gradients, ctx.saved_tensors, cotangents)
     return grad, x, None, None, sum_grad, None, weight, None

@@ -161,12 +161,12 @@ def by_kind(pairs):
     a kernel takes a parameter, and one call takes parameters of one kind: placed alike, if they are DTensors.
     Parameters without gradient are left out. PyTorch makes sure that a gradient is on its parameter's device."""
     kinds, last, params, grads = {}, None, [], []
-    known, placed = None, False  # a type, and whether it is DTensor's
+    cls, placed = None, False  # a type, and whether it is DTensor's
     for p, grad in pairs:
         if grad is not None:
-            if type(p) is not known:
-                known, placed = type(p), is_dtensor(p)
-            kind = known, p.device, p.dtype, grad.dtype, grad.layout
+            if type(p) is not cls:
+                cls, placed = type(p), is_dtensor(p)
+            kind = cls, p.device, p.dtype, grad.dtype, grad.layout
             if placed:
                 kind = *kind, p.device_mesh, p.placements
             if kind != last:

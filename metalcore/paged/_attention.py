@@ -327,8 +327,8 @@ def _reference_of(ragged):
         qo_indptr, pages = (numbers[0], numbers[1:]) if ragged else (None, numbers)
         others = (None, None, None, left, 0 if causal else right, q.shape[-1] ** -0.5, softcap)
         pools = split_cache("batch_prefill", cache, kv_layout)
-        found = _composite.attend(q, qo_indptr, *pools, *pages, kv_layout == "HND", *others)  # pyright: ignore[reportCallIssue]
-        return found if return_lse else found[0]
+        result = _composite.attend(q, qo_indptr, *pools, *pages, kv_layout == "HND", *others)  # pyright: ignore[reportCallIssue]
+        return result if return_lse else result[0]
 
     return reference
 

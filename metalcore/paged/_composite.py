@@ -22,7 +22,7 @@ def attend(
         begin, end = starts[request], starts[request + 1]
         pages = kv_indices[indptr[request] : indptr[request + 1]]
         of_request = None if mask is None else mask[int(mask_indptr[request]) :]
-        found = _attend_request(
+        result = _attend_request(
             q[begin:end].to(wide),
             _tokens(k, pages, length, heads_first).to(wide),
             _tokens(v, pages, length, heads_first).to(wide),
@@ -33,8 +33,8 @@ def attend(
             scale,
             softcap,
         )
-        outs += [out[done:begin], found[0].to(q.dtype)]
-        sums += [lse[done:begin], found[1]]
+        outs += [out[done:begin], result[0].to(q.dtype)]
+        sums += [lse[done:begin], result[1]]
         done = end
     return torch.cat([*outs, out[done:]]), torch.cat([*sums, lse[done:]])
 

@@ -96,8 +96,8 @@ def join(model: torch.nn.Module) -> None:
             groups.setdefault(key, []).append(layer)
     for layers in groups.values():
         before = layers[0].joined
-        known = before is not None and before.layers == layers and before.whole() is not None
+        is_joined = before is not None and before.layers == layers and before.whole() is not None
         # Kernels read words of 16 bytes: a part that begins elsewhere would be copied wherever it is read alone.
         aligned = all(layer.packed.nbytes % 16 == 0 for layer in layers)
-        if len(layers) > 1 and aligned and not known:
+        if len(layers) > 1 and aligned and not is_joined:
             Joined(layers)

@@ -130,11 +130,11 @@ def quantized_linear_experts(x: Tensor, packed: Tensor, experts: Tensor, type: A
     type = type_of(type)
     op = "quantized_linear_experts"
     (x,) = autocast_operands(x)
-    taken = _takes(x, packed, type) and isinstance(experts, Tensor)
-    if not taken:
+    fits = _takes(x, packed, type) and isinstance(experts, Tensor)
+    if not fits:
         require_tensors(op, x=x, packed=packed, experts=experts)
     require_integers(op, experts=experts)
-    if taken:
+    if fits:
         return _matmul_experts(x, packed, in_int32(experts), type.number, False)
     _require_floating(op, x)
     require_dim(op, 3, packed=packed)

@@ -45,12 +45,12 @@ def dequantize(
         torch.Size([2, 32])
     """
     type = type_of(type)
-    taken = _takes(packed, type, dtype)
-    if not taken:
+    fits = _takes(packed, type, dtype)
+    if not fits:
         _require("dequantize", dtype, packed=packed)
     packed = _as_rows(packed, type, shape)
     lead = packed.shape[:-1]
-    if not taken:
+    if not fits:
         return unpack(packed, type).to(dtype)
     numbers = ops.quant_rows(packed.reshape(math.prod(lead), packed.shape[-1]), None, type.number, dtype)
     return numbers.view(*lead, numbers.shape[-1])
@@ -79,13 +79,13 @@ def quantized_embedding(indices: Tensor, packed: Tensor, type: Any, dtype: torch
         torch.Size([2, 32])
     """
     type = type_of(type)
-    taken = _takes(packed, type, dtype) and isinstance(indices, Tensor)
-    if not taken:
+    fits = _takes(packed, type, dtype) and isinstance(indices, Tensor)
+    if not fits:
         _require("quantized_embedding", dtype, indices=indices, packed=packed)
     _as_rows(packed, type, None)
     require_integers("quantized_embedding", indices=indices)
     indices = indices.long()
-    if not taken:
+    if not fits:
         require_dim("quantized_embedding", 2, packed=packed)
         return unpack(rows_of(packed, indices), type).to(dtype)
     return ops.quant_rows(packed, indices, type.number, dtype)

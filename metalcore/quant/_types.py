@@ -61,12 +61,12 @@ def type_of(type: Any) -> Type:
     if isinstance(type, Type):
         return type
     if isinstance(type, str):
-        known = BY_NAME.get(type.upper())
+        match = BY_NAME.get(type.upper())
     else:
-        known = BY_NUMBER.get(type) if hasattr(type, "__index__") else None  # a list has no hash
-    if known is None:
+        match = BY_NUMBER.get(type) if hasattr(type, "__index__") else None  # a list has no hash
+    if match is None:
         raise ValueError(f"GGML has no type {type!r}; it has {', '.join(BY_NAME)}")
-    return known
+    return match
 
 
 # The bytes of a block at which its float16 factors begin. MXFP4 has an exponent in its first byte.
@@ -90,14 +90,14 @@ SCALES = {
 def packed_sample(type: str, rows: int, length: int, seed: int = 0, device: torch.device | str = "cpu") -> Tensor:
     """Returns uint8 (rows, bytes of a row of `length` weights). The same seed gives the same bytes on every device, and
     compilers can trace it."""
-    known = type_of(type)
-    shape = (rows, length // known.block, known.nbytes)
+    kind = type_of(type)
+    shape = (rows, length // kind.block, kind.nbytes)
     numbers = torch.arange(math.prod(shape), device=device) + (seed + 1) * 0x9E3779B9
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):  # a hash of 32 bits (MurmurHash3's last step)
         numbers = ((numbers ^ (numbers >> shift)) * factor) & 0xFFFFFFFF
     blocks = (numbers & 255).to(torch.uint8).view(shape)
-    for at in SCALES[known.name]:
+    for at in SCALES[kind.name]:
         blocks[..., at + 1] = blocks[..., at + 1] % 4 | 0x14
-    if known.name == "MXFP4":
+    if kind.name == "MXFP4":
         blocks[..., 0] = blocks[..., 0] % 4 + 116
     return blocks.flatten(1)

@@ -64,7 +64,7 @@ class _Reached(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.held: dict[int, Any] = {}
-        self._made: set[int] = set()
+        self._new: set[int] = set()
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -74,11 +74,11 @@ class _Reached(TorchDispatchMode):
         for tensor in tensors_in(args, kwargs):
             if tensor.layout is not torch.strided:
                 self.held[id(tensor)] = tensor
-            elif (key := key_of(tensor)) not in self._made:
+            elif (key := key_of(tensor)) not in self._new:
                 self.held.setdefault(key, tensor.untyped_storage())
         result = func(*args, **kwargs or {})
         strided = (tensor for tensor in tensors_in(result) if tensor.layout is torch.strided)
-        self._made.update({key_of(tensor) for tensor in strided} - self.held.keys())
+        self._new.update({key_of(tensor) for tensor in strided} - self.held.keys())
         return result
 
 
@@ -102,7 +102,7 @@ class Graph(Replay):
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # PyTorch requires that what is captured has run on another stream before
-            found = watch.record("cuda", lambda: function(*inputs))
+            first_result = watch.record("cuda", lambda: function(*inputs))
         torch.cuda.current_stream().wait_stream(stream)
         recording = Recording(watch.number)
         watch.forget()
@@ -113,7 +113,7 @@ class Graph(Replay):
             result = function(*inputs)
         result = tree_map_only(Tensor, Tensor.detach, result)
         with torch.no_grad():
-            for tensor, value in zip(tensors_in(result), tensors_in(found)):
+            for tensor, value in zip(tensors_in(result), tensors_in(first_result)):
                 tensor.copy_(value)
         pool_bytes = max(0, torch.cuda.memory_reserved() - before)
         return result, cls(graph, recording, pool_bytes, (function, reached.held))  # the function has compiled code's

@@ -30,11 +30,11 @@ class Inputs:
     def device(self) -> torch.device | None:
         return self.tensors[0].device if self.tensors else None
 
-    def check(self, given: Sequence[Tensor]) -> None:
+    def check(self, tensors: Sequence[Tensor]) -> None:
         """Raises TypeError or ValueError, which name the input, unless all can take the examples' places."""
-        if len(given) != len(self.tensors):
-            raise TypeError(f"{self.what}: {len(self.tensors)} inputs were captured, and {len(given)} are given")
-        for i, (tensor, layout) in enumerate(zip(given, self._layouts)):
+        if len(tensors) != len(self.tensors):
+            raise TypeError(f"{self.what}: {len(self.tensors)} inputs were captured, and {len(tensors)} are given")
+        for i, (tensor, layout) in enumerate(zip(tensors, self._layouts)):
             if not isinstance(tensor, Tensor):
                 raise TypeError(f"{self.what}: input {i} must be a tensor, not {type(tensor).__name__}")
             if _layout(tensor, self.bind) != layout:
@@ -45,10 +45,10 @@ class Inputs:
                     "a clone()"
                 )
 
-    def check_apart(self, given: Sequence[Tensor], owned: Collection[int]) -> None:
+    def check_apart(self, tensors: Sequence[Tensor], owned: Collection[int]) -> None:
         """Raises ValueError where memory to be bound is the capture's own, or another input's."""
         seen: dict[int, list[tuple[int, int, int]]] = {}
-        for i, tensor in enumerate(given):
+        for i, tensor in enumerate(tensors):
             key = tensor.untyped_storage()._cdata
             if key in owned:
                 raise ValueError(f"{self.what}: input {i} is memory that the replay itself writes: give it a clone()")
@@ -63,8 +63,8 @@ class Inputs:
             seen[key].append((i, begin, end))
 
     @torch.no_grad()
-    def copy(self, given: Sequence[Tensor]) -> None:
-        for own, tensor in zip(self.tensors, given):
+    def copy(self, tensors: Sequence[Tensor]) -> None:
+        for own, tensor in zip(self.tensors, tensors):
             if tensor is not own:
                 own.copy_(tensor)
 
@@ -78,9 +78,11 @@ class Inputs:
 
     def _refuse(self, i, tensor, layout):
         names = ("shape", "dtype", "device", "strides", "place within 16 bytes")
-        for name, found, wanted in zip(names, _layout(tensor, self.bind), layout):
-            if found != wanted:
-                raise ValueError(f"{self.what}: input {i} has the {name} {_text(found)}; {_text(wanted)} was captured")
+        for name, actual, expected in zip(names, _layout(tensor, self.bind), layout):
+            if actual != expected:
+                raise ValueError(
+                    f"{self.what}: input {i} has the {name} {_text(actual)}; {_text(expected)} was captured"
+                )
 
 
 def _layout(tensor, bind):

@@ -133,7 +133,7 @@ def _buffers(dispatch):
     """Yields the numbers of the buffers of a dispatch."""
     for _, kind, value in dispatch.arguments:
         places = (value,) if kind == "buffer" else value if kind == "pointers" else ()
-        yield from (found[0] for found in places if found is not None)
+        yield from (place[0] for place in places if place is not None)
 
 
 class _Place(NamedTuple):
@@ -156,9 +156,9 @@ def _placed(step: Step, moved: set[int]) -> Step:
             return tensor
         return _Place(key, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
 
-    given = {key_of(tensor) for tensor in tensors_in(step.args, step.kwargs)}
+    storages = {key_of(tensor) for tensor in tensors_in(step.args, step.kwargs)}
     results = step.result if isinstance(step.result, (tuple, list)) else [step.result]
-    new = [value if isinstance(value, Tensor) and key_of(value) not in given else None for value in results]
+    new = [value if isinstance(value, Tensor) and key_of(value) not in storages else None for value in results]
     args, kwargs, new = tree_map_only(Tensor, place_of, (step.args, step.kwargs, new))
     return Step(step.func, args, kwargs, new)
 
@@ -166,9 +166,9 @@ def _placed(step: Step, moved: set[int]) -> Step:
 def _call(step: Step, homes) -> Callable[[], Any]:
     """Returns the operator's call, which leaves its results where it left them when it was recorded."""
 
-    def tensor_of(found):
-        storage, offset = homes[found.key]
-        return _tensor(storage, found.dtype, offset + found.offset * found.dtype.itemsize, found.shape, found.stride)
+    def tensor_of(place):
+        storage, offset = homes[place.key]
+        return _tensor(storage, place.dtype, offset + place.offset * place.dtype.itemsize, place.shape, place.stride)
 
     args, kwargs, new = tree_map_only(_Place, tensor_of, (step.args, step.kwargs, step.result), is_leaf=_is_place)
     func = step.func
@@ -182,8 +182,8 @@ def _call(step: Step, homes) -> Callable[[], Any]:
         return lambda: into(*args, **kwargs)
 
     def call_and_copy():
-        found = func(*args, **kwargs)
-        for target, value in zip(new, found if isinstance(found, (tuple, list)) else [found]):
+        result = func(*args, **kwargs)
+        for target, value in zip(new, result if isinstance(result, (tuple, list)) else [result]):
             if target is not None:
                 target.copy_(value)
 

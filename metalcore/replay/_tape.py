@@ -73,8 +73,8 @@ class Tape(Observer):
         self.host_reads: list[str] = []
         self.host_copies: list[str] = []
         self.host_operators: list[str] = []
-        self.found: set[int] = set()  # storages that were there before
-        self.made: set[int] = set()
+        self.old: set[int] = set()  # storages that were there before
+        self.new: set[int] = set()
         self._alive: dict[int, Any] = {}  # so that no storage takes the place, and the key, of another one
 
     @classmethod
@@ -101,7 +101,7 @@ class Tape(Observer):
 
     def storages(self):
         """Returns the storages that came into being meanwhile, with their keys."""
-        return [(key, self._alive[key]) for key in self.made]
+        return [(key, self._alive[key]) for key in self.new]
 
     def forget(self) -> None:
         """Lets go of all memory."""
@@ -111,18 +111,18 @@ class Tape(Observer):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         for tensor in tensors_in(args, kwargs):
-            self._note(tensor, self.found)
+            self._note(tensor, self.old)
         result = super().__torch_dispatch__(func, types, args, kwargs)
         for tensor in tensors_in(result):
-            self._note(tensor, self.made)
+            self._note(tensor, self.new)
         return result
 
     def by_torch(self, func, args, kwargs):
-        given = storage_keys(args, kwargs)
+        storages = storage_keys(args, kwargs)
         self.note_host(func, args, kwargs)
         own_args, own_kwargs = _as_they_are(args, kwargs)
         result = func(*args, **kwargs)
-        if did_work(func, given, result):
+        if did_work(func, storages, result):
             _C.note_torch_step(operator_name(func))
             self.steps.append(Step(func, own_args, own_kwargs, _as_they_are(result)[0]))
         return result

@@ -51,18 +51,18 @@ class TrainStep:
             if "capturable" in group:
                 group["capturable"] = True
         self.replay = self.grad_norm = self._direction = None
-        self._known = self._tensors()
+        self._state = self._tensors()
         optimizer.register_load_state_dict_post_hook(self._forget)
 
     def __call__(self, *batch: Tensor) -> Tensor:
         self._inputs.check(batch)
         self._inputs.copy(batch)
-        if self._tensors() != self._known:
+        if self._tensors() != self._state:
             self._forget()
         if self._eager_steps:
             self._eager_steps -= 1
             loss, self.grad_norm = self._step(*self._inputs.tensors)
-            self._known = self._tensors()
+            self._state = self._tensors()
         elif self.replay is None or self._options() != self._recorded_options:
             loss, self.grad_norm = self._record()
         else:
@@ -81,8 +81,8 @@ class TrainStep:
         with torch.enable_grad():
             loss = self._loss_fn(self._model(batch[0]), *batch[1:])
             if not isinstance(loss, Tensor) or loss.numel() != 1:
-                found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-                raise TypeError(f"train step: loss_fn must return a tensor of one number, not {found}")
+                kind = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+                raise TypeError(f"train step: loss_fn must return a tensor of one number, not {kind}")
             if self._direction is None:  # autograd would make it anew at each step
                 self._direction = torch.ones_like(loss, requires_grad=False)
             gradients = torch.autograd.grad(loss, self._params, self._direction, allow_unused=True)

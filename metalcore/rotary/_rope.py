@@ -254,8 +254,8 @@ def _none(q):
 
 @cpu_kernel("rope")
 def _(q, k, *arguments):
-    found = _composite(q, q if k is None else k, *arguments)
-    return _result_like(q).copy_(found[0]), _none(q) if k is None else _result_like(k).copy_(found[1])
+    result = _composite(q, q if k is None else k, *arguments)
+    return _result_like(q).copy_(result[0]), _none(q) if k is None else _result_like(k).copy_(result[1])
 
 
 @fake_kernel("rope")
@@ -265,10 +265,10 @@ def _(q, k, *arguments):
 
 @cpu_kernel("rope_")
 def _(q, k, *arguments):
-    found = _composite(q, q if k is None else k, *arguments)
-    q.copy_(found[0])
+    result = _composite(q, q if k is None else k, *arguments)
+    q.copy_(result[0])
     if k is not None:
-        k.copy_(found[1])
+        k.copy_(result[1])
 
 
 @fake_kernel("rope_")
@@ -314,8 +314,8 @@ class _InPlace(torch.autograd.Function):
 
 
 def _reference(q, k, cos, sin, position_ids=None, unsqueeze_dim=1, *, inplace=False, **options):
-    given = {"interleaved": False, "rotary_dim": None, "sections": None} | options
-    return _Rotation(q, k, cos, sin, position_ids, unsqueeze_dim, *given.values()).by_torch()
+    settings = {"interleaved": False, "rotary_dim": None, "sections": None} | options
+    return _Rotation(q, k, cos, sin, position_ids, unsqueeze_dim, *settings.values()).by_torch()
 
 
 def _tables(q, *shape):

@@ -57,8 +57,8 @@ def sample(
         [1]
     """
     require_tensors("sample", logits=logits)
-    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    for name, option in given.items():
+    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    for name, option in settings.items():
         if not isinstance(option, Tensor):
             expected = _EXPECTED[name]
             if not (option is None and name != "temperature" or _number(option, name) and expected.holds(option)):
@@ -73,8 +73,8 @@ def sample(
     count = rows.shape[0]
     uniform = torch.rand(count, dtype=torch.float32, device=logits.device, generator=generator)
     run = _sample if count and classes < 2**31 and accelerated(rows) else _by_torch
-    if any(isinstance(option, Tensor) for option in given.values()):
-        drawn = run(rows, uniform, 1.0, 0, 1.0, 0.0, _per_row(given, logits, batch))
+    if any(isinstance(option, Tensor) for option in settings.values()):
+        drawn = run(rows, uniform, 1.0, 0, 1.0, 0.0, _per_row(settings, logits, batch))
     else:
         top_p = 1.0 if top_p is None else float(top_p)  # pyright: ignore[reportArgumentType]
         drawn = run(rows, uniform, float(temperature), top_k or 0, top_p, float(min_p or 0.0), None)
@@ -95,10 +95,10 @@ _EXPECTED = {
 }
 
 
-def _per_row(given, logits, batch):
+def _per_row(settings, logits, batch):
     """Returns the options of each row, (rows, 4) in float32: SampleOptions of kernels/sampling/sample.h."""
     columns = []
-    for (name, option), default in zip(given.items(), (1.0, 0, 1.0, 0.0)):
+    for (name, option), default in zip(settings.items(), (1.0, 0, 1.0, 0.0)):
         if isinstance(option, Tensor):
             floating = option.is_floating_point()
             if option.dtype == torch.bool or option.is_complex() or floating == (name == "top_k"):

@@ -51,8 +51,8 @@ def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: boo
     if last and input.dim() == 2:
         return torch.return_types.topk(_topk(input, k, largest))
     moved = input if last else input.movedim(dim, -1)
-    found = _topk(moved.reshape(-1, length), k, largest)
-    values, indices = (x.view(*moved.shape[:-1], k) for x in found)
+    pair = _topk(moved.reshape(-1, length), k, largest)
+    values, indices = (x.view(*moved.shape[:-1], k) for x in pair)
     return torch.return_types.topk((values, indices) if last else (values.movedim(-1, dim), indices.movedim(-1, dim)))
 
 

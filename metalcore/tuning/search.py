@@ -178,18 +178,18 @@ class Search:
 
         if tunable.kind == "regions":
             return [plan(value) for value in values]
-        found = [None] * len(values)
-        found[0], found[-1] = plan(values[0]), plan(values[-1])
+        plans = [None] * len(values)
+        plans[0], plans[-1] = plan(values[0]), plan(values[-1])
         ranges = [(0, len(values) - 1)]
         while ranges:
             low, high = ranges.pop()
-            if found[low] == found[high]:
-                found[low:high] = [found[low]] * (high - low)
+            if plans[low] == plans[high]:
+                plans[low:high] = [plans[low]] * (high - low)
             elif high - low > 1:
                 middle = (low + high) // 2
-                found[middle] = plan(values[middle])
+                plans[middle] = plan(values[middle])
                 ranges += (low, middle), (middle, high)
-        return found
+        return plans
 
     def _seconds(self, tunable, values, workloads, fresh=False):
         """Returns the Timing of each call, under each value. A call's inputs are made once for all values.
@@ -271,12 +271,12 @@ def fit_regions(workloads: Sequence[Workload], ours: Sequence[Timing], theirs: S
 
 def _larger(regions, size, batch):
     """Returns the size above which the regions have every batch of so many matrices, if it is not below `size`."""
-    found = [
+    sizes = [
         max(above, size)
         for above, up_to, first, last in regions
         if up_to is None and first <= batch and (last is None or batch <= last)
     ]
-    return min(found, default=None)
+    return min(sizes, default=None)
 
 
 def text(value: store.Value) -> str:

@@ -77,8 +77,8 @@ def this_gpu(device_type: str) -> GPU | None:
     if hasattr(torch.backends.mps, "get_name"):
         return GPU(device_type, f"{torch.backends.mps.get_name()}, {torch.backends.mps.get_core_count()} cores")
     command = ["sysctl", "-n", "machdep.cpu.brand_string"]
-    found = subprocess.run(command, capture_output=True, text=True).stdout.strip()
-    return GPU(device_type, found or platform.machine())
+    name = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    return GPU(device_type, name or platform.machine())
 
 
 def _kernels_digest(device_type):
@@ -98,8 +98,8 @@ def load(device_type: str) -> None:
     if gpu is None or not gpu.path.exists():
         return
     try:
-        found = read(gpu)
-        use(gpu, found["values"])
+        content = read(gpu)
+        use(gpu, content["values"])
     except (OSError, ValueError) as error:
         _state[device_type] = f"{FAMILY}; {gpu.path} is not used: {error}"
         warnings.warn(
@@ -109,7 +109,7 @@ def load(device_type: str) -> None:
             stacklevel=3,
         )
     else:
-        _state[device_type] = f"measured on this machine on {found['date']}: {gpu.path}"
+        _state[device_type] = f"measured on this machine on {content['date']}: {gpu.path}"
 
 
 def read(gpu: GPU) -> dict:
@@ -124,13 +124,13 @@ def read(gpu: GPU) -> dict:
     with open(descriptor, "rb") as file:
         text = file.read()
     try:
-        found = json.loads(text)
-        identity, values = found["identity"], found["values"]
-        if found["format"] != FORMAT or not isinstance(identity, dict) or not isinstance(values, dict):
+        content = json.loads(text)
+        identity, values = content["identity"], content["values"]
+        if content["format"] != FORMAT or not isinstance(identity, dict) or not isinstance(values, dict):
             raise KeyError
-        if not isinstance(found["family"], str) or not isinstance(found["date"], str):
+        if not isinstance(content["family"], str) or not isinstance(content["date"], str):
             raise KeyError
-        for inference, training in found.get("overrides", {"gains": {}})["gains"].values():
+        for inference, training in content.get("overrides", {"gains": {}})["gains"].values():
             if not isinstance(inference, (int, float)) or not isinstance(training, (int, float, type(None))):
                 raise KeyError
     except (ValueError, LookupError, TypeError, AttributeError):
@@ -138,9 +138,9 @@ def read(gpu: GPU) -> dict:
     for name, now in gpu.identity().items():
         if identity.get(name) != now:
             raise ValueError(f"it was measured with {name} {identity.get(name)}, and here it is {now}")
-    if found["family"] != gpu.family:
-        raise ValueError(f"it was measured for GPU family {found['family']!r}, and here it is {gpu.family!r}")
-    return found
+    if content["family"] != gpu.family:
+        raise ValueError(f"it was measured for GPU family {content['family']!r}, and here it is {gpu.family!r}")
+    return content
 
 
 def use(gpu: GPU, values: Values) -> None:
@@ -149,11 +149,11 @@ def use(gpu: GPU, values: Values) -> None:
     Raises:
         ValueError: a field does not exist, or its value is not legal. Nothing changes.
     """
-    given = []
+    rows = []
     for name, value in values.items():
         table, _, field = name.partition(".")
-        given.append((table, field, _numbers(name, value)))
-    _C.use_measured(gpu.device_type, gpu.family, given)
+        rows.append((table, field, _numbers(name, value)))
+    _C.use_measured(gpu.device_type, gpu.family, rows)
 
 
 def _numbers(name, value):
@@ -194,10 +194,10 @@ def files(device_type: str) -> bool:
 def present_gains(gpu: GPU) -> Gains:
     """Returns the gains of overrides in the GPU's file; none where it is missing, not used or of another PyTorch."""
     try:
-        found = read(gpu).get("overrides", {})
-        if found.get("torch") != torch.__version__:
+        overrides = read(gpu).get("overrides", {})
+        if overrides.get("torch") != torch.__version__:
             return {}
-        return {name: (inference, training) for name, (inference, training) in found["gains"].items()}
+        return {name: (inference, training) for name, (inference, training) in overrides["gains"].items()}
     except (OSError, ValueError):
         return {}
 

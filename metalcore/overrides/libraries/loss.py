@@ -142,9 +142,9 @@ class Logits(Tensor):
         if last != self.source.layer.out_features or leading.count(-1) > 1:
             return None
         hidden = self.source.hidden
-        known = math.prod(size for size in leading if size != -1)
+        product = math.prod(size for size in leading if size != -1)
         rows = math.prod(hidden.shape[:-1])
-        if -1 in leading and (known == 0 or rows % known) or -1 not in leading and rows != known:
+        if -1 in leading and (product == 0 or rows % product) or -1 not in leading and rows != product:
             return None
         return self.changed(hidden=hidden.reshape(*leading, hidden.shape[-1]))
 
@@ -277,8 +277,8 @@ def _is_plain_layer(layer):
 
 def _lazy_layer(layer, count, hidden):
     autocast = autocast_dtype(hidden)
-    taken = accelerated(hidden, layer.weight, layer.bias) and (autocast or hidden.dtype == layer.weight.dtype)
-    if not taken:
+    fits = accelerated(hidden, layer.weight, layer.bias) and (autocast or hidden.dtype == layer.weight.dtype)
+    if not fits:
         count.left["input that its kernel does not take"] += 1
         return F.linear(hidden, layer.weight, layer.bias)
     return Logits(Source(hidden, layer, autocast or hidden.dtype, autocast), count, _versions(layer))

@@ -39,7 +39,7 @@ class TransformersSdpa(Kind):
         count = _report.count_of(_NAME, "transformers' sdpa on mps")
 
         def forward(module, query, key, value, *args, **kwargs):
-            def taken():
+            def by_metalcore():
                 if accelerated(query, key, value) and kwargs.get("cache") is None:
                     return attention_forward(module, query, key, value, *args, **kwargs)
 
@@ -47,7 +47,7 @@ class TransformersSdpa(Kind):
             mask_of_call = args[0] if args else kwargs.get("attention_mask")
             if _NAME in _switches.UNASKED and mask_of_call is None and not (kwargs.keys() & _ONLY_OURS):
                 return original()  # PyTorch's function, whose override leaves the calls that PyTorch has a kernel for
-            return run_counted(count, taken, original) if query.is_mps else original()
+            return run_counted(count, by_metalcore, original) if query.is_mps else original()
 
         def mask_of(*args, device="cpu", **kwargs):
             make = mask if torch.device(device).type == "mps" else entries[1].original
