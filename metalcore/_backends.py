@@ -12,7 +12,7 @@ __all__ = ["DEVICES"]
 
 
 def _simulator_has_kernels():
-    """Whether this build has the kernels for this CPU. METALCORE_ISA can leave them out."""
+    """Returns whether this build has the kernels for this CPU. METALCORE_ISA can leave them out."""
     if not hasattr(_C, "simulator_info"):
         return False
     info = _C.simulator_info()

@@ -99,7 +99,7 @@ def explain(op: str, *inputs: Any, dtype: torch.dtype | None = None, **options: 
 
 @contextlib.contextmanager
 def _refusals(op):
-    """What an op says of its arguments is said of explain's."""
+    """Raises what an op says of its arguments as explain's own error."""
     try:
         yield
     except (RuntimeError, IndexError, TypeError, ValueError, OverflowError) as error:

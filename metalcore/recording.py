@@ -250,7 +250,7 @@ def on_meta(device: str) -> Iterator[Recorder]:
 
 @contextlib.contextmanager
 def observed(mode: TorchDispatchMode | None = None):
-    """Inside the block metalcore's ops run their own code under this mode, by default an Observer."""
+    """Runs metalcore's ops by their own code under this mode, by default an Observer, inside the block."""
     explained.observers += 1
     try:
         with mode or Observer():

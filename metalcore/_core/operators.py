@@ -100,7 +100,8 @@ def fake_kernel(name):
 
 
 def _check_one_device(name, inputs):
-    """A meta tensor among others brings a call here, whose result would be memory that nobody has written."""
+    """Refuses tensors of several devices. A meta tensor among others brings a call here, whose result would be
+    memory that nobody has written."""
     devices = {str(tensor.device) for tensor in inputs if isinstance(tensor, Tensor)}
     if len(devices) > 1:
         raise RuntimeError(f"metalcore::{name}: tensors must be on one device, not on {' and '.join(sorted(devices))}")
@@ -140,8 +141,8 @@ def without_derivative(name):
 
 
 def plain_operator(name, function):
-    """For an operator that makes nothing for a derivative: `function`, of other operators, has the same results, and is
-    what calls of the operator with a gradient come to.
+    """Registers `function`, of other operators, as what calls with a gradient come to, for an operator that makes
+    nothing for a derivative. Both have the same results.
 
     Returns:
         a function that calls the operator on accelerated() inputs where nobody asks a gradient and nothing is traced,
@@ -210,7 +211,7 @@ def autograd(name, backward, setup_context, results=None):
                 return backward(ctx, *grads)
 
     class Redispatched(Derivative):
-        """The same for a call that the dispatcher has brought this far, with the rest of its way as the last input."""
+        """The derivative of a call that the dispatcher has brought this far. Its last input is the rest of its way."""
 
         @staticmethod
         def forward(ctx, *inputs_and_keyset):
@@ -268,9 +269,9 @@ def autograd(name, backward, setup_context, results=None):
 def derive(
     function: Callable[..., Sequence[Tensor]], saved: Sequence[Tensor | None], cotangents: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """The gradients of a differentiable function's results, weighted by the cotangents, with respect to the tensors
-    that autograd has saved. They have gradients themselves if autograd asks for them. Where a saved tensor needs none,
-    there is None."""
+    """Returns the gradients of a differentiable function's results, weighted by the cotangents, with respect to the
+    tensors that autograd has saved. They have gradients themselves if autograd asks for them. Where a saved tensor
+    needs none, there is None."""
     with torch.enable_grad():
         inputs = [None if tensor is None else tensor.view_as(tensor) for tensor in saved]
         outputs = function(*inputs)

@@ -22,7 +22,7 @@ __all__ = [
 
 
 def elementwise(name: str = "", **options) -> tuple[Sample, ...]:
-    """Samples of a function of one tensor: whole vectors, a length that vectors do not divide, no alignment,
+    """Returns samples of a function of one tensor: whole vectors, a length that vectors do not divide, no alignment,
     strides."""
     return (
         Sample(f"{name}rows", ((64, 1000),), options),
@@ -71,7 +71,7 @@ def well_conditioned(a: Tensor) -> Tensor:
 
 
 def positive_definite(a: Tensor) -> Tensor:
-    """Well-conditioned symmetric positive-definite matrices."""
+    """Returns well-conditioned symmetric positive-definite matrices."""
     return a @ a.mT / a.shape[-1] + torch.eye(a.shape[-1])
 
 

@@ -32,7 +32,8 @@ __all__ = [
 
 
 def broadcast_shapes(first: Sequence[int], *others: Sequence[int]) -> Sequence[int]:
-    """torch.broadcast_shapes, without its 10 µs of Python where the shapes are alike or empty, as in most calls."""
+    """Returns what torch.broadcast_shapes does, without its 10 µs of Python where the shapes are alike or empty, as
+    in most calls."""
     shapes = [shape for shape in (first, *others) if len(shape)]
     if not shapes:
         return first
@@ -40,7 +41,7 @@ def broadcast_shapes(first: Sequence[int], *others: Sequence[int]) -> Sequence[i
 
 
 def may_share_memory(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether some elements of a tensor may have one place in memory, as those of an expanded tensor have."""
+    """Returns whether some elements of a tensor may have one place in memory, as those of an expanded tensor have."""
     end = 0
     for stride, size in sorted((stride, size) for size, stride in zip(shape, strides) if size != 1):
         if stride <= end:
@@ -50,15 +51,15 @@ def may_share_memory(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def host_sees(tensor: Tensor) -> bool:
-    """Whether the host sees a tensor's numbers. A trace has none, and a recording would have that as a step of
-    PyTorch's."""
+    """Returns whether the host sees a tensor's numbers. A trace has none, and a recording would have that as a step
+    of PyTorch's."""
     if is_compiling() or explained.observers or type(tensor) is not Tensor:
         return False
     return tensor.is_cpu or tensor.is_mps and getattr(torch._C, "_metalcore_simulates_mps", False)
 
 
 def check_offsets(op: str, name: str, offsets: Tensor, most: int) -> list[int]:
-    """The offsets as a list. Raises ValueError unless they are 0 to `most` and do not descend."""
+    """Returns the offsets as a list. Raises ValueError unless they are 0 to `most` and do not descend."""
     numbers = offsets.tolist()
     if not numbers or numbers[0] < 0 or numbers[-1] > most or any(a > b for a, b in pairwise(numbers)):
         raise ValueError(f"{op}: {name} must be numbers of 0 to {most} that do not descend")
@@ -69,15 +70,15 @@ _LONGER = (torch.int64, torch.uint32, torch.uint64)
 
 
 def in_int32(numbers: Tensor) -> Tensor:
-    """The integers as int32, and its least or largest number for one beyond its range: a plain conversion would make
-    2**32 a 0, which may be legal."""
+    """Returns the integers as int32, and its least or largest number for one beyond its range: a plain conversion
+    would make 2**32 a 0, which may be legal."""
     if numbers.dtype in _LONGER:
         numbers = numbers.long().clamp(-(2**31), 2**31 - 1)
     return numbers.to(torch.int32)
 
 
 def call_on_cpu(function: Callable, *args: Any, **kwargs: Any) -> Any:
-    """The function's results for copies of its tensors on the CPU, copied to the device of the first tensor.
+    """Returns the function's results for copies of its tensors on the CPU, copied to the device of the first tensor.
     Derivatives and torch.func's transforms pass through the copies."""
     device = next(value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)).device
     args, kwargs = tree_map_only(Tensor, Tensor.cpu, (args, kwargs))
@@ -111,5 +112,5 @@ def whole(x: Tensor) -> Tensor:
 
 
 def local(x: Tensor) -> Tensor:
-    """This rank's shard of a DTensor; others as they are."""
+    """Returns this rank's shard of a DTensor; others as they are."""
     return x.to_local() if is_dtensor(x) else x  # pyright: ignore

@@ -139,7 +139,8 @@ def as_dimensions(x, query, key, value):
 
 
 def causal_bias(attn_mask, is_causal, lower_right):
-    """torch.nn.attention.bias has tensors that stand for masks."""
+    """Returns (attn_mask, is_causal, lower_right) for a mask of torch.nn.attention.bias, whose tensors stand for
+    masks; others as they are."""
     from torch.nn.attention.bias import CausalBias, CausalVariant
 
     if not isinstance(attn_mask, CausalBias):

@@ -81,7 +81,7 @@ def collect(file: GGUFFile, error: GGUFError | None = None) -> dict[str, Any]:
 
 
 def _loads(file):
-    """True, or why not."""
+    """Returns True, or why the file does not load."""
     try:
         config_of(file, layout_of(file))
         check_types(file)
@@ -145,5 +145,5 @@ def _short(value):
 
 
 def _printable(text):
-    """Without what a terminal would take for commands, and bytes that are not UTF-8."""
+    """Returns a text without what a terminal would take for commands, and without bytes that are not UTF-8."""
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)

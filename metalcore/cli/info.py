@@ -219,7 +219,7 @@ def _cache():
 
 
 def _tuning():
-    """By type of device, whether plans use what `tune` measured."""
+    """Returns, by type of device, whether plans use what `tune` measured."""
     from metalcore._core.routing import DEVICES
     from metalcore.tuning import store
 

@@ -114,7 +114,7 @@ def _calls(one):
 
 
 def _until(name, one):
-    """ "" where it is on with each release of PyTorch, "off" where with none, "before 2.12"."""
+    """Returns "" where it is on with each release of PyTorch, "off" where with none, "before 2.12"."""
     on = [release for release in RELEASES if why_off(name, one, "mps", release, {}) is None]
     if len(on) == len(RELEASES):
         return ""

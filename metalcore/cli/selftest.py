@@ -144,7 +144,7 @@ def _checks(kind, device):
 
 
 def _in_turns():
-    """Ops of metalcore's between PyTorch's own: they must see each other's results."""
+    """Returns an op that runs metalcore's ops between PyTorch's own: they must see each other's results."""
 
     def chain(silu, softmax):
         def call(x):
@@ -206,7 +206,8 @@ def _check_family(names):
 
 
 def _check_refused():
-    """A pipeline may also turn out too small for a call, which then is right, and PyTorch's."""
+    """Raises where kernels were refused. A pipeline may also turn out too small for a call, which then is right, and
+    PyTorch's."""
     refused.note()
     if refusals := _C.mps_refused():
         raise RuntimeError("\n".join(f"{family}: {reason}" for family, reason in refusals.items()))

@@ -79,7 +79,7 @@ def gathered_product(grad: Tensor, x: Tensor, weight: Tensor, stride, padding, d
 
 
 def _product(outputs: Tensor, windows: Tensor) -> Tensor:
-    """Computes, per group, (outputs, places) times the windows as (places, terms)."""
+    """Computes, for each group, (outputs, places) times the windows as (places, terms)."""
     groups, rows = outputs.shape[:2]
     terms = math.prod(windows.shape[1:4])
     return torch.bmm(outputs.reshape(groups, rows, -1), windows.reshape(groups, terms, -1).mT)
@@ -119,7 +119,8 @@ def _save(ctx, inputs, output):
 
 
 def _double_backward(ctx, to_x, to_weight):
-    """The two gradients are linear in grad, and in weight or x: so their derivatives are conv2d and gradients again."""
+    """Returns the derivatives of the two gradients. These are linear in grad, and in weight or x, so that their
+    derivatives are conv2d and gradients again."""
     grad, x, weight = ctx.saved_tensors
     *options, groups = ctx.options
     wanted = ctx.needs_input_grad

@@ -135,8 +135,8 @@ def complete() -> None:
 
 
 def _register_copies() -> None:
-    """FSDP2's own operators copy tensors, with functions of PyTorch that run on any device. They are registered for
-    devices by name, `mps` not among them."""
+    """Registers FSDP2's own operators, which copy tensors by functions of PyTorch that run on any device. PyTorch
+    registers them for devices by name, and `mps` is not among these."""
     global _fsdp
     _fsdp = torch.library.Library("fsdp", "IMPL")
     for name in ("all_gather_copy_in", "split_with_sizes_copy", "chunk_cat"):
@@ -145,8 +145,8 @@ def _register_copies() -> None:
 
 
 def _keep_storages() -> None:
-    """FSDP2 frees the memory of whole parameters between their uses by resizing storages, which PyTorch cannot do on
-    `mps`. They keep it there, so that shards save the memory of gradients and of optimizers' states alone."""
+    """Keeps the memory of whole parameters, which FSDP2 frees between their uses by resizing storages: PyTorch
+    cannot do so on `mps`. Shards then save the memory of gradients and of optimizers' states alone."""
     module = sys.modules[f"{_FSDP}._fsdp_param"]
     free_storage = module.free_storage
 

@@ -100,8 +100,9 @@ def _attention_error(device, dtype, q, k, v, mask=None, layout=lambda x: x, **op
 
 
 def _attention_bound(dtype, size):
-    """Scores of normal numbers stay below 8, so that one that is rounded to its dtype moves a weight by 4 eps: as much
-    again for the weights, the sums and the result. In float32, sums of `size` terms come to it."""
+    """Returns the bound of the results' error. Scores of normal numbers stay below 8, so that one that is rounded to
+    its dtype moves a weight by 4 eps: as much again for the weights, the sums and the result. In float32, sums of
+    `size` terms come to it."""
     eps = torch.finfo(dtype).eps
     return 8 * eps + 2 * size * torch.finfo(torch.float32).eps
 

@@ -104,7 +104,7 @@ def always(*args, **kwargs) -> bool:
 
 
 def in_batches(A, *args, **kwargs) -> bool:
-    """A single matrix never reaches the kernel that fails."""
+    """Returns whether there are several matrices: a single one never reaches the kernel that fails."""
     return A.dim() > 2 and A.numel() >= 8192
 
 
@@ -129,7 +129,8 @@ def long_linear(input, weight, *args, **kwargs) -> bool:
 
 
 def long_gradients(input, grad_output, weight, *args, **kwargs) -> bool:
-    """The gradient of the weight sums over the rows, that of the input over the outputs."""
+    """Returns whether a gradient of linear is a long sum: the weight's is over the rows, and the input's over the
+    outputs."""
     return max(math.prod(input.shape[:-1]), weight.shape[0]) >= _LONG_SUM
 
 

@@ -164,7 +164,8 @@ def _save_backward(ctx, inputs, output):
 
 
 def _double_backward(ctx, cotangent):
-    """The gradient is linear in grad: what reaches a row goes back to each of its uses."""
+    """Returns the gradient of the gradient, which is linear in grad: what reaches a row goes back to each of its
+    uses."""
     (indices,) = ctx.saved_tensors
     used = in_table(indices, ctx.rows) & (indices != ctx.padding)
     index = indices.where(used, 0).long()
@@ -181,7 +182,7 @@ _gradient = autograd("embedding_backward", _double_backward, _save_backward)
 
 
 def indices_of(x: Tensor, count: int, rows: int) -> Tensor:
-    """Indices of a sample: some occur often, most once."""
+    """Returns the indices of a sample: some occur often, most once."""
     place = torch.arange(count, device=x.device)
     return (place * 7 % rows) * (place % 3 > 0)
 

@@ -246,7 +246,7 @@ def _save_backward(ctx, inputs, output):
 
 
 def _double_backward(ctx, cotangent):
-    """The gradient is linear in grad, and in the factors."""
+    """Returns the gradients of the gradient, which is linear in grad, and in the factors."""
     grad, indices, bags, sizes, maxima, factors = ctx.saved_tensors
     used, index, bags = _used(indices, bags, ctx.rows, ctx.padding)
     if ctx.mode == 2:

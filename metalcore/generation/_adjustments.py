@@ -52,7 +52,7 @@ class Adjustments:
         self.any = self.penalizes or self.given_bias is not None or bool(self.processors)
 
     def begin(self, tokens: Tensor, seen: Tensor, vocabulary: int) -> None:
-        """For prompts (rows, length), and which of their tokens are no padding.
+        """Prepares for prompts (rows, length), and a mask of the tokens that are no padding.
 
         Raises:
             ValueError: the bias is for a token that the model does not know, is NaN, or has another shape.
@@ -74,7 +74,7 @@ class Adjustments:
             self.counts.scatter_add_(1, drawn, self.one)
 
     def __call__(self, logits: Tensor, tokens: Tensor) -> Tensor:
-        """float32 logits (rows, vocabulary) after the tokens (rows, length), padded on their left."""
+        """Returns float32 logits (rows, vocabulary) after the tokens (rows, length), padded on their left."""
         scores = logits.float()
         if self.bias is not None:
             scores = scores + self.bias

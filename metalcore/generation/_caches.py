@@ -63,7 +63,7 @@ class KeysAndValues(Cache):
         raise NotImplementedError
 
     def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options) -> tuple:
-        """As an attention function of transformers, for one query of each row."""
+        """Computes what an attention function of transformers does, for one query of each row."""
         raise NotImplementedError
 
 
@@ -195,7 +195,7 @@ class PagedKeysAndValues(KeysAndValues):
         return pool
 
     def _count_pages(self):
-        """The table of the pages that hold the first `held` tokens of each row."""
+        """Writes the table of the pages that hold the first `held` tokens of each row."""
         size = self.pool.page_size  # pyright: ignore[reportOptionalMemberAccess]
         counts = (self.held + (size - 1)) // size
         self.indptr[1:] = counts.cumsum(0)
@@ -289,7 +289,7 @@ _users: dict[int, tuple[Any, int]] = {}  # of a configuration: its implementatio
 
 @contextlib.contextmanager
 def attending(model: Any, cache: KeysAndValues):
-    """The model's attention is this while the context lasts, and reads this cache.
+    """Makes this the model's attention, which reads this cache, while the context lasts.
 
     All threads share the model's configuration, so the last context that ends gives it back.
     """

@@ -217,7 +217,7 @@ class _Texts:
         self.count = 0
 
     def steps(self) -> Iterator[list[int | None] | None]:
-        """Each step's tokens, or None where nobody wants them."""
+        """Yields each step's tokens, or None where nobody wants them."""
         run = self.run
         try:
             run.read()

@@ -269,7 +269,7 @@ class _Filling:
         self._float_experts(module, {key: self._numbers(name) for key, name in names.items()}, interleaved)
 
     def _float_experts(self, module, numbers, interleaved):
-        """transformers' own module: gate and up are one parameter. gpt-oss' has columns in turns."""
+        """Fills transformers' own module, in which gate and up are one parameter. gpt-oss has its columns in turns."""
         gate, up, down = (numbers[part, "weight"] for part in ("gate", "up", "down"))
         if interleaved:
             module.gate_up_proj = torch.nn.Parameter(torch.stack([gate, up], 2).flatten(1, 2).mT.contiguous())

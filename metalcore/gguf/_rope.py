@@ -70,7 +70,7 @@ def _scaling(metadata, theta, rotated):
 
 
 def _by_factors(factors, theta, rotated, context):
-    """Llama 3's rule where the factors follow it, or else the factors."""
+    """Returns Llama 3's rule where the factors follow it, or else the factors."""
     parameters = {"rope_type": "llama3", "factor": float(max(1, round(max(factors)))), **_LLAMA3}
     expected = _llama3_factors(parameters, theta, rotated)
     if len(factors) == len(expected) and all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(factors, expected)):

@@ -163,7 +163,7 @@ def _add(gguf, writer, key, value):
 
 
 def _encoded(text):
-    """As GGUFFile decodes it."""
+    """Returns a text's bytes, which GGUFFile decodes to the same text."""
     return text.encode(errors="surrogateescape")
 
 
@@ -238,7 +238,7 @@ def _parameter(parameter, module, leaf, layout, config):
 
 
 def _kv_b(name, module, config):
-    """DeepSeek's keys and values of all heads, as numbers: rows of the one lie across those of the other."""
+    """Yields DeepSeek's keys and values of all heads, as numbers: rows of the one lie across those of the other."""
     packed = isinstance(module, QuantizedLinear)
     type = "F32" if packed else _NAMES[module.weight.dtype]
     rows, length, heads = module.out_features, module.in_features, config.num_attention_heads

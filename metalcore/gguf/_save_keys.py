@@ -65,7 +65,7 @@ def _require(kind, name, value, expected):
 
 
 def _check_yarn(kind, rope):
-    """llama.cpp ends YaRN's ramp at whole frequencies."""
+    """Refuses a ramp of YaRN that does not end at whole frequencies, as llama.cpp's does, or warns of it."""
     if rope.get("rope_type") != "yarn" or rope.get("truncate", True):
         return
     if kind != "gpt_oss":
@@ -84,7 +84,7 @@ def _no_window(config, keys, head_dim):
 
 
 def _window(config, keys, period):
-    """The window, and which layers have one where it is not each but every `period`th."""
+    """Writes the window's size, and which layers have one where these are not all except every `period`th."""
     slides = [kind == "sliding_attention" for kind in config.layer_types]
     keys["attention.sliding_window"] = config.sliding_window if any(slides) and config.sliding_window else 0
     if any(slides) and slides != [i % period < period - 1 for i in range(len(slides))]:

@@ -134,7 +134,8 @@ def _check_split(file, parts):
 
 
 def _with_prefix(backend, wanted):
-    """With a space in front of texts or without one, as the file says; transformers' classes do not ask."""
+    """Returns the tokenizer with a space in front of texts or without one, as the file says; transformers' classes
+    do not ask."""
     from tokenizers import Tokenizer
 
     if ("▁" in backend.encode("a", add_special_tokens=False).tokens[0]) == wanted:
@@ -157,8 +158,8 @@ def _with_prefix(backend, wanted):
 
 
 def _without_more(backend, count):
-    """Without the special tokens that transformers' classes add to vocabularies that lack them: models have no rows
-    for those."""
+    """Returns the tokenizer without the special tokens that transformers' classes add to vocabularies that lack
+    them: models have no rows for those."""
     from tokenizers import Tokenizer
 
     if backend.get_vocab_size() <= count:

@@ -57,7 +57,7 @@ def unpack(file: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def unpacked(file: Path) -> Iterator[Path]:
-    """A folder with the artifacts of a packed file, inside the block."""
+    """Yields a folder with the artifacts of a packed file, inside the block."""
     with tempfile.TemporaryDirectory() as folder:
         unpack(file, Path(folder))
         yield Path(folder)

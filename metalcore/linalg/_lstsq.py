@@ -157,7 +157,8 @@ def _save(ctx, inputs, output):
 
 
 def _backward(ctx, grad_X, grad_residuals):
-    """X = pinv(A) B. Of the sums of squares X's own derivative is 0, since they are the least."""
+    """Returns the gradients of X = pinv(A) B and of the sums of squares, whose derivative by X is 0, since they are
+    the least."""
     A, B, X = ctx.saved_tensors
     by_A, by_B = by_pseudoinverse(A, B, grad_X, 0.0)
     rest = 2 * (A @ X - B) * grad_residuals[..., None, :]

@@ -324,8 +324,8 @@ def _solve_save(ctx, inputs, output):
 
 
 def _solve_backward(ctx, grad):
-    """grad_B = A⁻ᵀ grad and grad_A = -grad_B Xᵀ. The gradient of LU in A = P L U is Pᵀ grad_A Uᵀ below the diagonal,
-    and Lᵀ Pᵀ grad_A on and above it. Transposition gives the cases X A = B and Aᵀ this form."""
+    """Returns grad_B = A⁻ᵀ grad and grad_A = -grad_B Xᵀ. The gradient of LU in A = P L U is Pᵀ grad_A Uᵀ below the
+    diagonal, and Lᵀ Pᵀ grad_A on and above it. Transposition gives the cases X A = B and Aᵀ this form."""
     LU, pivots, X = ctx.saved_tensors
     left, adjoint = ctx.flags
     needs_LU, _, needs_B, *_ = ctx.needs_input_grad

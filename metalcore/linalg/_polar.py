@@ -92,8 +92,8 @@ class _Polar(torch.autograd.Function):
 
 @without_autocast
 def _gradient(W, S, Vh, grad_u, grad_p):
-    """With H = Wᴴ dU V and K = Vᴴ dP V, the gradient is W X Vᴴ, and what leaves the ranges of W and V:
-    X = ((H - Hᴴ) + S (K + Kᴴ)) / (s_i + s_j), elementwise."""
+    """Returns W X Vᴴ, with H = Wᴴ dU V, K = Vᴴ dP V and X = ((H - Hᴴ) + S (K + Kᴴ)) / (s_i + s_j), elementwise, and
+    adds what leaves the ranges of W and V."""
     V, Wh = Vh.mH, W.mH
     H, symmetric = Wh @ grad_u @ V, grad_p + grad_p.mH
     columns = S.unsqueeze(-1).to(W.dtype)
@@ -110,7 +110,7 @@ def _gradient(W, S, Vh, grad_u, grad_p):
 
 
 def _reference(A, *, side="right"):
-    """By an eigendecomposition of A's Gram matrix, for matrices of full rank."""
+    """Computes it by an eigendecomposition of A's Gram matrix, for matrices of full rank."""
     if side == "left":
         U, P = _reference(A.mH)
         return U.mH, P

@@ -95,9 +95,8 @@ def override(operator, take, composite=None) -> Override:
 
 
 def _outermost(take):
-    """A plan may choose PyTorch's operator, which is the overridden one. On a thread that is inside one of these
-    kernels the previous kernel runs, so that no kernel calls itself.
-    """
+    """Returns what makes an override's kernel. A plan may choose PyTorch's operator, which is the overridden one. On
+    a thread that is inside one of these kernels the previous kernel runs, so that no kernel calls itself."""
 
     def make(previous, count, decline):
         def kernel(keyset, *args, **kwargs):

@@ -233,8 +233,8 @@ def _solve_save(ctx, inputs, output):
 
 
 def _solve_backward(ctx, grad, *_):
-    """For A X = B, grad_B = A⁻ᵀ grad and grad_A = -grad_B Xᵀ. For X A = B, grad_B = grad A⁻ᵀ and grad_A = -Xᵀ
-    grad_B."""
+    """Returns the gradients. For A X = B, grad_B = A⁻ᵀ grad and grad_A = -grad_B Xᵀ. For X A = B, grad_B = grad A⁻ᵀ
+    and grad_A = -Xᵀ grad_B."""
     if grad is None:
         return (None,) * 4
     A, X, LU, pivots = ctx.saved_tensors

@@ -334,7 +334,7 @@ def _sample(name, count, length):
 
 
 def _probabilities(x):
-    """Of half of the classes, the same in every dtype."""
+    """Returns targets of half of the classes, the same in every dtype."""
     return (torch.arange(x.shape[1], device=x.device) % 2 * 2**-6).to(x.dtype).expand(x.shape)
 
 

@@ -179,7 +179,7 @@ def _fused_reference(hidden, weight, teacher_hidden, teacher_weight, beta=0.0, *
 
 
 def _student_and_teacher(hidden, weight):
-    """The teacher is no leaf: the results have no derivative by it."""
+    """Returns arguments with a teacher that is no leaf: the results have no derivative by it."""
     half = weight.detach() * 0.5
     return hidden, weight, hidden.detach().flip(0), half.flip(1)
 

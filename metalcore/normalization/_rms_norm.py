@@ -286,7 +286,7 @@ def _override(previous, count, decline, by=lambda *arguments: _fused(*arguments)
 
 
 def _override_alone(previous, count, decline):
-    """Where aten::_fused_rms_norm is PyTorch's, which has no derivative on a Mac."""
+    """Makes the kernel where aten::_fused_rms_norm is PyTorch's, which has no derivative on a Mac."""
     ours = lambda x, shape, weight, eps: _rms_norm(x, len(shape), weight, _EPS if eps is None else eps, 0.0)  # noqa: E731
     return _override(previous, count, decline, ours)
 

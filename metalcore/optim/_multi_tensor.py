@@ -242,8 +242,8 @@ def ready_states(params, states, names, dtype):
 
 
 def unscaled(grads, grad_scale):
-    """For kernels of PyTorch's ops: the gradients in float32 without their scale, by which they are divided in place,
-    as the Metal kernels do."""
+    """Returns the gradients in float32 without their scale, for kernels of PyTorch's ops. They are divided by it in
+    place, as the Metal kernels do."""
     if grad_scale is None:
         return [grad.float() for grad in grads]
     wide = [grad.float() * (1.0 / grad_scale) for grad in grads]
@@ -253,7 +253,8 @@ def unscaled(grads, grad_scale):
 
 
 def check_devices(what, *, state_steps=(), **lists):
-    """For fake kernels: one meta tensor among others would bring a call there, where nothing is updated."""
+    """Refuses lists on several devices, for fake kernels: one meta tensor among others would bring a call there,
+    where nothing is updated."""
     device = next((tensors[0].device for tensors in lists.values() if tensors), None)
     for name, tensors in {**lists, "state_steps": state_steps}.items():
         for tensor in tensors:

@@ -142,7 +142,7 @@ def _grads(parameters):
 
 
 def _shards(grads):
-    """This rank's shards of the gradients of one kind."""
+    """Returns this rank's shards of the gradients of one kind."""
     return list(map(local, grads)) if is_dtensor(grads[0]) else grads
 
 

@@ -124,8 +124,8 @@ def enable_pytorch_overrides(*names: str, exclude: str | Iterable[str] = ()) -> 
 
 
 def request(names: list[str], by_name: bool = True) -> Request:
-    """enable_pytorch_overrides for names that are known to be right, called for a caller's caller. Without `by_name`
-    those that are off by default are left out."""
+    """Enables overrides of names that are known to be right, for a caller's caller. Without `by_name` those that are
+    off by default are left out."""
     if not by_name:
         kinds, release = {device: kind_of(device) for device in devices()}, this_release()
         off = {name: by_default(name, kinds, release, measured_gains(kinds)) for name in names}
@@ -189,7 +189,7 @@ def devices() -> tuple[str, ...]:
 
 
 def refresh() -> None:
-    """Called when a device has appeared."""
+    """Applies the requests again, when a device has appeared."""
     _overrides.apply()
 
 

@@ -34,7 +34,7 @@ _inside = threading.local()
 
 
 def use_routes(rows: tuple[Any, ...]) -> None:
-    """From now on beneath() knows the routes of these rows. Kernels that were made before keep theirs."""
+    """Makes beneath() know the routes of these rows from now on. Kernels that were made before keep theirs."""
     global _rows
     _rows = rows
 
@@ -181,7 +181,8 @@ def _define_replaced(operator):
 
 @contextlib.contextmanager
 def _silent():
-    """Some versions of PyTorch warn of the first kernel that replaces another. It is what was asked for."""
+    """Hides the warning of some versions of PyTorch for the first kernel that replaces another, which is what was
+    asked for."""
     always = torch.is_warn_always_enabled()
     torch.set_warn_always(False)
     try:

@@ -68,7 +68,7 @@ def _attend_request(q, k, v, mask, sinks, left, right, scale, softcap):
 
 
 def append(key, value, batch_indices, positions, k, v, kv_indptr, kv_indices, heads_first):
-    """The operator paged_append."""
+    """Computes the operator paged_append."""
     size = k.shape[2 if heads_first else 1]
     indptr, indices = kv_indptr.tolist(), kv_indices.tolist()
     for token, (request, position) in enumerate(zip(batch_indices.tolist(), positions.tolist())):

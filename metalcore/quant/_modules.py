@@ -33,7 +33,7 @@ def is_columns(module: Any) -> bool:
 
 
 def role_of(name: str) -> str:
-    """As in `Weight`, for a linear layer that is not the model's output."""
+    """Returns the role, as in `Weight`, of a linear layer that is not the model's output."""
     parts = name.split(".")
     return _BY_NAME.get(".".join(parts[-2:])) or _BY_NAME.get(parts[-1], "")
 
@@ -45,7 +45,7 @@ def layer_of(name: str) -> int:
 
 
 def shape_of(model: torch.nn.Module, values: int, tied: bool) -> Shape:
-    """Of a model with so many weights that make values."""
+    """Returns the `Shape` of a model with so many weights that make values."""
     config: Any = getattr(model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     layers = getattr(config, "num_hidden_layers", None)

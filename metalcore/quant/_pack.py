@@ -214,7 +214,7 @@ def _crumbs(q):
 
 
 def _pairs(s, m):
-    """Eight scales and minima of 6 bits in 12 bytes."""
+    """Returns eight scales and minima of 6 bits in 12 bytes."""
     low_s, high_s, low_m, high_m = s[:, :4], s[:, 4:], m[:, :4], m[:, 4:]
     return _bytes(low_s | (high_s >> 4) << 6, low_m | (high_m >> 4) << 6, (high_s & 15) | (high_m & 15) << 4)
 

@@ -202,7 +202,8 @@ def _is_packed(module: Any) -> bool:
 
 @contextmanager
 def _found_by_name(model: Any) -> Iterator[None]:
-    """peft looks for the embedding by this name first, and then by parameters, of which a packed one has none."""
+    """Gives the embedding the name by which peft looks first, before it looks for parameters, of which a packed one
+    has none."""
     embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
     if not isinstance(embedding, QuantizedEmbedding) or hasattr(model, "embeddings"):
         yield

@@ -163,7 +163,7 @@ def _one_weight(module, embedding, places, ties):
 
 
 def _alike(result, source, target, explicit, is_output):
-    """One weight has one type: the embedding's, unless the caller gives that of the other module."""
+    """Gives one weight of two modules one type: the embedding's, unless the caller gives that of the other module."""
     first, second = result[source], result[target]
     if isinstance(first, str) or isinstance(second, str):
         if is_output:  # neither is packed
@@ -230,7 +230,7 @@ def _is_embedding(model, name):
 
 
 def _untie(model, packed):
-    """transformers ties parameters alone. Packed weights are tied by their modules."""
+    """Removes packed weights from transformers' ties, which are of parameters alone. Their modules tie them."""
     tied = getattr(model, "all_tied_weights_keys", None)
     if tied:
         left = {target: source for target, source in tied.items() if target.rpartition(".")[0] not in packed}
@@ -289,7 +289,7 @@ def _packed(weight, type):
 
 
 def _experts(module, types, pack):
-    """gpt-oss' have biases, and columns in turns; they are not packed here."""
+    """Returns packed experts. gpt-oss has biases, and columns in turns, which are not packed here."""
     up, down = module.gate_up_proj, module.down_proj
     clamped = hasattr(module, "gate_up_proj_bias")
     experts, hidden, width = down.shape if not clamped else (down.shape[0], down.shape[2], down.shape[1])

@@ -26,8 +26,8 @@ _INDUCTOR = "torch._inductor.output_code"
 
 @contextlib.contextmanager
 def _inductor_refused(what: str) -> Iterator[None]:
-    """Inside the block a graph that Inductor, torch.compile's default backend, compiled raises CaptureError instead of
-    running: it launches kernels without PyTorch's dispatcher, where no tape sees them."""
+    """Makes a graph that Inductor, torch.compile's default backend, compiled raise CaptureError inside the block
+    instead of running: it launches kernels without PyTorch's dispatcher, where no tape sees them."""
     before = sys.modules.get(_INDUCTOR)
     if before is None:  # nothing has been compiled by it
         yield

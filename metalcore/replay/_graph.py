@@ -19,8 +19,8 @@ __all__ = ["Graph", "captured"]
 
 @contextlib.contextmanager
 def captured(*generators: torch.Generator) -> Iterator[torch.cuda.CUDAGraph]:
-    """A graph of the work of the block, which does not happen. The generators' numbers, and those of the default one,
-    are new at each replay.
+    """Captures a graph of the work of the block, which does not happen. The generators' numbers, and those of the
+    default one, are new at each replay.
 
     After a capture that fails, PyTorch's generators take it to go on, and refuse to draw numbers elsewhere. The end of
     another capture tells them: so an empty one follows.

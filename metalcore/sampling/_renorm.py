@@ -145,7 +145,7 @@ def _probabilities(x):
 
 
 def _finite(masked):
-    """-inf has no distance from another one."""
+    """Returns which numbers are -inf, and the others: -inf has no distance from another one."""
     return [masked.isneginf().to(masked.dtype), masked.where(~masked.isneginf(), 0.0)]
 
 

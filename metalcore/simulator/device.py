@@ -186,7 +186,8 @@ def simulate_streams():
 
 
 def simulate_storages():
-    """UntypedStorage(device="mps"), by which torch.load, deepcopy and pickle allocate: its C++ has no case for MPS."""
+    """Replaces UntypedStorage(device="mps"), by which torch.load, deepcopy and pickle allocate: its C++ has no case
+    for MPS."""
     original: Any = torch.UntypedStorage.__new__
 
     def new(cls, *args, device=None, **kwargs):

@@ -144,7 +144,7 @@ def read(gpu: GPU) -> dict:
 
 
 def use(gpu: GPU, values: Values) -> None:
-    """From now on ops on the GPU plan with these values, and with the family's for all other fields.
+    """Makes ops on the GPU plan with these values from now on, and with the family's for all other fields.
 
     Raises:
         ValueError: a field does not exist, or its value is not legal. Nothing changes.
@@ -254,7 +254,8 @@ def is_on() -> bool:
 
 
 def _load(device_type):
-    """The extension calls it from any thread. All wait for the first of them."""
+    """Loads the measured values of a type of device once. The extension calls it from any thread, and all wait for
+    the first of them."""
     with _lock:
         if device_type not in _asked and is_on():
             _asked.add(device_type)

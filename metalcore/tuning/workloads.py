@@ -126,7 +126,7 @@ def _squares(scale, *ops, lowest=4, batched_to=256, single_from=32):
 
 
 def _row_lengths(scale):
-    """Rows of every length that a kernel may take, in numbers that fill the device, and a few long ones."""
+    """Yields rows of every length that a kernel may take, in numbers that fill the device, and a few long ones."""
 
     def softmax(rows, length):
         return Sample("", ((rows, length),), {"dim": -1})
@@ -145,7 +145,7 @@ def _row_lengths(scale):
 
 
 def _tall(scale):
-    """Single matrices and batches with many more rows than columns."""
+    """Yields single matrices and batches with many more rows than columns."""
     template = OPS["qr"].samples()[0]
     for n in (8, 32, 64, 128):
         for times in (8, 64):
@@ -194,7 +194,7 @@ def _decode(scale):
 
 
 def _attention(scale):
-    """Causal training of a few heads, of sizes that kernels differ for."""
+    """Yields causal training of a few heads, of sizes that kernels differ for."""
     for size in (64, 96, 128, 256):
         for rows in _sizes(scale, 64, min(4096, scale.elements // 64)):
             sample = Sample("", ((1, 4, rows, size),) * 3, {"is_causal": True})
@@ -203,7 +203,7 @@ def _attention(scale):
 
 
 def _gemm(scale):
-    """Few and many rows, times square matrices."""
+    """Yields few and many rows, times square matrices."""
     for length in _sizes(scale, 64, scale.largest):
         for rows in (2, 6, 12, 24, 40):
             yield Workload("matmul", Sample("", ((rows, length), (length, length))), length, rows)
@@ -217,7 +217,7 @@ def _joined(scale):
 
 
 def _quant(scale):
-    """Few and many rows, and packed weights with as many rows as columns or other numbers of them."""
+    """Yields few and many rows, and packed weights with as many rows as columns or other numbers of them."""
 
     def workload(rows, outputs, length):
         def arguments(x):

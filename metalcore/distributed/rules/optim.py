@@ -10,7 +10,7 @@ from ._rule import Partial, Replicate, Shard, rule
 
 @rule("adamw_", "sgd_", "lion_", lists=True)
 def step(call, specs):
-    """A parameter's gradient and state are placed as it is, and counts of steps are replicated."""
+    """Places a parameter's gradient and state as it is, and replicates counts of steps."""
     placements = [spec.placements for spec in specs["params"]]
     return None, {
         name: [
@@ -23,7 +23,7 @@ def step(call, specs):
 
 @rule("grad_clip_norm_", lists=True)
 def clip_norm(call, specs):
-    """A factor can be applied to partial sums as well."""
+    """Accepts all placements: a factor can be applied to partial sums as well."""
     return None, {"grads": [spec.placements for spec in specs["grads"]]}
 
 
@@ -40,8 +40,8 @@ def _is_shard(placement):
 
 @rule("grad_norm", lists=True)
 def grad_norm(call, specs):
-    """For each dimension of the mesh: a partial norm, if all gradients are sharded along it, or else replicated
-    ones."""
+    """Returns, for each dimension of the mesh, a partial norm if all gradients are sharded along it, or else
+    replicated ones."""
     grads = [list(spec.placements) for spec in specs["grads"]]
     output = []
     for place in range(len(grads[0])):

@@ -43,7 +43,7 @@ class Kind:
             memory.clear()
 
     def begin(self) -> None:
-        """Called when some of its overrides have been switched on."""
+        """Prepares, when some of its overrides have been switched on."""
 
     def meet_class(self, cls) -> None:
         """Looks at a class of modules for the first time."""

@@ -81,8 +81,8 @@ def reads_nothing() -> bool:
 
 @contextlib.contextmanager
 def as_captured() -> Iterator[None]:
-    """Inside the block transformers takes this thread to capture a CUDA graph. It matters only if transformers has been
-    imported."""
+    """Makes transformers take this thread to capture a CUDA graph, inside the block. It matters only if transformers
+    has been imported."""
     module = sys.modules.get(_MODULE)
     if not hasattr(module, _ASKED):
         yield
