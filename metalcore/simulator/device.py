@@ -161,7 +161,7 @@ def complete_torch_c(extension):
 
 def keep_random_state():
     """Gives torch.mps what torch.utils.checkpoint asks for before it keeps the state of a device's random numbers.
-    PyTorch's own has it not: metalcore/doctor/patches.py."""
+    PyTorch's own has it not: metalcore/doctor/routes.py."""
     mps = cast(Any, torch.mps)
     if not hasattr(mps, "_initialized"):
         mps._initialized = True
