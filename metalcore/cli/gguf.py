@@ -71,7 +71,7 @@ def collect(file: GGUFFile, error: GGUFError | None = None) -> dict[str, Any]:
         "weights": weights,
         "bits_per_weight": round(8 * nbytes / weights, 3) if weights else None,
         "metadata": {key: _plain(value) for key, value in file.metadata.items()},
-        "not_read": unread(Metadata(file), tuple(TAKEN)) if loads is True else [],
+        "not_read": unread(Metadata(file), TAKEN) if loads is True else [],
         "types": _types(file),
         "tensors": [
             {"name": info.name, "type": info.type.name, "shape": list(info.shape), "bytes": info.nbytes}

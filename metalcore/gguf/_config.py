@@ -51,7 +51,7 @@ _OF_WINDOWS = {
     "rope.dimension_count_swa": "head_dim",
     "embedding_length_out": "hidden_size",
 }
-_TOKENIZER = ("ggml.add_bos_token", "ggml.add_eos_token", "ggml.eot_token_id", "chat_template")
+_STOPS = ("ggml.eot_token_id", "ggml.eom_token_id")
 
 
 def check_keys(metadata: Metadata, model_type: str, fields: dict[str, Any]) -> None:
@@ -91,7 +91,7 @@ def check_keys(metadata: Metadata, model_type: str, fields: dict[str, Any]) -> N
 def unread(metadata: Metadata, tokenizer: tuple[str, ...]) -> list[str]:
     """Returns the keys of a file's architecture and tokenizer that nothing has read, in their order; `tokenizer` are
     those that a tokenizer is made of."""
-    keys = metadata.file.read | {f"tokenizer.{key}" for key in (*tokenizer, *_TOKENIZER)}
+    keys = metadata.file.read | {f"tokenizer.{key}" for key in (*tokenizer, *_STOPS)}
     return [key for key in metadata.file.metadata if not key.startswith(("general.", "split.")) and key not in keys]
 
 

@@ -21,6 +21,7 @@ from ._layouts import Layout, from_interleaved
 from ._metadata import Metadata
 from ._reader import GGUFError, GGUFFile, whole
 from ._rope import FACTORS
+from ._special import stops
 from ._tokenizer import tokenizer_of
 
 __all__ = ["Loaded", "load"]
@@ -332,6 +333,5 @@ def _note(model):
 
 def _set_stops(model, metadata):
     """Makes generation end at the end of a text, and of a turn."""
-    stops = [token for token in map(metadata.token, ("eos", "eot")) if token is not None]
-    if stops:
-        model.generation_config.eos_token_id = list(dict.fromkeys(stops))
+    if ends := stops(metadata):
+        model.generation_config.eos_token_id = ends

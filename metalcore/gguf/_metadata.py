@@ -15,6 +15,9 @@ from ._reader import GGUFError, GGUFFile
 __all__ = ["Metadata"]
 
 _LARGEST = 2**32 - 1  # llama.cpp's counts have 32 bits
+# Special tokens of a kind of vocabulary, where the file does not say. (llama.cpp takes 11 for byte-level ones, which is
+# Falcon's, and a comma of most others.)
+_TOKENS = {"llama": {"bos": 1, "eos": 2, "unknown": 0}}
 
 
 class Metadata:
@@ -70,6 +73,8 @@ class Metadata:
         too, with a warning, as in llama.cpp: files exist that say -1."""
         key = f"tokenizer.ggml.{name}_token_id"
         token, embedding = self.of_file(key, int), self.file.tensors.get("token_embd.weight")
+        if token is None:
+            token = _TOKENS.get(self.of_file("tokenizer.ggml.model", str), {}).get(name)
         if token is None or embedding is None or 0 <= token < embedding.shape[0]:
             return token
         warnings.warn(f"{self.file.path}: key {key!r}: the model has no token {token}; it is left out", stacklevel=4)

@@ -53,7 +53,6 @@ def save_gguf(
         ValueError: llama.cpp's layouts have no place for the model, one of its settings or parameters, or the
             tokenizer, or max_size is no positive int.
         RuntimeError: the package gguf is not installed.
-        ImportError: the tokenizer splits texts by a pattern, and transformers is older than 5.18.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM

@@ -1,50 +1,47 @@
-"""Tokenizers: a GGUF file's, by transformers' own mapping, and one of transformers as keys of a file."""
+"""Tokenizers: a GGUF file's, as llama.cpp has it (src/llama-vocab.cpp), and one of transformers as keys of a file."""
 
 from __future__ import annotations
 
 import array
 import json
 import warnings
-from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
-from .._core.environment import require_transformers
 from ._metadata import Metadata
+from ._pre_tokenizers import PRE_TOKENIZERS, PreTokenizer, name_of, steps
 from ._reader import GGUFError, GGUFFile
+from ._special import control
 
-__all__ = ["TAKEN", "mapping", "tokenizer_keys", "tokenizer_of"]
+__all__ = ["TAKEN", "tokenizer_keys", "tokenizer_of"]
 
-# transformers' names of what its converter takes, as of 5.23.
-TAKEN = {
-    "ggml.model": "tokenizer_type",
-    "ggml.pre": "pre_tokenizer_type",
-    "ggml.tokens": "tokens",
-    "ggml.scores": "scores",
-    "ggml.token_type": "token_type",
-    "ggml.merges": "merges",
-    "ggml.bos_token_id": "bos_token_id",
-    "ggml.eos_token_id": "eos_token_id",
-    "ggml.unknown_token_id": "unk_token_id",
-    "ggml.padding_token_id": "pad_token_id",
-    "ggml.add_space_prefix": "add_prefix_space",
-}
+# Keys of which tokenizers are made, except for those that a model is made of too.
+TAKEN = (
+    *(f"ggml.{name}" for name in "model pre tokens scores token_type merges unknown_token_id add_space_prefix".split()),
+    *("ggml.add_bos_token", "ggml.add_eos_token", "chat_template"),
+)
 _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+_KINDS = ("gemma4", "gpt2", "llama")
+_PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")  # which take no spaces after them
 
 
-def mapping() -> Any:
-    """Returns transformers' module for vocabularies of GGUF files. Releases before 5.18 chose a vocabulary's kind and
-    its split by the model's architecture, and so read Llama 3's as GPT-2's.
+class _Refused(Exception):
+    """What a file asks for and metalcore does not know."""
 
-    Raises:
-        ImportError: transformers is older.
-    """
-    require_transformers("the tokenizer", (5, 18))
-    return import_module("transformers.integrations.gguf.gguf_tokenizer_mapping")
+
+class _Vocabulary(NamedTuple):
+    """Tokens, what they are (GGUF's token_type), their scores, and pairs that are joined."""
+
+    kind: str
+    tokens: list[str]
+    types: list[int]
+    scores: list[float]
+    merges: list[tuple[str, str]]
 
 
 def tokenizer_of(file: GGUFFile) -> Any:
-    """Returns transformers' tokenizer of a file, or None if the file has none. One that transformers cannot make is
-    None too, with a warning that says why.
+    """Returns transformers' tokenizer of a file, or None if the file has none. One that cannot be made is None too, and
+    a warning says why.
 
     Raises:
         GGUFError: the vocabulary contradicts itself, or the model has too few rows for it.
@@ -53,123 +50,161 @@ def tokenizer_of(file: GGUFFile) -> Any:
     kind = metadata.of_file("tokenizer.ggml.model", str)
     if kind in (None, "none", "no_vocab") or "tokenizer.ggml.tokens" not in file.metadata:
         return None
-    parts, options = _parts(metadata), _options(metadata, kind)
+    vocabulary, options = _read(metadata, kind), _options(metadata)
     try:
-        return _build(metadata, parts, options)
+        return _build(metadata, vocabulary, _way(metadata, kind), options)
     except Exception as error:  # transformers and tokenizers raise what they like for vocabularies they cannot take
-        reason = str(error) if isinstance(error, (ValueError, ImportError)) else f"{type(error).__name__}: {error}"
-        warnings.warn(f"{file.path}: transformers makes no tokenizer of type {kind!r}: {reason}", stacklevel=3)
+        known = isinstance(error, (ValueError, ImportError, _Refused))
+        reason = str(error) if known else f"{type(error).__name__}: {error}"
+        warnings.warn(f"{file.path}: no tokenizer is made of it: {reason}", stacklevel=3)
         return None
 
 
-def _parts(metadata):
-    """Returns what transformers' converter takes, checked."""
-    file = metadata.file
-    fields = {name: file.metadata.get(f"tokenizer.{key}") for key, name in TAKEN.items()}
-    parts = {name: value for name, value in fields.items() if value is not None}
-    tokens, rows = _texts(metadata, "tokens"), file.tensors["token_embd.weight"].shape[0]
-    if len(tokens) > rows:
-        _fail(file, "tokens", f"{len(tokens)} tokens, and the model has rows for {rows}")
-    for name in ("scores", "token_type"):
-        values = metadata.of_file(f"tokenizer.ggml.{name}", array.array)
-        if values is not None and len(values) != len(tokens):
-            _fail(file, name, f"{len(values)} numbers for {len(tokens)} tokens")
-        if values is not None:
-            parts[name] = list(values)
+def _read(metadata, kind):
+    tokens, embedding = _texts(metadata, "tokens"), metadata.file.tensors.get("token_embd.weight")
+    if embedding is not None and len(tokens) > embedding.shape[0]:
+        _fail(metadata, "tokens", f"{len(tokens)} tokens, and the model has rows for {embedding.shape[0]}")
+    types = _numbers(metadata, "token_type", len(tokens), _NORMAL)
+    scores = _numbers(metadata, "scores", len(tokens), 0.0)
+    merges = []
     for pair in _texts(metadata, "merges"):
-        if len(pair.split(" ")) != 2:
-            _fail(file, "merges", f"{pair!r} is no pair of tokens")
-    if parts["tokenizer_type"] == "gpt2" and "merges" not in parts:
-        _fail(file, "merges", "it is missing")
-    return parts
+        cut = pair.find(" ", 1)
+        if cut < 0:
+            _fail(metadata, "merges", f"{pair!r} is no pair of tokens")
+        merges.append((pair[:cut], pair[cut + 1 :]))
+    if kind in ("gemma4", "gpt2") and "tokenizer.ggml.merges" not in metadata.file.metadata:
+        _fail(metadata, "merges", "it is missing")
+    return _Vocabulary(kind, _apart(metadata, tokens), types, scores, merges)
 
 
 def _texts(metadata, name):
     values = metadata.of_file(f"tokenizer.ggml.{name}", list, [])
     if not all(isinstance(value, str) for value in values):
-        _fail(metadata.file, name, "it is no list of texts")
+        _fail(metadata, name, "it is no list of texts")
     return values
 
 
-def _fail(file, name, reason):
-    raise GGUFError(f"{file.path}: key 'tokenizer.ggml.{name}': {reason}")
+def _numbers(metadata, name, count, default):
+    """Returns a number for each token. A file may have more."""
+    values = metadata.of_file(f"tokenizer.ggml.{name}", array.array)
+    if values is None:
+        return [default] * count
+    if len(values) < count:
+        _fail(metadata, name, f"{len(values)} numbers for {count} tokens")
+    return list(values[:count])
 
 
-def _options(metadata, kind):
+def _apart(metadata, tokens):
+    """Returns tokens with texts of their own. Empty ones have llama.cpp's text, and the first of those with the same
+    text keeps it. (Google's files of Gemma 4 with 4 bits have such tokens, llama.cpp#25739.)"""
+    first: dict[str, int] = {}
+    repeated = [i for i, text in enumerate(tokens) if text and first.setdefault(text, i) != i]
+    if repeated:
+        which = ", ".join(f"{i} ({tokens[i]!r})" for i in repeated[:3]) + ", …" * (len(repeated) > 3)
+        _warn(metadata, "tokens", f"other tokens have the texts of {which}, which no text becomes")
+    again = set(repeated)
+    return [f"[SAME_{i}]" if i in again else text or f"[EMPTY_{i}]" for i, text in enumerate(tokens)]
+
+
+def _fail(metadata, name, reason):
+    raise GGUFError(f"{metadata.file.path}: key 'tokenizer.ggml.{name}': {reason}")
+
+
+def _warn(metadata, name, reason):
+    warnings.warn(f"{metadata.file.path}: key 'tokenizer.ggml.{name}': {reason}", stacklevel=5)
+
+
+def _options(metadata):
     """Returns options of PreTrainedTokenizerFast, except for its special tokens."""
-    # llama.cpp puts the first token in front of texts of SentencePiece's vocabularies, where a file does not say.
     options = {
-        "add_bos_token": metadata.of_file("tokenizer.ggml.add_bos_token", bool, kind == "llama"),
-        "add_eos_token": metadata.of_file("tokenizer.ggml.add_eos_token", bool, False),
+        f"add_{name}_token": metadata.of_file(f"tokenizer.ggml.add_{name}_token", bool) for name in ("bos", "eos")
     }
     template = metadata.of_file("tokenizer.chat_template", str)
     return options if template is None else {**options, "chat_template": template}
 
 
-def _build(metadata, parts, options):
+def _way(metadata, kind):
+    """Returns how texts are split, which SentencePiece's vocabularies do not."""
+    if kind not in _KINDS:
+        raise _Refused(f"key 'tokenizer.ggml.model': {kind!r} is none of {', '.join(_KINDS)}")
+    if kind == "llama":
+        return PreTokenizer((), add_bos=True, byte_level=False)
+    name = "gemma4" if kind == "gemma4" else metadata.of_file("tokenizer.ggml.pre", str)
+    if name is None:
+        _warn(metadata, "pre", "it is missing, and llama.cpp's default splits texts, which may not be the model's")
+    if (name or "default") not in PRE_TOKENIZERS:
+        raise _Refused(f"key 'tokenizer.ggml.pre': metalcore does not know how {name!r} splits texts")
+    return PRE_TOKENIZERS[name or "default"]
+
+
+def _build(metadata, vocabulary, way, options):
     from transformers import PreTrainedTokenizerFast
 
+    tokens = vocabulary.tokens
     for name, key in _SPECIAL.items():
         token = metadata.token(key)
-        if token is not None and token < len(parts["tokens"]):
-            options[f"{name}_token"] = parts["tokens"][token]
-    backend, more = mapping().convert_gguf_tokenizer(metadata.architecture, parts)
-    backend = _without_more(backend, len(parts["tokens"]))
-    if "add_prefix_space" in parts and parts["tokenizer_type"] == "llama":
-        backend = _with_prefix(backend, metadata.of_file("tokenizer.ggml.add_space_prefix", bool))
-    _check_split(metadata.file, parts)
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **more, **options)
+        if token is not None and token < len(tokens):
+            options[f"{name}_token"] = tokens[token]
+    for name, default in (("bos", way.add_bos), ("eos", False)):
+        wanted, there = options[f"add_{name}_token"], f"{name}_token" in options
+        options[f"add_{name}_token"] = there and (default if wanted is None else wanted)
+        if wanted and not there:
+            _warn(metadata, f"add_{name}_token", "there is no such token; it is left out")
+    backend = _backend(metadata, vocabulary, way, options.get("unk_token"))
+    backend.add_tokens(_added(metadata, vocabulary))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **options)
 
 
-def _check_split(file, parts):
-    """Warns where texts of a byte-level vocabulary may be split otherwise than by llama.cpp."""
-    name = parts.get("pre_tokenizer_type", "default")
-    if parts["tokenizer_type"] != "gpt2" or name in ("default", "gpt-2"):
-        return
-    if name not in mapping().GGUF_PRE_TOKENIZER_SPLITS:
-        warnings.warn(
-            f"{file.path}: transformers does not know how {name!r} splits texts, and splits them as GPT-2 does",
-            stacklevel=5,
+def _backend(metadata, vocabulary, way, unknown):
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    numbers = {text: number for number, text in enumerate(vocabulary.tokens)}
+    merges = _merges(metadata.architecture, vocabulary, numbers) if vocabulary.kind == "llama" else vocabulary.merges
+    if way.byte_level:
+        backend = Tokenizer(models.BPE(numbers, merges, ignore_merges=way.ignore_merges))
+        backend.decoder = decoders.ByteLevel()
+    else:
+        # Texts begin with a space after each special token too, as in llama.cpp and in Llama's first tokenizers.
+        prefix = vocabulary.kind == "llama" and metadata.of_file("tokenizer.ggml.add_space_prefix", bool, True)
+        backend = Tokenizer(models.BPE(numbers, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+        backend.normalizer = normalizers.Sequence(
+            [*([normalizers.Prepend("▁")] if prefix else []), normalizers.Replace(" ", "▁")]
         )
+        last = [decoders.Strip(" ", 1, 0)] if prefix else []
+        backend.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *last]
+        )
+    if way.patterns:
+        backend.pre_tokenizer = steps(way)
+    return backend
 
 
-def _with_prefix(backend, wanted):
-    """Returns the tokenizer with a space in front of texts or without one, as the file says; transformers' classes
-    do not ask."""
-    from tokenizers import Tokenizer
-
-    if ("▁" in backend.encode("a", add_special_tokens=False).tokens[0]) == wanted:
-        return backend
-    parts = json.loads(backend.to_str())
-    for name, list_name in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers"), ("decoder", "decoders")):
-        whole = parts[name] or {"type": "Sequence", list_name: []}
-        steps = whole[list_name] if whole["type"] == "Sequence" else [whole]
-        steps = [step for step in steps if step["type"] not in ("Prepend", "Strip")]
-        for step in steps:
-            if step["type"] == "Metaspace":
-                step["prepend_scheme"] = "first" if wanted else "never"
-        if wanted and not any(step["type"] == "Metaspace" for step in steps):
-            steps = {
-                "normalizer": [{"type": "Prepend", "prepend": "▁"}, *steps],
-                "decoder": [*steps, {"type": "Strip", "content": " ", "start": 1, "stop": 0}],
-            }.get(name, steps)
-        parts[name] = {"type": "Sequence", list_name: steps} if steps else None
-    return Tokenizer.from_str(json.dumps(parts))
+def _merges(architecture, vocabulary, numbers):
+    """Returns the pairs that make tokens, best first. Gemma's scores do not follow the order in which its pairs were
+    learned; that of its tokens does."""
+    scores = range(0, -len(numbers), -1) if architecture.startswith("gemma") else vocabulary.scores
+    pairs = [
+        (scores[number], cut, text)
+        for text, number in numbers.items()
+        for cut in range(1, len(text))
+        if text[:cut] in numbers and text[cut:] in numbers
+    ]
+    pairs.sort(key=lambda pair: pair[:2], reverse=True)
+    return [(text[:cut], text[cut:]) for _, cut, text in pairs]
 
 
-def _without_more(backend, count):
-    """Returns the tokenizer without the special tokens that transformers' classes add to vocabularies that lack
-    them: models have no rows for those."""
-    from tokenizers import Tokenizer
+def _added(metadata, vocabulary):
+    """Returns the tokens that are found in a text before it is split."""
+    from tokenizers import AddedToken
 
-    if backend.get_vocab_size() <= count:
-        return backend
-    parts = json.loads(backend.to_str())
-    parts["added_tokens"] = [token for token in parts["added_tokens"] if token["id"] < count]
-    return Tokenizer.from_str(json.dumps(parts))
-
-
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+    strips = any(name in str(metadata.file.metadata.get("general.name")).lower() for name in ("phi-3", "phi3"))
+    added, never_plain = [], control(vocabulary.tokens)
+    for text, type in zip(vocabulary.tokens, vocabulary.types):
+        special = type in (_UNKNOWN, _CONTROL) or text in never_plain
+        if special or type == _USER_DEFINED:
+            spaces = strips and text not in _PHI3_PLAIN
+            added.append(AddedToken(text, special=special, normalized=False, rstrip=spaces))
+    return added
 
 
 def tokenizer_keys(tokenizer: Any, rows: int) -> dict[str, Any]:
@@ -177,7 +212,6 @@ def tokenizer_keys(tokenizer: Any, rows: int) -> dict[str, Any]:
 
     Raises:
         ValueError: it is no BPE, or llama.cpp has no name for how it splits texts, or it has more tokens than rows.
-        ImportError: it splits texts by a pattern, and transformers is older than 5.18, which has the patterns' names.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -189,7 +223,7 @@ def tokenizer_keys(tokenizer: Any, rows: int) -> dict[str, Any]:
     tokens, kinds = _vocabulary(parts, rows)
     keys: dict[str, Any] = {"tokenizer.ggml.tokens": tokens}
     if _uses(parts, "ByteLevel"):
-        keys["tokenizer.ggml.model"], keys["tokenizer.ggml.pre"] = "gpt2", _split(parts)
+        keys["tokenizer.ggml.model"], keys["tokenizer.ggml.pre"] = "gpt2", name_of(parts)
         keys["tokenizer.ggml.merges"] = merges
     else:
         # llama.cpp joins the pair whose result has the highest score, BPE the pair that was learned first.
@@ -201,7 +235,7 @@ def tokenizer_keys(tokenizer: Any, rows: int) -> dict[str, Any]:
         keys["tokenizer.ggml.scores"] = [-float(ranks.get(token, len(merges))) for token in tokens]
         keys["tokenizer.ggml.add_space_prefix"] = "▁" in backend.encode("a", add_special_tokens=False).tokens[0]
     keys["tokenizer.ggml.token_type"] = kinds
-    for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+    for name, key in _SPECIAL.items():
         number = getattr(tokenizer, f"{name}_token_id", None)
         if number is not None:
             keys[f"tokenizer.ggml.{key}_token_id"] = number
@@ -215,12 +249,12 @@ def tokenizer_keys(tokenizer: Any, rows: int) -> dict[str, Any]:
 
 def _vocabulary(parts, rows):
     """Returns tokens by number, and their kinds. Rows without a token are unused ones."""
-    vocabulary = {number: (token, _NORMAL) for token, number in parts["model"]["vocab"].items()}
+    known = {number: (token, _NORMAL) for token, number in parts["model"]["vocab"].items()}
     for added in parts["added_tokens"]:
-        vocabulary[added["id"]] = added["content"], _CONTROL if added["special"] else _USER_DEFINED
-    if max(vocabulary) >= rows:
-        raise ValueError(f"the tokenizer has tokens up to {max(vocabulary)}, and the model {rows} rows")
-    every = [vocabulary.get(number, (f"[PAD{number}]", _UNUSED)) for number in range(rows)]
+        known[added["id"]] = added["content"], _CONTROL if added["special"] else _USER_DEFINED
+    if max(known) >= rows:
+        raise ValueError(f"the tokenizer has tokens up to {max(known)}, and the model {rows} rows")
+    every = [known.get(number, (f"[PAD{number}]", _UNUSED)) for number in range(rows)]
     return [token for token, _ in every], [kind for _, kind in every]
 
 
@@ -234,19 +268,3 @@ def _spelled(token, kind, unknown):
 def _uses(parts, kind):
     steps = parts["pre_tokenizer"] or {}
     return any(step.get("type") == kind for step in [steps, *steps.get("pretokenizers", [])])
-
-
-def _split(parts):
-    """Returns llama.cpp's name of the pattern by which texts are split."""
-    steps = parts["pre_tokenizer"]
-    for step in [steps, *steps.get("pretokenizers", [])]:
-        if step["type"] == "ByteLevel" and step.get("use_regex"):
-            return "gpt-2"
-        if step["type"] == "Split":
-            pattern = step["pattern"].get("Regex")
-            splits = mapping().GGUF_PRE_TOKENIZER_SPLITS
-            name = next((name for name, regex in splits.items() if regex == pattern), None)
-            if name is None:
-                raise ValueError(f"llama.cpp's name for texts that are split by {pattern!r} is unknown")
-            return name
-    raise ValueError("llama.cpp's name for texts that are not split is unknown")

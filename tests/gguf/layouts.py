@@ -13,10 +13,6 @@ from metalcore.quant import dequantize, quantize
 gguf = pytest.importorskip("gguf")
 transformers = pytest.importorskip("transformers")
 
-needs_tokenizers = pytest.mark.skipif(
-    tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 18),
-    reason="transformers before 5.18 makes no tokenizer of a GGUF file that splits texts as llama.cpp does",
-)
 HIDDEN, WIDTH, VOCABULARY = 256, 512, 288
 SIZES = dict(
     vocab_size=VOCABULARY,

@@ -298,7 +298,6 @@ def test_fields_without_a_key_are_refused(tmp_path, change, message):
         gguf.save_gguf(model, tmp_path / "x.gguf")
 
 
-@layouts.needs_tokenizers
 @pytest.mark.parametrize("prefix", [True, False])
 def test_a_space_in_front_of_texts(made, tmp_path, prefix):
     tokenizer = layouts.sentencepiece()

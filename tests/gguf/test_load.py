@@ -92,7 +92,6 @@ def test_tied_weights_are_held_once(made):
     assert model.lm_head.packed is model.model.embed_tokens.packed
 
 
-@layouts.needs_tokenizers
 def test_tokenizer(made):
     _, tokenizer = gguf.load(made("qwen2").path)
     text = "the thing\n in  the ñ"
@@ -219,7 +218,6 @@ def test_random_damage_is_an_error_or_a_model(tmp_path):
     assert 10 < refused < 60
 
 
-@layouts.needs_tokenizers
 def test_no_warning_where_all_is_known(made):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
