@@ -35,6 +35,7 @@ from . import (
     paged,
     quant,
     rotary,
+    sequence,
 )
 from .activation import *  # noqa: F403
 from .attention import *  # noqa: F403
@@ -48,6 +49,7 @@ from .normalization import *  # noqa: F403
 from .quant import dequantize, quantized_embedding, quantized_linear, quantized_linear_experts
 from .rotary import *  # noqa: F403
 from .sampling import *  # noqa: F403
+from .sequence import *  # noqa: F403
 # isort: on
 
 # What is not needed by every program is imported when it is first used.
@@ -119,6 +121,7 @@ __all__ += loss.__all__
 __all__ += normalization.__all__
 __all__ += rotary.__all__
 __all__ += sampling.__all__
+__all__ += sequence.__all__
 
 if TYPE_CHECKING:  # what __getattr__ imports
     from . import distributed, generation, gguf, golden, integrations, msl, nn, overrides, programs, replay, simulator

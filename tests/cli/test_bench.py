@@ -33,6 +33,7 @@ SMALL = {
     "adamw": "float32",
     "attention": "forward causal bfloat16",
     "call_overhead": "rms_norm",
+    "causal_conv1d": "channels last forward+backward bfloat16",
     "cholesky": "8x8x8",
     "compile": "compile_shader",
     "conv": "residual relu channels_last float32",

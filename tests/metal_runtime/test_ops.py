@@ -7,7 +7,7 @@ pytestmark = needs_runtime
 
 FOLDERS = (
     *("activation", "attention", "embeddings", "integrations", "linalg", "loss", "nn", "normalization", "ops", "optim"),
-    *("overrides", "paged", "quant", "replay", "rotary", "sampling", "smoke"),
+    *("overrides", "paged", "quant", "replay", "rotary", "sampling", "sequence", "smoke"),
 )
 
 

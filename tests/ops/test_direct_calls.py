@@ -12,6 +12,7 @@ ops = torch.ops.metalcore
 
 # Operators without a derivative, besides those in place. PyTorch warns where backward comes through their results.
 WITHOUT_DERIVATIVE = {
+    "causal_conv1d_update",  # inference
     "embedding_bag_samples",  # results are integers
     "grad_norm",  # called under no_grad
     "info_any",

@@ -16,6 +16,7 @@ from . import (  # noqa: F401
     quant,
     rotary,
     sampling,
+    sequence,
 )
 from ._rule import RULES, register
 

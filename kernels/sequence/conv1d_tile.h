@@ -1,0 +1,158 @@
+// What a threadgroup of causal_conv1d and of its derivative has: channels and positions of a batch entry, which lie in
+// threadgroup memory, so that threads read and write along the axis that is contiguous, and compute along the other. A
+// lane has a channel, and a simdgroup some neighbouring positions.
+#pragma once
+
+#include "activation/formulas.h"
+#include "sequence/causal_conv1d.h"
+
+constexpr constant uint kHalo = CONV1D_WIDTH - 1;  // positions before those of a threadgroup, and behind them
+constexpr constant uint kSimdgroups = CONV1D_THREADS / 32;
+
+struct Place {
+  uint channel;  // the first
+  uint segment;
+  uint batch;
+
+  Place(constant CausalConv1dParams& params, uint group) {
+    const uint blocks = (params.channels + CONV1D_CHANNELS - 1) / CONV1D_CHANNELS;
+    channel = group % blocks * CONV1D_CHANNELS;
+    segment = group / blocks % params.segments;
+    batch = group / blocks / params.segments;
+  }
+};
+
+// Reads `count` positions from `begin` on. There are zeros where the tensor has no such position or channel.
+template <uint count, uint pitch, typename T, typename U>
+inline void fetch(threadgroup U* tile, device const T* x, constant const long (&strides)[3],
+                  constant CausalConv1dParams& params, Place place, int begin, uint thread_index) {
+  const bool along_channels = strides[1] == 1;
+  x += place.batch * strides[0];
+#pragma unroll 4
+  for (uint n = 0; n < (count * CONV1D_CHANNELS + CONV1D_THREADS - 1) / CONV1D_THREADS; ++n) {
+    const uint i = n * CONV1D_THREADS + thread_index;
+    const uint channel = along_channels ? i % CONV1D_CHANNELS : i / count;
+    const uint at = along_channels ? i / CONV1D_CHANNELS : i % count;
+    if (i >= count * CONV1D_CHANNELS) continue;
+    const int position = begin + static_cast<int>(at);
+    const bool inside =
+        position >= 0 && position < static_cast<int>(params.length) && place.channel + channel < params.channels;
+    tile[channel * pitch + at] =
+        inside ? static_cast<U>(x[(place.channel + channel) * strides[1] + position * strides[2]]) : U(0.0f);
+  }
+}
+
+template <uint pitch, typename T>
+inline void store(threadgroup const T* tile, device T* y, constant const long (&strides)[3],
+                  constant CausalConv1dParams& params, Place place, uint begin, uint thread_index) {
+  const bool along_channels = strides[1] == 1;
+  y += place.batch * strides[0];
+#pragma unroll
+  for (uint n = 0; n < CONV1D_POSITIONS * CONV1D_CHANNELS / CONV1D_THREADS; ++n) {
+    const uint i = n * CONV1D_THREADS + thread_index;
+    const uint channel = along_channels ? i % CONV1D_CHANNELS : i / CONV1D_POSITIONS;
+    const uint at = along_channels ? i / CONV1D_CHANNELS : i % CONV1D_POSITIONS;
+    if (begin + at < params.length && place.channel + channel < params.channels)
+      y[(place.channel + channel) * strides[1] + (begin + at) * strides[2]] = tile[channel * pitch + at];
+  }
+}
+
+// How many sequences end at or before a position: the number of its sequence.
+inline uint sequence_at(device const int* numbers, constant CausalConv1dParams& params, int position) {
+  uint low = 0, high = params.sequences;
+  while (low < high) {
+    const uint middle = (low + high) / 2;
+    if (numbers[middle + 1] <= position)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+// How many positions of its sequence lie before a position: width - 1 for all that have so many, and -1 for padding.
+inline int age_at(device const int* numbers, constant CausalConv1dParams& params, uint batch, int position) {
+  const int most = static_cast<int>(params.width) - 1;
+  if (position >= static_cast<int>(params.length)) return 0;
+  if (params.sequencing == CONV1D_WHOLE) return min(position, most);
+  if (params.sequencing == CONV1D_ENDS) {
+    const uint sequence = sequence_at(numbers, params, position);
+    return sequence == 0 ? min(position, most) : clamp(position - numbers[sequence], 0, most);
+  }
+  device const int* const row = numbers + ulong(batch) * params.length;
+  if (row[position] < 0) return -1;
+  int age = 0;
+  while (age < most && age < position && row[position - age - 1] == row[position]) ++age;
+  return age;
+}
+
+// Where the state of a position's sequence begins, if it has one.
+template <typename T>
+inline device const T* state_of(device const T* state, device const int* numbers, constant CausalConv1dParams& params,
+                                Place place, uint channel, int position) {
+  if (!params.has_state) return nullptr;
+  uint sequence = place.batch;
+  if (params.sequencing == CONV1D_ENDS) {
+    sequence = sequence_at(numbers, params, position);
+    if (sequence >= params.sequences) return nullptr;
+  }
+  return state + sequence * params.state[0] + channel * params.state[1];
+}
+
+template <typename T>
+inline float parameter_at(device const uchar* numbers, uint wide, ulong i) {
+  return wide ? reinterpret_cast<device const float*>(numbers)[i]
+              : static_cast<float>(reinterpret_cast<device const T*>(numbers)[i]);
+}
+
+// A channel's window, of up to M positions: the numbers of each, and the weights, by how far back they are.
+template <uint M>
+struct Window {
+  float value[M];
+
+  void push(float next) {
+#pragma unroll
+    for (uint s = M - 1; s > 0; --s) value[s] = value[s - 1];
+    value[0] = next;
+  }
+  // The sum of products with the first `width` of the window.
+  float product(thread const Window& weights, uint width, float sum) const {
+#pragma unroll
+    for (uint s = 0; s < M; ++s)
+      if (s < width) sum += weights.value[s] * value[s];
+    return sum;
+  }
+  // The same window, in which the sequence's state precedes its first position.
+  template <typename T>
+  Window within(int age, uint width, device const T* state, long stride) const {
+    Window found;
+#pragma unroll
+    for (uint s = 0; s < M; ++s) {
+      const int behind = static_cast<int>(s) - age;  // 1 for the last of the state
+      found.value[s] = value[s];
+      if (behind > 0)
+        found.value[s] = state != nullptr && s < width
+                             ? static_cast<float>(state[(static_cast<int>(width) - 1 - behind) * stride])
+                             : 0.0f;
+    }
+    return found;
+  }
+};
+
+template <uint M, typename T>
+inline Window<M> weights_of(device const uchar* weight, uint wide, uint width, uint channel) {
+  Window<M> found;
+#pragma unroll
+  for (uint s = 0; s < M; ++s)
+    found.value[s] = s < width ? parameter_at<T>(weight, wide, ulong(channel) * width + width - 1 - s) : 0.0f;
+  return found;
+}
+
+#define INSTANTIATE(name, types, ...) template[[host_name(name types)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
+#define INSTANTIATE_WIDTHS(name, types, function, T) \
+  INSTANTIATE(name "_narrow", types, function<4, T>) \
+  INSTANTIATE(name "_wide", types, function<CONV1D_WIDTH, T>)
+#define INSTANTIATE_TYPES(name, function)             \
+  INSTANTIATE_WIDTHS(name, "_float", function, float) \
+  INSTANTIATE_WIDTHS(name, "_half", function, half)   \
+  INSTANTIATE_WIDTHS(name, "_bfloat", function, bfloat)

@@ -1,0 +1,6 @@
+"""Ops along the time of a sequence, as models have that are not only attention."""
+
+from ._causal_conv1d import causal_conv1d
+from ._causal_conv1d_update import causal_conv1d_update
+
+__all__ = ["causal_conv1d", "causal_conv1d_update"]
