@@ -97,14 +97,14 @@ def _padded(y, seq_idx):
 def convolve(x, weight, bias, seq_idx, cu_seqlens, state, silu):
     """Computes causal_conv1d."""
     width = weight.shape[1]
-    kernel, addend = (None if t is None else wide(t) for t in (weight, bias))
+    kernel, addend = wide(weight), None if bias is None else wide(bias)
     if seq_idx is None and cu_seqlens is None and x.numel():
         before = x.new_zeros(*x.shape[:2], width - 1) if state is None else state.to(x.dtype)
         y = F.conv1d(wide(torch.cat([before, x], -1)), kernel[:, None], addend, groups=x.shape[1])
     else:
         source, index = _taps(x, width, seq_idx, cu_seqlens, state)
         y = (_windows(source, index, width) * kernel[:, None]).sum(-1)
-        y = _padded(y if bias is None else y + addend[:, None], seq_idx)
+        y = _padded(y if addend is None else y + addend[:, None], seq_idx)
     return (F.silu(y) if silu else y).to(x.dtype)
 
 

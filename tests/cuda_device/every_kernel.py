@@ -171,17 +171,6 @@ def rope(device, dtype):
         yield from with_gradients(f"rope {size}", lambda q, k: metalcore.rope(q, k, cos, sin), q, k)
 
 
-def causal_conv1d(device, dtype):
-    """Narrow and wide windows."""
-    for width in (4, 5):
-        x, weight = random(device, dtype, 2, 3, 70), random(device, dtype, 3, width)
-        yield from with_gradients(f"causal_conv1d {width}", metalcore.causal_conv1d, x, weight)
-        with torch.no_grad():
-            state = random(device, dtype, 2, 3, width)
-            yield f"causal_conv1d_update {width}", metalcore.causal_conv1d_update(x[..., :2], state, weight)
-            yield f"causal_conv1d_update {width}, the state", state
-
-
 def loss(device, dtype):
     """Losses of rows that threadgroups walk, and of rows that threads do, to which the simulator's plans give them."""
     for family in ("baseline", "simulator"):
@@ -346,7 +335,6 @@ SECTIONS = {
         group_norm,
         gemm,
         rope,
-        causal_conv1d,
         loss,
         embedding,
         attention,

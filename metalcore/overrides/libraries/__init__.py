@@ -15,6 +15,7 @@ import torch
 from torch.nn.modules import module as registration
 
 from . import formulas, gated
+from .convolutions import Convolutions
 from .kinds import Modules
 from .loss import LanguageModels
 from .patches import subclasses
@@ -50,6 +51,7 @@ KINDS = (
         member="_apply_gate",
     ),
     RotaryFunctions(),
+    Convolutions(),
     LanguageModels(),
     TransformersSdpa(),
 )
