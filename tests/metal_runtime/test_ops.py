@@ -15,7 +15,7 @@ FILES = sorted(
     str(path.relative_to(ROOT)) for folder in FOLDERS for path in (ROOT / "tests" / folder).glob("test_*.py")
 )
 # A process needs seconds to start, and two processes of pytest-xdist have their share.
-GROUPS = 8
+GROUPS = 2
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "use_runtime")
 
 

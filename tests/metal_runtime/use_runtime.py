@@ -3,6 +3,7 @@
 
 import collections
 import ctypes
+import functools
 import importlib.machinery
 import importlib.util
 import inspect
@@ -109,9 +110,10 @@ def pytest_collection_modifyitems(config, items):
     every = int(os.environ["METALCORE_TEST_EVERY"])
     seen = collections.Counter()
     kept, left_out = [], []
+    source_of = functools.cache(inspect.getsource)  # a test has one for all its parameters
     for item in items:
         test = item.path, getattr(item, "originalname", item.name)
-        source = inspect.getsource(item.function)
+        source = source_of(item.function)
         used = "device" in item.fixturenames or '"mps"' in source
         used = used and "subprocess" not in source  # other processes would use the simulator's backend
         (kept if used and seen[test] % every == 0 else left_out).append(item)
