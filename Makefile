@@ -13,6 +13,8 @@ RUNS := build/.metalcore-runs
 SOURCES := $(shell find csrc kernels metalcore/msl metalcore/_device_*.py tools/build setup.py pyproject.toml -type f -not -name '*.pyc' 2>/dev/null)
 # compile_shader uses the compiler that built the rest, which need not be called g++.
 RUN = CXX="$$(tools/compiler.sh)" $(PY)
+# Hundreds of processes of the tests would compile the package's modules again, and each pytest the tests' own.
+unexport PYTHONDONTWRITEBYTECODE
 
 EXAMPLES := linalg custom_kernel llama generate resnet50 qwen_decode
 
