@@ -72,11 +72,19 @@ def check(keys, tensors, scaled=lambda *given: given):
         same(key, made, expected, None if has_limits else call(key, wide))
 
 
+ONE = [*(key for key in formulas(1, "f") if name_of(key) not in OF_ANGLES), "nan_to_num.default"]
+
+
 @each_float
-@pytest.mark.parametrize("factor", [None, 4.0, 0.25])
-def test_one_operand(device, dtype, factor):
-    keys = [*(key for key in formulas(1, "f") if name_of(key) not in OF_ANGLES), "nan_to_num.default"]
-    check(keys, [ends(dtype).to(device)], (lambda x: (x,)) if factor is None else (lambda x: (x * factor,)))
+def test_one_operand(device, dtype):
+    check(ONE, [ends(dtype).to(device)])
+
+
+@pytest.mark.parametrize("dtype", SIXTEEN, ids=str)
+def test_products(device, dtype):
+    """They leave the range of 16 bits, and not that of the float32 in which a kernel has them."""
+    factors = torch.tensor([4.0, 0.25], dtype=dtype)[:, None]
+    check(ONE, [ends(dtype).to(device), factors.to(device)], lambda x, factors: (x * factors,))
 
 
 @each_float
@@ -117,7 +125,7 @@ LIMITED = {
 
 
 @each_float
-@pytest.mark.parametrize("name", LIMITED)
-def test_constants_and_limits(device, dtype, name):
-    for made, expected in results(lambda x: (LIMITED[name](x),), ends(dtype).to(device)):
+def test_constants_and_limits(device, dtype):
+    found = results(lambda x: tuple(function(x) for function in LIMITED.values()), ends(dtype).to(device))
+    for name, (made, expected) in zip(LIMITED, found):
         same(name, made, expected)
