@@ -91,7 +91,7 @@ class _Part(NamedTuple):
     """Columns of a row that are another one's."""
 
     row: int
-    count: int
+    length: int
     begin: int
     source: int
     source_begin: int
@@ -111,8 +111,8 @@ class Prefix(NamedTuple):
     def copy(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Writes a layer's keys and values where they are in this call."""
         for source_layer, target in zip(self.layers[layer], (keys, values)):
-            for row, count, begin, source, at in self.parts:
-                target[row, :, begin : begin + count] = source_layer[source, :, at : at + count]
+            for row, length, begin, source, at in self.parts:
+                target[row, :, begin : begin + length] = source_layer[source, :, at : at + length]
 
 
 def _common(one, other):
