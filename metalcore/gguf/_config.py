@@ -227,8 +227,8 @@ def _qwen3_moe(metadata, fields):
 def _sliding(metadata, layers, period, window):
     """Returns the window, and which layers have one."""
     window = metadata.get("attention.sliding_window", int, window)
-    pattern = metadata.get("attention.sliding_window_pattern", (int, list), period)
-    if not isinstance(pattern, list):
+    pattern = metadata.get("attention.sliding_window_pattern", (int, list, array.array), period)
+    if isinstance(pattern, int):
         pattern = [pattern == 0 or i % pattern < pattern - 1 for i in range(layers)]
     if len(pattern) < layers:
         raise GGUFError(f"{metadata.file.path}: sliding_window_pattern has {len(pattern)} of {layers} layers")

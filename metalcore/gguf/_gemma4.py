@@ -22,8 +22,8 @@ _SLIDING, _FULL = "sliding_attention", "full_attention"
 def attention(metadata: Metadata, heads: int, layers: int) -> dict[str, Any]:
     """Returns the fields of heads, layers' types, widths and rotary embeddings."""
     file = metadata.file
-    pattern = metadata.get("attention.sliding_window_pattern", list)
-    if pattern is None or len(pattern) != layers or not all(type(one) is bool for one in pattern) or pattern[-1]:
+    pattern = metadata.get("attention.sliding_window_pattern", (list, array.array))
+    if pattern is None or len(pattern) != layers or not all(one in (0, 1) for one in pattern) or pattern[-1]:
         raise GGUFError(
             f"{file.path}: attention.sliding_window_pattern must have a boolean for each of {layers} layers, and the "
             "last one no window"

@@ -324,3 +324,12 @@ def test_info_marks_what_nothing_reads(tmp_path, capsys):
     assert cli.main(["gguf", "info", path, "--json"]) == 0
     not_read = json.loads(capsys.readouterr().out)["not_read"]
     assert "llama.nobody" in not_read and "llama.block_count" not in not_read
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gemma4"])
+def test_windows_of_layers_may_be_integers(made, tmp_path, name):
+    """Writers of GGUF's keys exist that know no arrays of booleans."""
+    config = gguf.load(made(name).path, tokenizer=False).model.config
+    slides = [int(kind == "sliding_attention") for kind in config.layer_types]
+    path = changed(tmp_path, set_key(f"{name}.attention.sliding_window_pattern", slides), name)
+    assert gguf.load(path, tokenizer=False).model.config.layer_types == config.layer_types

@@ -6,6 +6,7 @@ import shutil
 import layouts
 import pytest
 import torch
+from changed import changed
 
 from metalcore import cli, gguf
 
@@ -57,6 +58,21 @@ def test_the_parts_are_as_gguf_split_writes_them(split):
     fields = layouts.gguf.GGUFReader(paths[1]).fields
     kinds = [fields[f"split.{key}"].types[0].name for key in ("no", "count", "tensors.count")]
     assert kinds == ["UINT16", "UINT16", "INT32"]
+
+
+def test_a_first_part_without_tensors(tmp_path, made):
+    """gguf-split --no-tensor-first-split, and gguf-py's small_first_shard."""
+
+    def change(writer):
+        every = list(writer.tensors[0].items())
+        writer.tensors = [{}, dict(every[:9]), dict(every[9:])]
+
+    changed(tmp_path, change)
+    one = gguf.load(made("llama-plain").path, tokenizer=False).model.state_dict()
+    for number in (1, 3):
+        model, tokenizer = gguf.load(tmp_path / f"x-0000{number}-of-00003.gguf")
+        assert all(torch.equal(value, one[name]) for name, value in model.state_dict().items())
+        assert tokenizer.encode("the") == [259]
 
 
 def test_info_shows_the_parts(split, capsys):
