@@ -84,10 +84,26 @@ class Llama:
         return found
 
     def tokens(self, text):
-        vocabulary, data = llama_cpp.llama_model_get_vocab(self.model), text.encode()
-        found = (ctypes.c_int32 * 64)()
-        count = llama_cpp.llama_tokenize(vocabulary, data, len(data), found, 64, True, True)
-        return list(found[:count])
+        return _tokens(self.model, text)
+
+
+def vocabulary_tokens(path, texts):
+    """Tokens of texts by a file's vocabulary, which is all that is loaded."""
+    _silent()
+    loading = llama_cpp.llama_model_default_params()
+    loading.vocab_only = True
+    model = llama_cpp.llama_model_load_from_file(path.encode(), loading)
+    assert model, f"llama.cpp does not open {path}"
+    tokens = [_tokens(model, text) for text in texts]
+    llama_cpp.llama_model_free(model)
+    return tokens
+
+
+def _tokens(model, text):
+    vocabulary, data = llama_cpp.llama_model_get_vocab(model), text.encode()
+    found = (ctypes.c_int32 * (len(data) + 2))()
+    count = llama_cpp.llama_tokenize(vocabulary, data, len(data), found, len(found), True, True)
+    return list(found[:count])
 
 
 def dequantized(path, to):
