@@ -70,7 +70,7 @@ def causal_conv1d(
     if before is not None and weight.dim() == 2 and before.dim() == 3:
         before = before[..., max(before.shape[-1] - weight.shape[1] + 1, 0) :]
     inputs = x, weight, bias, seq_idx, cu_seqlens, before, silu
-    if takes(x, weight, bias, before) and (seq_idx is None or _is_beside(seq_idx, x)) and _is_beside(cu_seqlens, x):
+    if takes(x, weight, bias, before, seq_idx, cu_seqlens):
         y = _convolve(*inputs)
     else:
         check("causal_conv1d", *inputs[:-1], any_width=True)
@@ -84,21 +84,21 @@ def is_silu(op, activation):
     return activation is not None
 
 
-def takes(x, weight, bias, state):
+_INT32 = frozenset({torch.int32})
+
+
+def takes(x, weight, bias, state, *numbers):
     """Returns whether the kernels take tensors of these dtypes and numbers of elements."""
     return (
         alike(x, state)
         and accelerated(x, weight, bias)
+        and all(t is None or accelerated(t, dtypes=_INT32) and t.device == x.device for t in numbers)
         and weight.dtype in (x.dtype, torch.float32)
         and (bias is None or bias.dtype == weight.dtype)
         and weight.dim() == 2
         and weight.shape[1] in WIDTHS
         and x.numel() <= COUNTED
     )
-
-
-def _is_beside(numbers, x):
-    return numbers is None or accelerated(numbers, dtypes={torch.int32}) and numbers.device == x.device
 
 
 def _final_state(x, kept, cu_seqlens, state):
@@ -198,7 +198,7 @@ def _double_backward(ctx, *cotangents):
     """Differentiates gradients()."""
 
     def found(*tensors):
-        gx, gw, gb, gstate = gradients(*tensors, ctx.silu)
+        gx, gw, gb, gstate = gradients(*tensors, silu=ctx.silu)
         none = gx.new_empty(0)
         return gx, gw if ctx.wanted else none, none if gb is None else gb, none if gstate is None else gstate
 
@@ -216,15 +216,14 @@ def _reference(
     return (y, _final_state(x, weight.shape[1] - 1, cu_seqlens, initial_state)) if return_final_state else y
 
 
-def _sample(name, shape, width, activation="silu", *, last=False, numbers=None, ends=None, states=0):
+def _sample(name, shape, width, activation: str | None = "silu", *, last=False, numbers=None, ends=None, states=0):
     channels = shape[2 if last else 1]
     shapes = [shape, (channels, width), (channels,)] + [(states, channels, width - 1)] * (states > 0)
 
     def arguments(x, weight, bias, *state):
-        of_x = [None if t is None else integers(t, x, torch.int32) for t in (numbers, ends)]
-        if numbers is not None:
-            of_x[0] = of_x[0].reshape(shape[0], -1)
-        return x.mT if last else x, weight, bias, of_x[0], *(state or [None]), states > 0, activation, of_x[1]
+        seq_idx = None if numbers is None else integers(numbers, x, torch.int32).reshape(shape[0], -1)
+        cu_seqlens = None if ends is None else integers(ends, x, torch.int32)
+        return x.mT if last else x, weight, bias, seq_idx, *(state or [None]), states > 0, activation, cu_seqlens
 
     # A parameter's gradient has a term for each position.
     return Sample(name, tuple(shapes), arguments=arguments, terms=width + torch.Size(shape).numel() // channels)

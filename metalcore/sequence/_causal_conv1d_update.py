@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
-from .._core.routing import accelerated, require_tensors
+from .._core.routing import require_tensors
 from .._core.samples import integers
 from ._causal_conv1d import is_silu, result_of, takes
 from ._taps import check, wide
@@ -61,10 +61,8 @@ def causal_conv1d_update(
     counts, rows = (None if t is None else t.to(torch.int32) for t in numbers.values())
     entries = x[..., None] if x.dim() == 2 else x
     tensors = x, conv_state, weight, bias
-    on_device = takes(x, weight, bias, conv_state) and all(
-        t is None or accelerated(t, dtypes={torch.int32}) and t.device == x.device for t in (counts, rows)
-    )
-    if on_device and not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)):
+    differentiated = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if takes(x, weight, bias, conv_state, counts, rows) and not differentiated:
         y = ops.causal_conv1d_update(entries, conv_state, weight, bias, silu, counts, rows)
         torch.autograd.graph.increment_version((conv_state,))
     else:
@@ -151,7 +149,7 @@ def _reference(x, conv_state, weight, bias=None, activation=None, cache_seqlens=
     return y[..., 0] if x.dim() == 2 else y
 
 
-def _sample(name, x, state, width, activation="silu", *, counts=None, rows=None):
+def _sample(name, x, state, width, activation: str | None = "silu", *, counts=None, rows=None):
     def arguments(x, state, weight, bias):
         numbers = [None if t is None else integers(t, x, torch.int32) for t in (counts, rows)]
         return x, state, weight, bias, activation, *numbers

@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import sys
 import types
+from typing import Any
 
 import torch
 
@@ -100,7 +101,7 @@ def _convolves(function, is_step):
     shapes = (2, 3, 1 if is_step else 6), (2, 3, 4), (3, 4), (3,)
     with on_the_cpu():
         x, state, weight, bias = (torch.randn(s, generator=generator, dtype=torch.float32) for s in shapes)
-        ours = causal_conv1d_update if is_step else causal_conv1d
+        ours: Any = causal_conv1d_update if is_step else causal_conv1d
         for activation in (None, "silu"):
             states = [[state.clone()] if is_step else [] for _ in "ab"]
             options = {"activation": activation}
