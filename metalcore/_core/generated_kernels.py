@@ -77,7 +77,7 @@ def _cuda_number(kernel):
 
 @functools.cache
 def _program(kernel):
-    from ..msl.runtime.program import ShaderProgram
+    from ..msl.runtime.library import ShaderProgram
 
     return ShaderProgram(_sources[kernel], [], {})
 
@@ -89,9 +89,9 @@ def shared_object(kernel: str, family: str | None, checking: bool, flushing: boo
         family: of a built-in kernel that the build has left out; None for a generated one.
     """
     if family is not None:
-        from ..msl.runtime import builtin
+        from ..msl.runtime import host
 
-        return os.fspath(builtin.shared_object(family, checking, flushing))
+        return os.fspath(host.shared_object(family, checking, flushing))
     from ..msl.runtime.targets import SimulatorTarget
 
     return os.fspath(SimulatorTarget(_program(kernel))._shared_object(None, checking=checking))

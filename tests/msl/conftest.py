@@ -4,7 +4,7 @@ import pytest
 
 from metalcore.msl.errors import CompilerNotFoundError
 from metalcore.msl.nvidia import nvrtc
-from metalcore.msl.runtime import program, signatures
+from metalcore.msl.runtime import library, signatures
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +16,7 @@ def compiles_for_cuda():
         yield
         return
 
-    class ShaderProgram(program.ShaderProgram):
+    class ShaderProgram(library.ShaderProgram):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             requests = [(name, signatures.probable(self.arguments(name))) for name in self.names]

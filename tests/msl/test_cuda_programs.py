@@ -14,8 +14,7 @@ from metalcore.msl import cache
 from metalcore.msl.errors import MSLError
 from metalcore.msl.nvidia import cuda, nvjitlink, nvrtc
 from metalcore.msl.runtime import signatures
-from metalcore.msl.runtime.library import ShaderLibrary
-from metalcore.msl.runtime.program import ShaderProgram
+from metalcore.msl.runtime.library import ShaderLibrary, ShaderProgram
 from metalcore.msl.runtime.targets import CudaTarget
 
 pytestmark = pytest.mark.only_on("simulator", "cuda")  # Linux, where NVRTC is

@@ -13,6 +13,10 @@ from metalcore.msl.language.translate import translate
         ("kernel void f(device float* x, uint i) { x[i] = 1; }", "argument 'i' of kernel 'f' has no attribute"),
         ("kernel void f(device double* x) { x[0] = 1; }", "'double' is not supported"),
         ("kernel void f(device float* x { x[0] = 1; }", r"expected '\)'"),
+        (
+            "kernel void f(device char* x) { x[0] = *(device int*)static_cast<device char*(x); }",
+            "expected '>' at the end of the template's arguments",
+        ),
         ('#include "no_such_file.h"', "'no_such_file.h' file not found"),
         ("#error not like this", "#error not like this"),
     ],

@@ -10,7 +10,7 @@ from .places import KERNELS, LINUX, PLATFORM
 
 
 def on_first_use():
-    """Whether the simulator compiles each family of kernels on first use (metalcore/msl/runtime/builtin.py). Who builds
+    """Whether the simulator compiles each family of kernels on first use (metalcore/msl/runtime/host.py). Who builds
     for this machine has the compiler that this takes; wheels for others have the kernels."""
     return LINUX and _asked() == "first-use"
 

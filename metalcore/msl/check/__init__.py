@@ -3,7 +3,7 @@
 C++ accepts programs that MSL does not, so the simulator may run a program that a Mac does not compile. Here Clang reads
 the program as C++ for OpenCL, whose address spaces are those of MSL, and as C++14 with vectors of its own, both with
 declarations of metal_stdlib (include/), and once more in the order in which it is written (raw.py). Rules that Clang
-does not know are checked on the tokens (declarations.py, kernel_arguments.py, constructs.py, standard.py) and on its
+does not know are checked on the tokens (declarations.py, kernel_arguments.py) and on its
 syntax tree (tree.py).
 """
 
@@ -11,17 +11,15 @@ import re
 
 from ..errors import TOO_DEEP, MSLError
 from ..language.address_spaces import find_address_spaces
-from ..language.attributes import refuse_unknown_attributes
 from ..language.parse import ParsedProgram
 from ..language.preprocess import preprocess
 from ..language.rewrite import refuse_unsupported
+from ..language.rules import refuse_unknown_attributes
 from ..language.threadgroup import find_threadgroup_variables
-from .clang import run_clang
+from .clang import Finding, run_clang, version
 from .declarations import declaration_findings
-from .finding import Finding
 from .kernel_arguments import lines_of_unknown_values
 from .raw import raw_text
-from .standard import version
 from .text import clang_text
 from .tree import tree_findings
 

@@ -1,4 +1,4 @@
-"""Clang: finding it, running it in C++ for OpenCL, and its errors in MSL's words."""
+"""Clang: finding it, running it in C++ for OpenCL, and its errors in MSL's words, as findings."""
 
 import functools
 import os
@@ -7,12 +7,44 @@ import shlex
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ..errors import CompilerNotFoundError
-from .finding import Finding
-from .standard import version
+from ..runtime.host import predefined_macros
+
+
+@dataclass(frozen=True, order=True)
+class Finding:
+    """A fault that breaks a rule, at its place in a program.
+
+    Example:
+        >>> [finding] = metalcore.msl.check.check("kernel void one(device double* x) { x[0] = 1; }")
+        >>> finding.line
+        1
+    """
+
+    file: str
+    line: int
+    column: int
+    rule: str
+    message: str
+
+    def __str__(self):
+        place = f"{self.file}:{self.line}:{self.column}" if self.column else f"{self.file}:{self.line}"
+        return f"{place}: error: {self.message} [{self.rule}]"
+
+
+STANDARDS = {"metal3.1": 310, "metal3.2": 320, "metal4.0": 400}
+
+
+def version(standard):
+    """__METAL_VERSION__ of a standard, such as 320 of "metal3.2"."""
+    if standard not in STANDARDS:
+        raise ValueError(f"the standard is {standard!r}, and must be one of {', '.join(STANDARDS)}")
+    return STANDARDS[standard]
+
 
 INCLUDE = Path(__file__).parent / "include"
 _MINIMUM = 15
@@ -72,12 +104,7 @@ def _find_clang(named, path):
 
 
 def _version(command):
-    try:
-        macros = subprocess.run(
-            [*command, "-dM", "-E", "-x", "c", os.devnull], capture_output=True, text=True, timeout=60
-        ).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
+    macros = predefined_macros(command, "c")
     match = re.search(r"#define __clang_major__ (\d+)", macros)
     return int(match[1]) if match and "__apple_build_version__" not in macros else 0
 
@@ -209,7 +236,7 @@ def _spaces(text):
     return {space for type_ in types for space in re.findall(r"__\w+(?=[^*&]*[*&])", type_)}
 
 
-def _finding(error):
+def _finding(error: dict[str, Any]):
     # The notes say why no overload fits.
     reasons = [note for note in error["notes"] if "candidate" in note] if "no matching" in error["text"] else []
     told = " ".join([error["text"], *reasons])
@@ -219,4 +246,5 @@ def _finding(error):
     text = error["text"]
     if reasons:
         text += "; " + reasons[0]
-    return Finding(*error["place"], rule, in_msl(text))
+    file, line, column = error["place"]
+    return Finding(file, line, column, rule, in_msl(text))

@@ -1,6 +1,6 @@
 """Rules of Apple's compiler for kernels' arguments and function constants that compile_shader does without."""
 
-from ..language.integers import constant_value
+from ..language.constants import constant_value
 from ..language.kernels import BUILTINS
 from ..language.rules import Breach, is_kernel
 

@@ -2,10 +2,10 @@
 
 import os
 import re
+from collections.abc import Collection
 
-from ..language.limits import MAX_THREADGROUP_MEMORY
-from .clang import INCLUDE, in_msl
-from .finding import Finding
+from ..language.numbers import MAX_THREADGROUP_MEMORY
+from .clang import INCLUDE, Finding, in_msl
 
 _NODE = re.compile(r"^([| `]*-)?(\w+) (0x[0-9a-f]+) ")
 _PLACE = re.compile(r"([^\s<>,:][^<>,:]*|<[^<>]+>):(\d+):(\d+)|\bcol:(\d+)")
@@ -88,10 +88,12 @@ class _Tree:
             if not node.place[0].startswith(os.fspath(INCLUDE)):
                 self._find(node.place, "language", f"'{base[2]}' of the standard library cannot be a base class")
         if "TemplateArgument integral" in line:
-            depth = len(re.match(r"[| `]*", line)[0]) // 2
+            depth = (len(line) - len(line.lstrip("| `"))) // 2
             owner = stack[depth] if depth < len(stack) else None
             if owner is not None and owner.kind == "FunctionDecl" and owner.name == "threadgroup_variable":
-                self.bytes[owner.id] = int(re.search(r"integral '?(\d+)", line)[1])
+                size = re.search(r"integral '?(\d+)", line)
+                assert size is not None, line
+                self.bytes[owner.id] = int(size[1])
 
     def _visit(self, node, stack):
         ours = node.place[0].startswith((os.fspath(INCLUDE), "<"))
@@ -121,10 +123,12 @@ class _Tree:
             if node.kind in ("DeclRefExpr", "MemberExpr"):
                 self._mention(node, stack)
             elif node.kind == "CXXTemporaryObjectExpr" and "msl::partial" in node.line and "' list" not in node.line:
-                self._find(node.place, "language", f"too few components for {in_msl(_TYPE.search(node.line)[1])}")
+                type_ = _TYPE.search(node.line)
+                assert type_ is not None, node.line
+                self._find(node.place, "language", f"too few components for {in_msl(type_[1])}")
             self._conversion(node, stack)
 
-    def _find(self, place, rule, message):
+    def _find(self, place: tuple[str, int, int], rule, message):
         self.findings.add(Finding(*place, rule, message))
 
     def _address_space(self, node, type_):
@@ -210,7 +214,7 @@ class _Tree:
                 yield self.functions[function].name, self.functions[function].place
 
 
-def tree_findings(lines, lenient=frozenset()):
+def tree_findings(lines, lenient: Collection[tuple[str, int]] = ()):
     """Returns findings in the lines of a syntax tree.
 
     Args:

@@ -121,7 +121,7 @@ class _Finder:
             name = declarator.name if declarator.name is not None else i
             shared.append("threadgroup" in objects)
             if len(objects) > 1:
-                words = "' and '".join(sorted(objects))
+                words = "' and '".join(sorted(map(str, objects)))
                 raise self._error(name, f"'{self.tokens[name].text}' is in two address spaces, '{words}'")
             for space in objects & _OBJECT_WHERE.keys():
                 self._object(i, declaration, declarator, space)

@@ -31,14 +31,14 @@ class Declarator:
     """What one declarator of a declaration declares, as indices of tokens."""
 
     first: int
-    name: int = None  # None for a type by itself
+    name: int | None = None  # None for a type by itself
     last: int = 0  # after it, before its initializer
     pointers: list = field(default_factory=list)  # *, & and && before the name
     spaces: list = field(default_factory=list)  # address spaces among them
     alignments: list = field(default_factory=list)  # (first, last) of each attribute that aligns it
     is_array: bool = False
     is_function: bool = False
-    initializer: tuple = None  # (first, last) with its = or braces
+    initializer: tuple | None = None  # (first, last) with its = or braces
     end: int = 0  # the token after all of it: a comma, a semicolon, a closing bracket …
 
     def qualifies(self, space):
@@ -52,8 +52,8 @@ class Declaration:
     """A declaration, or a type by itself, somewhere in a program."""
 
     first: int
-    type: tuple = None  # (first, last) of the type's tokens; None where there is none
-    key: int = None  # index of `struct` or the like, where it defines a class
+    type: tuple | None = None  # (first, last) of the type's tokens; None where there is none
+    key: int | None = None  # index of `struct` or the like, where it defines a class
     storage: list = field(default_factory=list)
     spaces: list = field(default_factory=list)  # address spaces among the specifiers
     alignments: list = field(default_factory=list)

@@ -1,6 +1,114 @@
-"""Rewrites of what Clang, and so Metal, accepts and another compiler does not: GCC 12 in C++17, NVRTC in C++20."""
+"""Rewrites of what Clang, and so Metal, accepts and another compiler does not: GCC 12 in C++17, NVRTC in C++20.
+
+Two things more need another text in C++: what a program calls as our metal_stdlib calls its own, even if Apple's does
+not have the name; and constructors of vectors with too few components. Metal refuses `float4(1, 2, 3)`, while
+`float4{1, 2, 3}` is right and leaves zeros. In C++ both call the same constructor, so `V(a, b)` becomes
+`msl::complete<V>(a, b)`, which counts the components of its arguments.
+"""
+
+import functools
+import re
+from pathlib import Path
 
 from .rewrite import erase
+from .tokens import matching_angle
+
+_NAMESPACES = {"simd", "msl", "std"}  # of the headers, beside metal
+_TRAITS = Path(__file__).parents[1] / "include" / "metal" / "type_traits.h"
+
+
+@functools.lru_cache(maxsize=1)
+def traits():
+    """Returns the names of namespace metal's type traits."""
+    text = _TRAITS.read_text(encoding="utf-8")
+    imported = re.findall(r"^using std::(\w+);", text, re.MULTILINE)
+    made = re.findall(r"\b(?:MSL_TRAIT|MSL_NUMBER_TRAIT|MSL_RELATION)\((is_\w+)", text)
+    return {*imported, *made, *(name + "_v" for name in made)}
+
+
+def rename_like_ours(program, kernels):
+    """Renames what a program calls `decay`, `rank` or `simd`, everywhere in it.
+
+    With `using namespace metal` a trait's name would be ambiguous, and a namespace's name cannot be declared again.
+    """
+    tokens = program.tokens
+    own = {
+        declaration.name
+        for declaration in program.declarations
+        if not declaration.scope and declaration.name_at is not None and declaration.kind in ("variable", "function")
+        and "<" not in program.text(declaration.name_at + 1, declaration.name_at + 2)
+    } & (traits() | _NAMESPACES)  # fmt: skip
+    for i, token in enumerate(tokens):
+        if token.text in own and token.kind == "id" and not _is_of_headers(tokens, i):
+            token.text += "_of_program"
+    for kernel in kernels:
+        for argument in kernel.arguments:
+            if argument.condition in own:
+                argument.condition += "_of_program"
+
+
+def _is_of_headers(tokens, i):
+    if tokens[i].text in _NAMESPACES and tokens[i + 1].text == "::":
+        return True
+    return tokens[i - 1].text == "::" and tokens[i - 2].text in ("metal", "std")
+
+
+_SCALARS = "bool|u?char|u?short|u?int|u?long|half|bfloat|float"
+_NAME = re.compile(rf"(?:packed_)?(?:{_SCALARS})([34])")
+_TEMPLATE = re.compile(r"(?:metal::)?(?:packed_)?vec<.*,([34])>")
+_SCALAR = re.compile(_SCALARS)
+
+
+def count_components(program):
+    """Lets calls of vectors' constructors, and variables with such an initializer in functions, be counted."""
+    tokens = program.tokens
+    bodies = [d.body for d in program.walk() if d.kind == "function" and d.body]
+    for i, token in enumerate(tokens):
+        if token.kind != "id":
+            continue
+        name_end, width = _vector(program, i)
+        if width is None:
+            continue
+        first = _qualified_start(tokens, i)
+        if _has_too_few(program, name_end, width):
+            tokens[first].text = "msl::complete<" + tokens[first].text
+            tokens[name_end - 1].text += ">"
+        elif tokens[name_end].kind == "id" and any(a < i < b for a, b in bodies):
+            opening = name_end + 1
+            if _has_too_few(program, opening, width):
+                tokens[opening].text += f"msl::complete<{program.text(first, name_end)}>("
+                tokens[program.partner[opening]].text += ")"
+
+
+def _vector(program, i):
+    """Returns (the index after the name of a type at i, its number of components); (i, None) for other names."""
+    tokens = program.tokens
+    if match := _NAME.fullmatch(tokens[i].text):
+        return i + 1, int(match[1])
+    if tokens[i].text in ("vec", "packed_vec") and tokens[i + 1].text == "<":
+        close = matching_angle(tokens, i + 1)
+        if close is not None and (match := _TEMPLATE.fullmatch("".join(t.text for t in tokens[i : close + 1]))):
+            return close + 1, int(match[1])
+    words = "".join(program.aliases().get(tokens[i].text, ()))
+    match = _NAME.fullmatch(words.removeprefix("metal::")) or _TEMPLATE.fullmatch(words)
+    return (i + 1, int(match[1])) if match else (i, None)
+
+
+def _qualified_start(tokens, i):
+    while tokens[i - 1].text == "::":
+        i -= 2 if tokens[i - 2].kind == "id" else 1
+    return i
+
+
+def _has_too_few(program, opening, width):
+    """Returns whether the parentheses at `opening` hold fewer expressions than components, and more than one."""
+    tokens = program.tokens
+    if opening >= len(tokens) or tokens[opening].text != "(":
+        return False
+    arguments = program.split_parameters(opening, program.partner[opening])
+    are_types = any(last == first + 1 and _SCALAR.fullmatch(tokens[first].text) for first, last in arguments)
+    braced = any(tokens[first].text == "{" for first, _ in arguments)
+    return 1 < len(arguments) < width and not are_types and not braced
 
 
 def adapt_dialect(program):

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from ..errors import MSLError
-from .limits import MAX_INCLUDE_DEPTH
+from .numbers import MAX_INCLUDE_DEPTH
 
 _INCLUDE = re.compile(r'\s*#\s*include\s*"([^"]+)"')
 _ONCE = re.compile(r"\s*#\s*pragma\s+once\b")

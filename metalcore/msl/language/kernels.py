@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, field
 
 from ..errors import error_at
-from .integers import constant_value
+from .constants import constant_value
 
 # [[attribute]] -> the value that a thread finds there, named as in host/entry.h.
 BUILTINS = {

@@ -1,9 +1,18 @@
-"""Which numbers of Python fit MSL's number types."""
+"""MSL's number types and which numbers of Python fit them, and limits of Metal."""
 
 import functools
 import math
 import re
 from typing import NamedTuple
+
+MAX_INDEX = 30  # of buffers and of threadgroup arguments
+MAX_CONSTANT_INDEX = 65535  # of function constants
+MAX_THREADS = 1024  # of a threadgroup
+MAX_THREADGROUP_MEMORY = 32768  # bytes
+MAX_GRID = 2**32 - 1  # threads in a direction
+MAX_NESTING = 256  # brackets in brackets
+MAX_INCLUDE_DEPTH = 200
+
 
 _INTEGERS = {"char": (8, True), "uchar": (8, False), "short": (16, True), "ushort": (16, False), "int": (32, True),
              "uint": (32, False), "unsigned": (32, False), "long": (64, True), "ulong": (64, False),
@@ -17,7 +26,7 @@ class NumberType(NamedTuple):
     """A scalar or vector type of MSL."""
 
     name: str  # the scalar's name
-    count: int
+    components: int
     bits: int  # the scalar's size
     kind: type  # bool, int or float
     low: int = 0  # the least int; `high` is the greatest

@@ -7,6 +7,7 @@ that Metal accepts this is the function that the types choose. An address does n
 functions that differ in these two alone are refused.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..errors import error_at
@@ -25,10 +26,10 @@ _WHOLE = {"char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "s
 class Parameter:
     first: int
     last: int
-    name: int  # index, or None
+    name: int | None  # index
     spaces: list  # the address space that each of its pointers points into, outermost first; None where none is named
     is_pointer: bool  # its outermost pointer is a pointer, not a reference
-    default: int  # index of its default's =, or None
+    default: int | None  # index of its default's =
 
 
 @dataclass
@@ -36,10 +37,10 @@ class Function:
     declaration: object
     parameters: list
     space_maps: list = field(default_factory=list)  # its {(position, depth): space}, and those of equal functions
-    types: list = ()  # the words of each parameter's type without spaces
+    types: Sequence = ()  # the words of each parameter's type without spaces
     header: tuple = ()  # the words of its templates' parameters, without their names
-    result: list = ()  # the words before its name
-    key: tuple = None
+    result: Sequence = ()  # the words before its name
+    key: tuple | None = None
     qualifiers: str = ""  # the words after its parameters
     body: tuple = ()
 

@@ -210,8 +210,8 @@ class ParsedProgram(Syntax):
                 return i if i < end and tokens[i].text == "{" else None
             if self._grouped(i):
                 i = self.partner[i + 1] + 1
-            elif self.attribute_end(i) is not None:
-                i = self.attribute_end(i)
+            elif (after := self.attribute_end(i)) is not None:
+                i = after
             elif text == "<":
                 close = matching_angle(tokens, i, end)
                 if close is None:
@@ -231,12 +231,12 @@ class ParsedProgram(Syntax):
         while i < body and tokens[i].text != ":":
             if self._grouped(i):
                 i = self.partner[i + 1] + 1
-            elif self.attribute_end(i) is not None:
-                i = self.attribute_end(i)
+            elif (after := self.attribute_end(i)) is not None:
+                i = after
             else:
                 if tokens[i].kind == "id" and tokens[i].text not in ("class", "struct", "final"):
                     declaration.name, declaration.name_at = tokens[i].text, i
-                i = matching_angle(tokens, i, body) + 1 if tokens[i].text == "<" else i + 1
+                i = self.angle_end(i, body) if tokens[i].text == "<" else i + 1
         declaration.last = self._to_semicolon(self.partner[body], end)
         if not declaration.name:  # typedef struct { … } Name;
             names = [token.text for token in tokens[self.partner[body] : declaration.last] if token.kind == "id"]
@@ -258,10 +258,7 @@ class ParsedProgram(Syntax):
             elif self._grouped(i):
                 i = self.partner[i + 1] + 1
             elif text == "<" and i > start and tokens[i - 1].kind == "id":
-                close = matching_angle(tokens, i, end)
-                if close is None:
-                    raise error_at(tokens[i], "expected '>' at the end of the template's arguments")
-                i = close + 1
+                i = self.angle_end(i, end)
             elif text == "(":
                 name_at = self._name_before(i, start)
                 inside = tokens[i + 1].text
@@ -341,8 +338,8 @@ class ParsedProgram(Syntax):
         declaration.attributes = self.read_attributes(i, end)
         # The name with its arguments stands before the parameters, or last: `decltype(f<…>) f<…>;`.
         while i < end:
-            if self.attribute_end(i) is not None:
-                i = self.attribute_end(i)
+            if (after := self.attribute_end(i)) is not None:
+                i = after
             elif self._grouped(i):
                 i = self.partner[i + 1] + 1
             elif tokens[i].text == "(":
@@ -358,10 +355,7 @@ class ParsedProgram(Syntax):
                     declaration.name = tokens[i].text
                 i += 1
                 if tokens[i].text == "<":
-                    close = matching_angle(tokens, i, end)
-                    if close is None:
-                        raise error_at(tokens[i], "expected '>' at the end of the template's arguments")
-                    i = close + 1
+                    i = self.angle_end(i, end)
                 declaration.name_end = i
             else:
                 i += 1

@@ -8,15 +8,77 @@ import io
 import itertools
 import os
 import re
+from typing import Any, NoReturn
 
 import pcpp
 
 from ..errors import MSLError
 from .arithmetic import OPERATOR_WORDS, ArithmeticFailure, evaluate
-from .limits import MAX_INCLUDE_DEPTH
-from .pcpp_lexer import Lexer, LexToken, lexed
-from .predefined import PREDEFINED, STANDARD_HEADERS
-from .tokens import Token, refuse_deep_nesting, tokenize
+from .numbers import MAX_INCLUDE_DEPTH
+from .tokens import Lexer, LexToken, Token, lexed, refuse_deep_nesting, tokenize
+
+# The macros that Apple's compiler predefines for `-std=metal3.1` on a Mac.
+PREDEFINED = {
+    "__METAL__": "1",
+    "__METAL_VERSION__": "310",
+    "__METAL_MACOS__": "1",
+    "__METAL_MEMORY_SCOPE_SYSTEM__": "3",
+    "__HAVE_BFLOAT__": "1",
+    "__HAVE_SIMDGROUP_MATRIX__": "1",
+    "__HAVE_SIMDGROUP_BARRIER__": "1",
+    "__HAVE_SIMDGROUP_REDUCTION__": "1",
+    "__HAVE_QUADGROUP_FUNCTION__": "1",
+    "__HAVE_ATOMIC_ULONG__": "1",
+    "__HAVE_ATOMIC_ULONG_MIN_MAX__": "1",
+    "__HAVE_NATIVE_INT64__": "1",
+    "__APPLE__": "1",
+    "__MACH__": "1",
+    "__ENVIRONMENT_MAC_OS_X_VERSION_MIN_REQUIRED__": "140000",
+    "__LITTLE_ENDIAN__": "1",
+    "__clang__": "1",
+    "__clang_major__": "17",
+    "__clang_minor__": "0",
+    "__clang_patchlevel__": "0",
+    "__GNUC__": "4",
+    "__GNUC_MINOR__": "2",
+    "__cplusplus": "201703L",
+    "__CHAR_BIT__": "8",
+    "__FLT16_MAX__": "65504.0h",  # GCC's own has a suffix that MSL does not have
+    "__has_attribute(x)": "1",
+    "__has_builtin(x)": "0",
+    "__has_feature(x)": "0",
+    "__has_extension(x)": "0",
+    "__has_cpp_attribute(x)": "1",
+}
+
+# `<metal_stdlib>` and every header that it includes. Translated code gets all of them from its target's prelude.h.
+STANDARD_HEADERS = frozenset(
+    "metal_" + name
+    for name in (
+        "stdlib algorithm array atomic cmath color command_buffer common compute config complex curves depth "
+        "extended_vector function_constant geometric graphics imageblocks integer initializer_list interpolate limits "
+        "logging math matrix mesh numeric numeric_limits pack packing pixel pull_model quadgroup raster_order_group "
+        "raytracing reference_wrapper relational simdgroup simdgroup_matrix stdint stdlib_extras tessellation texture "
+        "tuple type_traits types uniform utility vector visible_function_table work_distribution assert barrier "
+        "cooperative_tensor tensor performance_primitives"
+    ).split()
+) | {
+    "simd/simd.h",
+    "simd/types.h",
+    "simd/vector_types.h",
+    "simd/matrix_types.h",
+    "simd/vector.h",
+    "simd/matrix.h",
+    "metal_types",
+    "TargetConditionals.h",
+    "stdint.h",
+    "cstdint",
+    "stddef.h",
+    "cstddef",
+    "limits.h",
+    "float.h",
+}
+
 
 _INCLUSIONS = 5_000
 # How many tokens macros may expand to, with every nested expansion counted: this many, and more for each character.
@@ -29,6 +91,8 @@ _WANTED = {"if": "an expression", "elif": "an expression", "include": "the name 
 
 
 class _Preprocessor(pcpp.Preprocessor):
+    lastdirective: Any  # the token of the directive that is read
+
     def __init__(self, include_dirs, filename):
         self._inclusions = 0
         self._expansion = _EXPANSION  # how many tokens macros may still expand to
@@ -43,8 +107,8 @@ class _Preprocessor(pcpp.Preprocessor):
         self.rewrite_paths = [(re.escape(os.path.abspath(filename)) + "$", lambda match: filename)]
 
     # Errors carry the user's line and end the translation.
-    def on_error(self, file, line, message):
-        raise MSLError(f"{file}:{line}: error: {message}")
+    def on_error(self, file, line, msg) -> NoReturn:
+        raise MSLError(f"{file}:{line}: error: {msg}")
 
     def on_include_not_found(self, is_malformed, is_system_include, curdir, includepath):
         if includepath in STANDARD_HEADERS:
@@ -54,8 +118,8 @@ class _Preprocessor(pcpp.Preprocessor):
             self.on_error(directive.source, directive.lineno, "Metal Performance Primitives (mpp::) are not supported")
         raise MSLError(f"{directive.source}:{directive.lineno}: error: '{includepath}' file not found")
 
-    def on_directive_unknown(self, directive, tokens, ifpassthru, precedingtoks):
-        text = "".join(token.value for token in tokens)
+    def on_directive_unknown(self, directive, toks, ifpassthru, precedingtoks):
+        text = "".join(token.value for token in toks)
         if directive.value == "error":
             self.on_error(directive.source, directive.lineno, f"#error {text}")
         elif directive.value == "pragma" and text.split()[:1] == ["METAL"]:
@@ -64,7 +128,7 @@ class _Preprocessor(pcpp.Preprocessor):
             self.on_error(directive.source, directive.lineno, f"invalid preprocessing directive '#{directive.value}'")
         return True
 
-    def on_directive_handle(self, directive, tokens, ifpassthru, precedingtoks):
+    def on_directive_handle(self, directive, toks, ifpassthru, precedingtoks):
         name = directive.value
         if name in ("if", "ifdef", "ifndef"):
             self._has_else.append(False)
@@ -74,16 +138,16 @@ class _Preprocessor(pcpp.Preprocessor):
             self._has_else[-1] = name == "else"
         elif name == "endif" and self._has_else:
             self._has_else.pop()
-        if name in _NAMES_A_MACRO and (not tokens or tokens[0].type != "CPP_ID"):
+        if name in _NAMES_A_MACRO and (not toks or toks[0].type != "CPP_ID"):
             self.on_error(directive.source, directive.lineno, f"#{name} wants the name of a macro")
-        if name in ("if", "elif", "include") and not tokens:
+        if name in ("if", "elif", "include") and not toks:
             self.on_error(directive.source, directive.lineno, f"#{name} wants {_WANTED[name]}")
-        return super().on_directive_handle(directive, tokens, ifpassthru, precedingtoks)
+        return super().on_directive_handle(directive, toks, ifpassthru, precedingtoks)
 
-    def on_unknown_macro_in_defined_expr(self, token):
-        return token.value == "__has_include"
+    def on_unknown_macro_in_defined_expr(self, tok):
+        return tok.value == "__has_include"
 
-    def on_file_open(self, is_system_include, includepath):
+    def on_file_open(self, is_system_include, includepath) -> Any:
         if os.path.isdir(includepath):
             raise OSError(includepath)
         self._inclusions += 1

@@ -1,5 +1,7 @@
 """Brackets, attributes and parameters: the syntax of tokens that needs no knowledge of what they declare."""
 
+from typing import Any
+
 from ..errors import error_at
 from .tokens import CLOSING, matching_angle
 
@@ -44,6 +46,17 @@ class Syntax:
 
     def _grouped(self, i):
         return self.tokens[i].text in _GROUPED and i + 1 < len(self.tokens) and self.tokens[i + 1].text == "("
+
+    def angle_end(self, i, end=None):
+        """Returns the index after the template's arguments that begin with the `<` at i.
+
+        Raises:
+            MSLError: nothing closes them.
+        """
+        close = matching_angle(self.tokens, i, end)
+        if close is None:
+            raise error_at(self.tokens[i], "expected '>' at the end of the template's arguments")
+        return close + 1
 
     # Attributes -----------------------------------------------------------------------------------------------------
 
@@ -128,14 +141,12 @@ class Syntax:
             elif text == "<":
                 i = matching_angle(tokens, i, last) or i
             elif tokens[i].kind == "id":
-                after_type = before and (
-                    before.kind == "id" or before.text in ("*", "&", "&&", ">", ">>", "]", "...", ")")
+                after_type = (
+                    before is not None
+                    and before.text not in ("typename", "struct")
+                    and (before.kind == "id" or before.text in ("*", "&", "&&", ">", ">>", "]", "...", ")"))
                 )
-                name = (
-                    i
-                    if words and after_type and text not in _TYPE_WORDS and before.text not in ("typename", "struct")
-                    else None
-                )
+                name = i if words and after_type and text not in _TYPE_WORDS else None
                 words += text not in _QUALIFIERS
             elif text not in ("*", "&", "&&", "...", "::"):
                 name = None
@@ -145,7 +156,8 @@ class Syntax:
 
 
 def _pair_brackets(tokens):
-    partner, open_brackets = [None] * len(tokens), []
+    partner: list[Any] = [None] * len(tokens)  # the index of the other bracket; None for other tokens
+    open_brackets = []
     for i, token in enumerate(tokens):
         if token.kind != "op":
             continue

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from ..errors import error_at
+from .declarators import Declaration
 from .rewrite import erase
 
 # A site is the number of a variable: kernels number theirs from 0 up, other functions from the last site down.
@@ -12,7 +13,7 @@ _GONE = {"static", "constexpr", "inline", "extern", "register", "mutable", "thre
 
 @dataclass
 class ThreadgroupStatement:
-    declaration: object  # declarators.Declaration
+    declaration: Declaration
     variables: list  # its declarators that declare variables in threadgroup memory
     site: int = 0  # the first variable's site
 

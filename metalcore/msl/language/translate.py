@@ -9,15 +9,12 @@ from dataclasses import dataclass
 from ..errors import TOO_DEEP, MSLError, with_line
 from .address_spaces import find_address_spaces
 from .anonymous_structs import define_in_templates, find_anonymous_structs
-from .attributes import refuse_unknown_attributes
 from .conditionals import wrap_conditionals
-from .constants import declare_constants
+from .constants import declare_constants, substitute_function_constants
 from .cuda_source import cuda_source, describe
-from .dialect import adapt_dialect
+from .dialect import adapt_dialect, count_components, rename_like_ours
 from .duplicates import drop_duplicates
-from .function_constants import substitute_function_constants
 from .kernels import find_kernels
-from .names import rename_like_ours
 from .overloads import Overloads
 from .parse import ParsedProgram
 from .preprocess import preprocess
@@ -30,11 +27,10 @@ from .rewrite import (
     refuse_unsupported,
     rewrite_swizzles,
 )
-from .rules import refuse_breaches
+from .rules import refuse_breaches, refuse_unknown_attributes
 from .space_types import SpaceTypes
 from .threadgroup import find_threadgroup_variables, place_threadgroup_variables
 from .unaligned import find_unaligned_accesses
-from .vector_constructors import count_components
 
 _FUSING = set("+-*/%&|^<>=!:.#")
 

@@ -52,7 +52,9 @@ class Guards:
                     after[i] = after.get(i, "") + last
                     instead[i] = original, instead.get(i, (original, original))[1] if own is None else own
         for i, (original, own) in instead.items():
-            head, tail = _parted(self._tokens[i].text, original)
+            parted = _parted(self._tokens[i].text, original)
+            assert parted is not None, original
+            head, tail = parted
             self._tokens[i].text = head + before[i] + own + after[i] + tail
 
 
@@ -294,7 +296,7 @@ class _Finder:
         elif tokens[i].kind == "id":
             i += 1
             if tokens[i].text == "<" and tokens[i - 1].text in _CASTS:
-                i = matching_angle(tokens, i) + 1
+                i = self._program.angle_end(i)
         else:
             return i
         while True:

@@ -72,7 +72,8 @@ class CudaProgram:
         with self._lock:
             if self._loaded is None:
                 self._loaded = self._load()
-        text, _ = cuda_source(*self._loaded, requests)
+            program, kernels = self._loaded
+        text, _ = cuda_source(program, kernels, requests)
         try:
             return self._code(text, capability)
         except MSLError as error:

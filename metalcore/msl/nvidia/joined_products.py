@@ -23,7 +23,7 @@ _PURE = {"mov", "cvt", "prmt", "and", "or", "xor", "shl", "shr", "selp"}
 
 # Lane 4 n + c gets the rows 2 c and 2 c + 1 of column n. A shuffle fetches one row of two matrices. In odd columns the
 # order of the rows is the other way round, so that a lane gives each shuffle one of its two columns. The lanes are
-# those of cuda/target/transpose.h.
+# those of cuda/target/matrix_product.h.
 _LANES = """\
 	.reg .b32 %mx<{count}>;
 	.reg .b64 %my<{addresses}>;
@@ -185,7 +185,8 @@ class _Function:
 
     def _product(self, first, second, left, right, left_half, right_half, not_bfloat):
         kinds = {"0": ("bf16", left, right), "1": ("f16", left_half, right_half)}
-        kind = kinds.get(self._constants.get(not_bfloat))
+        constant = self._constants.get(not_bfloat)
+        kind = kinds.get(constant) if constant is not None else None
         return kind and _Product(kind[0], (first, second), *kind[1:])
 
     def _add(self, product):
@@ -240,6 +241,7 @@ class _Function:
         return place if place and self._loop and self._loops.is_set_before(place.base, self._loop[0]) else None
 
     def _read_column(self, place):
+        assert self._loop is not None, place
         key = self._loop, place.base, place.distance
         if key not in self._columns:
             even, odd = (f"%my{self._addresses + i}" for i in range(2))

@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 from ..errors import CompilerNotFoundError, MSLError, quote_error
 from ..language.cuda_source import NAMESPACE
@@ -36,7 +37,7 @@ class NVRTC:
     def __init__(self, path):
         self.path = Path(os.path.realpath(path))  # the real file's name has the version
         self._lock = threading.Lock()
-        self._library = None
+        self._library: Any = None
 
     def __repr__(self):
         return f"NVRTC {'.'.join(map(str, self.version))} ({self.path})"
@@ -45,7 +46,9 @@ class NVRTC:
     def version(self):
         """(major, minor). The name of the library of builtins tells it, so a cubin is found without opening 100 MB."""
         for path in self._builtins():
-            return tuple(map(int, re.search(r"\.so\.(\d+)\.(\d+)", path).groups()))
+            release = re.search(r"\.so\.(\d+)\.(\d+)", path)
+            assert release is not None, path
+            return tuple(map(int, release.groups()))
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._open().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
         return major.value, minor.value
@@ -134,7 +137,9 @@ class NVRTC:
             return []
         found = map(str, self.path.parent.glob(f"libnvrtc-builtins.so.{release[1]}{release[2] or ''}*"))
         versions = {path: tuple(map(int, re.findall(r"\d+", path.rsplit(".so.", 1)[1])))[:2] for path in found}
-        return sorted((path for path in versions if len(versions[path]) == 2), key=versions.get, reverse=True)
+        return sorted(
+            (path for path in versions if len(versions[path]) == 2), key=lambda path: versions[path], reverse=True
+        )
 
     def _open(self):
         with self._lock:
@@ -181,7 +186,7 @@ def _find(explicit, *homes):
 
 def _candidates(homes):
     """Returns the paths of libraries, in the order of preference."""
-    paths = [_loaded()]
+    paths: list = [_loaded()]
     for folder in folders(homes):
         for name in (*(f"libnvrtc.so.{major}" for major in _MAJORS), "libnvrtc.so"):
             path = folder / name

@@ -84,7 +84,7 @@ class SharedColumns:
             elif base not in names and _TWO_ELEMENTS.match(opcode):
                 elements = [(base, offset), (base, offset + 2)]
         pair = _PAIR.match(operands) if opcode == "mov.b32" and not condition else None
-        row = [self._elements.get(name) for name in pair.groups()] if pair else []
+        row: list = [self._elements.get(name) for name in pair.groups()] if pair else []
         for name in names:
             self._drop(name)
         if len(names) == len(elements):

@@ -5,8 +5,7 @@ import struct
 
 import torch
 
-from ..language.limits import MAX_GRID, MAX_INDEX, MAX_THREADGROUP_MEMORY
-from ..language.numbers import misfit, number_type
+from ..language.numbers import MAX_GRID, MAX_INDEX, MAX_THREADGROUP_MEMORY, misfit, number_type
 from .targets import default_device
 
 _CASTS = {
@@ -228,7 +227,7 @@ class Arguments:
 def _mismatch(values, dtype, type_):
     """Returns why a kernel that reads a NumberType would read other values from these bytes of a dtype; None where it
     reads these."""
-    if not any(values) and len(values) * dtype.itemsize * 8 >= type_.bits * type_.count:
+    if not any(values) and len(values) * dtype.itemsize * 8 >= type_.bits * type_.components:
         return None  # zeros are zeros of any type
     bits, is_float = dtype.itemsize * 8, dtype.is_floating_point
     if is_float != (type_.kind is float):
@@ -239,12 +238,12 @@ def _mismatch(values, dtype, type_):
         other = {"half": torch.float16, "bfloat": torch.bfloat16}.get(type_.name, torch.float32)
         if dtype != other:
             return f"{values[0]} is bound as a {name} (see arg_casts)"
-    elif bits < type_.bits or bits > type_.bits and type_.count > 1:
+    elif bits < type_.bits or bits > type_.bits and type_.components > 1:
         return f"{values[0]} is bound as an {name} (see arg_casts)"
-    if len(values) < type_.count:
-        return f"{len(values)} number{'s' if len(values) > 1 else ''} for {type_.count}"
-    problems = [p for v in values[: type_.count] if (p := misfit(v, type_, either_sign=True))] if not is_float else []
-    return problems[0] if problems else None
+    if len(values) < type_.components:
+        return f"{len(values)} number{'s' if len(values) > 1 else ''} for {type_.components}"
+    problems = (misfit(value, type_, either_sign=True) for value in values[: type_.components] if not is_float)
+    return next(filter(None, problems), None)
 
 
 def _device_name(device):

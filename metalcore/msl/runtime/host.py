@@ -1,4 +1,7 @@
-"""The host's C++ compiler: finding it, running it, and showing its errors in terms of the user's MSL."""
+"""The host's C++ compiler: finding it, running it, and showing its errors in terms of the user's MSL.
+
+It also compiles the built-in kernels that the build has left out (METALCORE_ISA=first-use), when they are needed.
+"""
 
 import functools
 import os
@@ -11,7 +14,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from .. import cache
 from ..errors import CompilerNotFoundError, MSLError, quote_error
+from ..language.inline_headers import inline_headers
 
 INCLUDE = Path(__file__).parents[1] / "include"
 FLAGS = (
@@ -28,7 +33,7 @@ FLAGS = (
 _CONSTEXPR = {"gcc": ["-fimplicit-constexpr"], "clang": ["-Wno-invalid-constexpr"]}
 NORMAL = ["-O3"]
 CHECKING = ["-O1", "-g", "-fsanitize=thread", "-DMSL_CHECKING=1"]
-# Faults of a kernel that no access shows. include/host/findings.h defines what these checks call.
+# Faults of a kernel that no access shows. include/host/checking.h defines what these checks call.
 _UNDEFINED = "object-size,integer-divide-by-zero,unreachable,return"
 _FINDINGS = {
     "gcc": [f"-fsanitize=bounds,{_UNDEFINED}"],
@@ -93,20 +98,26 @@ def _find_compiler(cxx, path):
     )
 
 
-def _identify(command):
+def predefined_macros(command, language):
+    """Returns the definitions of the macros that a compiler predefines for a language ("c", "c++"), as text. It is
+    empty where the command does not run."""
+    arguments = ["-dM", "-E", "-x", language, os.devnull]
     try:
-        macros = subprocess.run(
-            [*command, "-dM", "-E", "-x", "c++", os.devnull], capture_output=True, text=True, timeout=60
-        ).stdout
+        return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60).stdout
     except (OSError, subprocess.TimeoutExpired):
-        return "", ""
+        return ""
+
+
+def _identify(command):
+    """Returns a compiler's family and version; two empty texts for a command that is no known compiler."""
+    macros = predefined_macros(command, "c++")
     for family, prefix, parts in (
         ("clang", "__clang_", ("major__", "minor__", "patchlevel__")),
         ("gcc", "__GNUC_", ("_", "MINOR__", "PATCHLEVEL__")),
     ):
-        numbers = [re.search(rf"#define {prefix}{part} (\d+)", macros) for part in parts]
-        if all(numbers):
-            return family, ".".join(number.group(1) for number in numbers)
+        numbers = [match[1] for part in parts if (match := re.search(rf"#define {prefix}{part} (\d+)", macros))]
+        if len(numbers) == len(parts):
+            return family, ".".join(numbers)
     return "", ""
 
 
@@ -264,3 +275,28 @@ def build(source_path, output_path, *, isa="native", checking=False, include_dir
     finally:
         partial.unlink(missing_ok=True)
     return [str(source_path), *translation.included]
+
+
+_PACKAGE = Path(__file__).parents[2]
+_INSTALLED = _PACKAGE / "kernels"  # of a wheel
+_KERNELS = _INSTALLED if _INSTALLED.exists() else _PACKAGE.parent / "kernels"
+
+
+def shared_object(family, checking, flushing):
+    """Returns the path of the simulator's library of a family, such as "linalg/qr_simd". It is compiled where the cache
+    has none of this source, translator and compiler.
+
+    Args:
+        family: of kernels, the path of its source below kernels/ without the suffix.
+        checking: compile the variant that reports every access.
+        flushing: compile what does not count on float16's subnormal numbers.
+    """
+    defines = ("METALCORE_HALF_SUBNORMALS 0",) if flushing else ()
+    source = _KERNELS / f"{family}.metal"
+    text = inline_headers(source.read_text(encoding="utf-8"), source.name, [source.parent, _KERNELS])
+    compiler = " ".join([repr(find_compiler()), *arguments(checking=checking), cpu_identity()])
+
+    def make(path):
+        build(source, path, checking=checking, include_dirs=[_KERNELS], defines=defines)
+
+    return cache.entry(cache.digest(text, *defines, cache.translator_digest(), compiler) + ".so", make)

@@ -218,7 +218,7 @@ def test_kernels_that_read_other_elements_compile_for_cuda():
 
 
 def compile_for_cuda(source):
-    from metalcore.msl.runtime.program import ShaderProgram
+    from metalcore.msl.runtime.library import ShaderProgram
 
     program = ShaderProgram(source, [], {})
     (name,) = program.names

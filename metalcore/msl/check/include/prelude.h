@@ -40,14 +40,11 @@ using bfloat = __bf16;
 
 #ifdef __OPENCL_CPP_VERSION__
 #include "types.h"
-#else
-#include "vectors.h"
 #endif
-#include "vector_names.h"
+#include "vectors.h"
 
 #include "limits.h"
 #include "math.h"
-#include "integer.h"
 #include "matrix.h"
 #include "atomic.h"
 #include "simdgroup.h"

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "metal/matrix.h"
-#include "target/origins.h"
+#include "target/formats.h"
 
 namespace msl::unaligned {
 

@@ -1,7 +1,7 @@
 // Minimum, maximum and the common functions: clamp, mix, saturate, sign, smoothstep, step, select.
 #pragma once
 
-#include "metal/extremes.h"
+#include "metal/lane_operations.h"
 #include "metal/math.h"
 
 namespace msl {

@@ -2,10 +2,26 @@
 // takes.
 #pragma once
 
-#include "metal/extremes.h"
 #include "metal/values.h"
+#include "target/math.h"
 
+// The lesser and the greater of two numbers; a NaN loses against a number.
 namespace msl {
+
+struct Min {
+  template <class T>
+  METAL_FUNC constexpr T operator()(T a, T b) const {
+    if constexpr (std::is_same_v<T, float>) return math::least(a, b);
+    else return b < a || a != a ? b : a;
+  }
+};
+struct Max {
+  template <class T>
+  METAL_FUNC constexpr T operator()(T a, T b) const {
+    if constexpr (std::is_same_v<T, float>) return math::greatest(a, b);
+    else return a < b || a != a ? b : a;
+  }
+};
 
 constexpr uint32_t kSimd = kSimdWidth;
 constexpr uint32_t kQuad = 4;

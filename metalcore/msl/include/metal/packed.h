@@ -2,7 +2,7 @@
 // which does the arithmetic.
 #pragma once
 
-#include "metal/swizzle.h"
+#include "metal/vec.h"
 
 namespace msl {
 

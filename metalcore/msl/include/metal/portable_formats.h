@@ -6,9 +6,17 @@
 // Clang compares a number with zero by its bits.)
 #pragma once
 
-#include "metal/bit_cast.h"
+#include "target/runtime.h"
+#include "target/standard.h"
 
+// The bits of one type read as another of the same size.
 namespace msl {
+
+template <class To, class From>
+METAL_FUNC constexpr To bit_cast(const From& from) {
+  static_assert(sizeof(To) == sizeof(From), "as_type needs types of one size");
+  return __builtin_bit_cast(To, from);
+}
 
 struct portable_half {
   static METAL_FUNC constexpr float widen(uint16_t bits) {

@@ -47,7 +47,7 @@ constexpr int components_v = 1;
 template <class T>
 constexpr int components_v<T, std::void_t<typename value_traits<T>::element>> = width_v<T>;
 
-// The vector V of these arguments, which must give all of its components (see vector_constructors.py).
+// The vector V of these arguments, which must give all of its components (see dialect.py).
 template <class V, class... A>
 METAL_FUNC constexpr V complete(A... arguments) {
   static_assert((components_v<A> + ...) >= components_v<V>, "too few components for this vector");

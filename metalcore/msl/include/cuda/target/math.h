@@ -2,7 +2,7 @@
 // except in constant expressions.
 #pragma once
 
-#include "metal/bit_cast.h"
+#include "metal/portable_formats.h"
 #include "target/constant_math.h"
 
 namespace msl::math {

@@ -4,13 +4,71 @@
 #pragma once
 
 #include "metal/matrix_place.h"
+#include "metal/vec.h"
 #include "target/lanes.h"
 #include "target/math.h"
-#include "target/origins.h"
-#include "target/tensor.h"
-#include "target/transpose.h"
+#include "target/formats.h"
 
+// The tensor cores' instructions. They multiply 16 by 8 or 16 by 16 matrices by ones of 8 columns, so the product of
+// two 8 by 8 matrices takes the upper half of the rows, or uses the lower half for other parts of the left matrix. A
+// lane holds two neighbouring elements of a row of each 8 by 8 block (see lanes.h). The assembly is volatile,
+// because lanes that reach it together must stay together.
 namespace msl {
+
+// Two elements of a row in each half of a 16 by 8 matrix.
+struct Accumulator {
+  float upper[2], lower[2];
+};
+
+// For blocks of 8 by 8 elements of half or bfloat, whose type an argument has:
+//   sum += {upper, lower} * right
+//   sum += {{upper, next_upper}, {lower, next_lower}} * {right, next_right}
+#define MSL_TENSOR_PRODUCTS(T, name)                                                                       \
+  METAL_FUNC void add_product(Accumulator& sum, T, uint32_t upper, uint32_t lower, uint32_t right) {       \
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32." name "." name                                     \
+                 ".f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "                                                 \
+                 "{%0, %1, %2, %3};"                                                                       \
+                 : "+f"(sum.upper[0]), "+f"(sum.upper[1]), "+f"(sum.lower[0]), "+f"(sum.lower[1])          \
+                 : "r"(upper), "r"(lower), "r"(right));                                                    \
+  }                                                                                                        \
+  METAL_FUNC void add_products(Accumulator& sum, T, uint32_t upper, uint32_t next_upper, uint32_t lower,   \
+                               uint32_t next_lower, uint32_t right, uint32_t next_right) {                 \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." name "." name                                    \
+                 ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "                                               \
+                 "{%8, %9}, {%0, %1, %2, %3};"                                                             \
+                 : "+f"(sum.upper[0]), "+f"(sum.upper[1]), "+f"(sum.lower[0]), "+f"(sum.lower[1])          \
+                 : "r"(upper), "r"(lower), "r"(next_upper), "r"(next_lower), "r"(right), "r"(next_right)); \
+  }
+MSL_TENSOR_PRODUCTS(half, "f16")
+MSL_TENSOR_PRODUCTS(bfloat, "bf16")
+#undef MSL_TENSOR_PRODUCTS
+
+// A lane's two elements of a transposed 8 by 8 matrix, in the lanes' order of the tensor cores: lane 4 r + c has the
+// elements 2 c and 2 c + 1 of row r. Two shuffles fetch them; movmatrix does the same for 16-bit elements, in several
+// times as many cycles.
+
+// The program's row (see lanes.h) that is a row of the tensor cores, and the other way round.
+METAL_FUNC uint32_t exchanged_row(uint32_t row) { return (row & 4) | (row >> 1 & 1) | (row << 1 & 2); }
+
+// Only whole simdgroups, which are renumbered, have matrices.
+METAL_FUNC MatrixPlace place_of_lane() { return {exchanged_row(warp_lane() / 4), warp_lane() % 4 * 2}; }
+
+// The lane that has this lane's column in row 2 c; the lane of the row after it is kNextRow further.
+constexpr uint32_t kNextRow = 8;
+METAL_FUNC int lane_of_column() { return int((warp_lane() & 2u) << 3 | (warp_lane() & 1u) << 2 | warp_lane() >> 3); }
+METAL_FUNC uint32_t is_in_odd_row() { return warp_lane() & 4u; }
+// Which halves of the two lanes' pairs are in this lane's column.
+METAL_FUNC uint32_t halves_of_column() { return is_in_odd_row() ? 0x7632 : 0x5410; }
+
+// Lanes of even rows take their first element from an even row and their second one from an odd row, and the others
+// take them the other way round. So in each shuffle a lane gives only one of its elements.
+METAL_FUNC metal::vec<float, 2> transposed(metal::vec<float, 2> v) {
+  const bool odd = is_in_odd_row(), gives_odd = warp_lane() & kNextRow;
+  const int lane = lane_of_column() | (odd ? kNextRow : 0);
+  const float same = __shfl_sync(0xffffffffu, gives_odd ? v.y : v.x, lane);
+  const float other = __shfl_sync(0xffffffffu, gives_odd ? v.x : v.y, lane ^ kNextRow);
+  return metal::vec<float, 2>(odd ? other : same, odd ? same : other);
+}
 
 using Floats = metal::vec<float, 2>;
 

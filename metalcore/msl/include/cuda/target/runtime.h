@@ -50,7 +50,7 @@ METAL_FUNC uint32_t warp_lane() {
   return lane;
 }
 
-#ifdef MSL_MATRIX_LANES  // see lane_numbers.h
+#ifdef MSL_MATRIX_LANES  // see lanes.h
 METAL_FUNC bool is_in_whole_warp() { return (index_in_block() | 31u) < blockDim.x * blockDim.y * blockDim.z; }
 METAL_FUNC uint32_t numbered_lane(uint32_t lane) { return (lane & 0x15u) | (lane >> 2 & 2u) | (lane << 2 & 8u); }
 
