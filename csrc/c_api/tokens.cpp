@@ -1,5 +1,5 @@
 // What makes vectors of tokens, and tokens of logits, for C: embedding, rope, topk, renorm, sample.
-#include "../../kernels/sampling/top_k.h"
+#include "../../kernels/sampling/sampling.h"
 #include "../ops/embeddings/embedding.h"
 #include "../ops/rotary/rope.h"
 #include "../ops/sampling/sampling.h"

@@ -1,7 +1,7 @@
 // y = activation(x + bias) and its derivative. A thread of the packed kernels has 16 bytes of a row, where all rows
 // begin and end at multiples of 16 bytes; a thread of the dense ones has one element. A thread of the derivative walks
 // over a chunk of the rows, and leaves its part of the bias's gradient to normalization/column_sums.metal.
-#include "activation/biased.h"
+#include "activation/activation.h"
 #include "activation/formulas.h"
 #include "common/pack.h"
 

@@ -1,7 +1,7 @@
 // y = activation(gate) * up and its derivative, which computes the activation again. A thread of the packed kernels has
 // 16 bytes of a row, where all rows begin and end at multiples of 16 bytes; a thread of the dense ones has one element.
 #include "activation/formulas.h"
-#include "activation/gated.h"
+#include "activation/activation.h"
 #include "common/pack.h"
 
 template <typename Op, typename T>

@@ -1,9 +1,9 @@
 // softmax and log_softmax: what their kernels and those of their derivatives share.
 #pragma once
 
-#include "common/exponential.h"
+#include "common/running.h"
 #include "common/rows.h"
-#include "activation/softmax.h"
+#include "activation/activation.h"
 
 // With t = x - max and norm made of sum(exp(t)). `keep` is what a thread holds between its two passes over a row.
 // The derivative, of type R, is gradient(g, y, total) with total = sum(term(g, y)).

@@ -3,7 +3,7 @@
 
 #include <metal_stdlib>
 
-#include "attention/decode.h"
+#include "attention/attention.h"
 #include "attention/logarithm.h"
 
 using namespace metal;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "attention/decode_rows.h"
-#include "common/exchange.h"
+#include "common/sums.h"
 
 inline float add_products(float4 a, float4 b, float sum) {
   return fma(a.w, b.w, fma(a.z, b.z, fma(a.y, b.y, fma(a.x, b.x, sum))));

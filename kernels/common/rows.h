@@ -15,8 +15,8 @@
 
 #include <metal_stdlib>
 
-#include "common/exchange.h"
 #include "common/pack.h"
+#include "common/sums.h"
 
 using namespace metal;
 
@@ -174,6 +174,15 @@ struct Simdgroup {
     for (uint i = 0; i < COUNT; ++i) values[i] = simd_shuffle(sum, i * (32 / COUNT));
   }
   float maximum(float value, uint) const { return simd_max(value); }
+};
+
+// A team of one thread.
+struct Alone {
+  uint thread_index = 0;
+  uint threads = 1;
+
+  float sum(float value, uint) const { return value; }
+  float maximum(float value, uint) const { return value; }
 };
 
 // `scratch` has 32 floats for each number that reductions are given, times the sums that are made at once. A number may

@@ -4,10 +4,58 @@
 // A thread has four columns and `block` positions. The sum of a run that lies in the block goes to the table. One that
 // began before leaves its sum as the block's head, and one that begins here and goes on leaves its tail. A second
 // dispatch adds a tail and the heads that follow.
-#include "embeddings/gradient_terms.h"
+#include "common/rows.h"
+#include "embeddings/embedding.h"
 
-// Gradients that are on their way at once.
-constexpr constant uint kAtOnce = 4;
+// A result's gradient on its way to the row of an index.
+struct Term {
+  uint place;   // of the index
+  uint result;  // whose gradient it is; 0 where there is none
+  bool exists;
+  bool again;  // its bag has had the index before: of a maximum it gets its gradient once
+  long index;
+};
+
+inline Term term_at(uint place, long index, bool again, device const long* bags,
+                    constant EmbeddingGradientParams& params) {
+  const long result = params.in_bags ? bags[place] : long(place);
+  const bool exists = result >= 0 && result < params.results;
+  return {place, exists ? static_cast<uint>(result) : 0, exists, again, index};
+}
+
+// Columns `column` to `column` + 3 of the terms. All loads of a kind are on their way before one of them is used, which
+// they are not where a load stands among branches.
+template <bool aligned, uint N, typename T>
+inline void load_terms(thread float4* v, thread const Term* terms, device const T* grad, device const long* sizes,
+                       device const T* factors, device const long* maxima, constant EmbeddingGradientParams& params,
+                       uint column) {
+  const uint depth = params.depth;
+#pragma unroll
+  for (uint k = 0; k < N; ++k) v[k] = load4<aligned>(grad + ulong(terms[k].result) * depth, column, depth, 0.0f);
+  if (params.weighted) {
+#pragma unroll
+    for (uint k = 0; k < N; ++k) v[k] *= static_cast<float>(factors[terms[k].place]);
+  }
+  if (params.mode == EMBEDDING_MEAN) {
+#pragma unroll
+    for (uint k = 0; k < N; ++k) v[k] /= float(max(sizes[terms[k].result], 1l));
+  }
+  if (params.mode == EMBEDDING_MAX) {
+#pragma unroll
+    for (uint k = 0; k < N; ++k) {
+      device const long* const of_result = maxima + ulong(terms[k].result) * depth;
+      for (uint c = 0; c < 4; ++c) {
+        const bool chosen = of_result[min(column + c, depth - 1)] == terms[k].index;
+        v[k][c] = chosen && !terms[k].again ? v[k][c] : 0.0f;
+      }
+    }
+  }
+#pragma unroll
+  for (uint k = 0; k < N; ++k) v[k] = terms[k].exists ? v[k] : float4(0.0f);
+}
+
+// Gradients that are on their way at once: where indices are sorted, and where they are few.
+constexpr constant uint kAtOnce = 4, kUsesAtOnce = 8;
 
 // The first position with an index that is larger, or at least as large if `equal`.
 inline uint bound(device const long* sorted, uint count, long index, bool equal) {
@@ -108,6 +156,92 @@ kernel void embedding_gradient_long(device const float* parts [[buffer(0)]], dev
   write_row<false>(table, sum, index, sorted, params, column);
 }
 
+// Few indices are not sorted. A simdgroup has a position of the indices and
+// 128 columns, and looks for its index among all of them, 32 at once. Only the first use of an index goes on: it adds
+// the gradients of all uses in order, so that the result has the same bits every time. The table has zeros before.
+// Where rows are long, many simdgroups would search for the same: then embedding_uses has counted the uses before.
+template <bool aligned, typename T>
+inline void sum_uses(device const T* grad, device const long* indices, device const long* bags,
+                     device const long* sizes, device const T* factors, device const long* maxima, device T* table,
+                     device const uint* counted, constant EmbeddingGradientParams& params, uint own, uint column,
+                     uint lane) {
+  const uint count = params.count;
+  const uint known = params.counted ? counted[own] : count;
+  const long index = indices[own];
+  if (known == 0 || index < 0 || index >= params.rows || index == params.padding) return;
+  float4 sum = float4(0.0f);
+  uint uses = 0;
+  long last_bag = -1;
+  for (uint start = params.counted ? own / 32 * 32 : 0; start < count && uses < known; start += 32) {
+    const uint position = start + lane;
+    const bool same = position < count && indices[min(position, count - 1)] == index;
+    const uint found = static_cast<uint>(static_cast<simd_vote::vote_t>(simd_ballot(same)));
+    if (found == 0) continue;
+    if (uses == 0 && start + ctz(found) < own) return;  // another simdgroup has this index
+    uses += popcount(found);
+    for (uint first = 0; first < 32; first += kUsesAtOnce) {
+      const uint here = found >> first & ((1u << kUsesAtOnce) - 1);
+      if (here == 0) continue;
+      Term terms[kUsesAtOnce];
+#pragma unroll
+      for (uint k = 0; k < kUsesAtOnce; ++k) {
+        const bool used = here >> k & 1;
+        terms[k] = term_at(start + first + (used ? k : ctz(here)), index, false, bags, params);
+        terms[k].exists = terms[k].exists && used;
+      }
+      if (params.mode == EMBEDDING_MAX) {
+#pragma unroll
+        for (uint k = 0; k < kUsesAtOnce; ++k) {
+          if ((here >> k & 1) == 0) continue;
+          terms[k].again = terms[k].result == last_bag;
+          last_bag = terms[k].result;
+        }
+      }
+      float4 v[kUsesAtOnce];
+      load_terms<aligned, kUsesAtOnce>(v, terms, grad, sizes, factors, maxima, params, column);
+#pragma unroll
+      for (uint k = 0; k < kUsesAtOnce; ++k) sum += v[k];
+    }
+  }
+  if (params.by_count) sum /= float(uses);
+  store4<aligned>(table + index * params.depth, column, params.depth, sum);
+}
+
+// How often the first use of an index is followed by others, itself included; 0 for the others. A simdgroup has a
+// position.
+kernel void embedding_uses(device const long* indices [[buffer(0)]], device uint* counted [[buffer(1)]],
+                           constant EmbeddingGradientParams& params [[buffer(2)]], uint2 at [[thread_position_in_grid]],
+                           uint lane [[thread_index_in_simdgroup]]) {
+  const uint own = at.y, count = params.count;
+  if (own >= count) return;
+  const long index = indices[own];
+  uint uses = 0;
+  bool first = true;
+  for (uint position = lane; position < count; position += 32) {
+    const bool same = indices[position] == index;
+    uses += same;
+    first = first && (!same || position >= own);
+  }
+  uses = simd_sum(uses);
+  if (!simd_all(first)) uses = 0;
+  if (lane == 0) counted[own] = uses;
+}
+
+template <typename T>
+kernel void embedding_gradient_few(device const T* grad [[buffer(0)]], device const long* indices [[buffer(1)]],
+                                   device const long* bags [[buffer(2)]], device const long* sizes [[buffer(3)]],
+                                   device const T* factors [[buffer(4)]], device const long* maxima [[buffer(5)]],
+                                   device T* table [[buffer(6)]],
+                                   constant EmbeddingGradientParams& params [[buffer(7)]],
+                                   device const uint* counted [[buffer(8)]], uint2 at [[thread_position_in_grid]],
+                                   uint lane [[thread_index_in_simdgroup]]) {
+  if (at.y >= params.count) return;
+  if (params.aligned)
+    sum_uses<true>(grad, indices, bags, sizes, factors, maxima, table, counted, params, at.y, at.x * 4, lane);
+  else
+    sum_uses<false>(grad, indices, bags, sizes, factors, maxima, table, counted, params, at.y, at.x * 4, lane);
+}
+
 #define INSTANTIATE(name, ...) template [[host_name(name)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
 
 #define INSTANTIATE_TYPE(suffix, T)                                \
@@ -117,3 +251,7 @@ kernel void embedding_gradient_long(device const float* parts [[buffer(0)]], dev
 INSTANTIATE_TYPE("float", float)
 INSTANTIATE_TYPE("half", half)
 INSTANTIATE_TYPE("bfloat", bfloat)
+
+INSTANTIATE("embedding_gradient_few_float", embedding_gradient_few<float>)
+INSTANTIATE("embedding_gradient_few_half", embedding_gradient_few<half>)
+INSTANTIATE("embedding_gradient_few_bfloat", embedding_gradient_few<bfloat>)

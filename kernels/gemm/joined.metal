@@ -8,7 +8,7 @@
 #include "common/pack.h"
 #include "common/rows.h"
 #include "gemm/epilogue.h"
-#include "gemm/joined.h"
+#include "gemm/gemm.h"
 
 // Where a simdgroup's columns are. Addresses are chosen and not looked up, since arrays that are indexed by what only
 // the GPU knows would lie in memory.

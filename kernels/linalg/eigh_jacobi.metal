@@ -7,7 +7,7 @@
 #include <metal_stdlib>
 using namespace metal;
 
-#include "eigh.h"
+#include "spectral.h"
 #include "jacobi.h"
 
 template <typename Tile, bool VECTORS>

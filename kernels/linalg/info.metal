@@ -3,7 +3,7 @@
 #include <metal_stdlib>
 using namespace metal;
 
-#include "info.h"
+#include "steps.h"
 
 [[kernel]] [[max_total_threads_per_threadgroup(INFO_THREADS)]] void info_any(
     device const int* info [[buffer(0)]], device int* found [[buffer(1)]], constant uint& count [[buffer(2)]],

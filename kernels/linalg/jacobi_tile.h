@@ -5,7 +5,7 @@
 
 #include <metal_stdlib>
 
-#include "jacobi_blocked.h"
+#include "spectral.h"
 
 // A chunk of ROWS rows of 32 columns. A column is ROWS / 4 float4, and one more that spreads columns over memory's
 // banks.

@@ -9,7 +9,7 @@
 using namespace metal;
 
 #include "column_tile.h"
-#include "lstsq.h"
+#include "qr.h"
 
 // value * 2^exponent in two steps, each of which has a normal number as its factor.
 inline float times_power(float value, int exponent) {

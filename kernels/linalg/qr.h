@@ -60,3 +60,68 @@ struct QrTallParams {
   uint32_t tiles;
   uint32_t with_signs;
 };
+
+// Block reflectors I - V T Vᵀ. V is unit lower trapezoidal and lies below the diagonal of a row-major matrix, as
+// LAPACK's geqrf leaves it.
+
+// The most columns of V in a block reflector: of one QR panel, and of several.
+#define REFLECTORS_NARROW 16
+#define REFLECTORS_WIDE 64
+
+#define REFLECTORS_THREADS 256
+#define REFLECTORS_COLUMNS 64  // columns of the target that a threadgroup takes
+#define REFLECTORS_ROWS 64     // slabs and spans have a multiple of this many rows
+
+// Block reflectors with up to `width` columns, whose corners are (first, first), (first + width, first + width) … of
+// each rows x columns matrix; all together have `count` columns. They are applied to the columns [target_first,
+// target_end) of the target, a rows x target_columns matrix. Rows are split into parts of part_rows, columns into
+// `tiles`. Products have product_columns columns, of which `skip` precede target_first: V's own columns, if the target
+// is the matrix with V.
+struct ReflectorsParams {
+  uint32_t rows, columns;
+  uint32_t first, width, blocks, count;
+  uint32_t target_columns, target_first, target_end;
+  uint32_t product_columns, skip;
+  uint32_t slabs;  // slabs over which products are summed
+  uint32_t tiles, parts, part_rows;
+  uint32_t transpose;
+};
+
+// T of such blocks, from the first columns of Vᵀ V's product_columns. tau has `count` numbers per matrix. The T of one
+// block for all matrices are contiguous.
+struct ReflectorsFactorParams {
+  uint32_t matrices;
+  uint32_t first, width, blocks, count;
+  uint32_t slabs, product_columns;
+};
+
+// Least squares: lstsq.metal and qr_pivoted.metal.
+
+// One level of least squares by a tree of QR decompositions. Level 0 has the rows of A and B. Each other level has the
+// stacked results of `parts` blocks of the level before, with n rows each. A block has block_rows rows, the last one of
+// a matrix what remains.
+//
+// The results of a block: n rows of n + sides elements, which are R and then Qᵀ B; the scale of each of these columns;
+// and for each column of B the sum of squares of what is left of it.
+struct LstsqParams {
+  int64_t a_batch, a_row, a_column;
+  int64_t b_batch, b_row, b_column;
+  uint32_t columns, sides;  // of A, of B
+  uint32_t rows;            // of each matrix on this level
+  uint32_t blocks, block_rows;
+  uint32_t parts;  // 0 on level 0
+  uint32_t last;   // its one block of each matrix gives the solution
+};
+
+// QR with column pivoting of matrices that are stored by columns: `columns` columns, among which pivots are chosen,
+// and `others`, which the reflectors are applied to. The rank is the number of steps until the estimated condition
+// number exceeds 1 / rcond.
+#define QR_PIVOTED_THREADS 256
+struct QrPivotedParams {
+  uint32_t rows, columns, others;
+  uint32_t step;  // of the kernels that do one step
+  float rcond;
+};
+// The state of a matrix: its length is 3 columns + QR_PIVOTED_STATE floats. First the squares of the columns' norms
+// below the finished rows, then the vectors of the estimates of the smallest and of the largest singular value.
+#define QR_PIVOTED_STATE 4

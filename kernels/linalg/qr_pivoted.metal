@@ -8,7 +8,7 @@
 using namespace metal;
 
 #include "householder.h"
-#include "lstsq.h"
+#include "qr.h"
 
 constant constexpr uint kSimdgroups = QR_PIVOTED_THREADS / 32;
 

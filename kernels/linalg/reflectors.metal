@@ -4,7 +4,7 @@
 using namespace metal;
 
 #include "factor.h"
-#include "reflectors.h"
+#include "qr.h"
 
 constant constexpr uint kThreads = REFLECTORS_THREADS;
 constant constexpr uint kSimdgroups = kThreads / 32;

@@ -3,7 +3,7 @@
 using namespace metal;
 
 #include "householder.h"
-#include "scale.h"
+#include "steps.h"
 
 constant constexpr uint kSimdgroups = SCALE_THREADS / 32;
 

@@ -7,7 +7,7 @@
 using namespace metal;
 
 #include "jacobi.h"
-#include "svd.h"
+#include "spectral.h"
 
 // `present` gets the number of left vectors that this kernel makes. svd_complete makes the others, whose singular
 // values are zero or nearly so.

@@ -4,7 +4,7 @@
 using namespace metal;
 
 #include "householder.h"
-#include "svd.h"
+#include "spectral.h"
 
 constant constexpr uint kRowsAtOnce = SVD_ORDER_THREADS / 32;
 

@@ -2,7 +2,7 @@
 #include <metal_stdlib>
 using namespace metal;
 
-#include "svd.h"
+#include "spectral.h"
 
 constant constexpr uint kThreads = 256;
 constant constexpr uint kSimdgroups = kThreads / 32;

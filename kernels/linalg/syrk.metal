@@ -3,7 +3,7 @@
 #include <metal_stdlib>
 using namespace metal;
 
-#include "syrk.h"
+#include "steps.h"
 #include "triangle.h"
 
 constant constexpr uint kDepth = 16;              // columns of A in threadgroup memory at once

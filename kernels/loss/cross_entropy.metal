@@ -14,8 +14,7 @@
 // probabilities have one c_j for all classes except the target, 0 without label smoothing: they are read in whole
 // vectors.
 #include "common/running.h"
-#include "loss/cross_entropy.h"
-#include "loss/team.h"
+#include "loss/loss.h"
 
 // Logits of -inf stay what they are.
 template <typename V>

@@ -8,8 +8,7 @@
 //   thread   one thread has a row
 //   group    one threadgroup has a row
 #include "common/running.h"
-#include "loss/divergence.h"
-#include "loss/team.h"
+#include "loss/loss.h"
 
 template <typename T>
 struct Pair {

@@ -2,7 +2,7 @@
 // read.
 #include <metal_stdlib>
 
-#include "loss/scale.h"
+#include "loss/loss.h"
 
 using namespace metal;
 

@@ -2,7 +2,7 @@
 // of them for each chunk of their own rows, and this adds them up. There are no atomics, so that the order of the
 // additions is always the same. The columns from `first` on go to a second result.
 #include "common/sums.h"
-#include "normalization/column_sums.h"
+#include "normalization/normalization.h"
 
 template <typename W>
 inline void put_sum(device W* first, device W* second, constant ColumnSumsParams& params, uint column, float sum) {

@@ -3,7 +3,7 @@
 // squared deviations of parts (moments.h). Mean and 1 / sqrt(variance + eps) of each group are kept for the derivative.
 // In `aligned` dispatches channels begin and end at multiples of 16 bytes.
 #include "common/held.h"
-#include "normalization/group_norm.h"
+#include "normalization/normalization.h"
 #include "normalization/moments.h"
 
 inline float scale_of(float squares, constant GroupNormParams& params) {

@@ -9,7 +9,7 @@
 // segments begin and end at multiples of 16 bytes.
 #include "common/held.h"
 #include "common/sums.h"
-#include "normalization/group_norm.h"
+#include "normalization/normalization.h"
 
 template <typename T>
 inline float weight_of(device const T* weight, constant GroupNormParams& params, uint channel) {

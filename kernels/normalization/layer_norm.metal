@@ -2,7 +2,7 @@
 // 1 / sqrt(variance + eps) of each row are written where a derivative will need them. Longer rows than registers hold
 // are walked twice: for mean and variance (moments.h), and for the results.
 #include "normalization/norm_rows.h"
-#include "normalization/layer_norm.h"
+#include "normalization/normalization.h"
 #include "normalization/moments.h"
 
 // The mean of a row and the reciprocal of its standard deviation.

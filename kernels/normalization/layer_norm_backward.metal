@@ -8,7 +8,7 @@
 // them of the rows that pass through their registers, and layer_norm_partial does it for the others.
 // normalization/column_sums.metal adds them up.
 #include "normalization/norm_rows.h"
-#include "normalization/layer_norm.h"
+#include "normalization/normalization.h"
 
 template <typename T>
 kernel void layer_norm_backward_thread(device const T* grad [[buffer(0)]], device const T* x [[buffer(1)]],

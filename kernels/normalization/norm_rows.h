@@ -2,9 +2,8 @@
 #pragma once
 
 #include "common/held.h"
-#include "common/row_strides.h"
+#include "normalization/normalization.h"
 #include "common/sums.h"
-#include "normalization/rms_norm.h"
 
 // Where a row begins.
 inline long row_at(constant RowStrides& rows, ulong row) {

@@ -1,7 +1,7 @@
 // The norm of many gradients taken together, and their clipping by it or by value. Sums have one order, whatever the
 // GPU.
 #include <metal_stdlib>
-#include "clip.h"
+#include "optim.h"
 #include "lanes.h"
 using namespace metal;
 

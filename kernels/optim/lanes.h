@@ -3,7 +3,7 @@
 
 #include <metal_stdlib>
 
-#include "tensors.h"
+#include "optim.h"
 
 // The part of a tensor that a thread walks over: elements first, first + stride, … before `end`, as many neighbours at
 // each as Lanes hold.

@@ -1,7 +1,7 @@
 // Lion over many parameters at once (Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023, algorithm 2).
 #include <metal_stdlib>
 #include "lanes.h"
-#include "lion.h"
+#include "optim.h"
 using namespace metal;
 
 template <typename T, typename M>

@@ -2,7 +2,7 @@
 // and Hinton, "On the importance of initialization and momentum in deep learning", 2013).
 #include <metal_stdlib>
 #include "lanes.h"
-#include "sgd.h"
+#include "optim.h"
 using namespace metal;
 
 template <typename T>

@@ -1,7 +1,7 @@
 // Keeps the largest numbers of each row: of logits the others become -inf, and of probabilities they become 0, and the
 // sum of what is kept becomes 1. A threadgroup has a row.
 #include "sampling/selected.h"
-#include "sampling/top_k.h"
+#include "sampling/sampling.h"
 
 // A row of logits or of probabilities. NaN counts as -inf, or as 0.
 template <typename T>

@@ -3,7 +3,7 @@
 // The k-th largest logit, and the one at which the largest have a mass of top_p, are found digit by digit of their
 // ordered bits: one walk along the row sums the logits' counts or masses by the digit's 16 values. The class is then
 // where the sum of the masses of what is left reaches a random part of the whole, in the order of the threads.
-#include "sampling/sample.h"
+#include "sampling/sampling.h"
 #include "sampling/selected.h"
 
 template <typename T>

@@ -2,7 +2,7 @@
 // the k-th number, collects what lies before it and as many equal ones as are needed, and sorts these few. Of equal
 // numbers those with lower indices come first.
 #include "sampling/selected.h"
-#include "sampling/top_k.h"
+#include "sampling/sampling.h"
 
 template <typename T>
 struct Candidates {

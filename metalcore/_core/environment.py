@@ -19,7 +19,7 @@ _OFF = ("0", "off", "no", "false")
 
 def switched_on(variable: str, default: bool = False) -> bool:
     """Returns whether a variable of the environment is 1, on, yes or true and not 0, off, no or false, in any case. An
-    empty one is as none, which has the default. csrc/backends/simulator/switches.cpp is the same in C++.
+    empty one is as none, which has the default. csrc/backends/simulator/modes.cpp is the same in C++.
 
     Raises:
         ValueError: it is something else.

@@ -12,7 +12,7 @@ from .._core.tensors import beside
 
 __all__ = ["top_k_mask_logits", "top_k_renorm_probs", "top_p_renorm_probs"]
 
-_MASK, _TOP_K, _TOP_P = range(3)  # RENORM_… of kernels/sampling/top_k.h
+_MASK, _TOP_K, _TOP_P = range(3)  # RENORM_… of kernels/sampling/sampling.h
 
 
 def top_k_mask_logits(logits: Tensor, top_k: int | Tensor) -> Tensor:

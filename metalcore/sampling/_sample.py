@@ -96,7 +96,7 @@ _EXPECTED = {
 
 
 def _per_row(settings, logits, batch):
-    """Returns the options of each row, (rows, 4) in float32: SampleOptions of kernels/sampling/sample.h."""
+    """Returns the options of each row, (rows, 4) in float32: SampleOptions of kernels/sampling/sampling.h."""
     columns = []
     for (name, option), default in zip(settings.items(), (1.0, 0, 1.0, 0.0)):
         if isinstance(option, Tensor):

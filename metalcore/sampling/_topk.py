@@ -11,7 +11,7 @@ from .._core.routing import accelerated
 
 __all__ = ["topk"]
 
-_MOST = 65536  # TOP_K_LONG_MOST of kernels/sampling/top_k.h
+_MOST = 65536  # TOP_K_LONG_MOST of kernels/sampling/sampling.h
 _EXACT_IN_FLOAT32 = 2**24  # up to here float32 counts
 
 

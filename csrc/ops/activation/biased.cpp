@@ -1,5 +1,5 @@
 // activation(x + bias), with a bias along the last dimension.
-#include "../../../kernels/activation/biased.h"
+#include "../../../kernels/activation/activation.h"
 #include "../normalization/norms.h"
 #include "../common/rows.h"
 #include "activation.h"

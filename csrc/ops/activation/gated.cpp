@@ -2,7 +2,7 @@
 // (silu_and_mul, gelu_and_mul).
 #include "activation.h"
 
-#include "../../../kernels/activation/gated.h"
+#include "../../../kernels/activation/activation.h"
 #include "../common/rows.h"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // softmax and log_softmax along any dimension.
 #include "activation.h"
 
-#include "../../../kernels/activation/softmax.h"
+#include "../../../kernels/activation/activation.h"
 #include "../common/replacement.h"
 #include "../common/rows.h"
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "../../../kernels/attention/attention.h"
-#include "../../../kernels/attention/decode.h"
 #include "../common/common.h"
 
 #include <optional>

@@ -1,7 +1,6 @@
 // joined_linear(x, a, b, c, …): the products of one row and up to three matrices, in one dispatch.
-#include "../../../kernels/gemm/joined.h"
-
 #include "../../../kernels/gemm/gemm.h"
+
 #include "../../gpu/tuning.h"
 #include "../common/common.h"
 #include "gemm.h"

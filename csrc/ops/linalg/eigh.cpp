@@ -1,6 +1,6 @@
 // eigh(A, UPLO, compute_v) -> (L, V): eigenvalues and eigenvectors of symmetric float32 matrices of any strides.
 // Results are row-major.
-#include "../../../kernels/linalg/eigh.h"
+#include "../../../kernels/linalg/spectral.h"
 
 #include "../../gpu/cost.h"
 #include "cpu_route.h"

@@ -2,7 +2,6 @@
 // reflectors as LAPACK packs them, in float32 matrices of any strides. Results are row-major.
 #include "qr.h"
 #include "../../../kernels/linalg/qr.h"
-#include "../../../kernels/linalg/reflectors.h"
 #include "cpu_route.h"
 #include "matrices.h"
 

@@ -1,7 +1,6 @@
 #include "jacobi.h"
 
-#include "../../../kernels/linalg/jacobi_blocked.h"
-#include "../../../kernels/linalg/svd.h"
+#include "../../../kernels/linalg/spectral.h"
 
 #include "../../gpu/cost.h"
 

@@ -1,5 +1,5 @@
 // lstsq(A, B) -> (X, residuals): least squares of float32 matrices of full rank with m >= n.
-#include "../../../kernels/linalg/lstsq.h"
+#include "../../../kernels/linalg/qr.h"
 #include "../../gpu/limits.h"
 #include "../common/common.h"
 #include "matrices.h"

@@ -2,8 +2,7 @@
 // functions that raise errors wait for it. It takes one launch, or two for more than INFO_BLOCK matrices.
 #include "matrices.h"
 
-#include "../../../kernels/linalg/info.h"
-#include "../../../kernels/linalg/scale.h"
+#include "../../../kernels/linalg/steps.h"
 #include "../common/rows.h"
 
 #include <algorithm>

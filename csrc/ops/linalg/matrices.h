@@ -1,7 +1,7 @@
 // Batches of matrices: how a kernel gets a tensor of any strides, and what several ops do with matrices.
 #pragma once
 
-#include "../../../kernels/linalg/syrk.h"
+#include "../../../kernels/linalg/steps.h"
 #include "../common/common.h"
 
 #include <cstdint>

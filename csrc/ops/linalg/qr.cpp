@@ -5,9 +5,7 @@
 // number at or above the rank mean nothing.
 #include "qr.h"
 
-#include "../../../kernels/linalg/lstsq.h"
 #include "../../../kernels/linalg/qr.h"
-#include "../../../kernels/linalg/reflectors.h"
 #include "../../gpu/cost.h"
 #include "cpu_route.h"
 #include "matrices.h"

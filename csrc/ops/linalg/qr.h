@@ -2,7 +2,6 @@
 #pragma once
 
 #include "../../../kernels/linalg/qr.h"
-#include "../../../kernels/linalg/reflectors.h"
 #include "../../gpu/limits.h"
 #include "../../gpu/tuning.h"
 #include "../common/common.h"

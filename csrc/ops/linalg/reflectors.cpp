@@ -1,6 +1,6 @@
 #include "qr.h"
 
-#include "../../../kernels/linalg/reflectors.h"
+#include "../../../kernels/linalg/qr.h"
 
 #include <algorithm>
 

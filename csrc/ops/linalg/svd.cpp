@@ -1,6 +1,6 @@
 // svd(A, full_matrices, compute_uv) -> (U, S, Vh): the singular value decomposition of float32 matrices of any
 // strides. Results are row-major.
-#include "../../../kernels/linalg/svd.h"
+#include "../../../kernels/linalg/spectral.h"
 
 #include "../../gpu/cost.h"
 #include "cpu_route.h"

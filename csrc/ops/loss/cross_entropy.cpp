@@ -1,5 +1,5 @@
 // Cross entropy of logits (N, C, …) with targets that are classes (N, …) or probabilities of classes (N, C, …).
-#include "../../../kernels/loss/cross_entropy.h"
+#include "../../../kernels/loss/loss.h"
 #include "../../gpu/tuning.h"
 #include "../common/rows.h"
 

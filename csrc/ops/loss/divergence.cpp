@@ -2,8 +2,7 @@
 //
 // scale_(x, factor): x *= factor, where the factor is one float32 number in the device's memory. Losses multiply the
 // gradients that they have by the one that reaches them.
-#include "../../../kernels/loss/divergence.h"
-#include "../../../kernels/loss/scale.h"
+#include "../../../kernels/loss/loss.h"
 #include "../common/common.h"
 #include "../common/rows.h"
 

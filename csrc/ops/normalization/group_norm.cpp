@@ -1,5 +1,5 @@
 // group_norm, over groups of channels.
-#include "../../../kernels/normalization/group_norm.h"
+#include "../../../kernels/normalization/normalization.h"
 #include "norms.h"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // layer_norm and add_layer_norm, over the last dimensions. The operators plain_… return no means and scales, which only
 // derivatives need.
-#include "../../../kernels/normalization/layer_norm.h"
+#include "../../../kernels/normalization/normalization.h"
 #include "norms.h"
 
 namespace metalcore {

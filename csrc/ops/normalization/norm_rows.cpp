@@ -1,5 +1,4 @@
-#include "../../../kernels/normalization/column_sums.h"
-#include "../../../kernels/normalization/rms_norm.h"
+#include "../../../kernels/normalization/normalization.h"
 #include "../common/rows.h"
 #include "norms.h"
 

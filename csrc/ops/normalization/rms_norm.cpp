@@ -1,7 +1,7 @@
 // rms_norm and add_rms_norm, over the last dimensions.
 #include "norms.h"
 
-#include "../../../kernels/normalization/rms_norm.h"
+#include "../../../kernels/normalization/normalization.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,5 +1,5 @@
 // adamw_: one step of AdamW on many parameters, in place.
-#include "../../../kernels/optim/adamw.h"
+#include "../../../kernels/optim/optim.h"
 #include "multi_tensor.h"
 
 #include <torch/headeronly/util/BFloat16.h>

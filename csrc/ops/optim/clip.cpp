@@ -1,5 +1,5 @@
 // grad_norm: the norm of many gradients taken together. grad_clip_norm_, grad_clip_value_: clip them in place.
-#include "../../../kernels/optim/clip.h"
+#include "../../../kernels/optim/optim.h"
 #include "multi_tensor.h"
 
 #include <cmath>

@@ -1,7 +1,6 @@
 // Optimizers whose one state is a momentum. sgd_ is one step of stochastic gradient descent on many parameters, and
 // lion_ one of Lion, both in place.
-#include "../../../kernels/optim/lion.h"
-#include "../../../kernels/optim/sgd.h"
+#include "../../../kernels/optim/optim.h"
 #include "multi_tensor.h"
 
 namespace metalcore {

@@ -2,7 +2,7 @@
 // and share them out over dispatches.
 #pragma once
 
-#include "../../../kernels/optim/tensors.h"
+#include "../../../kernels/optim/optim.h"
 #include "../common/common.h"
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>

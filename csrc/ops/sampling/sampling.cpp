@@ -3,8 +3,7 @@
 // probabilities.
 #include "sampling.h"
 
-#include "../../../kernels/sampling/sample.h"
-#include "../../../kernels/sampling/top_k.h"
+#include "../../../kernels/sampling/sampling.h"
 #include "../common/rows.h"
 
 #include <algorithm>

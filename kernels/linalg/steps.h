@@ -1,10 +1,22 @@
-// Arguments of the symmetric rank-k update, shared with the host. Strides are in elements.
+// Arguments of the steps that several decompositions have in common, shared with the host. Strides are in elements.
 #pragma once
 
 #ifndef __METAL_VERSION__
 #include <cstdint>
 #endif
 
+// A batch whose matrices are each multiplied by a power of two that brings the largest entry to about one, so that the
+// norms of a QR decomposition neither overflow nor lose digits. (LAPACK's gesvd and gels scale matrices that leave a
+// narrower range.) `parts` threadgroups share a matrix, part_rows rows each.
+#define SCALE_THREADS 256
+struct ScaleParams {
+  int64_t batch_stride, row_stride, column_stride;
+  uint32_t matrices;
+  uint32_t rows, columns;
+  uint32_t parts, part_rows;
+};
+
+// syrk.metal, the symmetric rank-k update.
 // A threadgroup computes a square of the result, SYRK_TILE on a side.
 #define SYRK_TILE 64
 #define SYRK_THREADS 128
@@ -26,3 +38,8 @@ struct SyrkParams {
   uint32_t lower, upper;  // the diagonal belongs to both
   float alpha, beta;
 };
+
+// info.metal, the search for failures in the infos of a batch.
+// The number of infos that a threadgroup reads.
+#define INFO_BLOCK 4096
+#define INFO_THREADS 1024  // at most

@@ -1,4 +1,4 @@
-// What sample.metal and csrc/ops/sampling/sampling.cpp share.
+// Arguments of the kernels of sampling, shared with the host.
 #pragma once
 
 #ifndef __METAL_VERSION__
@@ -18,4 +18,24 @@ struct SampleParams {
   uint32_t per_row;  // rows have options of their own
   SampleOptions options;
   int64_t x_stride;  // from row to row
+};
+
+#define TOP_K_MOST 1024        // values that topk sorts in threadgroup memory
+#define TOP_K_LONG_MOST 65536  // in device memory
+
+#define RENORM_MASK_TOP_K 0u
+#define RENORM_TOP_K 1u
+#define RENORM_TOP_P 2u
+
+struct TopKParams {
+  uint32_t length;  // of a row
+  uint32_t k;
+  uint32_t smallest;
+  int64_t x_stride;
+};
+
+struct RenormParams {
+  uint32_t length;
+  uint32_t kind;
+  int64_t x_stride;
 };

@@ -1,10 +1,11 @@
-// What softmax.metal, softmax_backward.metal and csrc/ops/activation/softmax.cpp share.
+// Arguments of the kernels of activation, shared with the host. Strides are in elements.
 #pragma once
 
 #ifndef __METAL_VERSION__
 #include <cstdint>
 #endif
 
+// softmax.metal and softmax_backward.metal.
 struct SoftmaxParams {
   uint32_t length;  // of a row
   uint32_t rows;
@@ -17,4 +18,23 @@ struct SoftmaxParams {
   float scale;        // forward: of the input's elements
   int64_t x_stride;   // from row to row (columns: from one block of `inner` rows to the next) in the forward kernels'
                       // input; everything else is contiguous
+};
+
+// gated.metal. Strides are from row to row. The elements of a row are neighbours.
+struct GatedParams {
+  uint32_t length;
+  int64_t gate_stride;
+  int64_t up_stride;
+  int64_t y_stride;          // forward: of the result; backward: of its gradient
+  int64_t gate_grad_stride;  // backward
+  int64_t up_grad_stride;
+};
+
+// biased.metal. Strides are from row to row. The elements of a row are neighbours, and results are contiguous.
+struct BiasedParams {
+  uint32_t length;
+  uint32_t rows;
+  uint32_t chunk_rows;  // backward: the rows of a thread
+  int64_t x_stride;
+  int64_t grad_stride;
 };
