@@ -20,7 +20,7 @@ os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # PyTorch would load a metalc
 from tools.build.c_library import c_library
 from tools.build.commands import Build, Wheel
 from tools.build.ops_extension import ops_extension
-from tools.build.supported import require_supported
+from tools.build.places import require_supported
 
 require_supported()
 

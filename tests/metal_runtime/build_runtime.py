@@ -16,8 +16,9 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.append(str(ROOT))
 import metalcore  # noqa: E402, F401 - before tools.build, which would do with less of it
-from tools.build import c_library, compile_commands  # noqa: E402
+from tools.build import c_library  # noqa: E402
 from tools.build.metal_kernels import metal_kernels  # noqa: E402
+from tools.build.objects import COMPILE_COMMANDS, read_compile_commands  # noqa: E402
 from tools.build.places import C_LIBRARY as C_NAME  # noqa: E402
 from tools.build.tasks import Tasks  # noqa: E402
 
@@ -165,7 +166,7 @@ def _link_with(objects, output, wrapped, flags):
 
 def _compiled(source, target, flags):
     headers = [*HERE.rglob("*.h"), *(ROOT / "csrc").rglob("*.h"), *(ROOT / "tools/mac_check/sdk").iterdir()]
-    newest = max(path.stat().st_mtime for path in [source, *headers, Path(__file__), _BUILT / compile_commands.NAME])
+    newest = max(path.stat().st_mtime for path in [source, *headers, Path(__file__), _BUILT / COMPILE_COMMANDS])
     if target.exists() and target.stat().st_mtime >= newest:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -181,7 +182,7 @@ def _compiled(source, target, flags):
 
 def _flags():
     """The extension's, from the command that setup.py recorded."""
-    _, command = compile_commands.read(_BUILT)["gpu/recorder"]
+    _, command = read_compile_commands(_BUILT)["gpu/recorder"]
     return command[command.index("-std=c++20") :]
 
 

@@ -36,7 +36,7 @@ def test_selftest_runs_kernels_of_every_family(extension):
         + """
 import re
 from metalcore.__main__ import main
-from tools.register_exceptions import NVIDIA
+from tools.register_gate import NVIDIA
 assert main(["selftest", "--device", "simulator"]) == 0
 encoders, dispatches, kernels = use_runtime.counts()
 assert encoders[0] > 100 and dispatches[0] > encoders[0]

@@ -14,7 +14,7 @@ from metalcore.msl.nvidia import cuda
 from metalcore.recording import on_meta
 from metalcore.tuning import workloads
 from tools import register_gate
-from tools.register_exceptions import NVIDIA, OVER
+from tools.register_gate import NVIDIA, OVER
 
 pytestmark = pytest.mark.only_on("simulator", "cuda")  # Linux, where NVRTC is
 APPLE = [family for family in FAMILIES if family.startswith("apple")]  # those whose plans differ

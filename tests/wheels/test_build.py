@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from metalcore import _C
-from tools.build import c_library, compile_commands, front_end, jobs, objects, simulator_libraries, supported
+from tools.build import c_library, front_end, linux_kernels, objects, places, tasks
 from tools.build.places import ROOT, WORK
 from tools.build.tasks import Tasks
 
@@ -19,7 +19,7 @@ def test_every_source_of_this_platform_is_compiled():
     of_c = {path for path in (ROOT / "csrc" / "c_api").rglob("*") if path.suffix in (".cpp", ".mm")}
     everywhere = c_library.sources([path.name for path in (ROOT / "csrc" / "backends").iterdir()])
     assert {path.relative_to(ROOT).as_posix() for path in of_c} <= {*everywhere}
-    compiled = compile_commands.read(WORK)
+    compiled = objects.read_compile_commands(WORK)
     assert {path.with_suffix("").as_posix() for path in found - elsewhere} == compiled.keys()
     for source, command in compiled.values():
         assert source.exists() and not {"-c", "-o", "-MMD", str(source)} & {*command}
@@ -40,30 +40,30 @@ def test_available_memory(tmp_path, files, gigabytes):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert jobs.available_memory(tmp_path) == min(gigabytes << 30, physical)
+    assert tasks.available_memory(tmp_path) == min(gigabytes << 30, physical)
 
 
 def test_jobs(monkeypatch):
-    monkeypatch.setattr(jobs, "_cores", lambda: 8)
-    monkeypatch.setattr(jobs, "available_memory", lambda: 7 << 30)
+    monkeypatch.setattr(tasks, "_cores", lambda: 8)
+    monkeypatch.setattr(tasks, "available_memory", lambda: 7 << 30)
     monkeypatch.delenv("METALCORE_JOBS", raising=False)
-    assert jobs.jobs() == 3
-    monkeypatch.setattr(jobs, "available_memory", lambda: 99 << 30)
-    assert jobs.jobs() == 8
-    monkeypatch.setattr(jobs, "available_memory", lambda: 1 << 30)
-    assert jobs.jobs() == 1
+    assert tasks.jobs() == 3
+    monkeypatch.setattr(tasks, "available_memory", lambda: 99 << 30)
+    assert tasks.jobs() == 8
+    monkeypatch.setattr(tasks, "available_memory", lambda: 1 << 30)
+    assert tasks.jobs() == 1
     monkeypatch.setenv("METALCORE_JOBS", "5")
-    assert jobs.jobs() == 5
+    assert tasks.jobs() == 5
     for wrong in ("0", "many", "-1"):
         monkeypatch.setenv("METALCORE_JOBS", wrong)
         with pytest.raises(SystemExit, match="METALCORE_JOBS"):
-            jobs.jobs()
+            tasks.jobs()
 
 
 def test_the_native_instruction_set_is_what_the_simulator_chooses(tmp_path, monkeypatch):
     built = _C.simulator_info()["isa"]
-    assert built == simulator_libraries.native()
-    monkeypatch.setattr(simulator_libraries, "PLATFORM", "linux-x86_64")
+    assert built == linux_kernels.native()
+    monkeypatch.setattr(linux_kernels, "PLATFORM", "linux-x86_64")
     flags = "flags\t\t: fpu sse2 fma avx2 bmi1 bmi2"
     for text, expected in (
         (f"{flags} avx512f avx512cd avx512bw avx512dq avx512vl\n", "x86-64-v4"),
@@ -72,7 +72,7 @@ def test_the_native_instruction_set_is_what_the_simulator_chooses(tmp_path, monk
         ("nothing\n", "x86-64"),
     ):
         (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{text}")
-        assert simulator_libraries.native(tmp_path / "cpuinfo") == expected
+        assert linux_kernels.native(tmp_path / "cpuinfo") == expected
 
 
 def test_tasks_run_where_something_changed(tmp_path):
@@ -151,7 +151,7 @@ def test_all_errors_are_said(tmp_path):
     ],
 )
 def test_where_nobody_could_use_the_result(free_threaded, macos, machine, says):
-    found = supported.unsupported(free_threaded, macos, machine)
+    found = places.unsupported(free_threaded, macos, machine)
     assert says in found and bool(found) == bool(says)
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from metalcore import _C
 from metalcore.msl.nvidia import cuda
-from tools.build.cuda_programs import cuda_programs
 from tools.build.families import kernel_index
-from tools.build.simulator_libraries import simulator_libraries
+from tools.build.linux_kernels import cuda_programs, simulator_libraries
 from tools.build.tasks import Tasks
 
 # This kernel takes the place of a built-in one. It adds a number to eight elements.

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.mac_check import kernels
-from tools.mac_check.report import CheckFailed
+from tools.mac_check import CheckFailed, kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("clang++-19", "ld64.lld-19")

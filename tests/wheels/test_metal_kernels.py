@@ -5,8 +5,7 @@ import os
 
 import pytest
 
-from tools.build.instantiations import separate
-from tools.build.metal_kernels import metal_kernels
+from tools.build.metal_kernels import metal_kernels, separate
 from tools.build.tasks import Tasks
 
 TEMPLATE = """#include <metal_stdlib>

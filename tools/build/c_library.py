@@ -8,9 +8,9 @@ import re
 
 from setuptools import Extension
 
+from .linux_kernels import on_first_use
 from .ops_extension import BACKENDS, FRAMEWORKS, link_flags, mac_compile_flags, mac_flags, torch_package
 from .places import C_LIBRARY, CSRC, LINUX, MACOS, PACKAGE, ROOT
-from .simulator_libraries import on_first_use
 
 _C_API = CSRC / "c_api"
 # Families of ops that C functions call. The rest of csrc/ops would only make the library larger.

@@ -1,22 +1,19 @@
 """setup.py's commands, which build the package and make the wheel."""
 
+import os
 import shutil
 from pathlib import Path
 
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-from . import compile_commands
 from .c_library import c_files
-from .cuda_programs import cuda_programs
 from .families import kernel_index
-from .files import copy, copy_tree, remove_others
 from .front_end import compiler
+from .linux_kernels import cuda_programs, simulated_device, simulator_libraries
 from .metal_kernels import metal_kernels
-from .objects import add_objects, precompile_headers
+from .objects import COMPILE_COMMANDS, add_objects, precompile_headers, write_compile_commands
 from .places import CSRC, KERNELS, LINUX, MACOS, MACOS_VERSION, PACKAGE, ROOT, WORK
-from .simulated_device import simulated_device
-from .simulator_libraries import simulator_libraries
 from .tasks import Tasks, run
 
 
@@ -29,7 +26,7 @@ class Build(build_ext):
         outputs = [*kernel_index(before_the_long_work), *c_files(before_the_long_work)]
         headers = [precompile_headers(before_the_long_work, extension, command) for extension in self.extensions]
         before_the_long_work.run()
-        compile_commands.write(self.extensions[0], command)
+        write_compile_commands(self.extensions[0], command)
         objects = [
             add_objects(tasks, extension, command, header) for extension, header in zip(self.extensions, headers)
         ]
@@ -53,7 +50,7 @@ class Build(build_ext):
         # also find programs of kernels that are gone.
         remove_others(package / "lib", kept=set(outputs.values()))
         if self.inplace:
-            copy(WORK / compile_commands.NAME, ROOT / compile_commands.NAME)
+            copy(WORK / COMPILE_COMMANDS, ROOT / COMPILE_COMMANDS)
         else:
             copy_tree(KERNELS, package / "kernels")
             if LINUX:
@@ -83,3 +80,28 @@ class Wheel(bdist_wheel):
         # What an earlier wheel left there, and is gone from the sources, would come along.
         shutil.rmtree(self.get_finalized_command("build").build_lib, ignore_errors=True)
         super().run()
+
+
+def copy(source, target):
+    """Replaces an older target as a whole: a process that has the old file open keeps it."""
+    if target.exists() and target.stat().st_mtime >= source.stat().st_mtime:
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    shutil.copy2(source, temporary)
+    os.replace(temporary, target)
+
+
+def copy_tree(source, target):
+    for path in source.rglob("*"):
+        if path.is_file():
+            copy(path, target / path.relative_to(source))
+
+
+def remove_others(folder, kept):
+    """Removes the files of a folder that are not among those kept, and empty folders."""
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+        elif path.is_file() and path not in kept:
+            path.unlink()

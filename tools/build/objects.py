@@ -1,11 +1,12 @@
 """C++ sources, each compiled by itself, after the headers that most of them include."""
 
+import json
 import os
 import re
 import shutil
 from pathlib import Path
 
-from .places import CSRC, ROOT
+from .places import CSRC, ROOT, WORK
 from .tasks import run
 
 _HEADER = CSRC / "precompiled.h"
@@ -62,3 +63,32 @@ def _read_by_compiler(output):
         return [rule]
     names = re.split(r"(?<!\\)\s+", rule.read_text().split(": ", 1)[1].replace("\\\n", " ").strip())
     return [Path(name.replace("\\ ", " ").replace("$$", "$")) for name in names]
+
+
+COMPILE_COMMANDS = "compile_commands.json"
+
+
+def write_compile_commands(extension, command):
+    """Writes how the compiler's command compiles an extension's sources, by themselves."""
+    entries = [
+        {
+            "directory": str(ROOT),
+            "file": str(ROOT / source),
+            "arguments": [*command, *extension.extra_compile_args, "-c", str(ROOT / source)],
+        }
+        for source in extension.sources
+    ]
+    (WORK / COMPILE_COMMANDS).write_text(json.dumps(entries, indent=2))
+
+
+def read_compile_commands(work):
+    """{source below csrc without its suffix, as "gpu/recorder": (source, the compiler's command with its flags)}.
+
+    Args:
+        work: places.WORK of the build.
+    """
+    commands = {}
+    for entry in json.loads((work / COMPILE_COMMANDS).read_text()):
+        source = Path(entry["file"])
+        commands[source.relative_to(CSRC).with_suffix("").as_posix()] = source, entry["arguments"][:-2]
+    return commands

@@ -10,10 +10,9 @@ import zipfile
 
 from .. import wheel_check
 from ..build.places import MACOS_C_LIBRARY
-from . import binary, build, declarations, faults, kernels, pytorch, sdk, seeded_faults
+from . import CheckFailed, binary, build, declarations, faults, kernels, pytorch, sdk, seeded_faults, step
 from .downloads import Downloads
 from .macho import MachO
-from .report import CheckFailed, step
 
 
 def quick():

@@ -9,8 +9,7 @@ import sys
 from dataclasses import dataclass
 
 from ..build.places import MACOS_C_LIBRARY, PACKAGE
-from . import macho
-from .report import CheckFailed
+from . import CheckFailed, macho
 from .sdk import MINIMUM
 
 PYTHON = (3, 10)

@@ -7,11 +7,10 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from ..build import compile_commands
-from ..build.objects import precompile
+from ..build.objects import precompile, read_compile_commands
 from ..build.places import ROOT
 from ..build.tasks import Tasks
-from .report import CheckFailed
+from . import CheckFailed
 
 WORK = ROOT / "build" / "mac_check"
 COMPILER = "clang++-19"
@@ -86,13 +85,13 @@ def link_command(output="_C.abi3.so"):
 
 def compile_command(name):
     """(source, the command without files) of how setup.py compiled csrc's source of this name, as "gpu/recorder"."""
-    return compile_commands.read(_BUILT)[name]
+    return read_compile_commands(_BUILT)[name]
 
 
 def compile_with_headers(torch, built_with):
     """Compiles every source once more, with another PyTorch's headers, for the errors alone; returns what it did."""
     note = WORK / "compiled.json"
-    names = compile_commands.read(_BUILT)
+    names = read_compile_commands(_BUILT)
     made_from = hashlib.sha256(repr([torch, names]).encode())
     for path in sorted(path for folder in ("csrc", "kernels") for path in (ROOT / folder).rglob("*") if path.is_file()):
         made_from.update(path.read_bytes())

@@ -11,9 +11,9 @@ the backend has for itself, of what only a newer macOS has. They are compared wi
 import re
 
 from ..build.places import ROOT
+from . import CheckFailed
 from .build import compiler, run
 from .macho import MachO
-from .report import CheckFailed
 from .sdk import HERE
 
 _CLASS_PREFIX = "class_"

@@ -18,7 +18,7 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from .report import CheckFailed
+from . import CheckFailed
 
 CACHE = Path(os.environ.get("METALCORE_MAC_CHECK_CACHE") or Path("~/.cache/metalcore-mac-check").expanduser())
 FIRST_TORCH_MINOR = (2, 10)

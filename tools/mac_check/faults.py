@@ -8,9 +8,8 @@ from pathlib import Path
 
 from .. import wheel_check
 from ..build.places import MACOS_C_LIBRARY
-from . import binary, build, declarations, pytorch
+from . import CheckFailed, binary, build, declarations, pytorch
 from .macho import MachO
-from .report import CheckFailed
 from .sdk import HERE
 
 AT_THE_END = ""  # in place of text that a fault replaces

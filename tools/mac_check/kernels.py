@@ -5,7 +5,7 @@ import re
 import sys
 
 from ..build.places import ROOT
-from .report import CheckFailed
+from . import CheckFailed
 
 TABLE = "torchgen/packaged/ATen/native/native_functions.yaml"  # from which PyTorch is generated
 _OPERATOR = "aten::"

@@ -5,8 +5,8 @@ order: PyTorch opens no concurrent encoder."""
 import re
 import subprocess
 
+from . import CheckFailed
 from .macho import MachO
-from .report import CheckFailed
 
 # A function's return type is not in its exported name, so it is compared with PyTorch's header.
 _DECLARED = {

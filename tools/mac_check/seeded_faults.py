@@ -7,7 +7,7 @@ import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
-from . import build
+from . import CheckFailed, build
 from .faults import (
     AT_THE_END,
     CLinkFault,
@@ -29,7 +29,6 @@ from .faults import (
     with_part,
     without,
 )
-from .report import CheckFailed
 
 
 def check(subject):

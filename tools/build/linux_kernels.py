@@ -1,12 +1,15 @@
-"""The built-in kernels for the simulator: translated, and compiled for each instruction set, or on first use."""
+"""What the package has on Linux: the built-in kernels for the simulator, compiled for each instruction set or on first
+use, and for NVIDIA GPUs, where NVRTC compiles them; in place the simulated device too."""
 
 import os
 import re
 from pathlib import Path
 
+import torch
+
 from .families import HALF_SUBNORMALS, families, has_flushing_variant, with_includes
-from .front_end import compiler, host, translator_files
-from .places import KERNELS, LINUX, PLATFORM
+from .front_end import compiler, cuda, device_library, host, translator_files
+from .places import KERNELS, LINUX, PLATFORM, ROOT
 
 
 def on_first_use():
@@ -74,3 +77,30 @@ def _wanted():
             f"{', '.join(known)}; all means these, native this CPU's, first-use none before they run"
         )
     return [*((isa, isa, False) for isa in wanted), ("checking", known[0], True)] if wanted else []
+
+
+def cuda_programs(tasks, folder=KERNELS):
+    """lib/cuda/<family>.cu, and what has to be known of the kernels beside it (.json)."""
+    outputs = []
+    for family, source in families(folder).items():
+        program = tasks.add(
+            f"lib/cuda/{family}.cu",
+            [*with_includes(source, folder), *translator_files()],
+            [],
+            lambda output, source=source: cuda.build(source, output, include_dirs=[folder], root=ROOT),
+        )
+        outputs += [program, program.with_suffix(".json")]
+    return outputs
+
+
+def simulated_device(tasks):
+    """simulator/_device-….so, where the package is used in place. Wheels have its sources: an isolated build's PyTorch
+    is not the one that runs."""
+    return [
+        tasks.add(
+            f"simulator/{device_library.library_name()}",
+            [*device_library.sources(), Path(device_library.__file__), device_library.SETUP],
+            [torch.__version__, compiler()],
+            device_library.build,
+        )
+    ]
