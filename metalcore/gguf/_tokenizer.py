@@ -143,7 +143,8 @@ def _build(metadata, vocabulary, way, options):
     tokens = vocabulary.tokens
     for name, key in _SPECIAL.items():
         token = metadata.token(key)
-        if token is not None and token < len(tokens):
+        # Files exist that fill texts with "!", which stays plain text, as in llama.cpp.
+        if token is not None and token < len(tokens) and not (name in ("unk", "pad") and _is_plain(vocabulary, token)):
             options[f"{name}_token"] = tokens[token]
     for name, default in (("bos", way.add_bos), ("eos", False)):
         wanted, there = options[f"add_{name}_token"], f"{name}_token" in options
@@ -153,6 +154,11 @@ def _build(metadata, vocabulary, way, options):
     backend = _backend(metadata, vocabulary, way, options.get("unk_token"))
     backend.add_tokens(_added(metadata, vocabulary))
     return PreTrainedTokenizerFast(tokenizer_object=backend, **options)
+
+
+def _is_plain(vocabulary, token):
+    """Returns whether a token is a part of texts, where the file says so of some tokens and not of others."""
+    return vocabulary.types[token] == _NORMAL and len(set(vocabulary.types)) > 1
 
 
 def _backend(metadata, vocabulary, way, unknown):

@@ -158,6 +158,14 @@ def test_texts_of_templates_are_no_plain_text(tmp_path):
     assert model.generation_config.eos_token_id == [263, 262] and tokenizer.encode("</s>") != [257]
 
 
+def test_plain_text_that_fills_texts_stays_plain(tmp_path):
+    """Conversions of Llama 3 exist that name the first token for it, which is "!"."""
+    change = several(set_key(f"{KEY}padding_token_id", 0), set_token(262, "!!"), set_key(f"{KEY}merges", ["! !"]))
+    model, tokenizer = gguf.load(changed(tmp_path, change))
+    assert model.config.pad_token_id == 0 and tokenizer.pad_token is None
+    assert tokenizer.encode("!!!") == [262, 0] and tokenizer.decode([262, 0], skip_special_tokens=True) == "!!!"
+
+
 def test_tokens_without_texts_of_their_own(tmp_path):
     """Google's Gemma 4 with 4 bits has three such tokens (llama.cpp#25739)."""
     path = changed(tmp_path, several(*(set_token(number, "") for number in (262, 263)), set_token(264, "the")))
