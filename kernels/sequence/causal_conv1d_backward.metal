@@ -34,6 +34,7 @@ template <uint M, typename T>
     threadgroup_barrier(mem_flags::mem_threadgroup);  // until the last part is stored
     fetch<kPitch, kPitch>(tile, x, params.x, params, place, static_cast<int>(first) - static_cast<int>(kHalo),
                           thread_index);
+    threadgroup_barrier(mem_flags::mem_none);  // registers hold one tensor's elements at a time
     fetch<kBehind, kGradPitch>(gradients, grad, params.grad, params, place, static_cast<int>(first), thread_index);
     if (thread_index < kBehind)
       ages[thread_index] = age_at(numbers, params, place.batch, static_cast<int>(first + thread_index));
@@ -44,7 +45,6 @@ template <uint M, typename T>
     Window<M> window;
 #pragma unroll
     for (uint s = 0; s < M; ++s) window.value[s] = s + 1 < M ? static_cast<float>(row[from + kHalo - 1 - s]) : 0.0f;
-#pragma unroll 1
     for (uint i = from; i < from + S; ++i) {
       window.push(static_cast<float>(row[kHalo + i]));
       const int age = ages[i];
@@ -63,7 +63,6 @@ template <uint M, typename T>
         if (s < width) sums.value[s] += g * taken.value[s];
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-#pragma unroll 1
     for (uint i = simdgroup * R; i < (simdgroup + 1) * R; ++i) {
       float found = 0.0f;
       bool same = ages[i] >= 0;

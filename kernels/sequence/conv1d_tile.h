@@ -22,24 +22,42 @@ struct Place {
   }
 };
 
-// Reads `count` positions from `begin` on. There are zeros where the tensor has no such position or channel.
+// Elements of `count` positions and all channels, shared among the threads: their number for a thread, and the places.
+// Lanes are neighbours in memory.
+template <uint count>
+struct Share {
+  static constexpr constant uint kSteps = (count + kSimdgroups - 1) / kSimdgroups;  // along the channels
+  static constexpr constant uint kAcross = (count + 31) / 32, kRows = CONV1D_CHANNELS / kSimdgroups;
+  static constexpr constant uint kElements = kSteps > kAcross* kRows ? kSteps : kAcross * kRows;
+
+  bool along_channels;
+  uint lane, simdgroup;
+  Share(bool along_channels, uint thread_index)
+      : along_channels(along_channels), lane(thread_index % 32), simdgroup(thread_index / 32) {}
+
+  uint channel(uint n) const { return along_channels ? lane : simdgroup + n / kAcross * kSimdgroups; }
+  uint position(uint n) const { return along_channels ? simdgroup + n * kSimdgroups : lane + n % kAcross * 32; }
+  bool holds(uint n) const { return n < (along_channels ? kSteps : kAcross * kRows) && position(n) < count; }
+};
+
+// Reads `count` positions from `begin` on, all of a thread's at once. There are zeros where the tensor has no such
+// position or channel.
 template <uint count, uint pitch, typename T, typename U>
 inline void fetch(threadgroup U* tile, device const T* x, constant const long (&strides)[3],
                   constant CausalConv1dParams& params, Place place, int begin, uint thread_index) {
-  const bool along_channels = strides[1] == 1;
-  x += place.batch * strides[0];
-#pragma unroll 4
-  for (uint n = 0; n < (count * CONV1D_CHANNELS + CONV1D_THREADS - 1) / CONV1D_THREADS; ++n) {
-    const uint i = n * CONV1D_THREADS + thread_index;
-    const uint channel = along_channels ? i % CONV1D_CHANNELS : i / count;
-    const uint at = along_channels ? i / CONV1D_CHANNELS : i % count;
-    if (i >= count * CONV1D_CHANNELS) continue;
-    const int position = begin + static_cast<int>(at);
-    const bool inside =
-        position >= 0 && position < static_cast<int>(params.length) && place.channel + channel < params.channels;
-    tile[channel * pitch + at] =
-        inside ? static_cast<U>(x[(place.channel + channel) * strides[1] + position * strides[2]]) : U(0.0f);
+  const Share<count> share(strides[1] == 1, thread_index);
+  x += place.batch * strides[0] + place.channel * strides[1] + begin * strides[2];
+  T values[Share<count>::kElements];
+#pragma unroll
+  for (uint n = 0; n < Share<count>::kElements; ++n) {
+    const uint channel = share.channel(n), at = share.position(n);
+    const bool inside = share.holds(n) && place.channel + channel < params.channels &&
+                        static_cast<uint>(begin + static_cast<int>(at)) < params.length;
+    values[n] = inside ? x[channel * strides[1] + at * strides[2]] : T(0.0f);
   }
+#pragma unroll
+  for (uint n = 0; n < Share<count>::kElements; ++n)
+    if (share.holds(n)) tile[share.channel(n) * pitch + share.position(n)] = static_cast<U>(values[n]);
 }
 
 template <uint pitch, typename T>
