@@ -1,16 +1,13 @@
 """causal_conv1d with silu, of both layouts in memory, and its step, against PyTorch's ops that transformers calls."""
 
-import functools
-
 import torch
 import torch.nn.functional as F
 
 import metalcore
 
-from ...harness.case import DTYPES, Comparison, backward, forward_backward, of_all
+from ...harness.case import DTYPES, KINDS, Comparison, family, of_all
 
 WIDTH = 4
-KINDS = {"forward": functools.partial, "backward": backward, "forward+backward": forward_backward}
 # batch, channels, length
 SHAPES = {
     "gpu": [(8, 8192, 2048), (1, 8192, 16384), (8, 2560, 2048)],
@@ -39,7 +36,8 @@ def their_step(x, state, weight):
     return F.silu((every * weight).sum(-1))
 
 
-def cases(scale):
+@family
+def causal_conv1d(scale):
     yield from of_all(case, scale, ("channels first", "channels last"), KINDS, SHAPES[scale], DTYPES)
     for batch, channels in STEPS[scale]:
         for dtype in DTYPES:
