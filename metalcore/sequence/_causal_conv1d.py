@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .._core.operators import autograd, cpu_kernel, derive, fake_kernel
 from .._core.registry import Op, Sample, register
-from .._core.routing import COUNTED, accelerated, alike, require_tensors
+from .._core.routing import INT32_MAX, accelerated, alike, require_tensors
 from .._core.samples import integers
 from ._taps import WIDTHS, check, convolve, gradients
 
@@ -97,7 +97,7 @@ def takes(x, weight, bias, state, *numbers):
         and (bias is None or bias.dtype == weight.dtype)
         and weight.dim() == 2
         and weight.shape[1] in WIDTHS
-        and x.numel() <= COUNTED
+        and x.numel() <= INT32_MAX
     )
 
 
