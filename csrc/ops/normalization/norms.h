@@ -1,7 +1,7 @@
 // layer_norm, group_norm and rms_norm, for PyTorch's operators and C functions, and what their host sides share.
 #pragma once
 
-#include "../../../kernels/common/rows.h"
+#include "../../../kernels/normalization/normalization.h"
 #include "../common/common.h"
 #include "../common/rows.h"
 

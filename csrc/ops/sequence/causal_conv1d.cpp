@@ -2,7 +2,7 @@
 #include "../../../kernels/sequence/causal_conv1d.h"
 
 #include "../common/common.h"
-#include "../normalization/column_sums.h"
+#include "../normalization/norms.h"
 
 #include <algorithm>
 #include <cstdint>
