@@ -44,6 +44,7 @@ def compiler(sdk):
         str(sdk),
         "-fuse-ld=lld",
         "-Wno-unused-command-line-argument",
+        "-fpch-instantiate-templates",  # once, and not in each source
         "-Werror",
         "-isystem",
         str(sdk / "python"),
