@@ -12,7 +12,9 @@ promises (`[[max_total_threads_per_threadgroup]]`). A kernel fits if nothing of 
 that is not short of registers uses them freely, so that their number alone says little, and only this bound is fair.
 
 It is a proxy, and no proof: both GPUs have registers of 32 bits and the same values that are alive at once, but
-another scheduler, and another layout of matrices. What NVIDIA and OVER list need not fit.
+another scheduler, and another layout of matrices. What NVIDIA and OVER list need not fit. Of that, kernels that
+only NVIDIA GPUs run are not measured at all: those GPUs are there to be timed on, where a few bytes that spill may be
+faster than a smaller tile, so that a bound says nothing. They must compile, and fit in the threadgroup memory.
 """
 
 import argparse
@@ -38,7 +40,7 @@ _ENTRY = re.compile(r'(extern "C" __global__ void )(?:__launch_bounds__\(\d+\) )
 
 # What follows is not held to Apple's registers. The patterns are regular expressions for names of kernels.
 # Kernels that no plan of an Apple family takes: {pattern: what takes them}. tests/msl/test_register_gate.py plans every
-# op for each of these families, and finds none of them.
+# op for each of these families, and finds none of them. The docstring above says why nothing bounds their registers.
 NVIDIA = {
     r"gemm_(float|half|bfloat)": "gemm.short_steps is off",
     r"quant_mv4_.*": "quant.mv_x_rows is 4",
@@ -77,13 +79,13 @@ class Use:
     kernel: str
     threads: int  # promised, or 0
     budget: int  # registers
-    registers: int
-    local_bytes: int  # of a thread: what was spilled, and arrays that are indexed at run time
+    registers: int | None  # None where only NVIDIA GPUs run the kernel
+    local_bytes: int | None  # of a thread: what was spilled, and arrays that are indexed at run time
     threadgroup_bytes: int
 
     @property
     def fits(self):
-        return self.local_bytes == 0 and self.threadgroup_bytes <= THREADGROUP_MEMORY
+        return not self.local_bytes and self.threadgroup_bytes <= THREADGROUP_MEMORY
 
     @property
     def fault(self):
@@ -91,18 +93,19 @@ class Use:
         reason = reason_of(self.kernel, OVER)
         if self.fits:
             return f"it fits, and OVER lists it: {reason}" if reason else ""
-        if reason_of(self.kernel, NVIDIA | OVER):
+        if reason and self.threadgroup_bytes <= THREADGROUP_MEMORY:
             return ""
         return (
-            f"{self.local_bytes} bytes of a thread lie in local memory with {self.budget} registers, and a threadgroup "
-            f"has {self.threadgroup_bytes} bytes"
+            f"{self.local_bytes or 0} bytes of a thread lie in local memory with {self.budget} registers, and a "
+            f"threadgroup has {self.threadgroup_bytes} bytes"
         )
 
     def __str__(self):
         note = reason_of(self.kernel, NVIDIA | OVER)
-        mark = "" if self.fits else f"  {'over' if self.fault else f'listed: {note}'}"
+        mark = "  over" if self.fault else f"  listed: {note}" if note else ""
+        registers, local_bytes = ("-" if number is None else number for number in (self.registers, self.local_bytes))
         return (
-            f"{self.kernel:56} {self.threads or '-':>7} {self.budget:>6} {self.registers:>9} {self.local_bytes:>11} "
+            f"{self.kernel:56} {self.threads or '-':>7} {self.budget:>6} {registers:>9} {local_bytes:>11} "
             f"{self.threadgroup_bytes:>17}{mark}"
         )
 
@@ -134,9 +137,13 @@ def uses_of(source, include_dirs=(), free=False, filename="program_source"):
     translation = translate(source, include_dirs=include_dirs, filename=filename)
     described = translation.cuda_kernels()
     promised = {name: kernel["max_total_threads"] for name, kernel in described.items()}
-    found = _compiled(translation, described, {name: _MOST if free else budget(promised[name]) for name in described})
+    of_nvidia = {} if free else dict.fromkeys(name for name in described if reason_of(name, NVIDIA))
+    bounds = {name: _MOST if free else budget(promised[name]) for name in described if name not in of_nvidia}
+    found = _compiled(translation, described, bounds)
+    for name, (*_, threadgroup_bytes) in _compiled(translation, described, of_nvidia, *fast()).items():
+        found[name] = None, None, threadgroup_bytes
     uses = {name: Use(name, promised[name], budget(promised[name]), *found[name]) for name in described}
-    over = [name for name, use in uses.items() if not (use.fits or free or reason_of(name, NVIDIA))]
+    over = [name for name, use in uses.items() if not (use.fits or free)]
     if over:  # a compiler that is told of a bound may choose worse than without
         for name, (registers, *others) in _compiled(translation, described, dict.fromkeys(over)).items():
             use = dataclasses.replace(uses[name], registers=registers, local_bytes=others[0])
@@ -144,9 +151,19 @@ def uses_of(source, include_dirs=(), free=False, filename="program_source"):
     return list(uses.values())
 
 
-def _compiled(translation, described, bounds):
+def fast():
+    """NVRTC's flags where the speed of the kernels does not matter: it is several times as fast with much that is
+    unrolled, and finds the same errors."""
+    from metalcore.msl.nvidia import nvrtc
+
+    return ("--Ofast-compile=mid",) if nvrtc.find().version >= (13, 0) else ()
+
+
+def _compiled(translation, described, bounds, *flags):
     """What Cubin.resources() has of these kernels, {name: (registers, bytes of local memory, bytes of threadgroup
     memory)}. `bounds` says how many registers each may have; None is what its promise leaves on NVIDIA's GPUs."""
+    if not bounds:
+        return {}
     from metalcore.msl.language.cuda_source import cuda_source
     from metalcore.msl.nvidia import cuda, nvrtc
     from metalcore.msl.runtime import signatures
@@ -165,7 +182,7 @@ def _compiled(translation, described, bounds):
 
     text, count = _ENTRY.subn(bounded, text)
     assert count == len(requests)
-    cubin = Cubin(nvrtc.find().compile(text, CAPABILITY, flags=(*nvrtc.FLAGS, *cuda._BUILTIN_FLAGS)))
+    cubin = Cubin(nvrtc.find().compile(text, CAPABILITY, flags=(*nvrtc.FLAGS, *cuda._BUILTIN_FLAGS, *flags)))
     return {name: cubin.resources(entry) for entry, name in names.items()}
 
 

@@ -16,6 +16,7 @@ from metalcore.msl.nvidia import cuda, nvjitlink, nvrtc
 from metalcore.msl.runtime import signatures
 from metalcore.msl.runtime.library import ShaderLibrary, ShaderProgram
 from metalcore.msl.runtime.targets import CudaTarget
+from tools import register_gate
 
 pytestmark = pytest.mark.only_on("simulator", "cuda")  # Linux, where NVRTC is
 KERNELS = Path(__file__).parents[2] / "kernels"
@@ -51,9 +52,11 @@ def family(name):
 
 
 def compiled(program, kernels, capability):
+    """A cubin, in which the speed of kernels does not matter."""
+    flags = *nvrtc.FLAGS, *cuda._BUILTIN_FLAGS, *register_gate.fast()
     requests = [(kernel, signatures.probable(program.arguments(kernel))) for kernel in kernels]
     text, entries = program.translation.cuda_source(requests)
-    cubin = nvrtc.find().compile(text, capability, flags=(*nvrtc.FLAGS, *cuda._BUILTIN_FLAGS), msl=program.source)
+    cubin = nvrtc.find().compile(text, capability, flags=flags, msl=program.source)
     assert all(entry.encode() in cubin for entry in entries)
     return cubin
 

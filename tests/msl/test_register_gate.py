@@ -81,6 +81,14 @@ def test_a_listed_kernel_must_not_fit(monkeypatch):
     assert "it fits" in use.fault
 
 
+def test_a_kernel_of_nvidia_gpus_has_the_threadgroup_memory_alone_as_its_bound(monkeypatch):
+    monkeypatch.setitem(register_gate.NVIDIA, "see.", "a test")
+    for room, right in ((8192, True), (8193, False)):
+        (use,) = register_gate.uses_of(SEED.format(threads=1024, alive=64, room=room))
+        assert (use.registers, use.local_bytes, use.threadgroup_bytes) == (None, None, 4 * room)
+        assert (not use.fault) == right
+
+
 def kernels():
     return {kernel for _, kernels in cuda.builtin_programs().values() for kernel in kernels}
 
