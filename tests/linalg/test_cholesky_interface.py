@@ -58,21 +58,6 @@ def test_strides(device, layout, n):
         check_factor(A.reshape(-1, n, n), L.cpu().view(-1, n, n), upper, [layout] * L.numel())
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_computed_in_float32(device, dtype):
-    A = random(2, 20, 20).to(device=device, dtype=dtype)
-    L, info = metalcore.cholesky_ex(A)
-    assert L.dtype == dtype and info.dtype == torch.int32
-    assert torch.equal(L, metalcore.cholesky(A.float()).to(dtype)) and torch.equal(L, metalcore.cholesky(A))
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.complex128])
-def test_other_input_goes_to_torch(dtype):
-    A = random(5, 5).to(dtype)
-    assert torch.equal(metalcore.cholesky(A, upper=True), torch.linalg.cholesky(A, upper=True))
-    assert torch.equal(metalcore.cholesky_ex(A).L, torch.linalg.cholesky(A))
-
-
 def test_out(device):
     A = random(3, 6, 6).to(device)
     expected = metalcore.cholesky_ex(A)

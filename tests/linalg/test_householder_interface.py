@@ -74,31 +74,6 @@ def test_strides(device, layout, m, n):
     assert metalcore.ormqr(a, tau, C, left=False).is_contiguous()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_computed_in_float32(device, dtype):
-    A, C = (torch.randn(2, 6, n, device=device).to(dtype) for n in (4, 3))
-    a, tau = metalcore.geqrf(A)
-    T = metalcore.larft(a, tau)
-    for ours, theirs in [
-        ((a, tau), metalcore.geqrf(A.float())),
-        ((metalcore.householder_product(a, tau),), (metalcore.householder_product(a.float(), tau.float()),)),
-        ((metalcore.ormqr(a, tau, C),), (metalcore.ormqr(a.float(), tau.float(), C.float()),)),
-        ((T,), (metalcore.larft(a.float(), tau.float()),)),
-        ((metalcore.larfb(a, T, C),), (metalcore.larfb(a.float(), T.float(), C.float()),)),
-    ]:
-        for value, wide in zip(ours, theirs):
-            assert value.dtype == dtype and torch.equal(value, wide.to(dtype))
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
-def test_other_input_goes_to_torch(dtype):
-    A = torch.randn(5, 3, dtype=dtype)
-    a, tau = metalcore.geqrf(A)
-    assert torch.equal(a, torch.geqrf(A).a)
-    assert torch.equal(metalcore.householder_product(a, tau), torch.linalg.householder_product(a, tau))
-    assert torch.equal(metalcore.ormqr(a, tau, A), torch.ormqr(a, tau, A))
-
-
 def test_out(device):
     a, tau = reflectors(3, 6, 4, device=device)
     Q, C = torch.empty(0, device=device), torch.randn(3, 6, 2, device=device)
