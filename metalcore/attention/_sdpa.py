@@ -27,8 +27,7 @@ from ._arguments import (
     window_of,
     wrong_dtypes,
 )
-from ._composite import Options, attend, spread
-from ._operators import attention, plain_attention
+from ._operators import Options, attend, attention, plain_attention, spread
 
 __all__ = ["scaled_dot_product_attention"]
 

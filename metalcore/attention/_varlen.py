@@ -12,8 +12,7 @@ from .._core.routing import accelerated, require_tensors
 from .._core.tensors import check_offsets, host_sees, in_int32
 from ..paged import PageTable, batch_prefill
 from ._arguments import MOST_HEAD_SIZE, as_autocast, bias_of, check_options, check_slopes, new_seed, takes, window_of
-from ._composite import Options, attend
-from ._operators import attention
+from ._operators import Options, attend, attention
 
 __all__ = ["varlen_attention"]
 

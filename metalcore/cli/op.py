@@ -100,7 +100,7 @@ def _try(case, device, seed):
 
     from metalcore._core import accuracy
     from metalcore.golden import values
-    from metalcore.tuning.timing import Clock
+    from metalcore.tuning.search import Clock
 
     inputs = values.inputs(case.sample, case.dtype, seed)
     tensors = [x.to(device) for x in inputs]

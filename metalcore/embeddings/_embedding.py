@@ -58,10 +58,10 @@ def embedding(
         return F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     padding = -1 if padding_idx is None else padding_idx % weight.shape[0]
     if is_dtensor(weight):
-        from ..distributed import embeddings
+        from ..distributed import vocabulary
 
-        if embeddings.by_rows(weight):
-            return embeddings.embedding(_embedding, weight, input, padding, scale_grad_by_freq, sparse)
+        if vocabulary.by_rows(weight):
+            return vocabulary.embedding(_embedding, weight, input, padding, scale_grad_by_freq, sparse)
     return _embedding(weight, input, padding, scale_grad_by_freq, sparse)
 
 

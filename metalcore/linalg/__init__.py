@@ -12,8 +12,7 @@ from ._eigh import eigh, eigvalsh
 from ._svd import svd, svdvals
 from ._polar import polar
 from ._lstsq import lstsq
-from ._rank import cond, matrix_rank
-from ._pinv import pinv
+from ._rank import cond, matrix_rank, pinv
 from ._lowrank import pca_lowrank, svd_lowrank
 from ._householder import geqrf, householder_product, ormqr
 from ._block_reflector import larfb, larft

@@ -9,8 +9,8 @@ from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
 from ._common import in_float32, without_autocast
-from ._pinv import by_pseudoinverse
 from ._pytorch import DTYPES, by_torch, override, takes
+from ._rank import by_pseudoinverse
 from ._results import linalg_lstsq
 
 _DRIVERS = ("gels", "gelsy", "gelsd", "gelss")

@@ -66,7 +66,7 @@ def cross_entropy(
         return_z_loss, return_token_accuracy, return_predicted_tokens: what to return besides the loss. These four
             need classes as targets, and no DTensor. The classes with the largest logits take another walk over them.
 
-    Logits may be a DTensor that is sharded along C: they are not gathered (metalcore/distributed/losses.py).
+    Logits may be a DTensor that is sharded along C: they are not gathered (metalcore/distributed/vocabulary.py).
 
     Returns:
         A tensor of the input's dtype, or float32 if autocast makes PyTorch's result float32. It has gradients of any
@@ -83,9 +83,11 @@ def cross_entropy(
     if any(wanted) or token_scaling:
         require_classes("cross_entropy", input, target)
     if is_dtensor(input):
-        from ..distributed import losses
+        from ..distributed import vocabulary
 
-        return losses.cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing, softcap, z_loss)
+        return vocabulary.cross_entropy(
+            input, target, weight, ignore_index, reduction, label_smoothing, softcap, z_loss
+        )
     if not _takes(input, target, weight, reduction, label_smoothing, ignore_index):
         options = ignore_index, reduction, label_smoothing, softcap, z_loss
         if any(wanted) or token_scaling:

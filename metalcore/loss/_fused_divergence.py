@@ -10,8 +10,7 @@ from .._core.operators import autograd, composed_kernel, derive, fake_kernel, op
 from .._core.registry import Op, Sample, register
 from .._core.routing import alike, require_tensors
 from .._core.tensors import beside
-from ._divergence import jsd_reference
-from ._divergence_operators import LOGITS, divergence_by_torch, require_options
+from ._divergence import LOGITS, divergence_by_torch, jsd_reference, require_options
 from ._fused_linear import chunk_of, scaled
 from ._weight_gradient import WeightGradient, accumulation
 

@@ -111,11 +111,11 @@ def fused_linear_cross_entropy(
         bias = bias if bias is None else bias.to(autocast)
     out = hidden.dtype if autocast is None else torch.float32
     if is_dtensor(hidden) and reduction != "none" and token_weight is None:
-        from ..distributed import losses
+        from ..distributed import vocabulary
 
         size = chunk or chunk_of(hidden.shape[:-1].numel(), len(weight), hidden.element_size())
         options = ignore_index, reduction, label_smoothing, softcap, z_loss
-        return losses.fused_linear_cross_entropy(hidden, weight, target, bias, class_weight, *options, size).to(out)
+        return vocabulary.fused_linear_cross_entropy(hidden, weight, target, bias, class_weight, *options, size).to(out)
     fits = _fusible(hidden, weight, target, bias, class_weight, reduction, label_smoothing, ignore_index)
     if token_weight is not None:
         same_device = is_plain(token_weight) and token_weight.device == hidden.device

@@ -10,7 +10,7 @@ import torch
 
 from .. import overrides
 from .._core.registry import OPS, Op, Sample
-from ..tuning.timing import Clock
+from ..tuning.search import Clock
 from . import libraries
 
 __all__ = ["Gain", "measure", "names"]

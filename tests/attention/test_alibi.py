@@ -7,8 +7,7 @@ from references import DTYPES, assert_near, check_operator
 from test_attention_options import formula as without_slopes
 
 import metalcore
-from metalcore.attention._composite import Options, spread
-from metalcore.attention._operators import attention
+from metalcore.attention._operators import Options, attention, spread
 from metalcore.attention._varlen import varlen_attention
 
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])

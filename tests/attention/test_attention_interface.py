@@ -15,7 +15,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.utils.checkpoint import checkpoint
 
 import metalcore
-from metalcore.attention._composite import Options
+from metalcore.attention._operators import Options
 
 run = metalcore.scaled_dot_product_attention
 ops = torch.ops.metalcore

@@ -11,8 +11,7 @@ from references import DTYPES
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import metalcore
-from metalcore.attention._composite import Options, attend
-from metalcore.attention._operators import attention
+from metalcore.attention._operators import Options, attend, attention
 
 pytestmark = pytest.mark.usefixtures("each_width")
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -13,7 +13,7 @@ from metalcore.cli import info, main, tune
 from metalcore.overrides import _gains
 from metalcore.overrides import _timing as overrides
 from metalcore.tuning import search, store, workloads
-from metalcore.tuning.timing import Timing
+from metalcore.tuning.search import Timing
 
 
 @pytest.fixture

@@ -158,7 +158,7 @@ def test_opinfo_samples_of_singular(device):
 )
 def test_formula_is_torchs(device, shape, rank):
     """Factors keep the rank, as the derivative assumes; in float64 the formula is applied to torch's pseudoinverse."""
-    from metalcore.linalg._pinv import _gradient
+    from metalcore.linalg._rank import _gradient
 
     *batch, m, n = shape
     A = torch.randn(*batch, m, rank, dtype=torch.float64) @ torch.randn(*batch, rank, n, dtype=torch.float64)

@@ -7,7 +7,7 @@ from references import assert_near, wide
 from rows import tuned
 
 import metalcore
-from metalcore.distributed import losses as sharded
+from metalcore.distributed import vocabulary as sharded
 
 each_offset = pytest.mark.parametrize("offset", [1e5, 2.0**19])  # float32 holds multiples of 2^-4 up to 2^20
 each_family = pytest.mark.parametrize("family", ["baseline", "simulator"])

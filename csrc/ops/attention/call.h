@@ -10,7 +10,7 @@
 
 namespace metalcore::attention {
 
-// The arguments of both operators; metalcore/attention/_composite.py says what they mean.
+// The arguments of both operators; metalcore/attention/_operators.py says what they mean.
 struct Arguments {
   const Tensor &q, &k, &v;
   const MaybeTensor &mask, &sinks, &cu_seq_q, &cu_seq_k, &seed;

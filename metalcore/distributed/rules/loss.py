@@ -1,6 +1,6 @@
 """Losses run on shards of rows where rows do not depend on each other, so without a mean over them.
 
-Shards of the vocabulary, and means, are functions of their own (metalcore/distributed/losses.py), which
+Shards of the vocabulary, and means, are functions of their own (metalcore/distributed/vocabulary.py), which
 metalcore.cross_entropy and fused_linear_cross_entropy call for DTensors.
 """
 
