@@ -50,7 +50,7 @@ def translator_files():
 
 
 def cache_directory():
-    """$METALCORE_CACHE_DIR, else $XDG_CACHE_HOME/metalcore, else ~/.cache/metalcore, else temporary_directory()."""
+    """Returns $METALCORE_CACHE_DIR, else metalcore in $XDG_CACHE_HOME or ~/.cache, else temporary_directory()."""
     if chosen := os.environ.get("METALCORE_CACHE_DIR"):
         return Path(os.path.realpath(os.path.expanduser(chosen)))
     for variable, below in (("XDG_CACHE_HOME", "metalcore"), ("HOME", ".cache/metalcore")):
@@ -102,7 +102,7 @@ def is_intact(path):
 
 
 def problem():
-    """The reason why the cache directory is not used, in words; None where it is used or can be made."""
+    """Returns why the cache directory is not used, in words; None where it is used or can be made."""
     directory = cache_directory()
     try:
         if os.path.lexists(directory):
@@ -151,7 +151,7 @@ def _read(folder, path):
 
 @contextlib.contextmanager
 def _lock(path):
-    """A lock that is held while an entry is made, so that processes that start together compile it once."""
+    """Holds a lock while an entry is made, so that processes that start together compile it once."""
     place = path.parent / ".locks" / path.name
     with opened_directory(place.parent) as locks:
         descriptor = open_file(locks, place, os.O_RDWR | os.O_CREAT)

@@ -19,7 +19,7 @@ _FILE = os.O_NOFOLLOW | os.O_NONBLOCK
 
 @contextlib.contextmanager
 def opened_directory(path):
-    """A descriptor of a directory. The directory and those above it are made, with mode 0700, where they are missing.
+    """Opens a directory and gives its descriptor. It makes missing directories, also those above, with mode 0700.
 
     Args:
         path: absolute, without symbolic links.
@@ -87,14 +87,14 @@ _status = os.fstat
 
 
 def _problem(found):
-    """The reason why a file or directory is not used; None where it is used."""
+    """Returns why a file or directory is not used; None where it is used."""
     if found.st_uid not in (0, os.geteuid()):
         return f"belongs to {_user(found.st_uid)}"
     return "can be written by others" if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else None
 
 
 def _problem_above(found):
-    """The reason why files below a directory are not used; None where they are used."""
+    """Returns why files below a directory are not used; None where they are used."""
     if found.st_uid not in (0, os.geteuid(), _root_here()):
         return f"belongs to {_user(found.st_uid)}"
     writers = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

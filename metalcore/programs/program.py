@@ -162,7 +162,7 @@ class Program:
 
     @contextlib.contextmanager
     def static_values_kept(self) -> Iterator[None]:
-        """Behind the block static values are as they were before it."""
+        """Restores static values, behind the block, to what they were before it."""
         written = {planned.name for planned in self._report.plan.values if planned.kind == "static"}
         statics = [getattr(self._module, str(n.target)) for n in self.graph.nodes if n.name in written]
         before = [tensor.clone() for tensor in statics]

@@ -42,7 +42,7 @@ class Source(NamedTuple):
 
     @classmethod
     def of(cls, module: GraphModule, *rest: Any) -> Source:
-        """With a copy of the graph, and the same tensors, which stay where the module does not need them."""
+        """Returns a source with a copy of the module's graph and the same tensors, which outlive the module's use."""
         owner, graph = torch.nn.Module(), copy.deepcopy(module.graph)
         for node in graph.nodes:
             if node.op == "get_attr":

@@ -91,7 +91,7 @@ def trace(program: torch.nn.Module | torch.export.ExportedProgram, args: tuple =
 
 
 def _check_averages(module):
-    """torch.export cannot read the count of batches, and its message names no module."""
+    """Refuses averages over all batches: torch.export cannot read their count, and its message names no module."""
     for name, norm in module.named_modules() if isinstance(module, torch.nn.Module) else ():
         counts = isinstance(norm, torch.nn.modules.batchnorm._BatchNorm) and norm.num_batches_tracked is not None
         if counts and norm.training and norm.momentum is None:
@@ -161,7 +161,8 @@ def to_aten(module: GraphModule, inputs: Sequence[Any]) -> GraphModule:
 
 
 def numbers_alone() -> ShapeEnv:
-    """For a fake mode in which numbers that a graph reads from tensors are symbols, and shapes depend on no data."""
+    """Returns the environment of a fake mode in which numbers that a graph reads from tensors are symbols, and shapes
+    depend on no data."""
     return ShapeEnv(allow_dynamic_output_shape_ops=False)
 
 

@@ -40,7 +40,7 @@ STANDARDS = {"metal3.1": 310, "metal3.2": 320, "metal4.0": 400}
 
 
 def version(standard):
-    """__METAL_VERSION__ of a standard, such as 320 of "metal3.2"."""
+    """Returns __METAL_VERSION__ of a standard, such as 320 of "metal3.2"."""
     if standard not in STANDARDS:
         raise ValueError(f"the standard is {standard!r}, and must be one of {', '.join(STANDARDS)}")
     return STANDARDS[standard]

@@ -197,7 +197,7 @@ class _Finder:
         return (last, False) if self._in_body(i) else (len(self.tokens), False)
 
     def _other_meanings(self, name):
-        """Where the program declares types of this name."""
+        """Returns where the program declares types of this name."""
         tokens = self.tokens
         for i, token in enumerate(tokens):
             if token.text == name and token.kind == "id":

@@ -11,7 +11,7 @@ _STATEMENT_STARTS = {"(", "[", "{", "}", ";", ",", "?", ":", "return", "case", "
 
 
 def wrap_conditionals(program):
-    """`c ? a : b` becomes `msl::chosen(c ? msl::arm(a) : msl::arm(b))`, in which a bfloat and a float may mix."""
+    """Makes `c ? a : b` into `msl::chosen(c ? msl::arm(a) : msl::arm(b))`, in which a bfloat and a float may mix."""
     tokens, before, after = program.tokens, {}, {}
     for question, (start, colon, end) in _find(program).items():
         before[start] = before.get(start, "") + "msl::chosen("

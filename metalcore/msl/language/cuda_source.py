@@ -34,7 +34,7 @@ def describe(kernels, addresses):
 
 
 def cuda_source(program, kernels, requests):
-    """CUDA C++ with an entry for each request.
+    """Returns CUDA C++ with an entry for each request.
 
     Args:
         program: Translation.program.

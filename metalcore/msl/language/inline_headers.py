@@ -14,7 +14,7 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
 def inline_headers(source, filename, include_dirs):
-    """MSL without `#include "…"`.
+    """Returns MSL without `#include "…"`.
 
     A header with `#pragma once` or a guard is put in where it is first included, and again only if that was inside an
     `#if`. Any other header is put in wherever it is included. `#line` makes the compiler's messages name the files.

@@ -179,7 +179,7 @@ class Lexer:
 
 
 def lexed(text, at):
-    """pcpp's tokens of a text, at the place of another token."""
+    """Returns pcpp's tokens of a text, at the place of another token."""
     lexer, tokens = Lexer(), []
     lexer.input(text)
     while token := lexer.token():

@@ -190,7 +190,7 @@ class _Function:
         return kind and _Product(kind[0], (first, second), *kind[1:])
 
     def _add(self, product):
-        """It may continue one of the sums, and must touch the waiting products in no other way."""
+        """Adds a product. It may continue one of the sums, and must touch the waiting products in no other way."""
         used, sums = {product.left, product.right}, set(product.sum)
         if not any(other.sum == product.sum for other in self._pending):
             used |= sums
@@ -236,7 +236,7 @@ class _Function:
                 self._put(f"prmt.b32 {self._transposed[value]}, {got}, {row}, {order};")
 
     def _place(self, right):
-        """Where a right matrix lies, if all lanes can exchange its addresses before a loop."""
+        """Returns where a right matrix lies, if all lanes can exchange its addresses before a loop."""
         place = self._shared.place(right)
         return place if place and self._loop and self._loops.is_set_before(place.base, self._loop[0]) else None
 
@@ -261,7 +261,7 @@ class _Function:
         return column
 
     def _emit(self, upper, lower=None):
-        """The products of a sum, and those of the sum below it."""
+        """Writes the products of a sum, and those of the sum below it."""
         while upper:
             count = 2 if len(upper) > 1 and upper[0].kind == upper[1].kind else 1
             self._multiply(upper[:count], lower and lower[:count])

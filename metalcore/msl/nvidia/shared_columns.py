@@ -71,7 +71,7 @@ class SharedColumns:
         self._rows.clear()
 
     def note(self, condition, opcode, target, operands):
-        """An instruction, as joined_products takes it apart."""
+        """Notes what an instruction, as joined_products takes it apart, changes."""
         if "[" in target or opcode.split(".")[0] in _WRITES:
             self.forget()
             return

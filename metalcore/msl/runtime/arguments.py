@@ -125,7 +125,7 @@ class Arguments:
         self.buffers = [self._bind(i, arg) for i, arg in enumerate(args)]
 
     def _casts(self, casts, args):
-        """index -> cast."""
+        """Returns the casts by the arguments' indices."""
         if casts is not None and not isinstance(casts, (str, dict)):
             raise RuntimeError(f"Unexpected caster arg type {type(casts).__name__}")
         if not isinstance(casts, dict):

@@ -55,7 +55,7 @@ class GraphReader:
         raise ProgramFileError(f"{name[:60]!r} is no value of an input")
 
     def parameter(self, entry: dict, read: Callable[[dict], Tensor]) -> None:
-        """A parameter, whose tensor on the CPU `read` gives for its entry."""
+        """Adds a parameter, whose tensor on the CPU `read` gives for its entry."""
         shape, strides, dtype, device = self._form(entry)
         source = read(entry)
         if tuple(source.shape) != shape:

@@ -114,7 +114,7 @@ def _items(entry: Any, kinds: dict[str, Any], what: str, optional: Sequence[str]
 
 
 def _check_name(name):
-    """The name of a value becomes a name in Python code that torch.fx writes, and so has to be nothing else."""
+    """Refuses a value's name that is no plain name, since torch.fx writes it into Python code."""
     if not _NAME.fullmatch(name) or keyword.iskeyword(name) or name.startswith("__") or name == "self":
         raise ProgramFileError(f"a value cannot have the name {name[:60]!r}")
 

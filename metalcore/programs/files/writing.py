@@ -187,7 +187,7 @@ def _operation(node, encode):
 
 
 def _refuse_shared_memory(graph, owner):
-    """Two parameters that share memory would have each its own in a loaded program, which shows if one is written."""
+    """Refuses parameters that share memory: in a loaded program each has its own, which shows if one is written."""
     mutated = mutated_storages(graph)
     first: dict[int, str] = {}
     for node in graph.nodes:

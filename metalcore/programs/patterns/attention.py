@@ -64,7 +64,7 @@ class Attention(Pattern):
         return Match({"q": q, **dict(zip("kv", heads_of)), "mask": mask, **options}, [node, *nodes])
 
     def is_faster(self, match, device_type):
-        """One query has kernels of its own, which read each head once and take any mask."""
+        """Returns True also for one query, whose kernels read each head once and take any mask."""
         is_one = value(match["q"]).shape[-2] == 1 and value(match["k"]).shape[-2] >= LEAST_KEYS
         return is_one and (match["mask"] is not None or len(match.nodes) > 1) or super().is_faster(match, device_type)
 

@@ -73,7 +73,7 @@ def _with_tile(plain, tensors, across):
 
 
 def _rows(plain, tensors, outputs):
-    """Several, if others than the operands that are read for each row are read for all of them at once. With more
+    """Returns how many rows a thread takes: several, where it reads some operands once for all of its rows. With more
     operands for each row, or more rows, a thread would need too many registers."""
     if len(plain.sizes) < 2 or any(of[0] > 1 for of in plain.strides):
         return 1

@@ -31,7 +31,7 @@ class Tile(NamedTuple):
         return self.side + 1
 
     def rows_apart(self, vector: int) -> int:
-        """From one row of a thread to its next, where threads take vectors of a tile."""
+        """Returns the distance from one row of a thread to its next, where threads take vectors of a tile."""
         return TILE_THREADS * vector // self.side
 
 

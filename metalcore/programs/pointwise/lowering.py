@@ -146,7 +146,7 @@ class Lowering:
         return rounding.before if rounding else value.text
 
     def _computed(self, node, arguments, dtype):
-        """The text of a node's result and its dtype before it is converted to the node's."""
+        """Returns the text of a node's result and its dtype before it is converted to the node's."""
         if special := _SPECIAL.get(name_of(node)):
             return special(self, node, arguments, dtype)
         return self.apply(FORMULAS[name_of(node)], node, arguments)

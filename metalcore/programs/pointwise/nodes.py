@@ -35,7 +35,7 @@ class Value(NamedTuple):
 
 
 def name_of(node: Node) -> str:
-    """ "add.Tensor"; "" for what is no overload of aten."""
+    """Returns an overload's name, such as "add.Tensor"; "" for what is no overload of aten."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "prims"):
         return ""

@@ -47,7 +47,7 @@ def unsigned(dtype: torch.dtype) -> str:
 
 
 def kind(dtype: torch.dtype) -> str:
-    """ "f", "i" or "b"."""
+    """Returns "f" for floating-point numbers, "i" for integers and "b" for bool."""
     return "f" if dtype.is_floating_point else "b" if dtype == torch.bool else "i"
 
 

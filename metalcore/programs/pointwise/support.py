@@ -22,7 +22,7 @@ _KINDS = {"f": "floating point", "i": "whole numbers", "b": "bool"}
 
 
 def supports(node: Node) -> str | None:
-    """The reason why the generator does not take a node of a graph, or None where it takes it.
+    """Returns why the generator does not take a node of a graph, or None where it takes it.
 
     The node and its operands must have their fake tensors as meta["val"].
     """

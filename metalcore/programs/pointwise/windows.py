@@ -68,7 +68,7 @@ def windows_of(node: Node, at: Sequence[str]) -> list[Window]:
 
 
 def _adaptive(c, size, new):
-    """From floor(c size / new) to ceil((c + 1) size / new)."""
+    """Returns the window from floor(c size / new) to ceil((c + 1) size / new)."""
     if size % new == 0:
         step = size // new
         return Window(f"{c} * {step}", f"{c} * {step} + {step}", 1, size, 0, step, step)
