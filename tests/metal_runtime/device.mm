@@ -265,15 +265,15 @@ int32_t registry_cores = 0;
 
 extern "C" {
 
-CFTypeRef IOServiceMatching(const char* name) {
-  return std::string(name) == "AGXAccelerator" ? &registry_cores : nullptr;
+CFMutableDictionaryRef IOServiceMatching(const char* name) {
+  return std::string(name) == "AGXAccelerator" ? reinterpret_cast<CFMutableDictionaryRef>(&registry_cores) : nullptr;
 }
 
-int IOServiceGetMatchingServices(uint32_t, CFTypeRef matching, io_iterator_t* existing) {
+kern_return_t IOServiceGetMatchingServices(mach_port_t, CFDictionaryRef matching, io_iterator_t* existing) {
   const char* cores = std::getenv("METAL_RUNTIME_CORES");
   registry_cores = cores ? std::atoi(cores) : 8;
   asked = false;
-  if (matching != &registry_cores || registry_cores == 0) return 1;
+  if (static_cast<const void*>(matching) != &registry_cores || registry_cores == 0) return 1;
   *existing = kIterator;
   ++given;
   return 0;
@@ -286,20 +286,21 @@ io_object_t IOIteratorNext(io_iterator_t iterator) {
   return kGpu;
 }
 
-CFTypeRef IORegistryEntryCreateCFProperty(io_object_t entry, CFStringRef key, CFTypeRef, uint32_t) {
+CFTypeRef IORegistryEntryCreateCFProperty(io_object_t entry, CFStringRef key, CFAllocatorRef, uint32_t) {
   require(entry == kGpu, "a property of what is no entry of the registry");
   if (metal_runtime::text((NSString*)key) != "gpu-core-count") return nullptr;
   ++given;
   return &registry_cores;
 }
 
-int IOObjectRelease(io_object_t object) {
+kern_return_t IOObjectRelease(io_object_t object) {
   require(object != 0 && given-- > 0, "an object of IOKit's is released twice");
   return 0;
 }
 
-unsigned char CFNumberGetValue(CFTypeRef number, long type, void* value) {
-  require(number == &registry_cores && type == kCFNumberSInt32Type, "this is no number of 32 bits");
+Boolean CFNumberGetValue(CFNumberRef number, CFNumberType type, void* value) {
+  require(static_cast<const void*>(number) == &registry_cores && type == kCFNumberSInt32Type,
+          "this is no number of 32 bits");
   *static_cast<int32_t*>(value) = registry_cores;
   return 1;
 }

@@ -38,7 +38,7 @@ uint32_t gpu_cores() {
       NSString* const key = [NSString stringWithCString:"gpu-core-count" encoding:NSUTF8StringEncoding];
       if (const CFTypeRef number = IORegistryEntryCreateCFProperty(gpu, (CFStringRef)key, nullptr, 0)) {
         int32_t count = 0;
-        if (cores == 0 && CFNumberGetValue(number, kCFNumberSInt32Type, &count) && count > 0)
+        if (cores == 0 && CFNumberGetValue(static_cast<CFNumberRef>(number), kCFNumberSInt32Type, &count) && count > 0)
           cores = static_cast<uint32_t>(count);
         CFRelease(number);
       }
