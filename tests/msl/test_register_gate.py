@@ -81,12 +81,13 @@ def test_a_listed_kernel_must_not_fit(monkeypatch):
     assert "it fits" in use.fault
 
 
-def test_a_kernel_of_nvidia_gpus_has_the_threadgroup_memory_alone_as_its_bound(monkeypatch):
+def test_a_kernel_of_nvidia_gpus_has_to_compile_alone(monkeypatch):
     monkeypatch.setitem(register_gate.NVIDIA, "see.", "a test")
-    for room, right in ((8192, True), (8193, False)):
-        (use,) = register_gate.uses_of(SEED.format(threads=1024, alive=64, room=room))
-        assert (use.registers, use.local_bytes, use.threadgroup_bytes) == (None, None, 4 * room)
-        assert (not use.fault) == right
+    most = 48 * 1024 // 4
+    (use,) = register_gate.uses_of(SEED.format(threads=1024, alive=64, room=most))
+    assert (use.registers, use.local_bytes, use.threadgroup_bytes, use.fault) == (None, None, 4 * most, "")
+    with pytest.raises(RuntimeError, match="shared data"):
+        register_gate.uses_of(SEED.format(threads=1024, alive=64, room=most + 1))
 
 
 def kernels():
