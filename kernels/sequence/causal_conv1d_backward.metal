@@ -75,9 +75,8 @@ template <uint M, typename T>
       // The first position of a sequence has the gradient of its state as well.
       if (!params.has_state || ages[i] != 0 || first + i >= params.length || place.channel + lane >= params.channels)
         continue;
-      uint sequence = place.batch;
-      if (params.sequencing == CONV1D_ENDS) sequence = sequence_at(numbers, params, static_cast<int>(first + i));
-      if (params.sequencing == CONV1D_ENDS && sequence >= params.sequences) continue;
+      const uint sequence = sequence_of(numbers, params, place, static_cast<int>(first + i));
+      if (sequence >= params.sequences) continue;
       for (uint j = 0; j + 1 < width; ++j) {
         float by_state = 0.0f;
         for (uint t = 0; t <= j && ages[i + t] == static_cast<int>(t); ++t)

@@ -104,16 +104,18 @@ inline int age_at(device const int* numbers, constant CausalConv1dParams& params
   return age;
 }
 
+// The number of a position's sequence among those with states; params.sequences past the last of them.
+inline uint sequence_of(device const int* numbers, constant CausalConv1dParams& params, Place place, int position) {
+  return params.sequencing == CONV1D_ENDS ? sequence_at(numbers, params, position) : place.batch;
+}
+
 // Where the state of a position's sequence begins, if it has one.
 template <typename T>
 inline device const T* state_of(device const T* state, device const int* numbers, constant CausalConv1dParams& params,
                                 Place place, uint channel, int position) {
   if (!params.has_state) return nullptr;
-  uint sequence = place.batch;
-  if (params.sequencing == CONV1D_ENDS) {
-    sequence = sequence_at(numbers, params, position);
-    if (sequence >= params.sequences) return nullptr;
-  }
+  const uint sequence = sequence_of(numbers, params, place, position);
+  if (sequence >= params.sequences) return nullptr;
   return state + sequence * params.state[0] + channel * params.state[1];
 }
 
