@@ -97,19 +97,12 @@ MSL_INTEGERS(MSL_SIGNED)
 MSL_SELECT(char) MSL_SELECT(uchar) MSL_SELECT(short) MSL_SELECT(ushort) MSL_SELECT(int) MSL_SELECT(uint)
 MSL_SELECT(long) MSL_SELECT(ulong)
 
-#define MSL_PACKING(N, Packed)                                                              \
-  constexpr Packed pack_float_to_snorm##N(float4); constexpr Packed pack_float_to_unorm##N(float4); \
-  constexpr float4 unpack_snorm##N##_to_float(Packed); constexpr float4 unpack_unorm##N##_to_float(Packed); \
-  constexpr Packed pack_half_to_snorm##N(half4); constexpr Packed pack_half_to_unorm##N(half4); \
-  constexpr half4 unpack_snorm##N##_to_half(Packed); constexpr half4 unpack_unorm##N##_to_half(Packed);
-MSL_PACKING(4x8, uint)
-#undef MSL_PACKING
-#define MSL_PACKING(N, Packed)                                                              \
-  constexpr Packed pack_float_to_snorm##N(float2); constexpr Packed pack_float_to_unorm##N(float2); \
-  constexpr float2 unpack_snorm##N##_to_float(Packed); constexpr float2 unpack_unorm##N##_to_float(Packed); \
-  constexpr Packed pack_half_to_snorm##N(half2); constexpr Packed pack_half_to_unorm##N(half2); \
-  constexpr half2 unpack_snorm##N##_to_half(Packed); constexpr half2 unpack_unorm##N##_to_half(Packed);
-MSL_PACKING(2x16, uint)
+#define MSL_PACKING(N, M)                                                                             \
+  constexpr uint pack_float_to_snorm##N(float##M); constexpr uint pack_float_to_unorm##N(float##M);   \
+  constexpr float##M unpack_snorm##N##_to_float(uint); constexpr float##M unpack_unorm##N##_to_float(uint); \
+  constexpr uint pack_half_to_snorm##N(half##M); constexpr uint pack_half_to_unorm##N(half##M);       \
+  constexpr half##M unpack_snorm##N##_to_half(uint); constexpr half##M unpack_unorm##N##_to_half(uint);
+MSL_PACKING(4x8, 4) MSL_PACKING(2x16, 2)
 #undef MSL_PACKING
 
 }  // namespace metal
