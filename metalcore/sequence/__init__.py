@@ -2,5 +2,11 @@
 
 from ._causal_conv1d import causal_conv1d
 from ._causal_conv1d_update import causal_conv1d_update
+from ._delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
 
-__all__ = ["causal_conv1d", "causal_conv1d_update"]
+__all__ = [
+    "causal_conv1d",
+    "causal_conv1d_update",
+    "chunk_gated_delta_rule",
+    "fused_recurrent_gated_delta_rule",
+]

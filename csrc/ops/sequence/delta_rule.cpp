@@ -1,0 +1,247 @@
+// gated_delta_rule: a matrix-valued state along time, which each position decays, corrects and reads.
+#include "../../../kernels/sequence/delta_rule.h"
+
+#include "../common/common.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <tuple>
+
+namespace metalcore {
+namespace {
+
+const char* padded(int64_t size) { return size <= 64 ? "_64_" : size <= 128 ? "_128_" : "_256_"; }
+int64_t padded_size(int64_t size) { return size <= 64 ? 64 : size <= 128 ? 128 : 256; }
+
+// Elements of a head have to be side by side.
+Tensor with_rows(const Tensor& x) { return x.size(3) == 1 || x.stride(3) == 1 ? x : torch::stable::contiguous(x); }
+
+void put_strides(int64_t (&strides)[3], const Tensor& x) { std::copy_n(x.strides().data(), 3, strides); }
+
+void check_float32_of(const char* op, const char* argument, const Tensor& x, const Tensor& like, Sizes sizes) {
+  check_same_device(op, argument, x, like);
+  const auto found = x.sizes();
+  check(x.scalar_type() == ScalarType::Float && found.size() == sizes.size() &&
+            std::equal(found.begin(), found.end(), sizes.begin()),
+        "metalcore::", op, ": ", argument, " must be float32 of the shape ", shape_text(sizes), ", and is ",
+        dtype_name(x.scalar_type()), " of ", shape_text(x));
+}
+
+struct Call {
+  Tensor q, k, v, beta;
+  MaybeTensor g, state, ends;
+  DeltaRuleParams params;
+  int64_t chunks;  // places for kept states
+  bool empty;      // no position has anything to compute
+};
+
+Call call_of(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& g,
+             const Tensor& beta, const MaybeTensor& state, const MaybeTensor& ends, double scale, bool normalized) {
+  check_float(op, "q", q);
+  check(q.dim() == 4 && q.size(3) <= DELTA_SIZE, "metalcore::", op, ": q must be [batch, length, heads, up to ",
+        DELTA_SIZE, "], not ", shape_text(q));
+  check_same_device(op, "k", k, q);
+  check_same_dtype(op, "k", k, q);
+  check_same_shape(op, "k", k, q);
+  check_same_device(op, "v", v, q);
+  check_same_dtype(op, "v", v, q);
+  const int64_t batch = q.size(0), length = q.size(1), heads = q.size(2), keys = q.size(3);
+  check(v.dim() == 4 && v.size(0) == batch && v.size(1) == length &&
+            (heads ? v.size(2) % heads == 0 : v.size(2) == 0) && v.size(3) <= DELTA_SIZE,
+        "metalcore::", op, ": v must be [", batch, ", ", length, ", a multiple of ", heads, ", up to ", DELTA_SIZE,
+        "], not ", shape_text(v));
+  const int64_t value_heads = v.size(2), values = v.size(3);
+  const int64_t by_head[3] = {batch, length, value_heads};
+  if (g) check_float32_of(op, "g", *g, q, Sizes(by_head, 3));
+  check_float32_of(op, "beta", beta, q, Sizes(by_head, 3));
+  int64_t sequences = batch;
+  if (ends) {
+    check_same_device(op, "cu_seqlens", *ends, q);
+    check(ends->dim() == 1 && ends->size(0) >= 1 && batch == 1 && ends->scalar_type() == ScalarType::Int,
+          "metalcore::", op,
+          ": cu_seqlens must be an int32 vector of sequences' ends after 0, and q have one batch entry; they are ",
+          dtype_name(ends->scalar_type()), " of ", shape_text(*ends), " and ", shape_text(q));
+    sequences = ends->size(0) - 1;
+  }
+  const int64_t of_states[4] = {sequences, value_heads, keys, values};
+  if (state) check_float32_of(op, "initial_state", *state, q, Sizes(of_states, 4));
+  check(length <= INT32_MAX / 2, "metalcore::", op, ": ", length, " positions are more than kernels can count");
+  const int64_t places = ends ? 0 : ceil_div<int64_t>(length, DELTA_CHUNK);
+  Call call{with_rows(q),
+            with_rows(k),
+            with_rows(v),
+            as_contiguous(beta),
+            as_contiguous(g),
+            as_contiguous(state),
+            as_contiguous(ends),
+            {},
+            ends ? length / DELTA_CHUNK + sequences : places * batch,
+            batch * length * value_heads * values * keys * sequences == 0};
+  call.params = {
+      .batch = grid_side(batch),
+      .length = grid_side(length),
+      .heads = grid_side(heads),
+      .value_heads = grid_side(value_heads),
+      .keys = grid_side(keys),
+      .values = grid_side(values),
+      .sequences = grid_side(sequences),
+      .places = grid_side(places),
+      .packed = ends.has_value(),
+      .normalized = normalized,
+      .has_gate = g.has_value(),
+      .has_state = state.has_value(),
+      .row_blocks = 1,
+      .scale = static_cast<float>(scale),
+  };
+  put_strides(call.params.q, call.q);
+  put_strides(call.params.k, call.k);
+  put_strides(call.params.v, call.v);
+  return call;
+}
+
+Tensor state_of(const Call& call) {
+  const DeltaRuleParams& p = call.params;
+  return new_tensor({p.sequences, p.value_heads, p.keys, p.values}, ScalarType::Float, call.q);
+}
+
+// Threadgroups for all columns of the states of sequences.
+uint32_t column_groups(const DeltaRuleParams& p) {
+  const int64_t columns = (p.keys <= 128 ? 8 : 4) * (DELTA_THREADS / 32);
+  return grid_side(ceil_div<int64_t>(p.values, columns) * p.value_heads * p.sequences);
+}
+
+struct Forward {
+  MaybeTensor out, state, errors, kept;
+};
+void record_forward(gpu::Recording& recording, const Call& call, DeltaRuleParams params, const Forward& results) {
+  params.for_derivative = results.errors.has_value();
+  recording.kernel("gated_delta_rule", padded(params.keys), suffix(call.q.scalar_type()));
+  recording.buffer(0, call.q).buffer(1, call.k).buffer(2, call.v).buffer(3, call.g).buffer(4, call.beta);
+  recording.buffer(5, call.ends).buffer(6, call.state).buffer(7, results.out).buffer(8, results.state);
+  recording.buffer(9, results.errors).buffer(10, results.kept).bytes(11, params);
+  recording.dispatch_threadgroups({column_groups(params)}, {DELTA_THREADS});
+}
+
+void note(const char* op, const DeltaRuleParams& p) {
+  gpu::note_plan(op, "recurrent", [&] {
+    return std::to_string(column_groups(p)) + " threadgroups walk along " + std::to_string(p.length) +
+           " positions, each with columns of a state of " + std::to_string(p.keys) + " by " + std::to_string(p.values);
+  });
+}
+
+std::tuple<Tensor, Tensor> gated_delta_rule(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& g,
+                                            const Tensor& beta, const MaybeTensor& state, const MaybeTensor& ends,
+                                            double scale, bool normalized) {
+  const char* op = "gated_delta_rule";
+  const Call call = call_of(op, q, k, v, g, beta, state, ends, scale, normalized);
+  Tensor out = new_like(v);
+  Tensor final_state = state_of(call);
+  // Positions that belong to no sequence have no result, and states without elements or positions stay what they are.
+  if (ends || call.empty) torch::stable::zero_(out);
+  if (call.empty) {
+    if (state && final_state.numel()) torch::stable::copy_(final_state, *state);
+    if (!state) torch::stable::zero_(final_state);
+    return {out, final_state};
+  }
+  note(op, call.params);
+  gpu::record(out, [&](gpu::Recording& recording) {
+    record_forward(recording, call, call.params, {out, final_state, std::nullopt, std::nullopt});
+  });
+  return {out, final_state};
+}
+
+// The gradients of q, k, v, g, beta and initial_state. Those of what is not given are empty.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_backward(
+    const Tensor& grad, const Tensor& grad_state, const Tensor& q, const Tensor& k, const Tensor& v,
+    const MaybeTensor& g, const Tensor& beta, const MaybeTensor& state, const MaybeTensor& ends, double scale,
+    bool normalized) {
+  const char* op = "gated_delta_rule_backward";
+  Call call = call_of(op, q, k, v, g, beta, state, ends, scale, normalized);
+  check_same_device(op, "grad", grad, q);
+  check_same_dtype(op, "grad", grad, q);
+  check_same_shape(op, "grad", grad, v);
+  DeltaRuleParams& params = call.params;
+  const int64_t of_states[4] = {params.sequences, params.value_heads, params.keys, params.values};
+  check_float32_of(op, "grad_state", grad_state, q, Sizes(of_states, 4));
+  Tensor gq = new_like(q), gk = new_like(k), gv = new_like(v), gbeta = new_like(beta);
+  const int64_t none[1] = {0};
+  Tensor gg = new_tensor(g ? g->sizes() : Sizes(none, 1), ScalarType::Float, q);
+  Tensor gstate = new_tensor(state ? state->sizes() : Sizes(none, 1), ScalarType::Float, q);
+  if (call.empty) {
+    for (Tensor* each : {&gq, &gk, &gv, &gbeta, &gg}) torch::stable::zero_(*each);
+    if (state && gstate.numel()) torch::stable::copy_(gstate, grad_state);
+    return {gq, gk, gv, gg, gbeta, gstate};
+  }
+  const Tensor given = with_rows(grad), given_state = as_contiguous(grad_state);
+  put_strides(params.grad, given);
+  const int64_t rows = DELTA_ROWS(padded_size(params.values)) * (DELTA_THREADS / 32);
+  params.row_blocks = grid_side(ceil_div<int64_t>(params.keys, rows));
+  const int64_t positions = int64_t{params.batch} * params.length * params.value_heads;
+  const int64_t states = call.chunks * params.value_heads * params.keys * params.values;
+  const auto scratch = [&](int64_t size) { return new_tensor({size}, ScalarType::Float, q); };
+  const Tensor errors = scratch(positions * params.values), error_grads = scratch(positions * params.values);
+  const Tensor kept = scratch(states), kept_grads = scratch(states);
+  const Tensor parts_q = scratch(positions * params.keys), parts_k = scratch(positions * params.keys);
+  const Tensor gate_parts = scratch(g ? positions * params.row_blocks : 0);
+  if (ends) {  // what positions have that belong to no sequence
+    for (const Tensor* each : {&errors, &error_grads, &parts_q, &parts_k}) {
+      Tensor zeros = *each;
+      torch::stable::zero_(zeros);
+    }
+    torch::stable::zero_(gg);
+  }
+  const char* type = suffix(q.scalar_type());
+  const auto chunk_groups = [&](int64_t each) { return grid_side(call.chunks * params.value_heads * each); };
+  const auto simdgroups = [&](int64_t count) { return grid_side(ceil_div<int64_t>(count, DELTA_THREADS / 32)); };
+  note(op, params);
+  gpu::record(gq, [&](gpu::Recording& recording) {
+    record_forward(recording, call, params, {std::nullopt, std::nullopt, errors, kept});
+
+    recording.kernel("gated_delta_rule_back", padded(params.keys), type);
+    recording.buffer(0, given).buffer(1, given_state).buffer(2, call.q).buffer(3, call.k).buffer(4, call.g);
+    recording.buffer(5, call.beta).buffer(6, call.ends).buffer(7, error_grads).buffer(8, kept_grads);
+    recording.buffer(9, gstate).bytes(10, params);
+    recording.dispatch_threadgroups({column_groups(params)}, {DELTA_THREADS});
+
+    recording.kernel("gated_delta_rule_chunks", padded(params.values), type);
+    recording.buffer(0, given).buffer(1, call.q).buffer(2, call.k).buffer(3, call.g).buffer(4, call.beta);
+    recording.buffer(5, call.ends).buffer(6, errors).buffer(7, error_grads).buffer(8, kept).buffer(9, kept_grads);
+    recording.buffer(10, parts_q).buffer(11, parts_k).buffer(12, gate_parts).bytes(13, params);
+    recording.dispatch_threadgroups({chunk_groups(params.row_blocks)}, {DELTA_THREADS});
+
+    recording.kernel("gated_delta_rule_keys", "_", type);
+    recording.buffer(0, call.q).buffer(1, call.k).buffer(2, parts_q).buffer(3, parts_k).buffer(4, gq).buffer(5, gk);
+    recording.bytes(6, params);
+    recording.dispatch_threadgroups({simdgroups(int64_t{params.batch} * params.length * params.heads)},
+                                    {DELTA_THREADS});
+
+    recording.kernel("gated_delta_rule_values", "_", type);
+    recording.buffer(0, call.beta).buffer(1, errors).buffer(2, error_grads).buffer(3, gv).buffer(4, gbeta);
+    recording.bytes(5, params);
+    recording.dispatch_threadgroups({simdgroups(positions)}, {DELTA_THREADS});
+    if (!g) return;
+    recording.kernel("gated_delta_rule_gates");
+    recording.buffer(0, call.ends).buffer(1, gate_parts).buffer(2, gg).bytes(3, params);
+    recording.dispatch_threadgroups({chunk_groups(1)}, {32});
+  });
+  return {gq, gk, gv, gg, gbeta, gstate};
+}
+
+}  // namespace
+}  // namespace metalcore
+
+STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
+  m.def(
+      "gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor beta, Tensor? initial_state, "
+      "Tensor? cu_seqlens, float scale, bool normalized) -> (Tensor, Tensor)");
+  m.def(
+      "gated_delta_rule_backward(Tensor grad, Tensor grad_state, Tensor q, Tensor k, Tensor v, Tensor? g, Tensor beta, "
+      "Tensor? initial_state, Tensor? cu_seqlens, float scale, bool normalized) -> "
+      "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+}
+
+METALCORE_KERNELS(m) {
+  m.impl<&metalcore::gated_delta_rule>("gated_delta_rule");
+  m.impl<&metalcore::gated_delta_rule_backward>("gated_delta_rule_backward");
+}

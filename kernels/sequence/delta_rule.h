@@ -1,0 +1,40 @@
+// What the kernels of gated_delta_rule and csrc/ops/sequence/delta_rule.cpp share.
+#pragma once
+
+#ifndef __METAL_VERSION__
+#include <cstdint>
+#endif
+
+#define DELTA_THREADS 128  // of a threadgroup
+#define DELTA_STEPS 8      // positions whose keys and queries are in threadgroup memory at once
+#define DELTA_CHUNK 64     // positions between the states that the derivative keeps
+#define DELTA_SIZE 256     // the largest size of a head
+// Rows of a state that a simdgroup of gated_delta_rule_chunks has, for the size that its values are padded to.
+#define DELTA_ROWS(values) ((values) > 128 ? 4 : 8)
+
+// A sequence's chunks have neighbouring places among the kept states. The places of sequence n begin at n * places. If
+// cu_seqlens divides the positions, they begin at cu_seqlens[n] / DELTA_CHUNK + n.
+//
+// Strides are in elements, of batch, position and head. All other tensors are contiguous: g, beta (batch, position,
+// value head), states (sequence or chunk, value head, key, value).
+struct DeltaRuleParams {
+  uint32_t batch;
+  uint32_t length;
+  uint32_t heads;  // of q and k, each for value_heads / heads neighbouring ones of v
+  uint32_t value_heads;
+  uint32_t keys;    // the size of q's and k's heads
+  uint32_t values;  // the size of v's heads
+  uint32_t sequences;
+  uint32_t places;
+  uint32_t packed;  // cu_seqlens divides the positions of one batch entry
+  uint32_t normalized;
+  uint32_t has_gate;
+  uint32_t has_state;
+  uint32_t for_derivative;  // the forward pass writes what the derivative needs in the place of results
+  uint32_t row_blocks;      // threadgroups that share the rows of a state
+  float scale;
+  int64_t q[3];
+  int64_t k[3];
+  int64_t v[3];
+  int64_t grad[3];
+};

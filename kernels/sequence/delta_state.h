@@ -1,0 +1,116 @@
+// The state of the gated delta rule, a matrix of keys by values for each head of v:
+//
+//   S = exp(g) S;  u = v - Sᵀ k;  S = S + beta k uᵀ;  o = scale Sᵀ q
+//
+// Its columns do not depend on each other, except in the gradients of q and k. So a simdgroup holds some columns in
+// registers and walks along the positions. Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks", 2024.
+#pragma once
+
+#include "sequence/delta_rule.h"
+#include <metal_stdlib>
+
+using namespace metal;
+
+constexpr constant uint kSimdgroups = DELTA_THREADS / 32;
+
+// The positions of a sequence, and its first place among the kept states. Numbers of cu_seqlens that lie outside of the
+// tensor, or descend, count as the nearest place that is possible.
+struct Span {
+  uint batch, begin, end;
+  ulong place;
+};
+inline Span span_of(device const int* ends, constant DeltaRuleParams& params, uint sequence) {
+  if (!params.packed) return {sequence, 0u, params.length, ulong(sequence) * params.places};
+  const int length = static_cast<int>(params.length);
+  const int begin = clamp(ends[sequence], 0, length), end = clamp(ends[sequence + 1], begin, length);
+  return {0u, static_cast<uint>(begin), static_cast<uint>(end), ulong(begin) / DELTA_CHUNK + sequence};
+}
+
+// One over the length of a vector whose squares have this sum.
+inline float inverse_length(float squares) { return rsqrt(squares + 1e-6f); }
+
+// Brings the rows of DELTA_STEPS positions into threadgroup memory, times `scale`, and normalized if params says so.
+// Rows from `end` on are zero.
+template <uint kPadded, typename T>
+inline void fetch(threadgroup float* tile, device const T* x, long stride, uint first, uint end, float scale,
+                  constant DeltaRuleParams& params, uint simdgroup, uint lane) {
+  for (uint i = simdgroup; i < DELTA_STEPS; i += kSimdgroups) {
+    const bool inside = first + i < end;
+    device const T* const row = x + (first + i) * stride;
+    float values[kPadded / 32], squares = 0.0f;
+#pragma unroll
+    for (uint n = 0; n < kPadded / 32; ++n) {
+      values[n] = inside && n * 32 + lane < params.keys ? static_cast<float>(row[n * 32 + lane]) : 0.0f;
+      squares += values[n] * values[n];
+    }
+    const float factor = params.normalized ? scale * inverse_length(simd_sum(squares)) : scale;
+#pragma unroll
+    for (uint n = 0; n < kPadded / 32; ++n) tile[i * kPadded + n * 32 + lane] = values[n] * factor;
+  }
+}
+
+// Columns of a state: ACROSS lanes share a column, of which each has N times four rows.
+template <uint ACROSS, uint N>
+struct Columns {
+  static constexpr constant uint kColumns = 32 / ACROSS, kPadded = ACROSS * N * 4;
+
+  float4 at[N];
+  uint part;  // of the column
+
+  Columns(uint lane) : part(lane / kColumns) {}
+
+  // A place in memory moves from row to row, since places of all rows would take as many registers as the rows.
+  void load(device const float* state, bool given, uint keys, uint values, uint column) {
+    state += ulong(4 * part) * values + column;
+#pragma unroll
+    for (uint n = 0; n < N; ++n) {
+#pragma unroll
+      for (uint i = 0; i < 4; ++i) {
+        const bool inside = given && 4 * (n * ACROSS + part) + i < keys && column < values;
+        at[n][i] = inside ? *state : 0.0f;
+        state += i < 3 ? values : (4 * ACROSS - 3) * values;
+      }
+    }
+  }
+  void store(device float* state, uint keys, uint values, uint column) const {
+    state += ulong(4 * part) * values + column;
+#pragma unroll
+    for (uint n = 0; n < N; ++n) {
+#pragma unroll
+      for (uint i = 0; i < 4; ++i) {
+        if (4 * (n * ACROSS + part) + i < keys && column < values) *state = at[n][i];
+        state += i < 3 ? values : (4 * ACROSS - 3) * values;
+      }
+    }
+  }
+  void scale(float factor) {
+#pragma unroll
+    for (uint n = 0; n < N; ++n) at[n] *= factor;
+  }
+  // Adds the row times a number to the column.
+  void add(threadgroup const float4* row, float factor) {
+#pragma unroll
+    for (uint n = 0; n < N; ++n) at[n] += row[n * ACROSS + part] * factor;
+  }
+  // The product of the row and the column, which all lanes of the column get.
+  float product(threadgroup const float4* row) const {
+    float4 sums = float4(0.0f);
+#pragma unroll
+    for (uint n = 0; n < N; ++n) sums += row[n * ACROSS + part] * at[n];
+    float sum = (sums.x + sums.y) + (sums.z + sums.w);
+#pragma unroll
+    for (ushort step = kColumns; step < 32; step *= 2) sum += simd_shuffle_xor(sum, step);
+    return sum;
+  }
+};
+
+#define INSTANTIATE(name, types, ...) template[[host_name(name types)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
+// Heads of up to 64, 128 and 256: lanes that share a column, and a quarter of the rows that each has.
+#define INSTANTIATE_SIZES(name, types, function, T)  \
+  INSTANTIATE(name "_64", types, function<4, 4, T>)  \
+  INSTANTIATE(name "_128", types, function<4, 8, T>) \
+  INSTANTIATE(name "_256", types, function<8, 8, T>)
+#define INSTANTIATE_TYPES(name, function)            \
+  INSTANTIATE_SIZES(name, "_float", function, float) \
+  INSTANTIATE_SIZES(name, "_half", function, half)   \
+  INSTANTIATE_SIZES(name, "_bfloat", function, bfloat)

@@ -1,0 +1,144 @@
+"""The gated delta rule and its derivative in PyTorch's ops, in float32 or float64. Both have gradients of any order.
+
+Chunks of positions are products of matrices. Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks", 2024.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+
+from ._taps import wide
+
+__all__ = ["SIZES", "check", "gradients", "rule"]
+
+SIZES = range(257)  # of heads that the kernels take
+_CHUNK = 64
+
+
+def check(op, q, k, v, g, beta, state, ends, *, any_size=False):
+    """Checks what the host side checks, with its messages; PyTorch's ops take heads of any size."""
+
+    def require(holds, message):
+        if not holds:
+            raise RuntimeError(f"metalcore::{op}: {message}")
+
+    def name(tensor):
+        return f"{str(tensor.dtype).removeprefix('torch.')} of {list(tensor.shape)}"
+
+    largest = SIZES[-1]
+    require(
+        q.dim() == 4 and (any_size or q.shape[3] in SIZES),
+        f"q must be [batch, length, heads, up to {largest}], not {list(q.shape)}",
+    )
+    batch, length, heads, keys = q.shape
+    require(k.shape == q.shape, f"k must have q's shape {list(q.shape)}, not {list(k.shape)}")
+    require(
+        v.dim() == 4
+        and v.shape[:2] == q.shape[:2]
+        and (v.shape[2] % heads == 0 if heads else v.shape[2] == 0)
+        and (any_size or v.shape[3] in SIZES),
+        f"v must be [{batch}, {length}, a multiple of {heads}, up to {largest}], not {list(v.shape)}",
+    )
+    sequences = batch
+    if ends is not None:
+        require(
+            ends.dim() == 1 and ends.shape[0] >= 1 and batch == 1 and ends.dtype == torch.int32,
+            "cu_seqlens must be an int32 vector of sequences' ends after 0, and q have one batch entry; they are "
+            f"{name(ends)} and {list(q.shape)}",
+        )
+        sequences = ends.shape[0] - 1
+    dtypes = (torch.float32, torch.float64) if any_size else (torch.float32,)
+    for argument, tensor, shape in (
+        ("g", g, v.shape[:3]),
+        ("beta", beta, v.shape[:3]),
+        ("initial_state", state, (sequences, v.shape[2], keys, v.shape[3])),
+    ):
+        require(
+            tensor is None or tensor.dtype in dtypes and tensor.shape == shape,
+            f"{argument} must be float32 of the shape {list(shape)}, and is {'' if tensor is None else name(tensor)}",
+        )
+
+
+def rule(q, k, v, g, beta, state, ends, scale, normalized):
+    """Computes gated_delta_rule: the results, and the states behind the sequences."""
+    heads, repeats = q.shape[2], v.shape[2] // q.shape[2] if q.shape[2] else 1
+    of_keys, of_values = [wide(q), wide(k)], [wide(v), wide(beta), None if g is None else wide(g)]
+    if normalized:
+        of_keys = [x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in of_keys]
+    of_keys = [x.repeat_interleave(repeats, 2) if heads else x for x in of_keys]
+    tensors = [None if x is None else x.transpose(1, 2) for x in (*of_keys, *of_values)]
+    shape = v.shape[2], q.shape[3], v.shape[3]
+    if ends is None:
+        before = tensors[0].new_zeros(q.shape[0], *shape) if state is None else state.to(tensors[0].dtype)
+        out, after = _sequence(*tensors, before, scale)
+        return out.transpose(1, 2).to(v.dtype), after.to(_state_dtype(v))
+    # Numbers outside of the tensor, or that descend, count as the nearest place that is possible.
+    places = ends.clamp(0, q.shape[1]).tolist()
+    outs, states, covered = [], [], 0
+    for n, (begin, end) in enumerate(pairwise(places)):
+        begin = max(begin, covered)
+        end = covered = max(begin, end)
+        before = tensors[0].new_zeros(1, *shape) if state is None else state[n : n + 1].to(tensors[0].dtype)
+        part, after = _sequence(*(None if x is None else x[:, :, begin:end] for x in tensors), before, scale)
+        outs += [part.new_zeros(*part.shape[:2], begin - sum(o.shape[2] for o in outs), part.shape[3]), part]
+        states.append(after)
+    rest = tensors[2][:, :, covered:]
+    out = torch.cat([*outs, torch.zeros_like(rest)], 2)
+    after = torch.cat(states) if states else tensors[0].new_zeros(0, *shape)
+    return out.transpose(1, 2).to(v.dtype), after.to(_state_dtype(v))
+
+
+def _state_dtype(v):
+    return torch.float64 if v.dtype == torch.float64 else torch.float32
+
+
+def _sequence(q, k, v, beta, g, state, scale):
+    """Walks along chunks: tensors are (batch, head, position, …)."""
+    outs = []
+    for begin in range(0, q.shape[2], _CHUNK):
+        chunk = slice(begin, min(begin + _CHUNK, q.shape[2]))
+        parts = (None if x is None else x[:, :, chunk] for x in (q, k, v, beta, g))
+        out, state = _chunk(*parts, state)
+        outs.append(out * scale)
+    return (torch.cat(outs, 2) if outs else v * 1), state * 1
+
+
+def _chunk(q, k, v, beta, g, state):
+    count = q.shape[2]
+    lower = torch.ones(count, count, dtype=torch.bool, device=q.device).tril()
+    decays, since, until = lower.to(q.dtype), 1.0, 1.0
+    if g is not None:
+        total = g.cumsum(-1)[..., None]
+        # No exponent is positive, so that nothing overflows.
+        decays = (total - total.mT).masked_fill(~lower, -torch.inf).exp()
+        since, until = total.exp(), (total[..., -1:, :] - total).exp()
+    beta = beta[..., None]
+    system = (beta * (k @ k.mT) * decays).tril(-1)
+    updates = torch.linalg.solve_triangular(system, beta * (v - since * (k @ state)), upper=False, unitriangular=True)
+    out = since * (q @ state) + ((q @ k.mT) * decays) @ updates
+    carried = state if g is None else state * since[..., -1:, :]
+    return out, carried + (until * k).mT @ updates
+
+
+def gradients(grad, grad_state, q, k, v, g, beta, state, ends, scale, normalized):
+    """Computes the gradients of q, k, v, g, beta and state."""
+    tensors = q, k, v, g, beta, state
+    differentiable = torch.is_grad_enabled()
+    with torch.enable_grad():
+        inputs = [None if t is None else (t if differentiable and t.requires_grad else t.detach()) for t in tensors]
+        inputs = [None if t is None else t.view_as(t) if t.requires_grad else t.requires_grad_() for t in inputs]
+        results = rule(*inputs, ends, scale, normalized)
+        given = [t for t in inputs if t is not None]
+        found = iter(
+            torch.autograd.grad(
+                results,
+                given,
+                [grad, grad_state.to(results[1].dtype)],
+                create_graph=differentiable,
+                allow_unused=True,
+                materialize_grads=True,
+            )
+        )
+        return [None if t is None else next(found) for t in inputs]
