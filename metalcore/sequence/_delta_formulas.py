@@ -6,6 +6,7 @@ Chunks of positions are products of matrices. Source: Yang, Kautz, Hatamizadeh, 
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -68,11 +69,11 @@ def rule(q, k, v, g, beta, state, ends, scale, normalized):
     if normalized:
         of_keys = [x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in of_keys]
     of_keys = [x.repeat_interleave(repeats, 2) if heads else x for x in of_keys]
-    tensors = [None if x is None else x.transpose(1, 2) for x in (*of_keys, *of_values)]
+    tensors: list[Any] = [None if x is None else x.transpose(1, 2) for x in (*of_keys, *of_values)]
     shape = v.shape[2], q.shape[3], v.shape[3]
     if ends is None:
         before = tensors[0].new_zeros(q.shape[0], *shape) if state is None else state.to(tensors[0].dtype)
-        out, after = _sequence(*tensors, before, scale)
+        out, after = _sequence(*tensors, state=before, scale=scale)
         return out.transpose(1, 2).to(v.dtype), after.to(_state_dtype(v))
     # Numbers outside of the tensor, or that descend, count as the nearest place that is possible.
     places = ends.clamp(0, q.shape[1]).tolist()
@@ -81,7 +82,9 @@ def rule(q, k, v, g, beta, state, ends, scale, normalized):
         begin = max(begin, covered)
         end = covered = max(begin, end)
         before = tensors[0].new_zeros(1, *shape) if state is None else state[n : n + 1].to(tensors[0].dtype)
-        part, after = _sequence(*(None if x is None else x[:, :, begin:end] for x in tensors), before, scale)
+        part, after = _sequence(
+            *(None if x is None else x[:, :, begin:end] for x in tensors), state=before, scale=scale
+        )
         outs += [part.new_zeros(*part.shape[:2], begin - sum(o.shape[2] for o in outs), part.shape[3]), part]
         states.append(after)
     rest = tensors[2][:, :, covered:]
@@ -100,7 +103,7 @@ def _sequence(q, k, v, beta, g, state, scale):
     for begin in range(0, q.shape[2], _CHUNK):
         chunk = slice(begin, min(begin + _CHUNK, q.shape[2]))
         parts = (None if x is None else x[:, :, chunk] for x in (q, k, v, beta, g))
-        out, state = _chunk(*parts, state)
+        out, state = _chunk(*parts, state=state)
         outs.append(out * scale)
     return (torch.cat(outs, 2) if outs else v * 1), state * 1
 
@@ -108,7 +111,9 @@ def _sequence(q, k, v, beta, g, state, scale):
 def _chunk(q, k, v, beta, g, state):
     count = q.shape[2]
     lower = torch.ones(count, count, dtype=torch.bool, device=q.device).tril()
-    decays, since, until = lower.to(q.dtype), 1.0, 1.0
+    decays: Any = lower.to(q.dtype)
+    since: Any = 1.0
+    until: Any = 1.0
     if g is not None:
         total = g.cumsum(-1)[..., None]
         # No exponent is positive, so that nothing overflows.

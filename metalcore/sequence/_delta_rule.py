@@ -114,7 +114,8 @@ def _call(op, q, k, v, g, beta, scale, state, final_state_wanted, normalized, cu
     ends = None if cu_seqlens is None else cu_seqlens.to(torch.int32)
     if beta is None:
         beta = v.new_ones(v.shape[:3], dtype=torch.promote_types(v.dtype, torch.float32))
-    inputs = q, k, v, *(_in_float32(t) for t in (g, beta, state)), ends
+    g, beta, state = (_in_float32(t) for t in (g, beta, state))
+    inputs = q, k, v, g, beta, state, ends
     if scale is None:
         scale = max(q.shape[-1] if q.dim() else 1, 1) ** -0.5
     if _takes(*inputs):
@@ -172,11 +173,11 @@ def _places(q, k, v, g, beta, state):
 
 @cpu_kernel("gated_delta_rule_backward")
 def _(grad, grad_state, q, k, v, g, beta, initial_state, cu_seqlens, scale, normalized):
-    tensors = q, k, v, g, beta, initial_state
-    check("gated_delta_rule_backward", *tensors, cu_seqlens)
+    check("gated_delta_rule_backward", q, k, v, g, beta, initial_state, cu_seqlens)
     with torch.no_grad():
-        found = gradients(grad, grad_state, *tensors, cu_seqlens, scale, normalized)
-    return tuple(p if value is None else p.copy_(value) for p, value in zip(_places(*tensors), found))
+        found = gradients(grad, grad_state, q, k, v, g, beta, initial_state, cu_seqlens, scale, normalized)
+    places = _places(q, k, v, g, beta, initial_state)
+    return tuple(p if value is None else p.copy_(value) for p, value in zip(places, found))
 
 
 @fake_kernel("gated_delta_rule_backward")
@@ -205,7 +206,7 @@ def _double_backward(ctx, *cotangents):
     *tensors, ends = ctx.saved_tensors
 
     def found(*tensors):
-        values = gradients(*tensors, ends, ctx.scale, ctx.normalized)
+        values = gradients(*tensors, ends=ends, scale=ctx.scale, normalized=ctx.normalized)
         return [tensors[0].new_empty(0) if value is None else value for value in values]
 
     return *derive(found, tensors, cotangents), None, None, None
