@@ -30,6 +30,7 @@ struct DeltaRuleParams {
   uint32_t normalized;
   uint32_t has_gate;
   uint32_t has_state;
+  uint32_t has_state_grad;  // of the final state
   uint32_t for_derivative;  // the forward pass writes what the derivative needs in the place of results
   uint32_t row_blocks;      // threadgroups that share the rows of a state
   float scale;

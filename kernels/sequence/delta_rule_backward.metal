@@ -31,8 +31,8 @@ template <uint ACROSS, uint N, typename T>
   grad += span.batch * params.grad[0] + head * params.grad[2];
   const ulong size = ulong(params.keys) * params.values;  // of a state
   State columns(lane);
-  columns.load(grad_state + (ulong(sequence) * params.value_heads + head) * size, true, params.keys, params.values,
-               column);
+  columns.load(grad_state + (ulong(sequence) * params.value_heads + head) * size, params.has_state_grad, params.keys,
+               params.values, column);
   for (uint tiles = (span.end - span.begin + DELTA_STEPS - 1) / DELTA_STEPS; tiles > 0; --tiles) {
     const uint first = span.begin + (tiles - 1) * DELTA_STEPS;
     threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -128,19 +128,20 @@ def _chunk(q, k, v, beta, g, state):
 
 
 def gradients(grad, grad_state, q, k, v, g, beta, state, ends, scale, normalized):
-    """Computes the gradients of q, k, v, g, beta and state."""
+    """Computes the gradients of q, k, v, g, beta and state. The final state's may be None, which is 0."""
     tensors = q, k, v, g, beta, state
     differentiable = torch.is_grad_enabled()
     with torch.enable_grad():
         inputs = [None if t is None else (t if differentiable and t.requires_grad else t.detach()) for t in tensors]
         inputs = [None if t is None else t.view_as(t) if t.requires_grad else t.requires_grad_() for t in inputs]
         results = rule(*inputs, ends, scale, normalized)
+        pairs = [(results[0], grad)] + ([] if grad_state is None else [(results[1], grad_state.to(results[1].dtype))])
         given = [t for t in inputs if t is not None]
         found = iter(
             torch.autograd.grad(
-                results,
+                [result for result, _ in pairs],
                 given,
-                [grad, grad_state.to(results[1].dtype)],
+                [value for _, value in pairs],
                 create_graph=differentiable,
                 allow_unused=True,
                 materialize_grads=True,

@@ -192,10 +192,12 @@ def _(grad, grad_state, q, k, v, g, beta, initial_state, cu_seqlens, scale, norm
 def _save(ctx, inputs, output):
     *tensors, ctx.scale, ctx.normalized = inputs
     ctx.save_for_backward(*tensors)
+    ctx.set_materialize_grads(False)  # most final states have no gradient, and zeros beside DTensors would be none
 
 
 def _backward(ctx, grad, grad_state):
     q, k, v, g, beta, state, ends = ctx.saved_tensors
+    grad = torch.zeros_like(v) if grad is None else grad
     found = _gradients(grad, grad_state, q, k, v, g, beta, state, ends, ctx.scale, ctx.normalized)
     of_gate, of_state = (None if t is None else value for t, value in ((g, found[3]), (state, found[5])))
     return *found[:3], of_gate, found[4], of_state, None, None, None

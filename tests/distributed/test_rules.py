@@ -48,6 +48,7 @@ def sharded(mesh, *placements, shape=(8, 16, 12, 12)):
 
 
 BOTH = (Shard(0), Shard(1))
+HEADS = (Shard(0), Shard(2))  # of attention along time
 
 
 @pytest.mark.parametrize(
@@ -64,8 +65,10 @@ BOTH = (Shard(0), Shard(1))
         (lambda x: metalcore.eigvalsh(x), BOTH),
         (lambda x: metalcore.solve_triangular(x, x, upper=True), BOTH),
         (lambda x: metalcore.syrk(x), BOTH),
+        (lambda x: metalcore.chunk_gated_delta_rule(x, x, x, x[..., 0], x[..., 1])[0], HEADS),
+        (lambda x: torch.autograd.grad(metalcore.chunk_gated_delta_rule(x.requires_grad_(), x, x)[0], x, x)[0], HEADS),
     ],
-    ids=range(11),
+    ids=range(13),
 )
 def test_shards_stay_without_communication(mesh, call, kept):
     x = sharded(mesh, *kept)

@@ -153,7 +153,7 @@ std::tuple<Tensor, Tensor> gated_delta_rule(const Tensor& q, const Tensor& k, co
 
 // The gradients of q, k, v, g, beta and initial_state. Those of what is not given are empty.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_backward(
-    const Tensor& grad, const Tensor& grad_state, const Tensor& q, const Tensor& k, const Tensor& v,
+    const Tensor& grad, const MaybeTensor& grad_state, const Tensor& q, const Tensor& k, const Tensor& v,
     const MaybeTensor& g, const Tensor& beta, const MaybeTensor& state, const MaybeTensor& ends, double scale,
     bool normalized) {
   const char* op = "gated_delta_rule_backward";
@@ -163,17 +163,20 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_back
   check_same_shape(op, "grad", grad, v);
   DeltaRuleParams& params = call.params;
   const int64_t of_states[4] = {params.sequences, params.value_heads, params.keys, params.values};
-  check_float32_of(op, "grad_state", grad_state, q, Sizes(of_states, 4));
+  if (grad_state) check_float32_of(op, "grad_state", *grad_state, q, Sizes(of_states, 4));
+  params.has_state_grad = grad_state.has_value();
   Tensor gq = new_like(q), gk = new_like(k), gv = new_like(v), gbeta = new_like(beta);
   const int64_t none[1] = {0};
   Tensor gg = new_tensor(g ? g->sizes() : Sizes(none, 1), ScalarType::Float, q);
   Tensor gstate = new_tensor(state ? state->sizes() : Sizes(none, 1), ScalarType::Float, q);
   if (call.empty) {
     for (Tensor* each : {&gq, &gk, &gv, &gbeta, &gg}) torch::stable::zero_(*each);
-    if (state && gstate.numel()) torch::stable::copy_(gstate, grad_state);
+    if (!grad_state) torch::stable::zero_(gstate);
+    if (grad_state && state && gstate.numel()) torch::stable::copy_(gstate, *grad_state);
     return {gq, gk, gv, gg, gbeta, gstate};
   }
-  const Tensor given = with_rows(grad), given_state = as_contiguous(grad_state);
+  const Tensor given = with_rows(grad);
+  const MaybeTensor given_state = as_contiguous(grad_state);
   put_strides(params.grad, given);
   const int64_t rows = DELTA_ROWS(padded_size(params.values)) * (DELTA_THREADS / 32);
   params.row_blocks = grid_side(ceil_div<int64_t>(params.keys, rows));
@@ -236,7 +239,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
       "gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor beta, Tensor? initial_state, "
       "Tensor? cu_seqlens, float scale, bool normalized) -> (Tensor, Tensor)");
   m.def(
-      "gated_delta_rule_backward(Tensor grad, Tensor grad_state, Tensor q, Tensor k, Tensor v, Tensor? g, Tensor beta, "
+      "gated_delta_rule_backward(Tensor grad, Tensor? grad_state, Tensor q, Tensor k, Tensor v, Tensor? g, Tensor "
+      "beta, "
       "Tensor? initial_state, Tensor? cu_seqlens, float scale, bool normalized) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
