@@ -41,6 +41,7 @@ SMALL = {
     "eigh": "8x8x8",
     "embedding": "embedding forward float32",
     "gated": "silu_and_mul backward float16",
+    "gated_delta_rule": "gated_delta_rule forward+backward bfloat16",
     "householder": "geqrf",
     "import_time": "metalcore",
     "layer_norm": "group_norm forward+backward float32",
