@@ -63,30 +63,6 @@ template <uint ACROSS, uint N, typename T>
 }
 INSTANTIATE_TYPES("gated_delta_rule_back", gated_delta_rule_back)
 
-// A chunk's sequence, the last one whose places begin at or before the chunk's.
-inline uint sequence_of(device const int* ends, constant DeltaRuleParams& params, uint place) {
-  if (!params.packed) return place / params.places;
-  uint low = 0, high = params.sequences;
-  while (high - low > 1) {
-    const uint middle = (low + high) / 2;
-    if (span_of(ends, params, middle).place <= place)
-      low = middle;
-    else
-      high = middle;
-  }
-  return low;
-}
-
-// The positions of the chunk at a place. There are none where no sequence has so many.
-inline Span chunk_of(device const int* ends, constant DeltaRuleParams& params, uint place) {
-  Span span = span_of(ends, params, sequence_of(ends, params, place));
-  const ulong begin = span.begin + (max(ulong(place), span.place) - span.place) * DELTA_CHUNK;
-  span.begin = static_cast<uint>(min(begin, ulong(span.end)));
-  span.end = min(span.end, span.begin + DELTA_CHUNK);
-  span.place = place;
-  return span;
-}
-
 // Rows of a state: lanes have neighbouring columns.
 template <uint ROWS, uint N>
 struct Rows {
@@ -139,14 +115,6 @@ inline void fetch(thread float (&vector)[N], device const T* row, float factor, 
 #pragma unroll
   for (uint n = 0; n < N; ++n)
     vector[n] = n * 32 + lane < size ? static_cast<float>(row[n * 32 + lane]) * factor : 0.0f;
-}
-
-// One over the length of the row, which whole simdgroups find.
-template <typename T>
-inline float inverse_length_of(device const T* row, uint size, uint lane) {
-  float squares = 0.0f;
-  for (uint i = lane; i < size; i += 32) squares += static_cast<float>(row[i]) * static_cast<float>(row[i]);
-  return inverse_length(simd_sum(squares));
 }
 
 template <uint ROWS, uint N, typename T>

@@ -26,8 +26,40 @@ inline Span span_of(device const int* ends, constant DeltaRuleParams& params, ui
   return {0u, static_cast<uint>(begin), static_cast<uint>(end), ulong(begin) / DELTA_CHUNK + sequence};
 }
 
+// A chunk's sequence, the last one whose places begin at or before the chunk's.
+inline uint sequence_of(device const int* ends, constant DeltaRuleParams& params, uint place) {
+  if (!params.packed) return place / params.places;
+  uint low = 0, high = params.sequences;
+  while (high - low > 1) {
+    const uint middle = (low + high) / 2;
+    if (span_of(ends, params, middle).place <= place)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+// The positions of the chunk at a place. There are none where no sequence has so many.
+inline Span chunk_of(device const int* ends, constant DeltaRuleParams& params, uint place) {
+  Span span = span_of(ends, params, sequence_of(ends, params, place));
+  const ulong begin = span.begin + (max(ulong(place), span.place) - span.place) * DELTA_CHUNK;
+  span.begin = static_cast<uint>(min(begin, ulong(span.end)));
+  span.end = min(span.end, span.begin + DELTA_CHUNK);
+  span.place = place;
+  return span;
+}
+
 // One over the length of a vector whose squares have this sum.
 inline float inverse_length(float squares) { return rsqrt(squares + 1e-6f); }
+
+// One over the length of the row, which whole simdgroups find.
+template <typename T>
+inline float inverse_length_of(device const T* row, uint size, uint lane) {
+  float squares = 0.0f;
+  for (uint i = lane; i < size; i += 32) squares += static_cast<float>(row[i]) * static_cast<float>(row[i]);
+  return inverse_length(simd_sum(squares));
+}
 
 // Brings the rows of DELTA_STEPS positions into threadgroup memory, times `scale`, and normalized if params says so.
 // Rows from `end` on are zero.

@@ -50,7 +50,8 @@ def chunk_gated_delta_rule(
 
     Returns:
         (o, final state). o has v's shape and dtype. The final state, float32 and of the shape of the initial one, is
-        None unless it is wanted. Both have gradients of any order. The same inputs give the same bits.
+        None unless it is wanted. Both have gradients of any order. The same inputs give the same bits. From 64
+        positions on, chunks of 64 are products of matrices.
 
     Raises:
         TypeError: an argument is no tensor.
@@ -66,7 +67,8 @@ def chunk_gated_delta_rule(
         (torch.Size([1, 100, 2, 32]), torch.Size([1, 2, 32, 32]))
     """
     op = "chunk_gated_delta_rule"
-    return _call(op, q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens)
+    options = output_final_state, use_qk_l2norm_in_kernel, cu_seqlens
+    return _call(op, q, k, v, g, beta, scale, initial_state, *options, chunked=True)
 
 
 def fused_recurrent_gated_delta_rule(
@@ -102,13 +104,14 @@ def fused_recurrent_gated_delta_rule(
         [[[[3.0, 3.0]]]]
     """
     op = "fused_recurrent_gated_delta_rule"
-    return _call(op, q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens)
+    options = output_final_state, use_qk_l2norm_in_kernel, cu_seqlens
+    return _call(op, q, k, v, g, beta, scale, initial_state, *options, chunked=False)
 
 
 _INT32 = frozenset({torch.int32})
 
 
-def _call(op, q, k, v, g, beta, scale, state, final_state_wanted, normalized, cu_seqlens):
+def _call(op, q, k, v, g, beta, scale, state, final_state_wanted, normalized, cu_seqlens, chunked):
     require_tensors(op, q=q, k=k, v=v)
     require_tensors(op, optional=True, g=g, beta=beta, initial_state=state, cu_seqlens=cu_seqlens)
     ends = None if cu_seqlens is None else cu_seqlens.to(torch.int32)
@@ -119,7 +122,7 @@ def _call(op, q, k, v, g, beta, scale, state, final_state_wanted, normalized, cu
     if scale is None:
         scale = max(q.shape[-1] if q.dim() else 1, 1) ** -0.5
     if _takes(*inputs):
-        out, final_state = _rule(*inputs, float(scale), normalized)
+        out, final_state = _rule(*inputs, float(scale), normalized, chunked)
     else:
         check(op, *inputs, any_size=True)
         out, final_state = rule(*inputs, scale, normalized)
@@ -151,14 +154,14 @@ def _state_of(q, v, ends):
 
 
 @cpu_kernel("gated_delta_rule")
-def _(q, k, v, g, beta, initial_state, cu_seqlens, scale, normalized):
+def _(q, k, v, g, beta, initial_state, cu_seqlens, scale, normalized, chunked):
     check("gated_delta_rule", q, k, v, g, beta, initial_state, cu_seqlens)
     out, state = rule(q, k, v, g, beta, initial_state, cu_seqlens, scale, normalized)
     return out.contiguous(), state.contiguous()
 
 
 @fake_kernel("gated_delta_rule")
-def _(q, k, v, g, beta, initial_state, cu_seqlens, scale, normalized):
+def _(q, k, v, g, beta, initial_state, cu_seqlens, scale, normalized, chunked):
     check("gated_delta_rule", q, k, v, g, beta, initial_state, cu_seqlens)
     return torch.empty_like(v, memory_format=torch.contiguous_format), _state_of(q, v, cu_seqlens)
 
@@ -172,7 +175,7 @@ def _places(q, k, v, g, beta, state):
 
 
 @cpu_kernel("gated_delta_rule_backward")
-def _(grad, grad_state, q, k, v, g, beta, initial_state, cu_seqlens, scale, normalized):
+def _(grad, grad_state, q, k, v, g, beta, initial_state, cu_seqlens, scale, normalized, chunked):
     check("gated_delta_rule_backward", q, k, v, g, beta, initial_state, cu_seqlens)
     with torch.no_grad():
         found = gradients(grad, grad_state, q, k, v, g, beta, initial_state, cu_seqlens, scale, normalized)
@@ -181,7 +184,7 @@ def _(grad, grad_state, q, k, v, g, beta, initial_state, cu_seqlens, scale, norm
 
 
 @fake_kernel("gated_delta_rule_backward")
-def _(grad, grad_state, q, k, v, g, beta, initial_state, cu_seqlens, scale, normalized):
+def _(grad, grad_state, q, k, v, g, beta, initial_state, cu_seqlens, scale, normalized, chunked):
     check("gated_delta_rule_backward", q, k, v, g, beta, initial_state, cu_seqlens)
     return _places(q, k, v, g, beta, initial_state)
 
@@ -190,7 +193,7 @@ def _(grad, grad_state, q, k, v, g, beta, initial_state, cu_seqlens, scale, norm
 
 
 def _save(ctx, inputs, output):
-    *tensors, ctx.scale, ctx.normalized = inputs
+    *tensors, ctx.scale, ctx.normalized, ctx.chunked = inputs
     ctx.save_for_backward(*tensors)
     ctx.set_materialize_grads(False)  # most final states have no gradient, and zeros beside DTensors would be none
 
@@ -198,9 +201,9 @@ def _save(ctx, inputs, output):
 def _backward(ctx, grad, grad_state):
     q, k, v, g, beta, state, ends = ctx.saved_tensors
     grad = torch.zeros_like(v) if grad is None else grad
-    found = _gradients(grad, grad_state, q, k, v, g, beta, state, ends, ctx.scale, ctx.normalized)
+    found = _gradients(grad, grad_state, q, k, v, g, beta, state, ends, ctx.scale, ctx.normalized, ctx.chunked)
     of_gate, of_state = (None if t is None else value for t, value in ((g, found[3]), (state, found[5])))
-    return *found[:3], of_gate, found[4], of_state, None, None, None
+    return *found[:3], of_gate, found[4], of_state, None, None, None, None
 
 
 def _double_backward(ctx, *cotangents):
@@ -211,7 +214,7 @@ def _double_backward(ctx, *cotangents):
         values = gradients(*tensors, ends=ends, scale=ctx.scale, normalized=ctx.normalized)
         return [tensors[0].new_empty(0) if value is None else value for value in values]
 
-    return *derive(found, tensors, cotangents), None, None, None
+    return *derive(found, tensors, cotangents), None, None, None, None
 
 
 _rule = autograd("gated_delta_rule", _backward, _save)
@@ -254,7 +257,7 @@ def _samples():
     return (
         _sample("heads of 64", 70, 1, 40, 64, batch=2, states=2),
         _sample("heads of 128", 9, 1, 72, 100, repeats=2),
-        _sample("heads of 256", 5, 1, 136, 130, gated=False),
+        _sample("heads of 256", 65, 1, 136, 130, gated=False),
         _sample("packed", 12, 2, 8, 6, ends=(0, 5, 5, 6, 12), states=4),
         _sample("empty", 0, 2, 8, 6, states=1),
     )

@@ -118,10 +118,11 @@ def test_the_formula_is_the_loop():
 ENDS = (0, 1, 3, 3, 70, 135)
 
 
+@each_function
 @each_dtype
-def test_packed(device, dtype):
-    """Sequences in one entry, one of them empty: as the loop has them, and with the bits of separate calls. Positions
-    behind them have zeros."""
+def test_packed(device, dtype, function):
+    """Sequences in one entry, one of them empty: as the loop has them, and with the bits of separate calls of the same
+    kernels. Positions behind them have zeros."""
     ends = torch.tensor(ENDS, device=device)
     tensors = inputs(ENDS[-1] + 2, 2, repeats=2, dtype=dtype, device=device, states=5)
 
@@ -132,11 +133,13 @@ def test_packed(device, dtype):
         rest = torch.zeros_like(rows[2][:, ENDS[-1] :])
         return torch.cat([*(o for o, _ in parts), rest], 1), torch.cat([s for _, s in parts])
 
-    (o, final), gradients = check(lambda *t: call(metalcore.chunk_gated_delta_rule, *t, ends), reference, tensors, 256)
+    (o, final), gradients = check(lambda *t: call(function, *t, ends), reference, tensors, 256)
     assert not any(g[:, ENDS[-1] :].any() for g in gradients[:5])
     for n, (begin, end) in enumerate(pairwise(ENDS)):
+        if function is metalcore.chunk_gated_delta_rule and end - begin < 64:
+            continue
         *rows, states = tensors
-        separate = call(metalcore.chunk_gated_delta_rule, *(t[:, begin:end] for t in rows), states[n : n + 1])
+        separate = call(function, *(t[:, begin:end] for t in rows), states[n : n + 1])
         assert torch.equal(o[:, begin:end], separate[0])
         assert torch.equal(final[n], separate[1][0])
 
@@ -212,12 +215,15 @@ def test_states_continue_a_sequence(device):
         assert_near(actual, wide(value), terms=64)
 
 
-def test_nan_stays_in_its_sequence(device):
+@each_function
+def test_nan_stays_in_its_sequence(device, function):
     q, k, v, g, beta, state = inputs(70, device=device, states=2)
     v[0, 4, 0, 0] = torch.nan
     leaves = [t.requires_grad_() for t in (q, k, v, g, beta, state)]
-    o, final = call(metalcore.chunk_gated_delta_rule, *leaves, torch.tensor([0, 5, 70], device=device))
-    assert o.isnan().nonzero().tolist() == [[0, 4, 0, 0]]
+    o, final = call(function, *leaves, torch.tensor([0, 5, 70], device=device))
+    if function is metalcore.fused_recurrent_gated_delta_rule:
+        assert o.isnan().nonzero().tolist() == [[0, 4, 0, 0]]
+    assert o[:, 4, 0, 0].isnan() and not o[:, 5:].isnan().any()
     assert not final[1].isnan().any()
     for gradient in torch.autograd.grad((o.sum(), final.sum()), leaves)[:5]:
         assert not gradient[:, 5:].isnan().any()
@@ -230,6 +236,13 @@ def test_the_same_bits(device):
         results = call(metalcore.chunk_gated_delta_rule, *tensors)
         runs.append((*results, *torch.autograd.grad([t.square().sum() for t in results], tensors)))
     assert all(map(torch.equal, *runs))
+
+
+@each_dtype
+@pytest.mark.parametrize("size", ["64", "129"])
+def test_sizes_of_chunks(device, dtype, size):
+    tensors = inputs(66, **SHAPES[size], dtype=dtype, device=device)
+    check(lambda *t: call(metalcore.chunk_gated_delta_rule, *t), loop, tensors, 256)
 
 
 @each_dtype
@@ -281,11 +294,13 @@ def test_large_heads(device):
 def test_operators(device):
     q, k, v, g, beta, state = inputs(6, 2, repeats=2, device=device)
     leaves = [t.clone().requires_grad_() for t in (q, k, v, g, beta, state)]
-    check_operator(ops.gated_delta_rule, *leaves, None, 0.5, True)
-    check_operator(ops.gated_delta_rule, q, k, v, None, beta, None, torch.tensor([0, 6]).int().to(device), 0.5, False)
+    check_operator(ops.gated_delta_rule, *leaves, None, 0.5, True, True)
+    check_operator(
+        ops.gated_delta_rule, q, k, v, None, beta, None, torch.tensor([0, 6]).int().to(device), 0.5, False, False
+    )
     grads = torch.ones_like(v.detach()), torch.ones_like(state.detach())
-    check_operator(ops.gated_delta_rule_backward, *grads, q, k, v, g, beta, state, None, 0.5, True)
-    check_operator(ops.gated_delta_rule_backward, *grads, q, k, v, None, beta, None, None, 0.5, False)
+    check_operator(ops.gated_delta_rule_backward, *grads, q, k, v, g, beta, state, None, 0.5, True, True)
+    check_operator(ops.gated_delta_rule_backward, *grads, q, k, v, None, beta, None, None, 0.5, False, False)
 
 
 def test_errors(device):

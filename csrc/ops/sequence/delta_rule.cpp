@@ -111,9 +111,38 @@ uint32_t column_groups(const DeltaRuleParams& p) {
   return grid_side(ceil_div<int64_t>(p.values, columns) * p.value_heads * p.sequences);
 }
 
+// What the kernels by chunks need of each chunk and value head: an inverse, scores, and factors of the positions.
+struct Chunks {
+  Tensor inverses, scores, factors;
+};
+std::optional<Chunks> chunks_of(const Call& call, bool chunked) {
+  // With fewer positions than a chunk has, most of its products are of zeros.
+  if (!chunked || call.params.length < DELTA_CHUNK) return std::nullopt;
+  const int64_t count = call.chunks * call.params.value_heads * DELTA_CHUNK;
+  const auto scratch = [&](int64_t size) { return new_tensor({count * size}, ScalarType::Float, call.q); };
+  return Chunks{scratch(DELTA_CHUNK), scratch(DELTA_CHUNK), scratch(4)};
+}
+
 struct Forward {
   MaybeTensor out, state, errors, kept;
 };
+void record_chunks(gpu::Recording& recording, const Call& call, const Chunks& chunks, DeltaRuleParams params,
+                   const Forward& results) {
+  params.for_derivative = results.errors.has_value();
+  const char* type = suffix(call.q.scalar_type());
+  recording.kernel("gated_delta_rule_inverse", "_", type);
+  recording.buffer(0, call.q).buffer(1, call.k).buffer(2, call.g).buffer(3, call.beta).buffer(4, call.ends);
+  recording.buffer(5, chunks.inverses).buffer(6, chunks.scores).buffer(7, chunks.factors).bytes(8, params);
+  recording.dispatch_threadgroups({grid_side(call.chunks * params.value_heads)}, {DELTA_THREADS});
+
+  recording.kernel("gated_delta_rule_walk", params.keys <= 128 ? "_128_" : "_256_", type);
+  recording.buffer(0, call.q).buffer(1, call.k).buffer(2, call.v).buffer(3, call.beta).buffer(4, call.ends);
+  recording.buffer(5, call.state).buffer(6, chunks.inverses).buffer(7, chunks.scores).buffer(8, chunks.factors);
+  recording.buffer(9, results.out).buffer(10, results.state).buffer(11, results.errors).buffer(12, results.kept);
+  recording.bytes(13, params);
+  const int64_t blocks = ceil_div<int64_t>(params.values, DELTA_COLUMNS);
+  recording.dispatch_threadgroups({grid_side(blocks * params.value_heads * params.sequences)}, {DELTA_THREADS});
+}
 void record_forward(gpu::Recording& recording, const Call& call, DeltaRuleParams params, const Forward& results) {
   params.for_derivative = results.errors.has_value();
   recording.kernel("gated_delta_rule", padded(params.keys), suffix(call.q.scalar_type()));
@@ -123,16 +152,18 @@ void record_forward(gpu::Recording& recording, const Call& call, DeltaRuleParams
   recording.dispatch_threadgroups({column_groups(params)}, {DELTA_THREADS});
 }
 
-void note(const char* op, const DeltaRuleParams& p) {
-  gpu::note_plan(op, "recurrent", [&] {
-    return std::to_string(column_groups(p)) + " threadgroups walk along " + std::to_string(p.length) +
-           " positions, each with columns of a state of " + std::to_string(p.keys) + " by " + std::to_string(p.values);
+void note(const char* op, const Call& call, bool by_chunks) {
+  const DeltaRuleParams& p = call.params;
+  gpu::note_plan(op, by_chunks ? "chunks" : "recurrent", [&] {
+    const std::string states = " states of " + std::to_string(p.keys) + " by " + std::to_string(p.values);
+    return by_chunks ? std::to_string(call.chunks) + " chunks of positions are products of matrices with" + states
+                     : std::to_string(column_groups(p)) + " threadgroups walk along positions with columns of" + states;
   });
 }
 
 std::tuple<Tensor, Tensor> gated_delta_rule(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& g,
                                             const Tensor& beta, const MaybeTensor& state, const MaybeTensor& ends,
-                                            double scale, bool normalized) {
+                                            double scale, bool normalized, bool chunked) {
   const char* op = "gated_delta_rule";
   const Call call = call_of(op, q, k, v, g, beta, state, ends, scale, normalized);
   Tensor out = new_like(v);
@@ -144,9 +175,12 @@ std::tuple<Tensor, Tensor> gated_delta_rule(const Tensor& q, const Tensor& k, co
     if (!state) torch::stable::zero_(final_state);
     return {out, final_state};
   }
-  note(op, call.params);
+  const auto chunks = chunks_of(call, chunked);
+  note(op, call, chunks.has_value());
   gpu::record(out, [&](gpu::Recording& recording) {
-    record_forward(recording, call, call.params, {out, final_state, std::nullopt, std::nullopt});
+    const Forward results{out, final_state, std::nullopt, std::nullopt};
+    if (chunks) return record_chunks(recording, call, *chunks, call.params, results);
+    record_forward(recording, call, call.params, results);
   });
   return {out, final_state};
 }
@@ -155,7 +189,7 @@ std::tuple<Tensor, Tensor> gated_delta_rule(const Tensor& q, const Tensor& k, co
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_backward(
     const Tensor& grad, const MaybeTensor& grad_state, const Tensor& q, const Tensor& k, const Tensor& v,
     const MaybeTensor& g, const Tensor& beta, const MaybeTensor& state, const MaybeTensor& ends, double scale,
-    bool normalized) {
+    bool normalized, bool chunked) {
   const char* op = "gated_delta_rule_backward";
   Call call = call_of(op, q, k, v, g, beta, state, ends, scale, normalized);
   check_same_device(op, "grad", grad, q);
@@ -197,9 +231,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_back
   const char* type = suffix(q.scalar_type());
   const auto chunk_groups = [&](int64_t each) { return grid_side(call.chunks * params.value_heads * each); };
   const auto simdgroups = [&](int64_t count) { return grid_side(ceil_div<int64_t>(count, DELTA_THREADS / 32)); };
-  note(op, params);
+  const auto chunks = chunks_of(call, chunked);
+  note(op, call, chunks.has_value());
   gpu::record(gq, [&](gpu::Recording& recording) {
-    record_forward(recording, call, params, {std::nullopt, std::nullopt, errors, kept});
+    const Forward results{std::nullopt, std::nullopt, errors, kept};
+    if (chunks)
+      record_chunks(recording, call, *chunks, params, results);
+    else
+      record_forward(recording, call, params, results);
 
     recording.kernel("gated_delta_rule_back", padded(params.keys), type);
     recording.buffer(0, given).buffer(1, given_state).buffer(2, call.q).buffer(3, call.k).buffer(4, call.g);
@@ -237,11 +276,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_back
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
   m.def(
       "gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor beta, Tensor? initial_state, "
-      "Tensor? cu_seqlens, float scale, bool normalized) -> (Tensor, Tensor)");
+      "Tensor? cu_seqlens, float scale, bool normalized, bool chunked) -> (Tensor, Tensor)");
   m.def(
       "gated_delta_rule_backward(Tensor grad, Tensor? grad_state, Tensor q, Tensor k, Tensor v, Tensor? g, Tensor "
       "beta, "
-      "Tensor? initial_state, Tensor? cu_seqlens, float scale, bool normalized) -> "
+      "Tensor? initial_state, Tensor? cu_seqlens, float scale, bool normalized, bool chunked) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 
