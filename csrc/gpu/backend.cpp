@@ -14,9 +14,10 @@ struct DeviceType {
   std::string_view name;
   int32_t number;
 };
-const std::array<DeviceType, 2>& device_types() {
-  static const std::array<DeviceType, 2> types = {
-      {{"mps", aoti_torch_device_type_mps()}, {"cuda", aoti_torch_device_type_cuda()}}};
+const std::array<DeviceType, 3>& device_types() {
+  static const std::array<DeviceType, 3> types = {{{"mps", aoti_torch_device_type_mps()},
+                                                   {"cuda", aoti_torch_device_type_cuda()},
+                                                   {"cpu", aoti_torch_device_type_cpu()}}};
   return types;
 }
 

@@ -73,3 +73,15 @@ struct QuantGroupsParams {
   uint32_t rows;
   uint32_t experts;
 };
+
+// Numbers as packed weights. A thread has a block of 32, an eighth of a block of 256, or a group of numbers whose scale
+// it searches. The last are so many numbers at once that their scales take little memory.
+#define QUANTIZE_THREADS 128
+#define QUANTIZE_AT_ONCE (1 << 24)
+#define QUANTIZE_OPERATIONS 16.0          // for a number
+#define QUANTIZE_FIT_OPERATIONS 100.0     // the same, of integers
+#define QUANTIZE_SEARCH_OPERATIONS 800.0  // the same, of a search
+struct QuantizeParams {
+  uint32_t count;  // threads
+  uint32_t dtype;  // of the numbers
+};

@@ -24,7 +24,8 @@ def quantize_model(
 
     torch.nn.Linear and transformers' Conv1D become metalcore.nn.QuantizedLinear, embeddings QuantizedEmbedding, and
     transformers' modules of experts with SiLU gates QuantizedExperts. Norms, biases, position embeddings and the layers
-    that choose experts stay as they are. One module after the other is packed, on the device where it is.
+    that choose experts stay as they are. One module after the other is packed, on the device where it is, and gives its
+    memory back before the next. Where transformers is imported, its progress bar shows how far that is.
 
     Args:
         model: of transformers, or any module.
@@ -43,7 +44,6 @@ def quantize_model(
         ValueError: there is no such mixture or type, the type of `types` does not fit, a pattern is no regular
             expression, or a weight has numbers that `quantize` refuses. The model is as it was then.
         TypeError: model is no torch.nn.Module, or one that is packed as a whole, such as a torch.nn.Linear.
-        RuntimeError: Q4_0 to Q8_0 and MXFP4 need the package gguf, which is not installed.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(256, 8))

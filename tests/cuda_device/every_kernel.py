@@ -288,10 +288,12 @@ def triangular(device):
 
 
 def quant(device):
-    """Every type of packed weights: as numbers, and times one and several rows of x."""
+    """Every type of packed weights: as numbers, made of numbers, and times one and several rows of x."""
     for type in sorted(KERNELS):
         packed = packed_sample(type, 6, 512, device=device)
         yield f"dequantize {type}", metalcore.dequantize(packed, type)
+        numbers = random(device, torch.float32, 2, 512)
+        yield f"quantize {type}", metalcore.dequantize(metalcore.quant.quantize(numbers, type), type)
         for family, rows in (("baseline", 1), ("baseline", 3), ("apple7", 3)):
             x = random(device, torch.float32, rows, 512)
             with tuned(family):

@@ -21,6 +21,7 @@ WITHOUT_DERIVATIVE = {
     "paged_attention",
     "qr_pivoted",  # called by lstsq, which has the derivative
     "quant_rows",
+    "quantize",  # results are integers
     "renorm_rows",
     "sample",
 }

@@ -108,7 +108,9 @@ class PreparedRecording final : public gpu::Prepared {
 
 class SimulatorBackend final : public gpu::Backend {
  public:
-  std::string_view device_type() const override { return "mps"; }
+  explicit SimulatorBackend(std::string_view device_type) : device_type_(device_type) {}
+
+  std::string_view device_type() const override { return device_type_; }
 
   // The threads of a simdgroup are fibers that switch at every exchange, while a thread alone runs as plain vector
   // code. The tuning prefers such threads. In checking mode plans are those of a GPU, so that its kernels are checked.
@@ -129,10 +131,14 @@ class SimulatorBackend final : public gpu::Backend {
   std::unique_ptr<gpu::Prepared> prepare(int, const gpu::Recording& recording) override {
     return std::make_unique<PreparedRecording>(recording);
   }
+
+ private:
+  const std::string_view device_type_;
 };
 
-SimulatorBackend backend;
-const gpu::BackendRegistration registered(backend);
+// A few operators have kernels for the CPU's own tensors, too (METALCORE_KERNELS_ON_CPU).
+SimulatorBackend backend("mps"), on_cpu("cpu");
+const gpu::BackendRegistration registered(backend), registered_on_cpu(on_cpu);
 
 }  // namespace
 

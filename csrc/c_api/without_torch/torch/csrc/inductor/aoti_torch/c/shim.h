@@ -14,6 +14,7 @@ using AtenRecordFunctionHandle = AtenRecordFunctionOpaque*;
 using StableIValue = uint64_t;
 
 // PyTorch's numbers of device types.
+constexpr int32_t aoti_torch_device_type_cpu() { return 0; }
 constexpr int32_t aoti_torch_device_type_cuda() { return 1; }
 constexpr int32_t aoti_torch_device_type_mps() { return 13; }
 constexpr int32_t aoti_torch_device_type_meta() { return 14; }

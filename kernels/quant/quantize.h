@@ -1,0 +1,233 @@
+// What kernels that pack numbers share. A thread holds a group of numbers in registers, searches their scale there, and
+// sums in an order that does not depend on anything: the same numbers become the same bytes on every run.
+#pragma once
+
+#include <metal_stdlib>
+
+#include "formats.h"
+#include "numbers.h"
+#include "quant.h"
+
+using namespace metal;
+
+// 1 / x, or 0 where that is infinite. Products with it may still be: no candidate of a search with such a one is taken.
+inline float inverse(float x) { return fabs(x) < 0x1p-126f ? 0.0f : 1.0f / x; }
+
+// A product that compilers do not contract into the sum that follows.
+inline float product(float a, float b) { return fma(a, b, -0.0f); }
+
+// The nearest float16's bits, also where the GPU takes subnormal ones for zero.
+inline uint nearest_half(float value) {
+  const uint bits = as_type<uint>(value), sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
+  if (magnitude < 0x38800000u) return sign | uint(rint(fabs(value) * kUnit));  // units of subnormal numbers
+  const uint rounded = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - 0x38000000u) >> 13;
+  return sign | min(rounded, 0x7c00u);
+}
+
+// Rounds halves away from zero, as ggml does.
+inline float round_away(float value) {
+  const float magnitude = fabs(value), whole = floor(magnitude);
+  return copysign(whole + floor(2.0f * (magnitude - whole)), value);
+}
+
+// Loops over a group go over its eighths inside, so that a CPU has eight sums in one register.
+#define QUANTIZE_SUMS 8u
+inline float total(thread const float* sums) {
+  return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+}
+
+// A group of N numbers in registers.
+template <uint N>
+struct Group {
+  float of[N];
+
+  // From number `from` on, a multiple of 16.
+  void load(device const uint4* numbers, uint from, uint dtype) {
+#pragma unroll
+    for (uint i = 0; i < N; i += 16) {
+      float4 four[4];
+      load16(four, numbers, from + i, dtype);
+#pragma unroll
+      for (uint k = 0; k < 16; ++k) of[i + k] = four[k / 4][k % 4];
+    }
+  }
+
+  float2 range() const {
+    float low[QUANTIZE_SUMS], high[QUANTIZE_SUMS];
+#pragma unroll
+    for (uint k = 0; k < QUANTIZE_SUMS; ++k) {
+      float least = of[k], most = of[k];
+#pragma unroll
+      for (uint i = QUANTIZE_SUMS; i < N; i += QUANTIZE_SUMS) {
+        least = of[i + k] < least ? of[i + k] : least;
+        most = of[i + k] > most ? of[i + k] : most;
+      }
+      low[k] = least;
+      high[k] = most;
+    }
+    float2 ends = float2(low[0], high[0]);
+#pragma unroll
+    for (uint k = 1; k < QUANTIZE_SUMS; ++k) ends = float2(min(ends.x, low[k]), max(ends.y, high[k]));
+    return ends;
+  }
+
+  // The number with the largest absolute value: the first one where two have it.
+  float largest() const {
+    const float2 ends = range();
+    if (ends.y != -ends.x) return ends.y > -ends.x ? ends.y : ends.x;
+    float first = ends.y;
+#pragma unroll
+    for (uint i = N; i > 0; --i) first = fabs(of[i - 1]) == ends.y ? of[i - 1] : first;
+    return first;
+  }
+
+  // The sum of squares of how far scale * q + minimum is from these numbers.
+  float error(thread const Group& q, float scale, float minimum) const {
+    float sums[QUANTIZE_SUMS];
+#pragma unroll
+    for (uint k = 0; k < QUANTIZE_SUMS; ++k) {
+      float sum = 0.0f;
+#pragma unroll
+      for (uint i = 0; i < N; i += QUANTIZE_SUMS) {
+        const float difference = scale * q.of[i + k] + minimum - of[i + k];
+        sum += difference * difference;
+      }
+      sums[k] = sum;
+    }
+    return total(sums);
+  }
+};
+
+// What numbers become: integers, or the entries of IQ4's table. `index` is what is packed.
+template <int least, int most>
+struct Integers {
+  static constexpr constant float end = least;
+  static float nearest(float x) { return clamp(rint(x), float(least), float(most)); }
+};
+
+// A sum of steps, so that neighbouring numbers take the same instructions. A step is where two entries are as near.
+#define NONLINEAR_STEPS(S)                                                                                            \
+  (S(-115.5f, 23.0f) + S(-93.5f, 21.0f) + S(-74.0f, 18.0f) + S(-57.0f, 16.0f) + S(-42.0f, 14.0f) + S(-28.5f, 13.0f) + \
+   S(-16.0f, 12.0f) + S(-4.5f, 11.0f) + S(7.0f, 12.0f) + S(19.0f, 12.0f) + S(31.5f, 13.0f) + S(45.5f, 15.0f) +        \
+   S(61.0f, 16.0f) + S(79.0f, 20.0f) + S(101.0f, 24.0f))
+struct Nonlinear {
+  static constexpr constant float end = -127.0f;
+  static float nearest(float x) {
+#define STEP(middle, difference) (x > middle ? difference : 0.0f)
+    return end + NONLINEAR_STEPS(STEP);
+#undef STEP
+  }
+  static uint index(float x) {
+#define STEP(middle, difference) uint(x > middle)
+    return NONLINEAR_STEPS(STEP);
+#undef STEP
+  }
+};
+
+// The scale with which nearest(x / scale) is nearest to x, by the squared error: for each candidate around the one that
+// brings the largest number to the end of the range, with both signs, the best scale of its integers.
+template <uint N, typename To>
+inline float search_scale(thread const Group<N>& x) {
+  const float to_one = inverse(x.largest());
+  float least = INFINITY, best = 0.0f;
+#pragma nounroll
+  for (int candidate = 0; candidate < 74; ++candidate) {
+    const float end = To::end + 0.1f * float(candidate / 2 - 18);
+    const float factor = (candidate % 2 ? end : -end) * to_one;
+    Group<N> q;
+    float qx[QUANTIZE_SUMS], qq[QUANTIZE_SUMS];
+#pragma unroll
+    for (uint k = 0; k < QUANTIZE_SUMS; ++k) {
+      float sum_qx = 0.0f, sum_qq = 0.0f;
+#pragma unroll
+      for (uint i = 0; i < N; i += QUANTIZE_SUMS) {
+        const float one = To::nearest(x.of[i + k] * factor);
+        q.of[i + k] = one;
+        sum_qx += one * x.of[i + k];
+        sum_qq += one * one;
+      }
+      qx[k] = sum_qx;
+      qq[k] = sum_qq;
+    }
+    const float scale = total(qx) * inverse(total(qq));
+    const float sum = x.error(q, scale, 0.0f);
+    if (sum < least) {
+      least = sum;
+      best = scale;
+    }
+  }
+  return best;
+}
+
+// The scale and how much less than 0 the minimum is, with which integers from 0 to `most` are nearest to x, by the
+// squared error: from the lowest number to the highest, or for each candidate beside that the best scale and minimum of
+// its integers. A minimum above 0 cannot be packed.
+template <uint N, int most>
+inline float2 search_minimum(thread Group<N>& x) {
+  const float2 ends = x.range();
+  const float low = min(ends.x, 0.0f), span = max(ends.y - low, 0.0f), to_one = inverse(span);
+  float sums[QUANTIZE_SUMS];
+#pragma unroll
+  for (uint k = 0; k < QUANTIZE_SUMS; ++k) {
+    float sum = 0.0f;
+#pragma unroll
+    for (uint i = 0; i < N; i += QUANTIZE_SUMS) {
+      x.of[i + k] -= low;  // a minimum is a difference from the lowest number from here on
+      sum += x.of[i + k];
+    }
+    sums[k] = sum;
+  }
+  const float sum_x = total(sums);
+  float least = INFINITY, best_scale = 0.0f, best_minimum = 0.0f;
+#pragma nounroll
+  for (int step = -13; step < 26; ++step) {
+    const bool first = step == -13;
+    const float factor = (first ? float(most) : float(most) + 0.1f * float(step)) * to_one;
+    Group<N> q;
+    float q1[QUANTIZE_SUMS], qx[QUANTIZE_SUMS], qq[QUANTIZE_SUMS];
+#pragma unroll
+    for (uint k = 0; k < QUANTIZE_SUMS; ++k) {
+      float sum_q1 = 0.0f, sum_q2 = 0.0f, sum_q3 = 0.0f;
+#pragma unroll
+      for (uint i = 0; i < N; i += QUANTIZE_SUMS) {
+        const float one = Integers<0, most>::nearest(x.of[i + k] * factor);
+        q.of[i + k] = one;
+        sum_q1 += one;
+        sum_q2 += one * x.of[i + k];
+        sum_q3 += one * one;
+      }
+      q1[k] = sum_q1;
+      qx[k] = sum_q2;
+      qq[k] = sum_q3;
+    }
+    const float sum_q = total(q1), sum_qx = total(qx), sum_qq = total(qq);
+    const float determinant = inverse(float(N) * sum_qq - sum_q * sum_q);
+    float scale = (float(N) * sum_qx - sum_q * sum_x) * determinant;
+    float minimum = (sum_qq * sum_x - sum_q * sum_qx) * determinant;
+    if (minimum + low > 0.0f) {
+      scale = (sum_qx + low * sum_q) * inverse(sum_qq);
+      minimum = -low;
+    }
+    if (first) {
+      scale = span / float(most);
+      minimum = 0.0f;
+    }
+    const float sum = x.error(q, scale, minimum);
+    if (sum < least) {
+      least = sum;
+      best_scale = scale;
+      best_minimum = minimum;
+    }
+  }
+  return float2(best_scale, -(best_minimum + low));
+}
+
+// Bytes of a block, which may lie anywhere.
+inline void put16(device uchar* to, uint bits) {
+  to[0] = uchar(bits);
+  to[1] = uchar(bits >> 8);
+}
+inline void put32(device uchar* to, uint bits) {
+  put16(to, bits);
+  put16(to + 2, bits >> 16);
+}
