@@ -4,6 +4,8 @@ packed weights take the place of others."""
 from __future__ import annotations
 
 import re
+import sys
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -187,11 +189,12 @@ def _ties(model) -> dict[str, str]:
 
 
 def replace_modules(model: torch.nn.Module, plan: Plan, *, pack: bool, dtype: torch.dtype | None = None) -> Report:
-    """Carries a plan out. Without `pack` the new modules have their memory's sizes, and not the weights. Weights
-    that are packed already were numbers of `dtype`."""
+    """Carries a plan out, and keeps no module that has been replaced. Without `pack` the new modules have their
+    memory's sizes, and not the weights. Weights that are packed already were numbers of `dtype`."""
     rows, embeddings, places = [], [], _places(model)
     tied = {} if pack else _ties(model)
-    for name, types in sorted(plan.items(), key=lambda entry: not _is_embedding(model, entry[0])):
+    entries = sorted(plan.items(), key=lambda entry: not _is_embedding(model, entry[0]))
+    for name, types in _with_progress(entries) if pack else entries:
         module = model.get_submodule(name)
         weights = [p for leaf, p in module.named_parameters(recurse=False) if not leaf.endswith("bias")]
         before = sum(weight.nbytes for weight in weights)
@@ -199,18 +202,27 @@ def replace_modules(model: torch.nn.Module, plan: Plan, *, pack: bool, dtype: to
             rows.append(Packed(name, (), before, before, types))
             continue
         shared = next(
-            (layer for one, weight, layer in embeddings if weight is weights[0] or tied.get(name) == one), None
+            (layer for one, weight, layer in embeddings if weight() is weights[0] or tied.get(name) == one), None
         )
         new = packed_module(module, types, pack, shared, None if weights[0].is_floating_point() else dtype)
         if _is_embedding(model, name):
-            embeddings.append((name, weights[0], new))
+            embeddings.append((name, weakref.ref(weights[0]), new))
         _carry_over(module, new)
-        for place in places[module]:
+        for place in places.pop(module):
             model.set_submodule(place, new)
         after = sum(buffer.nbytes for buffer in new.buffers(recurse=False))
         rows.append(Packed(name, tuple(type.name for type in types), before if shared is None else 0, after))
     _untie(model, [row.name for row in rows if row.types])
     return Report(tuple(rows))
+
+
+def _with_progress(entries):
+    """Returns the entries, with transformers' progress bar where transformers is loaded and shows one."""
+    if "transformers" not in sys.modules:
+        return entries
+    from transformers.utils import logging
+
+    return logging.tqdm(entries, desc="Packing weights", unit=" modules")
 
 
 _HOOKS = (

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import gc
 import importlib.util
+import weakref
 
 import pytest
 import torch
@@ -392,3 +393,19 @@ def test_one_weight_has_one_type(output):
     with pytest.raises(ValueError, match="tokens and head are one weight, and cannot have the types Q5_0 and Q8_0"):
         quantize_model(model, types={"head": "Q8_0", "tokens": "Q5_0"})
     assert isinstance(model.head, torch.nn.Linear)
+
+
+def test_weights_are_freed_one_after_the_other(device, monkeypatch):
+    """When a module's weights are packed, those of the modules before it are gone."""
+    model = llama(device)
+    kinds = (torch.nn.Linear, torch.nn.Embedding)
+    gone = [weakref.ref(module.weight) for module in model.modules() if isinstance(module, kinds)]
+    alive = []
+
+    def packed(numbers, type):
+        alive.append(sum(weight() is not None for weight in gone))
+        return quantize(numbers, type)
+
+    monkeypatch.setattr(_plan, "quantize", packed)
+    quantize_model(model, "q8_0")
+    assert alive == list(range(len(gone), 0, -1)) and not any(weight() is not None for weight in gone)
