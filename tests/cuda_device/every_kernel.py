@@ -26,6 +26,7 @@ import metalcore  # noqa: E402
 from metalcore._core.accuracy import evaluate  # noqa: E402
 from metalcore._core.registry import OPS  # noqa: E402
 from metalcore.loss._cross_entropy_operators import cross_entropy_ahead  # noqa: E402
+from metalcore.quant._pack import MADE  # noqa: E402
 from metalcore.quant._types import KERNELS, packed_sample  # noqa: E402
 from metalcore.recording import on_meta, record  # noqa: E402
 
@@ -288,16 +289,16 @@ def triangular(device):
 
 
 def quant(device):
-    """Every type of packed weights: as numbers, made of numbers, and times one and several rows of x."""
+    """Every type of packed weights: as numbers, times one and several rows of x, and made of numbers."""
     for type in sorted(KERNELS):
         packed = packed_sample(type, 6, 512, device=device)
         yield f"dequantize {type}", metalcore.dequantize(packed, type)
-        numbers = random(device, torch.float32, 2, 512)
-        yield f"quantize {type}", metalcore.dequantize(metalcore.quant.quantize(numbers, type), type)
         for family, rows in (("baseline", 1), ("baseline", 3), ("apple7", 3)):
             x = random(device, torch.float32, rows, 512)
             with tuned(family):
                 yield f"quantized_linear {type}", metalcore.quantized_linear(x, packed, type)
+    for type in sorted(MADE):
+        yield f"quantize {type}", metalcore.quant.quantize(random(device, torch.float32, 2, 512), type)
 
 
 JACOBI_SIZES = (8, 16, 32, 64, 100)
