@@ -131,8 +131,8 @@ inline float search_scale(thread const Group<N>& x) {
   const float to_one = inverse(x.largest());
   float least = INFINITY, best = 0.0f;
 #pragma nounroll
-  for (int candidate = 0; candidate < 74; ++candidate) {
-    const float end = To::end + 0.1f * float(candidate / 2 - 18);
+  for (int candidate = 0; candidate < 38; ++candidate) {
+    const float end = To::end + 0.2f * float(candidate / 2 - 9);
     const float factor = (candidate % 2 ? end : -end) * to_one;
     Group<N> q;
     float qx[QUANTIZE_SUMS], qq[QUANTIZE_SUMS];
@@ -180,9 +180,9 @@ inline float2 search_minimum(thread Group<N>& x) {
   const float sum_x = total(sums);
   float least = INFINITY, best_scale = 0.0f, best_minimum = 0.0f;
 #pragma nounroll
-  for (int step = -13; step < 26; ++step) {
-    const bool first = step == -13;
-    const float factor = (first ? float(most) : float(most) + 0.1f * float(step)) * to_one;
+  for (int step = -7; step < 13; ++step) {
+    const bool first = step == -7;
+    const float factor = (first ? float(most) : float(most) + 0.2f * float(step)) * to_one;
     Group<N> q;
     float q1[QUANTIZE_SUMS], qx[QUANTIZE_SUMS], qq[QUANTIZE_SUMS];
 #pragma unroll
