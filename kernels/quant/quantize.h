@@ -5,10 +5,28 @@
 #include <metal_stdlib>
 
 #include "formats.h"
-#include "numbers.h"
 #include "quant.h"
 
 using namespace metal;
+
+// Two 16-bit numbers, also where the GPU takes subnormal float16 for zero.
+inline float2 pair_of(uint bits, uint dtype) {
+  return dtype == QUANT_HALF ? two_halves(bits) : as_type<float2>(uint2(bits << 16, bits & 0xffff0000u));
+}
+
+// 16 numbers from number `from` on, a multiple of 16.
+inline void load16(thread float4* to, device const uint4* numbers, uint from, uint dtype) {
+#pragma unroll
+  for (uint i = 0; i < 4; ++i) {
+    if (dtype == QUANT_FLOAT) {
+      to[i] = as_type<float4>(numbers[from / 4 + i]);
+    } else {
+      const uint4 bits = numbers[from / 8 + i / 2];
+      const uint2 half_of_them = i % 2 ? bits.zw : bits.xy;
+      to[i] = float4(pair_of(half_of_them.x, dtype), pair_of(half_of_them.y, dtype));
+    }
+  }
+}
 
 // 1 / x, or 0 where that is infinite. Products with it may still be: no candidate of a search with such a one is taken.
 inline float inverse(float x) { return fabs(x) < 0x1p-126f ? 0.0f : 1.0f / x; }
