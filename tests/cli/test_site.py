@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import metalcore
-from metalcore import nn, optim, overrides, paged, quant, simulator
+from metalcore import nn, optim, overrides, paged, quant
 from metalcore.integrations import transformers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,6 +21,8 @@ def test_the_site_has_no_broken_links_and_every_public_name(tmp_path):
     assert (tmp_path / "index.html").exists() and (tmp_path / "docs" / "linalg.html").exists()
     inventory = zlib.decompress((tmp_path / "objects.inv").read_bytes().split(b"\n", 4)[4]).decode()
     documented = {line.split()[0] for line in inventory.splitlines() if " py:" in line}
+    from metalcore import simulator  # where tests are for another device, it would not be imported
+
     public = {
         f"{module.__name__}.{name}"
         for module in (
