@@ -236,3 +236,25 @@ def test_gelu_written_out(device):
             torch.testing.assert_close(module(x), expected, rtol=1e-5, atol=1e-6)
             assert rows()[type(module).__name__].ran == 1
     assert "metalcore" not in NewGELUActivation.forward.__code__.co_filename
+
+
+def test_classes_whose_constructors_take_other_things_are_not_made():
+    """A number for a path is the descriptor of an open file, which open() would take over and close."""
+    made = []
+
+    class StatisticsNorm(torch.nn.Module):
+        def __init__(self, path):
+            super().__init__()
+            made.append(path)
+
+        def forward(self, x):
+            return x
+
+    class DefaultNorm(StatisticsNorm):
+        def __init__(self, path="statistics.json"):
+            super().__init__(path)
+
+    metalcore.enable_pytorch_overrides()
+    assert not made
+    torch.nn.Sequential(DefaultNorm())
+    assert made == ["statistics.json"]

@@ -171,8 +171,8 @@ def merge(model, before, bound):
         layer, weight = layers[name], dense.get_submodule(name).weight
         assert layer.packing_error not in (None, errors[name])
         expected = dequantize(quantize(weight, layer.type), layer.type)
-        # Q4_K and Q6_K round where a number lies between two steps; the sums before that differ by their order.
-        assert (layer.weight - expected).norm() <= 0.01 * (layer.weight - weight).norm() + bound * weight.norm()
+        # The sums before packing differ by their order, and of two scales with almost the same error the other may win.
+        assert (layer.weight - weight).norm() <= 1.01 * (expected - weight).norm() + bound * weight.norm()
     model.unmerge_adapter()
     assert all(layer.packed is kept[name] for name, layer in layers.items())
     assert {name: layer.packing_error for name, layer in layers.items()} == errors

@@ -57,7 +57,8 @@ def test_operators_are_those_that_are_registered():
         for name in torch._C._dispatch_get_all_op_names()
         if name.startswith("metalcore::") and not name.startswith("metalcore::_")
     }
-    assert {name for op in OPS.values() for name in op.operators} == registered
+    # Which of two packed forms with almost the same error quantize finds is no formula in float64: tests/quant has it.
+    assert {name for op in OPS.values() for name in op.operators} | {"quantize"} == registered
 
 
 def test_a_namesake_has_the_arguments_of_the_samples():

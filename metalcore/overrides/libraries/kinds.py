@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable
 
@@ -13,6 +14,13 @@ from .formulas import on_the_cpu, settings_of, stand_in
 from .patches import Patch, full_name, owner_of, run_counted
 
 __all__ = ["Kind", "Modules"]
+
+# What constructors call the length of a norm's weight. A class with a first argument of another name is not made for a
+# trial: a number may mean anything to it, such as the descriptor of an open file, which it would read and close.
+_LENGTHS = {
+    *("hidden_size", "dim", "dims", "normalized_shape", "size", "num_features", "num_channels", "n", "d", "d_model"),
+    *("feat_size", "n_embd", "embed_dim", "head_dim", "width", "channels", "features"),
+}
 
 _lock = threading.RLock()
 _trying = False  # a forward is being tried, and it may call another one that is replaced
@@ -59,9 +67,10 @@ class Modules(Kind):
         read: names of the attributes that it reads at each call
         run(module, args, kwargs): the result, or None if the original must compute it.
 
-    A class is tried with a module that is made from one of `arguments`, or else with the first one that somebody makes.
-    If `arguments` is None, each class is replaced whose name matches, and tried with each module that somebody makes or
-    calls. `reason` tells why others that look alike are not replaced.
+    A class is tried with a module that is made from one of `arguments`, where its constructor takes a length and
+    numbers, or else with the first one that somebody makes. If `arguments` is None, each class is replaced whose name
+    matches, and tried with each module that somebody makes or calls. `reason` tells why others that look alike are not
+    replaced.
     """
 
     def __init__(
@@ -89,7 +98,7 @@ class Modules(Kind):
                 self.patches[owner].install_learner()
             self.undecided.add(cls)
             return
-        for arguments in self.arguments:
+        for arguments in self.arguments if _can_be_made(cls) else ():
             try:
                 with on_the_cpu():
                     module = cls(*arguments)
@@ -115,6 +124,20 @@ class Modules(Kind):
         elif patch.unlike and not any(True for child in module.children() for _ in child.parameters()):
             # A module with others in it is a large part of a model.
             _report.never_replaced(self.overrides[0], full_name(type(module)), self.reason)
+
+
+def _can_be_made(cls):
+    """Returns whether one may make an object of this class to see what it computes: its constructor takes a length and
+    numbers."""
+    if type(cls) is not type or cls.__new__ is not object.__new__:
+        return False
+    if cls.__init__ is torch.nn.Module.__init__:
+        return True
+    return all(
+        parameter.name in (*_LENGTHS, "activation", "approximate")
+        or isinstance(parameter.default, (int, float, torch.dtype, torch.device, type(None)))
+        for parameter in list(inspect.signature(cls.__init__).parameters.values())[1:]
+    )
 
 
 class ModulePatch(Patch):
