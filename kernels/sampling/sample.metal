@@ -1,25 +1,38 @@
 // Draws a class from the distribution of each row of logits, without a sort. A threadgroup has a row.
 //
-// The k-th largest logit, and the one at which the largest have a mass of top_p, are found digit by digit of their
-// ordered bits: one walk along the row sums the logits' counts or masses by the digit's 16 values. The class is then
-// where the sum of the masses of what is left reaches a random part of the whole, in the order of the threads.
-#include "sampling/sampling.h"
-#include "sampling/selected.h"
+// With a small top_k it is drawn from the logits that may be among the k largest, which two walks along the row
+// collect. Else the k-th largest logit, and in either case the one at which the largest have a mass of top_p, are found
+// digit by digit of their ordered bits: one walk sums the logits' counts or masses by the digit's 16 values. The class
+// is then where the sum of the masses of what is left reaches a random part of the whole, in the order of the threads.
+#include "sampling/candidates.h"
 
+// NaN has no probability, and -0 is 0.
 template <typename T>
-struct Logits {
+struct Row {
   device const T* x;
+
+  float at(uint i) const {
+    const float value = static_cast<float>(x[i]) + 0.0f;
+    return isnan(value) ? -INFINITY : value;
+  }
+};
+
+struct Keys {
+  threadgroup const uint* keys;
+
+  float at(uint i) const { return number_of(keys[i]); }
+};
+
+template <typename Source>
+struct Logits {
+  Source source;
   uint length;
   float scale;
   float maximum;
   uint least;   // ordered bits of the smallest logit that is kept
   float floor;  // the smallest logit that is kept
 
-  // NaN has no probability, and -0 is 0.
-  float at(uint i) const {
-    const float value = static_cast<float>(x[i]) + 0.0f;
-    return isnan(value) ? -INFINITY : value;
-  }
+  float at(uint i) const { return source.at(i); }
   static uint ordered(float value) { return ordered_bits(value); }
   bool keeps(float value) const { return ordered(value) >= least && value >= floor; }
   // The largest logits, also where they are infinite, have 1.
@@ -34,6 +47,46 @@ inline uint smallest(uint value, threadgroup uint* scratch, Threadgroup team) {
   return simd_min(team.lane < team.threads / 32 ? scratch[team.lane] : ~0u);
 }
 
+// Where the thread has the point: the place of the class. Else ~0.
+template <typename T, typename Source>
+inline uint drawn(Logits<Source> logits, SampleOptions options, float uniform, threadgroup float* totals,
+                  Threadgroup team) {
+  if (options.top_p < 1.0f) logits.least = max(logits.least, selected<true, T>(logits, options.top_p, team));
+  if (options.min_p > 0.0f) logits.floor = logits.maximum + options.temperature * log(options.min_p);
+  // The largest one stays, whatever roundings do.
+  logits.floor = min(logits.floor, logits.maximum);
+
+  float own = 0.0f;
+  for (uint i = team.thread_index; i < logits.length; i += team.threads) {
+    const float value = logits.at(i);
+    if (logits.keeps(value)) own += logits.mass(value);
+  }
+  const float within = simd_prefix_inclusive_sum(own), previous = simd_shuffle_up(within, 1);
+  if (team.lane == 31) totals[team.simdgroup] = within;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  float before = 0.0f, all = 0.0f;  // of the simdgroups before this one, and of all
+  for (uint s = 0; s < team.threads / 32; ++s) {
+    before = s == team.simdgroup ? all : before;
+    all += totals[s];
+  }
+  // Each end is the next thread's begin, so that one thread has the point.
+  const float begin = team.lane > 0 ? before + previous : before, end = before + within;
+  float point = uniform * all;
+  point = point < all ? point : 0.0f;
+  if (!(begin <= point && point < end)) return ~0u;
+  float sum = begin;
+  uint chosen = 0;
+  for (uint i = team.thread_index; i < logits.length; i += team.threads) {
+    const float value = logits.at(i);
+    const float mass = logits.keeps(value) ? logits.mass(value) : 0.0f;
+    if (mass == 0.0f) continue;
+    chosen = i;
+    sum += mass;
+    if (sum > point) break;
+  }
+  return chosen;
+}
+
 template <typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(1024)]] void sample_rows(
     device const T* x [[buffer(0)]], device const float* uniform [[buffer(1)]], device long* classes [[buffer(2)]],
@@ -42,15 +95,30 @@ template <typename T>
     uint threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[2 * 32 * kDigits];
   threadgroup float totals[32];
-  threadgroup uint places[32];
+  threadgroup uint keys[2 * kCandidates];
+  threadgroup uint* const places = keys + kCandidates;
+  threadgroup atomic_uint counter;
   const Threadgroup team(thread_index, threads, scratch);
-  const float temperature = params.per_row ? own_options[row].temperature : params.options.temperature;
-  const float top_k = params.per_row ? own_options[row].top_k : params.options.top_k;
-  const float top_p = params.per_row ? own_options[row].top_p : params.options.top_p;
-  const float min_p = params.per_row ? own_options[row].min_p : params.options.min_p;
-  const bool greedy = temperature <= 0.0f;
-  Logits<T> logits = {
-      x + row * params.x_stride, params.length, greedy ? 1.0f : 1.0f / temperature, -INFINITY, 0, -INFINITY};
+  const SampleOptions options = {params.per_row ? own_options[row].temperature : params.options.temperature,
+                                 params.per_row ? own_options[row].top_k : params.options.top_k,
+                                 params.per_row ? own_options[row].top_p : params.options.top_p,
+                                 params.per_row ? own_options[row].min_p : params.options.min_p};
+  const float length = static_cast<float>(params.length);
+  const bool greedy = options.temperature <= 0.0f;
+  const float scale = greedy ? 1.0f : 1.0f / options.temperature;
+  Logits<Row<T>> logits = {{x + row * params.x_stride}, params.length, scale, -INFINITY, 0, -INFINITY};
+  const bool limited = options.top_k > 0.0f && options.top_k < length;
+  if (limited && !greedy && options.top_k <= static_cast<float>(TOP_K_MOST)) {
+    const uint k = static_cast<uint>(ceil(options.top_k));
+    const uint count = candidates<T>(logits, k, keys, places, &counter, team);
+    if (count <= kCandidates) {
+      const Logits<Keys> few = {{keys}, count, scale, number_of(keys[0]), keys[k - 1], -INFINITY};
+      const uint place =
+          few.maximum == -INFINITY ? (thread_index == 0 ? 0 : ~0u) : drawn<T>(few, options, uniform[row], totals, team);
+      if (place != ~0u) classes[row] = places[place];
+      return;
+    }
+  }
   float maximum = -INFINITY;
   for (uint i = thread_index; i < params.length; i += threads) maximum = max(maximum, logits.at(i));
   logits.maximum = team.maximum(maximum, 0);
@@ -63,41 +131,9 @@ template <typename T>
     if (thread_index == 0) classes[row] = first;
     return;
   }
-  if (top_k > 0.0f && top_k < static_cast<float>(params.length)) logits.least = selected<false, T>(logits, top_k, team);
-  if (top_p < 1.0f) logits.least = max(logits.least, selected<true, T>(logits, top_p, team));
-  if (min_p > 0.0f) logits.floor = logits.maximum + temperature * log(min_p);
-  // The largest one stays, whatever roundings do.
-  logits.floor = min(logits.floor, logits.maximum);
-
-  float own = 0.0f;
-  for (uint i = thread_index; i < params.length; i += threads) {
-    const float value = logits.at(i);
-    if (logits.keeps(value)) own += logits.mass(value);
-  }
-  const float within = simd_prefix_inclusive_sum(own), previous = simd_shuffle_up(within, 1);
-  if (team.lane == 31) totals[team.simdgroup] = within;
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  float before = 0.0f, all = 0.0f;  // of the simdgroups before this one, and of all
-  for (uint s = 0; s < threads / 32; ++s) {
-    before = s == team.simdgroup ? all : before;
-    all += totals[s];
-  }
-  // Each end is the next thread's begin, so that one thread has the point.
-  const float begin = team.lane > 0 ? before + previous : before, end = before + within;
-  float point = uniform[row] * all;
-  point = point < all ? point : 0.0f;
-  if (!(begin <= point && point < end)) return;
-  float sum = begin;
-  uint chosen = 0;
-  for (uint i = thread_index; i < params.length; i += threads) {
-    const float value = logits.at(i);
-    const float mass = logits.keeps(value) ? logits.mass(value) : 0.0f;
-    if (mass == 0.0f) continue;
-    chosen = i;
-    sum += mass;
-    if (sum > point) break;
-  }
-  classes[row] = chosen;
+  if (limited) logits.least = selected<false, T>(logits, options.top_k, team);
+  const uint place = drawn<T>(logits, options, uniform[row], totals, team);
+  if (place != ~0u) classes[row] = place;
 }
 
 #define INSTANTIATE(name, ...) template [[host_name(name)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;

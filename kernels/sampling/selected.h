@@ -20,6 +20,8 @@ inline uint ordered_bits(float value) {
   return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
 }
 
+inline float number_of(uint ordered) { return as_type<float>(ordered ^ (ordered >> 31 ? 0x80000000u : 0xffffffffu)); }
+
 // The ordered bits of the largest number that, with all larger ones, has a count of `target`, or `target` of the mass.
 // They are exact down to the lowest digit of T. Row has a length, at(i), ordered(value), mass(value) and `least`:
 // numbers with lower ordered bits do not take part. `team` has scratch memory for 2 * kDigits numbers.
@@ -32,7 +34,7 @@ inline uint selected(Row row, float target, Threadgroup team) {
 #pragma unroll
     for (uint d = 0; d < kDigits; ++d) sums[d] = 0.0f;
     for (uint i = team.thread_index; i < row.length; i += team.threads) {
-      const float value = row.at(i);
+      const auto value = row.at(i);
       const uint bits = row.ordered(value);
       if (bits < row.least || (shift < 28 && bits >> (shift + 4) != found >> (shift + 4))) continue;
       const uint digit = bits >> shift & (kDigits - 1);

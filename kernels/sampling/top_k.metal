@@ -1,8 +1,8 @@
 // The k largest or smallest numbers of each row, in their order, with their indices. A threadgroup has a row: it finds
-// the k-th number, collects what lies before it and as many equal ones as are needed, and sorts these few. Of equal
-// numbers those with lower indices come first.
-#include "sampling/selected.h"
-#include "sampling/sampling.h"
+// the k-th number, collects what lies before it and as many equal ones as are needed, and sorts these few. Where k is
+// small, it collects what may be among them instead, which takes two walks along the row. Of equal numbers those with
+// lower indices come first.
+#include "sampling/candidates.h"
 
 template <typename T>
 struct Candidates {
@@ -19,12 +19,6 @@ struct Candidates {
   }
   static float mass(float) { return 1.0f; }
 };
-
-// Larger numbers come first, and then lower indices.
-struct Entry {
-  uint key, index;
-};
-inline bool comes_before(Entry a, Entry b) { return a.key > b.key || (a.key == b.key && a.index < b.index); }
 
 // Writes the k largest numbers of a row and their places, in no order, and lets what lies behind them come last.
 template <typename T, typename Memory>
@@ -61,19 +55,6 @@ inline void collect(Candidates<T> numbers, uint k, uint count, Memory keys, Memo
   for (uint i = k + team.thread_index; i < count; i += team.threads) keys[i] = 0, places[i] = ~0u;
 }
 
-// The halves of a step of a bitonic sort.
-template <typename Memory>
-inline void exchange(Memory keys, Memory places, uint count, uint size, uint apart, Threadgroup team) {
-  for (uint i = team.thread_index; i < count / 2; i += team.threads) {
-    const uint low = i / apart * 2 * apart + i % apart, high = low + apart;
-    const Entry a = {keys[low], places[low]}, b = {keys[high], places[high]};
-    if (low & size ? comes_before(a, b) : comes_before(b, a)) {
-      keys[low] = b.key, places[low] = b.index;
-      keys[high] = a.key, places[high] = a.index;
-    }
-  }
-}
-
 template <typename T, typename Memory>
 inline void write(Candidates<T> numbers, uint k, ulong first, Memory places, device T* values, device long* indices,
                   Threadgroup team) {
@@ -83,12 +64,6 @@ inline void write(Candidates<T> numbers, uint k, ulong first, Memory places, dev
   }
 }
 
-inline uint power_of_two(uint k) {
-  uint count = 1;
-  while (count < k) count *= 2;
-  return count;
-}
-
 template <typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(1024)]] void top_k_rows(
     device const T* x [[buffer(0)]], device T* values [[buffer(1)]], device long* indices [[buffer(2)]],
@@ -96,18 +71,16 @@ template <typename T>
     uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[2 * 32 * kDigits];
   threadgroup uint2 counts[32];
-  threadgroup uint keys[TOP_K_MOST];
-  threadgroup uint places[TOP_K_MOST];
+  threadgroup uint keys[2 * kCandidates];
+  threadgroup uint* const places = keys + kCandidates;
+  threadgroup atomic_uint counter;
   const Threadgroup team(thread_index, threads, scratch);
   const Candidates<T> numbers = {x + row * params.x_stride, params.length, params.smallest != 0, 0};
-  const uint count = power_of_two(params.k);
-  collect<T, threadgroup uint*>(numbers, params.k, count, keys, places, counts, team);
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  for (uint size = 2; size <= count; size *= 2) {
-    for (uint apart = size / 2; apart > 0; apart /= 2) {
-      exchange<threadgroup uint*>(keys, places, count, size, apart, team);
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-    }
+  if (candidates<T>(numbers, params.k, keys, places, &counter, team) > kCandidates) {
+    const uint count = power_of_two(params.k);
+    collect<T, threadgroup uint*>(numbers, params.k, count, keys, places, counts, team);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    sort_entries<false, threadgroup uint*>(keys, places, count, team);
   }
   write<T, threadgroup uint*>(numbers, params.k, ulong(row) * params.k, places, values, indices, team);
 }
@@ -129,12 +102,7 @@ template <typename T>
   device uint* const places = keys + count;
   collect<T, device uint*>(numbers, params.k, count, keys, places, counts, team);
   threadgroup_barrier(mem_flags::mem_device);
-  for (uint size = 2; size <= count; size *= 2) {
-    for (uint apart = size / 2; apart > 0; apart /= 2) {
-      exchange<device uint*>(keys, places, count, size, apart, team);
-      threadgroup_barrier(mem_flags::mem_device);
-    }
-  }
+  sort_entries<true, device uint*>(keys, places, count, team);
   write<T, device uint*>(numbers, params.k, ulong(row) * params.k, places, values, indices, team);
 }
 

@@ -42,6 +42,20 @@ def test_many(device, dtype, largest):
     assert_topk(x.to(device), 1200, largest=largest)
 
 
+def test_rows_whose_largest_numbers_lie_anywhere(device):
+    """2,048 numbers have room in threadgroup memory: those that equal the k-th largest may be as many, or one more."""
+    x = torch.zeros(6, 9000)
+    x[0], x[1] = torch.arange(9000.0), -torch.arange(9000.0)
+    x[2] = torch.arange(9000.0) % 256  # all of the largest are one thread's
+    x[3, 4000 : 4000 + 2048], x[4, 4000 : 4000 + 2049] = 1.0, 1.0
+    for k in (1, 40, 1023, 1024):
+        assert_topk(x.to(device), k)
+    drawn = metalcore.sample(x.to(device).expand(50, 6, 9000).reshape(300, 9000), top_k=40).view(50, 6).cpu()
+    largest = x.topk(40).values[:, -1]
+    assert (x.expand(50, 6, 9000).gather(-1, drawn[..., None])[..., 0] >= largest).all()
+    assert all(len(set(drawn[:, row].tolist())) > 25 for row in (3, 4, 5))  # equal logits, of which all are kept
+
+
 def test_the_most(device):
     x = tensor(1, 65600, device=device)
     assert_topk(x, 65536)
