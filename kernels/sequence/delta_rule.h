@@ -10,8 +10,6 @@
 #define DELTA_CHUNK 64     // positions between the states that the derivative keeps
 #define DELTA_COLUMNS 16   // of a state, which a threadgroup of gated_delta_rule_walk has
 #define DELTA_SIZE 256     // the largest size of a head
-// Rows of a state that a simdgroup of gated_delta_rule_chunks has, for the size that its values are padded to.
-#define DELTA_ROWS(values) ((values) > 128 ? 4 : 8)
 
 // A sequence's chunks have neighbouring places among the kept states. The places of sequence n begin at n * places. If
 // cu_seqlens divides the positions, they begin at cu_seqlens[n] / DELTA_CHUNK + n.
@@ -33,7 +31,6 @@ struct DeltaRuleParams {
   uint32_t has_state;
   uint32_t has_state_grad;  // of the final state
   uint32_t for_derivative;  // the forward pass writes what the derivative needs in the place of results
-  uint32_t row_blocks;      // threadgroups that share the rows of a state
   float scale;
   int64_t q[3];
   int64_t k[3];

@@ -1,21 +1,17 @@
-// The derivative of gated_delta_rule, in which S is the state and D its gradient.
+// The derivative of gated_delta_rule, in which D is the gradient of the state: what kernels do where positions are not
+// walked by chunks (delta_chunks_backward.metal), and what is the same in both cases.
 //
-// The first kernel walks back along a sequence with columns of D, and keeps D behind each chunk; the forward pass has
-// kept S before each chunk. From these the second kernel walks through a chunk, with rows of S and back with rows of D,
-// for the gradients of q and k. The gradient of g needs neither S nor D: with G, the sum of g from the chunk's
-// beginning on, S is exp(G) times a sum of terms that have a factor exp(-G) each, so that the gradient of G at a
-// position is q dq + k dk, where the part of dk that comes from adding to S counts as negative, and behind the chunk's
-// last position the sum of S D.
-#include "common/sums.h"
+// The first kernel walks back along a sequence with columns of D, which it keeps behind each chunk, and finds dv.
 #include "sequence/delta_state.h"
 
 template <uint ACROSS, uint N, typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(DELTA_THREADS)]] void gated_delta_rule_back(
     device const T* grad [[buffer(0)]], device const float* grad_state [[buffer(1)]], device const T* q [[buffer(2)]],
     device const T* k [[buffer(3)]], device const float* g [[buffer(4)]], device const float* beta [[buffer(5)]],
-    device const int* ends [[buffer(6)]], device float* error_grads [[buffer(7)]], device float* kept [[buffer(8)]],
-    device float* state_grad [[buffer(9)]], constant DeltaRuleParams& params [[buffer(10)]],
-    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
+    device const int* ends [[buffer(6)]], device T* gv [[buffer(7)]], device float* value_grads [[buffer(8)]],
+    device float* kept [[buffer(9)]], device float* state_grad [[buffer(10)]],
+    constant DeltaRuleParams& params [[buffer(11)]], uint group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]]) {
   using State = Columns<ACROSS, N>;
   constexpr uint kPadded = State::kPadded, kAcross = State::kColumns * kSimdgroups;
   threadgroup float4 keys[DELTA_STEPS * kPadded / 4];
@@ -51,9 +47,12 @@ template <uint ACROSS, uint N, typename T>
       threadgroup const float4* const key = keys + i * (kPadded / 4);
       columns.add(queries + i * (kPadded / 4),
                   column < params.values ? static_cast<float>(grad[position * params.grad[1] + column]) : 0.0f);
-      const float error_grad = columns.product(key);
-      if (column < params.values && lane < State::kColumns) error_grads[at * params.values + column] = error_grad;
-      columns.add(key, -beta[at] * error_grad);
+      const float value_grad = beta[at] * columns.product(key);
+      if (column < params.values && lane < State::kColumns) {
+        gv[at * params.values + column] = static_cast<T>(value_grad);
+        value_grads[at * params.values + column] = value_grad;
+      }
+      columns.add(key, -value_grad);
       if (params.has_gate) columns.scale(exp(g[at]));
     }
   }
@@ -62,152 +61,6 @@ template <uint ACROSS, uint N, typename T>
                   column);
 }
 INSTANTIATE_TYPES("gated_delta_rule_back", gated_delta_rule_back)
-
-// Rows of a state: lanes have neighbouring columns.
-template <uint ROWS, uint N>
-struct Rows {
-  static constexpr constant uint kLanes = 32 / ROWS;  // that have the sum of a row
-
-  float at[ROWS][N];
-
-  void load(device const float* state, constant DeltaRuleParams& params, uint first, uint lane) {
-#pragma unroll
-    for (uint r = 0; r < ROWS; ++r) {
-#pragma unroll
-      for (uint n = 0; n < N; ++n) {
-        const bool inside = first + r < params.keys && n * 32 + lane < params.values;
-        at[r][n] = inside ? state[ulong(first + r) * params.values + n * 32 + lane] : 0.0f;
-      }
-    }
-  }
-  void scale(float factor) {
-#pragma unroll
-    for (uint r = 0; r < ROWS; ++r) {
-#pragma unroll
-      for (uint n = 0; n < N; ++n) at[r][n] *= factor;
-    }
-  }
-  // Adds a row's number, which its lanes have, times the vector.
-  void add(float number, thread const float (&vector)[N]) {
-#pragma unroll
-    for (uint r = 0; r < ROWS; ++r) {
-      const float factor = simd_shuffle(number, static_cast<ushort>(r * kLanes));
-#pragma unroll
-      for (uint n = 0; n < N; ++n) at[r][n] += factor * vector[n];
-    }
-  }
-  // The products of the rows and a vector.
-  float product(thread const float (&vector)[N], uint lane) const {
-    float sums[ROWS];
-#pragma unroll
-    for (uint r = 0; r < ROWS; ++r) {
-      sums[r] = 0.0f;
-#pragma unroll
-      for (uint n = 0; n < N; ++n) sums[r] += at[r][n] * vector[n];
-    }
-    lanes_sums<32, ROWS>(sums, lane);
-    return sums[0];
-  }
-};
-
-template <uint N, typename T>
-inline void fetch(thread float (&vector)[N], device const T* row, float factor, uint size, uint lane) {
-#pragma unroll
-  for (uint n = 0; n < N; ++n)
-    vector[n] = n * 32 + lane < size ? static_cast<float>(row[n * 32 + lane]) * factor : 0.0f;
-}
-
-template <uint ROWS, uint N, typename T>
-[[kernel]] [[max_total_threads_per_threadgroup(DELTA_THREADS)]] void gated_delta_rule_chunks(
-    device const T* grad [[buffer(0)]], device const T* q [[buffer(1)]], device const T* k [[buffer(2)]],
-    device const float* g [[buffer(3)]], device const float* beta [[buffer(4)]], device const int* ends [[buffer(5)]],
-    device const float* errors [[buffer(6)]], device const float* error_grads [[buffer(7)]],
-    device const float* states [[buffer(8)]], device const float* state_grads [[buffer(9)]],
-    device float* gq [[buffer(10)]], device float* gk [[buffer(11)]], device float* gate_parts [[buffer(12)]],
-    constant DeltaRuleParams& params [[buffer(13)]], uint group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]]) {
-  threadgroup float lengths[2][DELTA_CHUNK];  // of q and k, their inverses
-  threadgroup float gates[kSimdgroups][DELTA_CHUNK];
-  const uint lane = thread_index % 32, simdgroup = thread_index / 32;
-  const uint block = group % params.row_blocks, head = group / params.row_blocks % params.value_heads;
-  const uint place = group / params.row_blocks / params.value_heads;
-  const Span span = chunk_of(ends, params, place);
-  const uint count = span.end - span.begin;
-  const uint key_head = head / (params.value_heads / params.heads);
-  q += span.batch * params.q[0] + span.begin * params.q[1] + key_head * params.q[2];
-  k += span.batch * params.k[0] + span.begin * params.k[1] + key_head * params.k[2];
-  grad += span.batch * params.grad[0] + span.begin * params.grad[1] + head * params.grad[2];
-  for (uint i = simdgroup; i < count; i += kSimdgroups) {
-    const float of_q = params.normalized ? inverse_length_of(q + i * params.q[1], params.keys, lane) : 1.0f;
-    const float of_k = params.normalized ? inverse_length_of(k + i * params.k[1], params.keys, lane) : 1.0f;
-    lengths[0][i] = of_q;
-    lengths[1][i] = of_k;
-  }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-
-  using State = Rows<ROWS, N>;
-  const uint first = (block * kSimdgroups + simdgroup) * ROWS, row = first + lane / State::kLanes;
-  const bool holds = row < params.keys, writes = holds && lane % State::kLanes == 0;
-  const ulong matrix = (ulong(place) * params.value_heads + head) * params.keys * params.values;
-  State state;
-  if (count > 0) state.load(states + matrix, params, first, lane);
-  float vector[N];
-  for (uint i = 0; i < count; ++i) {
-    const ulong at = (ulong(span.batch) * params.length + span.begin + i) * params.value_heads + head;
-    const float query = holds ? static_cast<float>(q[i * params.q[1] + row]) * lengths[0][i] : 0.0f;
-    const float key = holds ? static_cast<float>(k[i * params.k[1] + row]) * lengths[1][i] : 0.0f;
-    if (params.has_gate) state.scale(exp(g[at]));
-    fetch(vector, error_grads + at * params.values, -beta[at], params.values, lane);
-    const float by_error = state.product(vector, lane);
-    fetch(vector, errors + at * params.values, beta[at], params.values, lane);
-    state.add(key, vector);
-    fetch(vector, grad + i * params.grad[1], params.scale, params.values, lane);
-    const float by_result = state.product(vector, lane);
-    if (writes) gk[at * params.keys + row] = by_error;
-    if (writes) gq[at * params.keys + row] = by_result;
-    const float gate = simd_sum(writes ? query * by_result + key * by_error : 0.0f);
-    if (lane == 0) gates[simdgroup][i] = gate;
-  }
-  State state_grad;
-  if (count > 0) state_grad.load(state_grads + matrix, params, first, lane);
-  float products = 0.0f;
-#pragma unroll
-  for (uint r = 0; r < ROWS; ++r) {
-#pragma unroll
-    for (uint n = 0; n < N; ++n) products += state.at[r][n] * state_grad.at[r][n];
-  }
-  products = simd_sum(products);
-  for (uint i = count; i-- > 0;) {
-    const ulong at = (ulong(span.batch) * params.length + span.begin + i) * params.value_heads + head;
-    const float query = holds ? static_cast<float>(q[i * params.q[1] + row]) * lengths[0][i] : 0.0f;
-    const float key = holds ? static_cast<float>(k[i * params.k[1] + row]) * lengths[1][i] : 0.0f;
-    fetch(vector, grad + i * params.grad[1], params.scale, params.values, lane);
-    state_grad.add(query, vector);
-    fetch(vector, errors + at * params.values, beta[at], params.values, lane);
-    const float by_state = state_grad.product(vector, lane);
-    fetch(vector, error_grads + at * params.values, -beta[at], params.values, lane);
-    state_grad.add(key, vector);
-    if (params.has_gate) state_grad.scale(exp(g[at]));
-    if (writes) gk[at * params.keys + row] += by_state;
-    const float gate = simd_sum(writes ? key * by_state : 0.0f);
-    if (lane == 0) gates[simdgroup][i] += (i + 1 == count ? products : 0.0f) - gate;
-  }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  if (params.has_gate && thread_index < count) {
-    const ulong at = (ulong(span.batch) * params.length + span.begin + thread_index) * params.value_heads + head;
-    float sum = 0.0f;
-#pragma unroll
-    for (uint s = 0; s < kSimdgroups; ++s) sum += gates[s][thread_index];
-    gate_parts[at * params.row_blocks + block] = sum;
-  }
-}
-#define INSTANTIATE_VALUES(T, types)                                                                \
-  INSTANTIATE("gated_delta_rule_chunks_64", types, gated_delta_rule_chunks<DELTA_ROWS(64), 2, T>)   \
-  INSTANTIATE("gated_delta_rule_chunks_128", types, gated_delta_rule_chunks<DELTA_ROWS(128), 4, T>) \
-  INSTANTIATE("gated_delta_rule_chunks_256", types, gated_delta_rule_chunks<DELTA_ROWS(256), 8, T>)
-INSTANTIATE_VALUES(float, "_float")
-INSTANTIATE_VALUES(half, "_half")
-INSTANTIATE_VALUES(bfloat, "_bfloat")
 
 // The gradient of a head's q or k: the sum of those by its heads of v, and through the normalization.
 template <typename T>
@@ -251,51 +104,6 @@ template <typename T>
   finish(parts_k + at * (params.value_heads / params.heads) * params.keys,
          k + batch * params.k[0] + i * params.k[1] + head * params.k[2], gk + at * params.keys, params, lane);
 }
-
-// A simdgroup has a position of a head of v: the gradients of v and beta.
-template <typename T>
-[[kernel]] [[max_total_threads_per_threadgroup(DELTA_THREADS)]] void gated_delta_rule_values(
-    device const float* beta [[buffer(0)]], device const float* errors [[buffer(1)]],
-    device const float* error_grads [[buffer(2)]], device T* gv [[buffer(3)]], device float* gbeta [[buffer(4)]],
-    constant DeltaRuleParams& params [[buffer(5)]], uint group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]]) {
-  const ulong at = ulong(group) * kSimdgroups + thread_index / 32;
-  if (at >= ulong(params.batch) * params.length * params.value_heads) return;
-  const float strength = beta[at];
-  float sum = 0.0f;
-  for (uint i = thread_index % 32; i < params.values; i += 32) {
-    const float error_grad = error_grads[at * params.values + i];
-    sum += error_grad * errors[at * params.values + i];
-    gv[at * params.values + i] = static_cast<T>(strength * error_grad);
-  }
-  sum = simd_sum(sum);
-  if (thread_index % 32 == 0) gbeta[at] = sum;
-}
-
-#define INSTANTIATE_FINISH(T, types)                                    \
-  INSTANTIATE("gated_delta_rule_keys", types, gated_delta_rule_keys<T>) \
-  INSTANTIATE("gated_delta_rule_values", types, gated_delta_rule_values<T>)
-INSTANTIATE_FINISH(float, "_float")
-INSTANTIATE_FINISH(half, "_half")
-INSTANTIATE_FINISH(bfloat, "_bfloat")
-
-// A simdgroup has a chunk of a head: the gradient of g at a position is the sum of G's from there on.
-[[kernel]] [[max_total_threads_per_threadgroup(32)]] void gated_delta_rule_gates(
-    device const int* ends [[buffer(0)]], device const float* parts [[buffer(1)]], device float* gg [[buffer(2)]],
-    constant DeltaRuleParams& params [[buffer(3)]], uint group [[threadgroup_position_in_grid]],
-    uint lane [[thread_index_in_threadgroup]]) {
-  const uint head = group % params.value_heads;
-  const Span span = chunk_of(ends, params, group / params.value_heads);
-  float later = 0.0f;
-#pragma unroll
-  for (uint half_chunk = 0; half_chunk < DELTA_CHUNK / 32; ++half_chunk) {
-    const uint position = span.begin + DELTA_CHUNK - 1 - half_chunk * 32 - lane;
-    const ulong at = (ulong(span.batch) * params.length + position) * params.value_heads + head;
-    float sum = 0.0f;
-    for (uint block = 0; block < params.row_blocks; ++block)
-      sum += position < span.end ? parts[at * params.row_blocks + block] : 0.0f;
-    sum = simd_prefix_inclusive_sum(sum) + later;
-    later = simd_shuffle(sum, 31);
-    if (position < span.end) gg[at] = sum;
-  }
-}
+INSTANTIATE("gated_delta_rule_keys", "_float", gated_delta_rule_keys<float>)
+INSTANTIATE("gated_delta_rule_keys", "_half", gated_delta_rule_keys<half>)
+INSTANTIATE("gated_delta_rule_keys", "_bfloat", gated_delta_rule_keys<bfloat>)

@@ -12,7 +12,6 @@ namespace metalcore {
 namespace {
 
 const char* padded(int64_t size) { return size <= 64 ? "_64_" : size <= 128 ? "_128_" : "_256_"; }
-int64_t padded_size(int64_t size) { return size <= 64 ? 64 : size <= 128 ? 128 : 256; }
 
 // Elements of a head have to be side by side.
 Tensor with_rows(const Tensor& x) { return x.size(3) == 1 || x.stride(3) == 1 ? x : torch::stable::contiguous(x); }
@@ -91,7 +90,6 @@ Call call_of(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, 
       .normalized = normalized,
       .has_gate = g.has_value(),
       .has_state = state.has_value(),
-      .row_blocks = 1,
       .scale = static_cast<float>(scale),
   };
   put_strides(call.params.q, call.q);
@@ -109,6 +107,11 @@ Tensor state_of(const Call& call) {
 uint32_t column_groups(const DeltaRuleParams& p) {
   const int64_t columns = (p.keys <= 128 ? 8 : 4) * (DELTA_THREADS / 32);
   return grid_side(ceil_div<int64_t>(p.values, columns) * p.value_heads * p.sequences);
+}
+
+// The same for kernels that walk along chunks.
+uint32_t chunk_column_groups(const DeltaRuleParams& p) {
+  return grid_side(ceil_div<int64_t>(p.values, DELTA_COLUMNS) * p.value_heads * p.sequences);
 }
 
 // What the kernels by chunks need of each chunk and value head: an inverse, scores, and factors of the positions.
@@ -140,8 +143,7 @@ void record_chunks(gpu::Recording& recording, const Call& call, const Chunks& ch
   recording.buffer(5, call.state).buffer(6, chunks.inverses).buffer(7, chunks.scores).buffer(8, chunks.factors);
   recording.buffer(9, results.out).buffer(10, results.state).buffer(11, results.errors).buffer(12, results.kept);
   recording.bytes(13, params);
-  const int64_t blocks = ceil_div<int64_t>(params.values, DELTA_COLUMNS);
-  recording.dispatch_threadgroups({grid_side(blocks * params.value_heads * params.sequences)}, {DELTA_THREADS});
+  recording.dispatch_threadgroups({chunk_column_groups(params)}, {DELTA_THREADS});
 }
 void record_forward(gpu::Recording& recording, const Call& call, DeltaRuleParams params, const Forward& results) {
   params.for_derivative = results.errors.has_value();
@@ -212,25 +214,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_back
   const Tensor given = with_rows(grad);
   const MaybeTensor given_state = as_contiguous(grad_state);
   put_strides(params.grad, given);
-  const int64_t rows = DELTA_ROWS(padded_size(params.values)) * (DELTA_THREADS / 32);
-  params.row_blocks = grid_side(ceil_div<int64_t>(params.keys, rows));
   const int64_t positions = int64_t{params.batch} * params.length * params.value_heads;
   const int64_t states = call.chunks * params.value_heads * params.keys * params.values;
   const auto scratch = [&](int64_t size) { return new_tensor({size}, ScalarType::Float, q); };
-  const Tensor errors = scratch(positions * params.values), error_grads = scratch(positions * params.values);
+  const Tensor errors = scratch(positions * params.values), value_grads = scratch(positions * params.values);
   const Tensor kept = scratch(states), kept_grads = scratch(states);
   const Tensor parts_q = scratch(positions * params.keys), parts_k = scratch(positions * params.keys);
-  const Tensor gate_parts = scratch(g ? positions * params.row_blocks : 0);
   if (ends) {  // what positions have that belong to no sequence
-    for (const Tensor* each : {&errors, &error_grads, &parts_q, &parts_k}) {
-      Tensor zeros = *each;
-      torch::stable::zero_(zeros);
-    }
-    torch::stable::zero_(gg);
+    for (Tensor each : {parts_q, parts_k, gv, gg, gbeta}) torch::stable::zero_(each);
   }
   const char* type = suffix(q.scalar_type());
-  const auto chunk_groups = [&](int64_t each) { return grid_side(call.chunks * params.value_heads * each); };
-  const auto simdgroups = [&](int64_t count) { return grid_side(ceil_div<int64_t>(count, DELTA_THREADS / 32)); };
+  const int64_t key_positions = int64_t{params.batch} * params.length * params.heads;
   const auto chunks = chunks_of(call, chunked);
   note(op, call, chunks.has_value());
   gpu::record(gq, [&](gpu::Recording& recording) {
@@ -240,32 +234,30 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_back
     else
       record_forward(recording, call, params, results);
 
-    recording.kernel("gated_delta_rule_back", padded(params.keys), type);
-    recording.buffer(0, given).buffer(1, given_state).buffer(2, call.q).buffer(3, call.k).buffer(4, call.g);
-    recording.buffer(5, call.beta).buffer(6, call.ends).buffer(7, error_grads).buffer(8, kept_grads);
-    recording.buffer(9, gstate).bytes(10, params);
-    recording.dispatch_threadgroups({column_groups(params)}, {DELTA_THREADS});
+    if (chunks) {
+      recording.kernel("gated_delta_rule_walk_back", params.keys <= 128 ? "_128_" : "_256_", type);
+      recording.buffer(0, given).buffer(1, given_state).buffer(2, call.q).buffer(3, call.k).buffer(4, call.beta);
+      recording.buffer(5, call.ends).buffer(6, chunks->inverses).buffer(7, chunks->scores).buffer(8, chunks->factors);
+      recording.buffer(9, gv).buffer(10, value_grads).buffer(11, kept_grads).buffer(12, gstate).bytes(13, params);
+      recording.dispatch_threadgroups({chunk_column_groups(params)}, {DELTA_THREADS});
+    } else {
+      recording.kernel("gated_delta_rule_back", padded(params.keys), type);
+      recording.buffer(0, given).buffer(1, given_state).buffer(2, call.q).buffer(3, call.k).buffer(4, call.g);
+      recording.buffer(5, call.beta).buffer(6, call.ends).buffer(7, gv).buffer(8, value_grads).buffer(9, kept_grads);
+      recording.buffer(10, gstate).bytes(11, params);
+      recording.dispatch_threadgroups({column_groups(params)}, {DELTA_THREADS});
+    }
 
-    recording.kernel("gated_delta_rule_chunks", padded(params.values), type);
+    recording.kernel("gated_delta_rule_chunks", "_", type);
     recording.buffer(0, given).buffer(1, call.q).buffer(2, call.k).buffer(3, call.g).buffer(4, call.beta);
-    recording.buffer(5, call.ends).buffer(6, errors).buffer(7, error_grads).buffer(8, kept).buffer(9, kept_grads);
-    recording.buffer(10, parts_q).buffer(11, parts_k).buffer(12, gate_parts).bytes(13, params);
-    recording.dispatch_threadgroups({chunk_groups(params.row_blocks)}, {DELTA_THREADS});
+    recording.buffer(5, call.ends).buffer(6, errors).buffer(7, value_grads).buffer(8, kept).buffer(9, kept_grads);
+    recording.buffer(10, parts_q).buffer(11, parts_k).buffer(12, gg).buffer(13, gbeta).bytes(14, params);
+    recording.dispatch_threadgroups({grid_side(call.chunks * params.value_heads)}, {DELTA_THREADS});
 
     recording.kernel("gated_delta_rule_keys", "_", type);
     recording.buffer(0, call.q).buffer(1, call.k).buffer(2, parts_q).buffer(3, parts_k).buffer(4, gq).buffer(5, gk);
     recording.bytes(6, params);
-    recording.dispatch_threadgroups({simdgroups(int64_t{params.batch} * params.length * params.heads)},
-                                    {DELTA_THREADS});
-
-    recording.kernel("gated_delta_rule_values", "_", type);
-    recording.buffer(0, call.beta).buffer(1, errors).buffer(2, error_grads).buffer(3, gv).buffer(4, gbeta);
-    recording.bytes(5, params);
-    recording.dispatch_threadgroups({simdgroups(positions)}, {DELTA_THREADS});
-    if (!g) return;
-    recording.kernel("gated_delta_rule_gates");
-    recording.buffer(0, call.ends).buffer(1, gate_parts).buffer(2, gg).bytes(3, params);
-    recording.dispatch_threadgroups({chunk_groups(1)}, {32});
+    recording.dispatch_threadgroups({grid_side(ceil_div<int64_t>(key_positions, DELTA_THREADS / 32))}, {DELTA_THREADS});
   });
   return {gq, gk, gv, gg, gbeta, gstate};
 }

@@ -1,0 +1,344 @@
+// The derivative of gated_delta_rule by chunks, with the symbols of delta_chunks.metal, B = diag(beta) and d(·, i), the
+// decay from i to the chunk's end. From the gradient D of the state behind a chunk and those of o, the first kernel
+// finds dv and the gradient of the state before the chunk, in which (I + M)^-1 comes as it does forward:
+//
+//   dv = (I + M)^-T B E     where E = scale Pᵀ do + d(·, i) k D
+//   D = d(C) D + scale (d(i) q)ᵀ do - (d(i) k)ᵀ dv
+//
+// The second kernel has all chunks at once. With w = B u, and products of do and of dv with u in the place of scores,
+//
+//   dq(i) = scale (d(i) S do(i) + sum over j <= i of d(i, j) (do(i) w(j)) k(j))
+//   dk(i) = beta(i) y(i) - d(i) S dv(i) - sum over j < i of d(i, j) (dv(i) w(j)) k(j)
+//   y(j) = d(·, j) D u(j) + scale sum over i >= j of d(i, j) (do(i) u(j)) q(i) - sum over i > j of d(i, j) (dv(i) u(j))
+//   k(i) dbeta(j) = k(j) y(j)
+//
+// The gradient of g follows from these: with G, the sum of g from the chunk's beginning on, S is exp(G) times a sum of
+// terms that have a factor exp(-G) each, so that the gradient of G at a position is q dq + k dk, where the part of dk
+// that comes from adding to S, beta y, counts as negative, and at the chunk's last position the sum of S D is added.
+#include "sequence/delta_tiles.h"
+
+template <uint KEYS, uint WIDTH, typename T>
+[[kernel]] [[max_total_threads_per_threadgroup(DELTA_THREADS)]] void gated_delta_rule_walk_back(
+    device const T* grad [[buffer(0)]], device const float* grad_state [[buffer(1)]], device const T* q [[buffer(2)]],
+    device const T* k [[buffer(3)]], device const float* beta [[buffer(4)]], device const int* ends [[buffer(5)]],
+    device const float* inverses [[buffer(6)]], device const float* scores [[buffer(7)]],
+    device const float* factors [[buffer(8)]], device T* gv [[buffer(9)]], device float* value_grads [[buffer(10)]],
+    device float* kept [[buffer(11)]], device float* state_grad [[buffer(12)]],
+    constant DeltaRuleParams& params [[buffer(13)]], uint group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]]) {
+  constexpr uint kColumns = DELTA_COLUMNS, kPitch = kColumns + 4, kSlice = WIDTH + 4;
+  threadgroup float matrix[KEYS * kPitch];
+  threadgroup float slice[kChunk * kSlice];
+  threadgroup float tile[kChunk * kPitch];
+  const uint lane = thread_index % 32, simdgroup = thread_index / 32;
+  const uint blocks = (params.values + kColumns - 1) / kColumns;
+  const uint head = group / blocks % params.value_heads, sequence = group / blocks / params.value_heads;
+  const uint block = group % blocks * kColumns;  // the first column
+  const Span span = span_of(ends, params, sequence);
+  const uint key_head = head / (params.value_heads / params.heads);
+  q += span.batch * params.q[0] + key_head * params.q[2];
+  k += span.batch * params.k[0] + key_head * params.k[2];
+  grad += span.batch * params.grad[0] + head * params.grad[2];
+  const ulong size = ulong(params.keys) * params.values;  // of a state
+  const ulong first_state = (ulong(sequence) * params.value_heads + head) * size;
+  fetch_state<KEYS, kPitch>(matrix, grad_state + first_state, params.has_state_grad, block, params, thread_index);
+  const Place own = place_of(lane);
+  for (uint chunks = (span.end - span.begin + kChunk - 1) / kChunk; chunks-- > 0;) {
+    const uint begin = span.begin + chunks * kChunk, count = min(kChunk, span.end - begin);
+    const ulong chunk = (span.place + chunks) * params.value_heads + head;
+    const ulong at = (ulong(span.batch) * params.length + begin) * params.value_heads + head;
+    device const float* const own_factors = factors + chunk * 4 * kChunk;
+    const float decay = own_factors[4 * kChunk - 1];
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    put_state<kPitch>(kept + chunk * size, matrix, true, block, params, thread_index);
+    fetch_slice<kColumns, kPitch>(tile, grad + begin * params.grad[1], params.grad[1], count, block, params.values,
+                                  One(), thread_index);
+    Fragments<float, 2, 2> sums;  // E
+    clear(sums);
+    for (uint first = 0; first < params.keys; first += WIDTH) {
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      fetch_slice<WIDTH, kSlice>(slice, k + begin * params.k[1], params.k[1], count, first, params.keys,
+                                 own_factors + 2 * kChunk, thread_index);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      add_tiles<WIDTH, kSlice, kPitch>(sums, slice + simdgroup * kOwn * kSlice, matrix + first * kPitch);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      fetch_slice<WIDTH, kSlice>(slice, q + begin * params.q[1], params.q[1], count, first, params.keys,
+                                 own_factors + kChunk, thread_index);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      add_outer<WIDTH, kSlice, kPitch>(matrix + first * kPitch, decay, slice, tile, simdgroup);
+    }
+    add_lower<true, kPitch>(sums, scores + chunk * kChunk * kChunk, tile, simdgroup);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+    for (uint m = 0; m < 2; ++m) {
+      const uint row = simdgroup * kOwn + m * 8 + own.row;
+      const float strength = row < count ? -beta[at + ulong(row) * params.value_heads] : 0.0f;
+#pragma unroll
+      for (uint n = 0; n < 2; ++n) {
+        elements(sums.at[m][n]) *= strength;
+        simdgroup_store(sums.at[m][n], tile + (simdgroup * kOwn + m * 8) * kPitch + n * 8, kPitch);
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    clear(sums);
+    add_lower<true, kPitch>(sums, inverses + chunk * kChunk * kChunk, tile, simdgroup);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+    for (uint m = 0; m < 2; ++m) {
+#pragma unroll
+      for (uint n = 0; n < 2; ++n) {
+        simdgroup_store(sums.at[m][n], tile + (simdgroup * kOwn + m * 8) * kPitch + n * 8, kPitch);
+      }
+    }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    const uint column = block + thread_index % kColumns;
+    for (uint i = lane / kColumns; i < kOwn; i += 32 / kColumns) {
+      const uint row = simdgroup * kOwn + i;
+      if (row < count && column < params.values) {
+        const float value_grad = -tile[row * kPitch + lane % kColumns];
+        const ulong place = (at + ulong(row) * params.value_heads) * params.values + column;
+        gv[place] = static_cast<T>(value_grad);
+        value_grads[place] = value_grad;
+      }
+    }
+    for (uint first = 0; first < params.keys; first += WIDTH) {
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      fetch_slice<WIDTH, kSlice>(slice, k + begin * params.k[1], params.k[1], count, first, params.keys, own_factors,
+                                 thread_index);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      add_outer<WIDTH, kSlice, kPitch>(matrix + first * kPitch, 1.0f, slice, tile, simdgroup);
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  put_state<kPitch>(state_grad + first_state, matrix, params.has_state, block, params, thread_index);
+}
+
+constexpr constant uint kRows = 64;                           // of a state, which a chunk's positions meet at once
+constexpr constant uint kTall = kChunk + 4, kPitch = 16 + 4;  // of products, and of tiles of WIDTH columns
+
+// sums += a bᵀ of rows in device memory, where a is `narrow` or `wide`.
+template <typename T>
+inline void add_products(thread Fragments<float, 2, 8>& sums, threadgroup float* tiles, device const T* narrow,
+                         device const float* wide, bool is_narrow, long stride, uint count, device const float* b,
+                         long b_stride, uint b_count, uint size, uint thread_index) {
+  constexpr uint kWidth = 16;
+  threadgroup float* const others = tiles + kChunk * kPitch;
+  for (uint first = 0; first < size; first += kWidth) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (is_narrow)
+      fetch_slice<kWidth, kPitch>(tiles, narrow, stride, count, first, size, One(), thread_index);
+    else
+      fetch_slice<kWidth, kPitch>(tiles, wide, stride, count, first, size, One(), thread_index);
+    fetch_slice<kWidth, kPitch>(others, b, b_stride, b_count, first, size, One(), thread_index);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll 1
+    for (uint term = 0; term < kWidth; term += 8) {
+      Fragments<float, 2, 1> rows;
+      RightFragments<float, 1, 8> terms;
+      load<kPitch>(rows, tiles + thread_index / 32 * kOwn * kPitch + term);
+      load_transposed<kPitch>(terms, others + term);
+      multiply(sums, rows, 0, terms);
+    }
+  }
+}
+
+// sums += a b or aᵀ b, where a is the lower triangular tile of scores, and b has rows in device memory, times factors.
+template <bool TRANSPOSED, typename T>
+inline void add_scores(thread Fragments<float, 2, 8>& sums, threadgroup float* tiles, threadgroup const float* scores,
+                       device const T* x, long stride, uint count, uint first_column, uint size,
+                       threadgroup const float* factors, uint thread_index) {
+  constexpr uint kTerms = 32;
+  const uint own = thread_index / 32 * kOwn;
+#pragma unroll 1
+  for (uint first = 0; first < kChunk; first += kTerms) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    fetch_slice<kRows, kTall, kTerms>(tiles, x + first * stride, stride, max(count, first) - first, first_column, size,
+                                      factors + first, thread_index);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll 1
+    for (uint term = first; term < first + kTerms; term += 8) {
+      if (TRANSPOSED ? term < own : term >= own + kOwn) continue;  // zeros
+      Fragments<float, 2, 1> rows;
+#pragma unroll
+      for (uint m = 0; m < 2; ++m) {
+        const uint row = own + m * 8;
+        if (TRANSPOSED)
+          simdgroup_load(rows.at[m][0], scores + term * kTall + row, kTall, ulong2(0), true);
+        else
+          simdgroup_load(rows.at[m][0], scores + row * kTall + term, kTall);
+      }
+      RightFragments<float, 1, 8> terms;
+      load<kTall>(terms, tiles + (term - first) * kTall);
+      multiply(sums, rows, 0, terms);
+    }
+  }
+}
+
+inline void scale_rows(thread Fragments<float, 2, 8>& sums, threadgroup const float* factors, float factor,
+                       uint thread_index) {
+  const uint row = thread_index / 32 * kOwn + place_of(thread_index % 32).row;
+#pragma unroll
+  for (uint m = 0; m < 2; ++m) {
+    const float of_row = factors[row + m * 8] * factor;
+#pragma unroll
+    for (uint n = 0; n < 8; ++n) elements(sums.at[m][n]) *= of_row;
+  }
+}
+
+// Writes sums times a factor for each row, or adds them to what is there. The products of the rows of sums and of x,
+// with its inverse lengths, are added to `products`.
+template <typename T, typename F>
+inline void put(thread const Fragments<float, 2, 8>& sums, threadgroup float* tiles, bool adds, float sign, F factors,
+                device float* to, long to_stride, device const T* x, long stride, threadgroup const float* lengths,
+                threadgroup float* products, uint count, uint first_column, uint size, uint thread_index) {
+  const uint lane = thread_index % 32, simdgroup = thread_index / 32;
+  threadgroup float* const own = tiles + simdgroup * 8 * kTall;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+  for (uint m = 0; m < 2; ++m) {
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+    for (uint n = 0; n < 8; ++n) simdgroup_store(sums.at[m][n], own + n * 8, kTall);
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    const uint first = simdgroup * kOwn + m * 8;
+    for (uint row = first; row < min(first + 8, count); ++row) {
+      float product = 0.0f;
+#pragma unroll
+      for (uint n = 0; n < kRows / 32; ++n) {
+        const uint column = first_column + n * 32 + lane;
+        if (column < size) {
+          const float value = own[(row - first) * kTall + n * 32 + lane] * sign;
+          device float* const place = to + row * to_stride + column;
+          *place = (adds ? *place : 0.0f) + value * factors[row];
+          product += value * static_cast<float>(x[row * stride + column]);
+        }
+      }
+      product = simd_sum(product);
+      if (lane == 0) products[row] += product * lengths[row];
+    }
+  }
+}
+
+template <typename T>
+[[kernel]] [[max_total_threads_per_threadgroup(DELTA_THREADS)]] void gated_delta_rule_chunks(
+    device const T* grad [[buffer(0)]], device const T* q [[buffer(1)]], device const T* k [[buffer(2)]],
+    device const float* g [[buffer(3)]], device const float* beta [[buffer(4)]], device const int* ends [[buffer(5)]],
+    device const float* errors [[buffer(6)]], device const float* value_grads [[buffer(7)]],
+    device const float* states [[buffer(8)]], device const float* state_grads [[buffer(9)]],
+    device float* gq [[buffer(10)]], device float* gk [[buffer(11)]], device float* gg [[buffer(12)]],
+    device float* gbeta [[buffer(13)]], constant DeltaRuleParams& params [[buffer(14)]],
+    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
+  threadgroup float scores[kChunk * kTall];
+  threadgroup float tiles[2 * kChunk * kPitch];
+  threadgroup float lengths[2][kChunk];         // of q and k, their inverses
+  threadgroup float high[kChunk], low[kChunk];  // the logarithm of d(i)
+  threadgroup float since[kChunk], until[kChunk], strengths[kChunk], learned[kChunk];
+  threadgroup float reads[kChunk], writes[kChunk], carried[kChunk];  // products of rows of q and k, and of gradients
+  threadgroup float overlaps[kSimdgroups];                           // parts of the sum of S D
+  const uint lane = thread_index % 32, simdgroup = thread_index / 32;
+  const uint head = group % params.value_heads, place = group / params.value_heads;
+  const Span span = chunk_of(ends, params, place);
+  const uint count = span.end - span.begin;
+  if (count == 0) return;
+  const uint key_head = head / (params.value_heads / params.heads);
+  q += span.batch * params.q[0] + span.begin * params.q[1] + key_head * params.q[2];
+  k += span.batch * params.k[0] + span.begin * params.k[1] + key_head * params.k[2];
+  grad += span.batch * params.grad[0] + span.begin * params.grad[1] + head * params.grad[2];
+  const ulong at = (ulong(span.batch) * params.length + span.begin) * params.value_heads + head;
+  const long value_stride = long(params.value_heads) * params.values,
+             key_stride = long(params.value_heads) * params.keys;
+  errors += at * params.values;
+  value_grads += at * params.values;
+  gq += at * params.keys;
+  gk += at * params.keys;
+  states += ulong(group) * params.keys * params.values;
+  state_grads += ulong(group) * params.keys * params.values;
+  measure(lengths[0], lengths[1], q, k, count, params, simdgroup, lane);
+  add_gates(high, low, g + at, count, params, thread_index);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (thread_index < kChunk) {
+    const float strength = thread_index < count ? beta[at + ulong(thread_index) * params.value_heads] : 0.0f;
+    since[thread_index] = exp(high[thread_index] + low[thread_index]);
+    until[thread_index] = decay_of(high, low, kChunk - 1, thread_index);
+    strengths[thread_index] = strength;
+    learned[thread_index] = strength * lengths[1][thread_index];
+    reads[thread_index] = writes[thread_index] = carried[thread_index] = 0.0f;
+  }
+  Fragments<float, 2, 8> sums;
+  float overlap = 0.0f;
+  // What comes from behind the chunk.
+  for (uint first = 0; first < params.keys; first += kRows) {
+    const uint rows = min(kRows, params.keys - first);
+    const ulong matrix = ulong(first) * params.values;
+    for (uint i = thread_index; params.has_gate && i < rows * params.values; i += DELTA_THREADS)
+      overlap += states[matrix + i] * state_grads[matrix + i];
+    clear(sums);
+    add_products(sums, tiles, grad, errors, false, value_stride, count, state_grads + matrix, params.values, rows,
+                 params.values, thread_index);
+    scale_rows(sums, until, 1.0f, thread_index);
+    put(sums, tiles, false, 1.0f, strengths, gk, key_stride, k, params.k[1], lengths[1], carried, count, first,
+        params.keys, thread_index);
+  }
+  // The gradients of results, and then those of values.
+#pragma unroll 1
+  for (uint pass = 0; pass < 2; ++pass) {
+    const bool of_results = pass == 0;
+    const float scale = of_results ? params.scale : 1.0f, sign = of_results ? 1.0f : -1.0f;
+    device const T* const x = of_results ? q : k;
+    const long stride = of_results ? params.q[1] : params.k[1];
+    const long grad_stride = of_results ? params.grad[1] : value_stride;
+    clear(sums);
+    add_products(sums, tiles, grad, value_grads, of_results, grad_stride, count, errors, value_stride, count,
+                 params.values, thread_index);
+#pragma unroll
+    for (uint m = 0; m < 2; ++m) {
+#pragma unroll
+      for (uint n = 0; n < 8; ++n)
+        simdgroup_store(sums.at[m][n], scores + (simdgroup * kOwn + m * 8) * kTall + n * 8, kTall);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint i = thread_index; i < kChunk * kChunk; i += DELTA_THREADS) {
+      const uint later = i / kChunk, earlier = i % kChunk;
+      threadgroup float* const score = scores + later * kTall + earlier;
+      *score = earlier < later + of_results ? *score * scale * decay_of(high, low, later, earlier) : 0.0f;
+    }
+    for (uint first = 0; first < params.keys; first += kRows) {
+      const uint rows = min(kRows, params.keys - first);
+      clear(sums);
+      add_products(sums, tiles, grad, value_grads, of_results, grad_stride, count,
+                   states + ulong(first) * params.values, params.values, rows, params.values, thread_index);
+      scale_rows(sums, since, scale, thread_index);
+      add_scores<false>(sums, tiles, scores, k, params.k[1], count, first, params.keys, learned, thread_index);
+      put(sums, tiles, !of_results, sign, One(), of_results ? gq : gk, key_stride, x, stride, lengths[pass], reads,
+          count, first, params.keys, thread_index);
+      clear(sums);
+      add_scores<true>(sums, tiles, scores, x, stride, count, first, params.keys, lengths[pass], thread_index);
+      put(sums, tiles, true, sign, strengths, gk, key_stride, k, params.k[1], lengths[1], writes, count, first,
+          params.keys, thread_index);
+    }
+  }
+  overlap = simd_sum(overlap);
+  if (lane == 0) overlaps[simdgroup] = overlap;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (thread_index >= count) return;
+  const ulong own = at + ulong(thread_index) * params.value_heads;
+  gbeta[own] = carried[thread_index] + writes[thread_index];
+  if (!params.has_gate) return;
+  float behind = 0.0f, sum = 0.0f;
+#pragma unroll
+  for (uint s = 0; s < kSimdgroups; ++s) behind += overlaps[s];
+  behind *= since[kChunk - 1];
+  for (uint i = count; i-- > 0;) {
+    behind += strengths[i] * carried[i];
+    sum += i >= thread_index ? reads[i] - strengths[i] * (carried[i] + writes[i]) : 0.0f;
+  }
+  gg[own] = behind + sum;
+}
+
+#define INSTANTIATE_BACK(types, T)                                                             \
+  INSTANTIATE("gated_delta_rule_walk_back_128", types, gated_delta_rule_walk_back<128, 32, T>) \
+  INSTANTIATE("gated_delta_rule_walk_back_256", types, gated_delta_rule_walk_back<256, 16, T>) \
+  INSTANTIATE("gated_delta_rule_chunks", types, gated_delta_rule_chunks<T>)
+INSTANTIATE_BACK("_float", float)
+INSTANTIATE_BACK("_half", half)
+INSTANTIATE_BACK("_bfloat", bfloat)
