@@ -62,7 +62,7 @@ OVER = {
     r"attention_forward_narrow_(general_256_(float|half)|256_float)|attention_dq_narrow_(general_)?256_half"
     r"|attention_dq_narrow_(192_float|general_256_(float|bfloat))|attention_d[kv]_narrow_general_192_float": "the "
     "proxy's fault, as above: a lane holds 48 or 64 sums, and 24 to 120 bytes of the products' parts spill",
-    r"gated_delta_rule_(walk_back_(128|256)|chunks)_(float|half|bfloat)": "the proxy's fault, as above: 8 to 32 bytes "
+    r"gated_delta_rule_chunks_(float|half|bfloat)": "the proxy's fault, as above: a lane holds 32 sums, and 32 bytes "
     "spill, and with one multiplication in the place of the parts none",
     r"attention_decode_narrow_general_576x4_float": "a lane holds 64 sums, 20 numbers of a key and 16 of its "
     "value, and 8 bytes of the rest spill",

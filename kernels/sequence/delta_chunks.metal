@@ -31,11 +31,10 @@ template <typename T>
   const ulong at = (ulong(span.batch) * params.length + span.begin) * params.value_heads + head;
   measure(lengths[0], lengths[1], q, k, count, params, simdgroup, lane);
   add_gates(high, low, g + at, count, params, thread_index);
-  if (thread_index < kChunk)
-    strengths[thread_index] = thread_index < count ? beta[at + ulong(thread_index) * params.value_heads] : 0.0f;
+  if (thread_index < kChunk) strengths[thread_index] = strength_of(beta + at, thread_index, count, params);
   const ulong chunk = ulong(group) * kChunk;
   device float* const own_scores = scores + chunk * kChunk;
-  for (uint pass = 0; pass < 2; ++pass) {
+  for (uint pass = 0; pass < (params.corrects ? 2 : 1); ++pass) {
     const bool of_queries = pass == 0;
     Fragments<float, 2, kChunk / 8> products;
     clear(products);
@@ -81,7 +80,7 @@ template <typename T>
   threadgroup_barrier(mem_flags::mem_threadgroup);
   // A thread has a column of the inverse, by substitution of some rows at a time.
   constexpr uint kBlock = 16;
-  if (thread_index < kChunk) {
+  if (params.corrects && thread_index < kChunk) {
     device float* const column = inverses + chunk * kChunk + thread_index;
     for (uint first = 0; first < kChunk; first += kBlock) {
       float values[kBlock];
@@ -128,10 +127,10 @@ template <uint KEYS, uint WIDTH, typename T>
   const ulong size = ulong(params.keys) * params.values;  // of a state
   const ulong first_state = (ulong(sequence) * params.value_heads + head) * size;
   fetch_state<KEYS, kPitch>(matrix, state + first_state, params.has_state, block, params, thread_index);
-  const Place own = place_of(lane);
   for (uint begin = span.begin; begin < span.end; begin += kChunk) {
     const uint count = min(kChunk, span.end - begin);
     const ulong chunk = (span.place + (begin - span.begin) / kChunk) * params.value_heads + head;
+    const ulong at = (ulong(span.batch) * params.length + begin) * params.value_heads + head;
     device const float* const own_factors = factors + chunk * 4 * kChunk;
     threadgroup_barrier(mem_flags::mem_threadgroup);
     put_state<kPitch>(kept + chunk * size, matrix, params.for_derivative, block, params, thread_index);
@@ -140,63 +139,51 @@ template <uint KEYS, uint WIDTH, typename T>
     clear(by_query);
     for (uint first = 0; first < params.keys; first += WIDTH) {
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      fetch_slice<WIDTH, kSlice>(slice, k + begin * params.k[1], params.k[1], count, first, params.keys, own_factors,
-                                 thread_index);
+      if (params.corrects)
+        fetch_slice<WIDTH, kSlice>(slice, k + begin * params.k[1], params.k[1], count, first, params.keys, own_factors,
+                                   thread_index);
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      add_tiles<WIDTH, kSlice, kPitch>(by_key, slice + simdgroup * kOwn * kSlice, matrix + first * kPitch);
+      if (params.corrects)
+        add_tiles<WIDTH, kSlice, kPitch>(by_key, slice + simdgroup * kOwn * kSlice, matrix + first * kPitch);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       fetch_slice<WIDTH, kSlice>(slice, q + begin * params.q[1], params.q[1], count, first, params.keys,
                                  own_factors + kChunk, thread_index);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       add_tiles<WIDTH, kSlice, kPitch>(by_query, slice + simdgroup * kOwn * kSlice, matrix + first * kPitch);
     }
-#pragma unroll
-    for (uint m = 0; m < 2; ++m) {
-#pragma unroll
-      for (uint n = 0; n < 2; ++n) {
-#pragma unroll
-        for (uint e = 0; e < 2; ++e) {
-          const uint row = simdgroup * kOwn + m * 8 + own.row, column = n * 8 + own.column + e;
-          const bool inside = row < count && block + column < params.values;
-          const float value = inside ? static_cast<float>(v[(begin + row) * params.v[1] + block + column]) : 0.0f;
-          updates[row * kPitch + column] = value - elements(by_key.at[m][n])[e];
-        }
-      }
+    threadgroup float* const own = updates + simdgroup * kOwn * kPitch;
+    store<kPitch>(by_key, own);
+    for (uint i = lane; i < kOwn * kColumns; i += 32) {
+      const uint row = simdgroup * kOwn + i / kColumns, column = block + i % kColumns;
+      const bool inside = row < count && column < params.values;
+      const float value = inside ? static_cast<float>(v[(begin + row) * params.v[1] + column]) : 0.0f;
+      threadgroup float* const update = own + i / kColumns * kPitch + i % kColumns;
+      *update = value - *update;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    Fragments<float, 2, 2> found;
-    clear(found);
-    add_lower<false, kPitch>(found, inverses + chunk * kChunk * kChunk, updates, simdgroup);
+    clear(by_key);
+    if (params.corrects)
+      add_lower<false, kPitch>(by_key, inverses + chunk * kChunk * kChunk, updates, simdgroup);
+    else
+      load<kPitch>(by_key, own);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-#pragma unroll
-    for (uint m = 0; m < 2; ++m) {
-#pragma unroll
-      for (uint n = 0; n < 2; ++n) {
-#pragma unroll
-        for (uint e = 0; e < 2; ++e) {
-          const uint row = simdgroup * kOwn + m * 8 + own.row, column = n * 8 + own.column + e;
-          const ulong at = (ulong(span.batch) * params.length + begin + row) * params.value_heads + head;
-          const float error = elements(found.at[m][n])[e];
-          if (params.for_derivative && row < count && block + column < params.values)
-            errors[at * params.values + block + column] = error;
-          updates[row * kPitch + column] = row < count ? beta[at] * error : 0.0f;
-        }
-      }
+    store<kPitch>(by_key, own);
+    for (uint i = lane; i < kOwn * kColumns; i += 32) {
+      const uint row = simdgroup * kOwn + i / kColumns, column = block + i % kColumns;
+      threadgroup float* const update = own + i / kColumns * kPitch + i % kColumns;
+      if (params.for_derivative && row < count && column < params.values)
+        errors[(at + ulong(row) * params.value_heads) * params.values + column] = *update;
+      *update *= strength_of(beta + at, row, count, params);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     add_lower<false, kPitch>(by_query, scores + chunk * kChunk * kChunk, updates, simdgroup);
-#pragma unroll
-    for (uint m = 0; m < 2; ++m) {
-#pragma unroll
-      for (uint n = 0; n < 2; ++n) {
-#pragma unroll
-        for (uint e = 0; e < 2; ++e) {
-          const uint row = simdgroup * kOwn + m * 8 + own.row, column = n * 8 + own.column + e;
-          const ulong at = (ulong(span.batch) * params.length + begin + row) * params.value_heads + head;
-          if (!params.for_derivative && row < count && block + column < params.values)
-            out[at * params.values + block + column] = static_cast<T>(elements(by_query.at[m][n])[e]);
-        }
-      }
+    threadgroup float* const results = slice + simdgroup * kOwn * kPitch;
+    store<kPitch>(by_query, results);
+    for (uint i = lane; !params.for_derivative && i < kOwn * kColumns; i += 32) {
+      const uint row = simdgroup * kOwn + i / kColumns, column = block + i % kColumns;
+      if (row < count && column < params.values)
+        out[(at + ulong(row) * params.value_heads) * params.values + column] =
+            static_cast<T>(results[i / kColumns * kPitch + i % kColumns]);
     }
     // The state, of which a simdgroup has some fragments in each slice.
     const float decay = own_factors[4 * kChunk - 1];

@@ -42,7 +42,6 @@ template <uint KEYS, uint WIDTH, typename T>
   const ulong size = ulong(params.keys) * params.values;  // of a state
   const ulong first_state = (ulong(sequence) * params.value_heads + head) * size;
   fetch_state<KEYS, kPitch>(matrix, grad_state + first_state, params.has_state_grad, block, params, thread_index);
-  const Place own = place_of(lane);
   for (uint chunks = (span.end - span.begin + kChunk - 1) / kChunk; chunks-- > 0;) {
     const uint begin = span.begin + chunks * kChunk, count = min(kChunk, span.end - begin);
     const ulong chunk = (span.place + chunks) * params.value_heads + head;
@@ -69,39 +68,30 @@ template <uint KEYS, uint WIDTH, typename T>
     }
     add_lower<true, kPitch>(sums, scores + chunk * kChunk * kChunk, tile, simdgroup);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-#pragma unroll
-    for (uint m = 0; m < 2; ++m) {
-      const uint row = simdgroup * kOwn + m * 8 + own.row;
-      const float strength = row < count ? -beta[at + ulong(row) * params.value_heads] : 0.0f;
-#pragma unroll
-      for (uint n = 0; n < 2; ++n) {
-        elements(sums.at[m][n]) *= strength;
-        simdgroup_store(sums.at[m][n], tile + (simdgroup * kOwn + m * 8) * kPitch + n * 8, kPitch);
-      }
-    }
+    threadgroup float* const own = tile + simdgroup * kOwn * kPitch;
+    store<kPitch>(sums, own);
+    for (uint i = lane; i < kOwn * kColumns; i += 32)
+      own[i / kColumns * kPitch + i % kColumns] *=
+          strength_of(beta + at, simdgroup * kOwn + i / kColumns, count, params);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     clear(sums);
-    add_lower<true, kPitch>(sums, inverses + chunk * kChunk * kChunk, tile, simdgroup);
+    if (params.corrects)
+      add_lower<true, kPitch>(sums, inverses + chunk * kChunk * kChunk, tile, simdgroup);
+    else
+      load<kPitch>(sums, own);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-#pragma unroll
-    for (uint m = 0; m < 2; ++m) {
-#pragma unroll
-      for (uint n = 0; n < 2; ++n) {
-        simdgroup_store(sums.at[m][n], tile + (simdgroup * kOwn + m * 8) * kPitch + n * 8, kPitch);
-      }
-    }
-    simdgroup_barrier(mem_flags::mem_threadgroup);
-    const uint column = block + thread_index % kColumns;
-    for (uint i = lane / kColumns; i < kOwn; i += 32 / kColumns) {
-      const uint row = simdgroup * kOwn + i;
+    store<kPitch>(sums, own);
+    for (uint i = lane; i < kOwn * kColumns; i += 32) {
+      const uint row = simdgroup * kOwn + i / kColumns, column = block + i % kColumns;
+      threadgroup float* const value_grad = own + i / kColumns * kPitch + i % kColumns;
       if (row < count && column < params.values) {
-        const float value_grad = -tile[row * kPitch + lane % kColumns];
         const ulong place = (at + ulong(row) * params.value_heads) * params.values + column;
-        gv[place] = static_cast<T>(value_grad);
-        value_grads[place] = value_grad;
+        gv[place] = static_cast<T>(*value_grad);
+        value_grads[place] = *value_grad;
       }
+      *value_grad = -*value_grad;
     }
-    for (uint first = 0; first < params.keys; first += WIDTH) {
+    for (uint first = 0; first < (params.corrects ? params.keys : 0); first += WIDTH) {
       threadgroup_barrier(mem_flags::mem_threadgroup);
       fetch_slice<WIDTH, kSlice>(slice, k + begin * params.k[1], params.k[1], count, first, params.keys, own_factors,
                                  thread_index);
@@ -257,7 +247,7 @@ template <typename T>
   add_gates(high, low, g + at, count, params, thread_index);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (thread_index < kChunk) {
-    const float strength = thread_index < count ? beta[at + ulong(thread_index) * params.value_heads] : 0.0f;
+    const float strength = strength_of(beta + at, thread_index, count, params);
     since[thread_index] = exp(high[thread_index] + low[thread_index]);
     until[thread_index] = decay_of(high, low, kChunk - 1, thread_index);
     strengths[thread_index] = strength;
@@ -281,7 +271,7 @@ template <typename T>
   }
   // The gradients of results, and then those of values.
 #pragma unroll 1
-  for (uint pass = 0; pass < 2; ++pass) {
+  for (uint pass = 0; pass < (params.corrects ? 2 : 1); ++pass) {
     const bool of_results = pass == 0;
     const float scale = of_results ? params.scale : 1.0f, sign = of_results ? 1.0f : -1.0f;
     device const T* const x = of_results ? q : k;
@@ -322,7 +312,7 @@ template <typename T>
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (thread_index >= count) return;
   const ulong own = at + ulong(thread_index) * params.value_heads;
-  gbeta[own] = carried[thread_index] + writes[thread_index];
+  if (params.corrects) gbeta[own] = carried[thread_index] + writes[thread_index];
   if (!params.has_gate) return;
   float behind = 0.0f, sum = 0.0f;
 #pragma unroll

@@ -10,12 +10,14 @@
 #define DELTA_CHUNK 64     // positions between the states that the derivative keeps
 #define DELTA_COLUMNS 16   // of a state, which a threadgroup of gated_delta_rule_walk has
 #define DELTA_SIZE 256     // the largest size of a head
+// Rows of a state that a simdgroup of gated_delta_rule_rows has, for the size that its values are padded to.
+#define DELTA_ROWS(values) ((values) > 128 ? 4 : 8)
 
 // A sequence's chunks have neighbouring places among the kept states. The places of sequence n begin at n * places. If
 // cu_seqlens divides the positions, they begin at cu_seqlens[n] / DELTA_CHUNK + n.
 //
 // Strides are in elements, of batch, position and head. All other tensors are contiguous: g, beta (batch, position,
-// value head), states (sequence or chunk, value head, key, value).
+// value head), g by channel (batch, position, value head, key), states (sequence or chunk, value head, key, value).
 struct DeltaRuleParams {
   uint32_t batch;
   uint32_t length;
@@ -28,9 +30,12 @@ struct DeltaRuleParams {
   uint32_t packed;  // cu_seqlens divides the positions of one batch entry
   uint32_t normalized;
   uint32_t has_gate;
+  uint32_t by_channel;  // g has a number for each key of a position's head
+  uint32_t corrects;    // there is a beta, and the state learns the difference of v and what it gives for k
   uint32_t has_state;
   uint32_t has_state_grad;  // of the final state
   uint32_t for_derivative;  // the forward pass writes what the derivative needs in the place of results
+  uint32_t row_blocks;      // threadgroups that share the rows of a state
   float scale;
   int64_t q[3];
   int64_t k[3];

@@ -1,7 +1,7 @@
 // gated_delta_rule: a simdgroup walks along a sequence with some columns of a head's state (delta_state.h).
 #include "sequence/delta_state.h"
 
-template <uint ACROSS, uint N, typename T>
+template <uint ACROSS, uint N, bool BY_CHANNEL, typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(DELTA_THREADS)]] void gated_delta_rule(
     device const T* q [[buffer(0)]], device const T* k [[buffer(1)]], device const T* v [[buffer(2)]],
     device const float* g [[buffer(3)]], device const float* beta [[buffer(4)]], device const int* ends [[buffer(5)]],
@@ -13,6 +13,7 @@ template <uint ACROSS, uint N, typename T>
   constexpr uint kPadded = State::kPadded, kAcross = State::kColumns * kSimdgroups;
   threadgroup float4 keys[DELTA_STEPS * kPadded / 4];
   threadgroup float4 queries[DELTA_STEPS * kPadded / 4];
+  threadgroup float4 decays[BY_CHANNEL ? DELTA_STEPS * kPadded / 4 : 1];
   const uint lane = thread_index % 32, simdgroup = thread_index / 32;
   const uint blocks = (params.values + kAcross - 1) / kAcross;
   const uint head = group / blocks % params.value_heads, sequence = group / blocks / params.value_heads;
@@ -24,6 +25,8 @@ template <uint ACROSS, uint N, typename T>
   k += span.batch * params.k[0] + key_head * params.k[2];
   v += span.batch * params.v[0] + head * params.v[2];
   const ulong size = ulong(params.keys) * params.values;  // of a state
+  const ulong gate_stride = ulong(params.value_heads) * params.keys;
+  const ulong first_gate = span.batch * params.length * gate_stride + head * params.keys;
   State columns(lane);
   columns.load(state + (ulong(sequence) * params.value_heads + head) * size, params.has_state, params.keys,
                params.values, column);
@@ -33,6 +36,9 @@ template <uint ACROSS, uint N, typename T>
                    lane);
     fetch<kPadded>(reinterpret_cast<threadgroup float*>(queries), q, params.q[1], first, span.end, params.scale, params,
                    simdgroup, lane);
+    if (BY_CHANNEL)
+      fetch_decays<kPadded>(reinterpret_cast<threadgroup float*>(decays), g + first_gate, gate_stride, first, span.end,
+                            params, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const uint chunk = (first - span.begin) / DELTA_CHUNK;
     if (params.for_derivative && (first - span.begin) % DELTA_CHUNK == 0)
@@ -43,9 +49,12 @@ template <uint ACROSS, uint N, typename T>
       const ulong at = (ulong(span.batch) * params.length + position) * params.value_heads + head;
       const float value = column < params.values ? static_cast<float>(v[position * params.v[1] + column]) : 0.0f;
       threadgroup const float4* const key = keys + i * (kPadded / 4);
-      if (params.has_gate) columns.scale(exp(g[at]));
-      const float error = value - columns.product(key);
-      columns.add(key, beta[at] * error);
+      if (BY_CHANNEL)
+        columns.scale(decays + i * (kPadded / 4));
+      else if (params.has_gate)
+        columns.scale(exp(g[at]));
+      const float error = params.corrects ? value - columns.product(key) : value;
+      columns.add(key, params.corrects ? beta[at] * error : error);
       const float result = columns.product(queries + i * (kPadded / 4));
       if (writes && params.for_derivative) errors[at * params.values + column] = error;
       if (writes && !params.for_derivative) out[at * params.values + column] = static_cast<T>(result);
@@ -56,4 +65,5 @@ template <uint ACROSS, uint N, typename T>
                   column);
 }
 
-INSTANTIATE_TYPES("gated_delta_rule", gated_delta_rule)
+INSTANTIATE_TYPES("gated_delta_rule", gated_delta_rule, false)
+INSTANTIATE_TYPES("gated_delta_rule_by_channel", gated_delta_rule, true)

@@ -1,10 +1,12 @@
 // The derivative of gated_delta_rule, in which D is the gradient of the state: what kernels do where positions are not
 // walked by chunks (delta_chunks_backward.metal), and what is the same in both cases.
 //
-// The first kernel walks back along a sequence with columns of D, which it keeps behind each chunk, and finds dv.
+// The first kernel walks back along a sequence with columns of D, which it keeps behind each chunk, and finds dv. Where
+// each key has a gate, the second kernel walks through a chunk, with rows of S and back with rows of D.
+#include "common/sums.h"
 #include "sequence/delta_state.h"
 
-template <uint ACROSS, uint N, typename T>
+template <uint ACROSS, uint N, bool BY_CHANNEL, typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(DELTA_THREADS)]] void gated_delta_rule_back(
     device const T* grad [[buffer(0)]], device const float* grad_state [[buffer(1)]], device const T* q [[buffer(2)]],
     device const T* k [[buffer(3)]], device const float* g [[buffer(4)]], device const float* beta [[buffer(5)]],
@@ -16,6 +18,7 @@ template <uint ACROSS, uint N, typename T>
   constexpr uint kPadded = State::kPadded, kAcross = State::kColumns * kSimdgroups;
   threadgroup float4 keys[DELTA_STEPS * kPadded / 4];
   threadgroup float4 queries[DELTA_STEPS * kPadded / 4];
+  threadgroup float4 decays[BY_CHANNEL ? DELTA_STEPS * kPadded / 4 : 1];
   const uint lane = thread_index % 32, simdgroup = thread_index / 32;
   const uint blocks = (params.values + kAcross - 1) / kAcross;
   const uint head = group / blocks % params.value_heads, sequence = group / blocks / params.value_heads;
@@ -26,6 +29,8 @@ template <uint ACROSS, uint N, typename T>
   k += span.batch * params.k[0] + key_head * params.k[2];
   grad += span.batch * params.grad[0] + head * params.grad[2];
   const ulong size = ulong(params.keys) * params.values;  // of a state
+  const ulong gate_stride = ulong(params.value_heads) * params.keys;
+  const ulong first_gate = span.batch * params.length * gate_stride + head * params.keys;
   State columns(lane);
   columns.load(grad_state + (ulong(sequence) * params.value_heads + head) * size, params.has_state_grad, params.keys,
                params.values, column);
@@ -36,6 +41,9 @@ template <uint ACROSS, uint N, typename T>
                    lane);
     fetch<kPadded>(reinterpret_cast<threadgroup float*>(queries), q, params.q[1], first, span.end, params.scale, params,
                    simdgroup, lane);
+    if (BY_CHANNEL)
+      fetch_decays<kPadded>(reinterpret_cast<threadgroup float*>(decays), g + first_gate, gate_stride, first, span.end,
+                            params, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const uint chunk = (first - span.begin) / DELTA_CHUNK;
     if (first + DELTA_STEPS >= span.end || (first + DELTA_STEPS - span.begin) % DELTA_CHUNK == 0)
@@ -47,20 +55,190 @@ template <uint ACROSS, uint N, typename T>
       threadgroup const float4* const key = keys + i * (kPadded / 4);
       columns.add(queries + i * (kPadded / 4),
                   column < params.values ? static_cast<float>(grad[position * params.grad[1] + column]) : 0.0f);
-      const float value_grad = beta[at] * columns.product(key);
+      const float value_grad = (params.corrects ? beta[at] : 1.0f) * columns.product(key);
       if (column < params.values && lane < State::kColumns) {
         gv[at * params.values + column] = static_cast<T>(value_grad);
         value_grads[at * params.values + column] = value_grad;
       }
-      columns.add(key, -value_grad);
-      if (params.has_gate) columns.scale(exp(g[at]));
+      if (params.corrects) columns.add(key, -value_grad);
+      if (BY_CHANNEL)
+        columns.scale(decays + i * (kPadded / 4));
+      else if (params.has_gate)
+        columns.scale(exp(g[at]));
     }
   }
   if (params.has_state)
     columns.store(state_grad + (ulong(sequence) * params.value_heads + head) * size, params.keys, params.values,
                   column);
 }
-INSTANTIATE_TYPES("gated_delta_rule_back", gated_delta_rule_back)
+INSTANTIATE_TYPES("gated_delta_rule_back", gated_delta_rule_back, false)
+INSTANTIATE_TYPES("gated_delta_rule_back_by_channel", gated_delta_rule_back, true)
+
+// Rows of a state: lanes have neighbouring columns.
+template <uint ROWS, uint N>
+struct Rows {
+  static constexpr constant uint kLanes = 32 / ROWS;  // that have the sum of a row
+
+  float at[ROWS][N];
+
+  void load(device const float* state, constant DeltaRuleParams& params, uint first, uint lane) {
+#pragma unroll
+    for (uint r = 0; r < ROWS; ++r) {
+#pragma unroll
+      for (uint n = 0; n < N; ++n) {
+        const bool inside = first + r < params.keys && n * 32 + lane < params.values;
+        at[r][n] = inside ? state[ulong(first + r) * params.values + n * 32 + lane] : 0.0f;
+      }
+    }
+  }
+  // Multiplies rows by their numbers, which their lanes have.
+  void scale(float number) {
+#pragma unroll
+    for (uint r = 0; r < ROWS; ++r) {
+      const float factor = simd_shuffle(number, static_cast<ushort>(r * kLanes));
+#pragma unroll
+      for (uint n = 0; n < N; ++n) at[r][n] *= factor;
+    }
+  }
+  // Adds a row's number, which its lanes have, times the vector.
+  void add(float number, thread const float (&vector)[N]) {
+#pragma unroll
+    for (uint r = 0; r < ROWS; ++r) {
+      const float factor = simd_shuffle(number, static_cast<ushort>(r * kLanes));
+#pragma unroll
+      for (uint n = 0; n < N; ++n) at[r][n] += factor * vector[n];
+    }
+  }
+  // The products of the rows and a vector.
+  float product(thread const float (&vector)[N], uint lane) const {
+    float sums[ROWS];
+#pragma unroll
+    for (uint r = 0; r < ROWS; ++r) {
+      sums[r] = 0.0f;
+#pragma unroll
+      for (uint n = 0; n < N; ++n) sums[r] += at[r][n] * vector[n];
+    }
+    lanes_sums<32, ROWS>(sums, lane);
+    return sums[0];
+  }
+  // The products of these rows and the others.
+  float overlap(thread const Rows& other, uint lane) const {
+    float sums[ROWS];
+#pragma unroll
+    for (uint r = 0; r < ROWS; ++r) {
+      sums[r] = 0.0f;
+#pragma unroll
+      for (uint n = 0; n < N; ++n) sums[r] += at[r][n] * other.at[r][n];
+    }
+    lanes_sums<32, ROWS>(sums, lane);
+    return sums[0];
+  }
+};
+
+template <uint N, typename T>
+inline void fetch(thread float (&vector)[N], device const T* row, float factor, uint size, uint lane) {
+#pragma unroll
+  for (uint n = 0; n < N; ++n)
+    vector[n] = n * 32 + lane < size ? static_cast<float>(row[n * 32 + lane]) * factor : 0.0f;
+}
+
+template <uint ROWS, uint N, typename T>
+[[kernel]] [[max_total_threads_per_threadgroup(DELTA_THREADS)]] void gated_delta_rule_rows(
+    device const T* grad [[buffer(0)]], device const T* q [[buffer(1)]], device const T* k [[buffer(2)]],
+    device const float* g [[buffer(3)]], device const float* beta [[buffer(4)]], device const int* ends [[buffer(5)]],
+    device const float* errors [[buffer(6)]], device const float* value_grads [[buffer(7)]],
+    device const float* states [[buffer(8)]], device const float* state_grads [[buffer(9)]],
+    device float* gq [[buffer(10)]], device float* gk [[buffer(11)]], device float* gg [[buffer(12)]],
+    device float* beta_parts [[buffer(13)]], constant DeltaRuleParams& params [[buffer(14)]],
+    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
+  threadgroup float lengths[2][DELTA_CHUNK];  // of q and k, their inverses
+  threadgroup float products[kSimdgroups][DELTA_CHUNK];
+  const uint lane = thread_index % 32, simdgroup = thread_index / 32;
+  const uint block = group % params.row_blocks, head = group / params.row_blocks % params.value_heads;
+  const uint place = group / params.row_blocks / params.value_heads;
+  const Span span = chunk_of(ends, params, place);
+  const uint count = span.end - span.begin;
+  if (count == 0) return;
+  const uint key_head = head / (params.value_heads / params.heads);
+  q += span.batch * params.q[0] + span.begin * params.q[1] + key_head * params.q[2];
+  k += span.batch * params.k[0] + span.begin * params.k[1] + key_head * params.k[2];
+  grad += span.batch * params.grad[0] + span.begin * params.grad[1] + head * params.grad[2];
+  for (uint i = simdgroup; i < count; i += kSimdgroups) {
+    const float of_q = params.normalized ? inverse_length_of(q + i * params.q[1], params.keys, lane) : 1.0f;
+    const float of_k = params.normalized ? inverse_length_of(k + i * params.k[1], params.keys, lane) : 1.0f;
+    lengths[0][i] = of_q;
+    lengths[1][i] = of_k;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+
+  using State = Rows<ROWS, N>;
+  const uint first = (block * kSimdgroups + simdgroup) * ROWS, row = first + lane / State::kLanes;
+  const bool holds = row < params.keys, writes = holds && lane % State::kLanes == 0;
+  const ulong matrix = (ulong(place) * params.value_heads + head) * params.keys * params.values;
+  State state;
+  state.load(states + matrix, params, first, lane);
+  float vector[N];
+  for (uint i = 0; i < count; ++i) {
+    const ulong at = (ulong(span.batch) * params.length + span.begin + i) * params.value_heads + head;
+    const float query = holds ? static_cast<float>(q[i * params.q[1] + row]) * lengths[0][i] : 0.0f;
+    const float key = holds ? static_cast<float>(k[i * params.k[1] + row]) * lengths[1][i] : 0.0f;
+    state.scale(holds ? exp(g[at * params.keys + row]) : 1.0f);
+    float by_error = 0.0f;
+    if (params.corrects) {
+      fetch(vector, value_grads + at * params.values, -1.0f, params.values, lane);
+      by_error = state.product(vector, lane);
+    }
+    fetch(vector, errors + at * params.values, params.corrects ? beta[at] : 1.0f, params.values, lane);
+    state.add(key, vector);
+    fetch(vector, grad + i * params.grad[1], params.scale, params.values, lane);
+    const float by_result = state.product(vector, lane);
+    if (writes) {
+      gk[at * params.keys + row] = by_error;
+      gq[at * params.keys + row] = by_result;
+      gg[at * params.keys + row] = query * by_result + key * by_error;
+    }
+  }
+  State state_grad;
+  state_grad.load(state_grads + matrix, params, first, lane);
+  float gate = state.overlap(state_grad, lane);
+  for (uint i = count; i-- > 0;) {
+    const ulong at = (ulong(span.batch) * params.length + span.begin + i) * params.value_heads + head;
+    const float query = holds ? static_cast<float>(q[i * params.q[1] + row]) * lengths[0][i] : 0.0f;
+    const float key = holds ? static_cast<float>(k[i * params.k[1] + row]) * lengths[1][i] : 0.0f;
+    const float strength = params.corrects ? beta[at] : 1.0f;
+    fetch(vector, grad + i * params.grad[1], params.scale, params.values, lane);
+    state_grad.add(query, vector);
+    fetch(vector, errors + at * params.values, 1.0f, params.values, lane);
+    const float by_state = state_grad.product(vector, lane);
+    if (params.corrects) {
+      fetch(vector, value_grads + at * params.values, -1.0f, params.values, lane);
+      state_grad.add(key, vector);
+    }
+    state_grad.scale(holds ? exp(g[at * params.keys + row]) : 1.0f);
+    if (writes) {
+      gate += gg[at * params.keys + row] - key * strength * by_state;
+      gk[at * params.keys + row] += strength * by_state;
+      gg[at * params.keys + row] = gate;
+    }
+    const float product = simd_sum(writes ? key * by_state : 0.0f);
+    if (lane == 0) products[simdgroup][i] = product;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (params.corrects && thread_index < count) {
+    const ulong at = (ulong(span.batch) * params.length + span.begin + thread_index) * params.value_heads + head;
+    float sum = 0.0f;
+#pragma unroll
+    for (uint s = 0; s < kSimdgroups; ++s) sum += products[s][thread_index];
+    beta_parts[at * params.row_blocks + block] = sum;
+  }
+}
+#define INSTANTIATE_VALUES(T, types)                                                            \
+  INSTANTIATE("gated_delta_rule_rows_64", types, gated_delta_rule_rows<DELTA_ROWS(64), 2, T>)   \
+  INSTANTIATE("gated_delta_rule_rows_128", types, gated_delta_rule_rows<DELTA_ROWS(128), 4, T>) \
+  INSTANTIATE("gated_delta_rule_rows_256", types, gated_delta_rule_rows<DELTA_ROWS(256), 8, T>)
+INSTANTIATE_VALUES(float, "_float")
+INSTANTIATE_VALUES(half, "_half")
+INSTANTIATE_VALUES(bfloat, "_bfloat")
 
 // The gradient of a head's q or k: the sum of those by its heads of v, and through the normalization.
 template <typename T>
@@ -91,9 +269,9 @@ inline void finish(device const float* parts, device const T* x, device T* gx, c
 template <typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(DELTA_THREADS)]] void gated_delta_rule_keys(
     device const T* q [[buffer(0)]], device const T* k [[buffer(1)]], device const float* parts_q [[buffer(2)]],
-    device const float* parts_k [[buffer(3)]], device T* gq [[buffer(4)]], device T* gk [[buffer(5)]],
-    constant DeltaRuleParams& params [[buffer(6)]], uint group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]]) {
+    device const float* parts_k [[buffer(3)]], device const float* beta_parts [[buffer(4)]], device T* gq [[buffer(5)]],
+    device T* gk [[buffer(6)]], device float* gbeta [[buffer(7)]], constant DeltaRuleParams& params [[buffer(8)]],
+    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
   const ulong at = ulong(group) * kSimdgroups + thread_index / 32;
   const uint head = at % params.heads, lane = thread_index % 32;
   const ulong position = at / params.heads, batch = position / params.length;
@@ -103,6 +281,13 @@ template <typename T>
          q + batch * params.q[0] + i * params.q[1] + head * params.q[2], gq + at * params.keys, params, lane);
   finish(parts_k + at * (params.value_heads / params.heads) * params.keys,
          k + batch * params.k[0] + i * params.k[1] + head * params.k[2], gk + at * params.keys, params, lane);
+  // Threadgroups for some rows each have found parts of beta's gradients.
+  const uint repeats = params.value_heads / params.heads;
+  for (ulong each = at * repeats; params.by_channel && params.corrects && each < (at + 1) * repeats; ++each) {
+    const float part = lane < params.row_blocks ? beta_parts[each * params.row_blocks + lane] : 0.0f;
+    const float sum = simd_sum(part);
+    if (lane == 0) gbeta[each] = sum;
+  }
 }
 INSTANTIATE("gated_delta_rule_keys", "_float", gated_delta_rule_keys<float>)
 INSTANTIATE("gated_delta_rule_keys", "_half", gated_delta_rule_keys<half>)

@@ -2,6 +2,8 @@
 //
 //   S = exp(g) S;  u = v - Sᵀ k;  S = S + beta k uᵀ;  o = scale Sᵀ q
 //
+// A gate that each key has scales its row of S instead. Without beta, u = v and S = S + k uᵀ.
+//
 // Its columns do not depend on each other, except in the gradients of q and k. So a simdgroup holds some columns in
 // registers and walks along the positions. Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks", 2024.
 #pragma once
@@ -81,6 +83,16 @@ inline void fetch(threadgroup float* tile, device const T* x, long stride, uint 
   }
 }
 
+// The decays of rows at DELTA_STEPS positions.
+template <uint kPadded>
+inline void fetch_decays(threadgroup float* tile, device const float* g, ulong stride, uint first, uint end,
+                         constant DeltaRuleParams& params, uint thread_index) {
+  for (uint i = thread_index; i < DELTA_STEPS * kPadded; i += DELTA_THREADS) {
+    const uint position = first + i / kPadded, row = i % kPadded;
+    tile[i] = position < end && row < params.keys ? exp(g[position * stride + row]) : 1.0f;
+  }
+}
+
 // Columns of a state: ACROSS lanes share a column, of which each has N times four rows.
 template <uint ACROSS, uint N>
 struct Columns {
@@ -119,6 +131,10 @@ struct Columns {
 #pragma unroll
     for (uint n = 0; n < N; ++n) at[n] *= factor;
   }
+  void scale(threadgroup const float4* factors) {
+#pragma unroll
+    for (uint n = 0; n < N; ++n) at[n] *= factors[n * ACROSS + part];
+  }
   // Adds the row times a number to the column.
   void add(threadgroup const float4* row, float factor) {
 #pragma unroll
@@ -138,11 +154,11 @@ struct Columns {
 
 #define INSTANTIATE(name, types, ...) template[[host_name(name types)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
 // Heads of up to 64, 128 and 256: lanes that share a column, and a quarter of the rows that each has.
-#define INSTANTIATE_SIZES(name, types, function, T)  \
-  INSTANTIATE(name "_64", types, function<4, 4, T>)  \
-  INSTANTIATE(name "_128", types, function<4, 8, T>) \
-  INSTANTIATE(name "_256", types, function<8, 8, T>)
-#define INSTANTIATE_TYPES(name, function)            \
-  INSTANTIATE_SIZES(name, "_float", function, float) \
-  INSTANTIATE_SIZES(name, "_half", function, half)   \
-  INSTANTIATE_SIZES(name, "_bfloat", function, bfloat)
+#define INSTANTIATE_SIZES(name, types, function, ...)          \
+  INSTANTIATE(name "_64", types, function<4, 4, __VA_ARGS__>)  \
+  INSTANTIATE(name "_128", types, function<4, 8, __VA_ARGS__>) \
+  INSTANTIATE(name "_256", types, function<8, 8, __VA_ARGS__>)
+#define INSTANTIATE_TYPES(name, function, by_channel)            \
+  INSTANTIATE_SIZES(name, "_float", function, by_channel, float) \
+  INSTANTIATE_SIZES(name, "_half", function, by_channel, half)   \
+  INSTANTIATE_SIZES(name, "_bfloat", function, by_channel, bfloat)

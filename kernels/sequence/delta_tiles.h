@@ -41,6 +41,12 @@ inline void measure(threadgroup float* of_queries, threadgroup float* of_keys, d
   }
 }
 
+// How much of u a position of a chunk adds to the state.
+inline float strength_of(device const float* beta, uint i, uint count, constant DeltaRuleParams& params) {
+  if (i >= count) return 0.0f;
+  return params.corrects ? beta[ulong(i) * params.value_heads] : 1.0f;
+}
+
 // The sums of the gates from the chunk's beginning on, in two parts, since their differences count.
 inline void add_gates(threadgroup float* high, threadgroup float* low, device const float* g, uint count,
                       constant DeltaRuleParams& params, uint thread_index) {
@@ -70,6 +76,17 @@ inline void add_tiles(thread Fragments<float, 2, 2>& sums, threadgroup const flo
     load<kRight>(terms, b + term * kRight);
     multiply(sums, rows, 0, terms);
   }
+}
+
+// Puts a simdgroup's rows of a product into a tile, for its lanes.
+template <uint kPitch>
+inline void store(thread const Fragments<float, 2, 2>& sums, threadgroup float* tile) {
+#pragma unroll
+  for (uint m = 0; m < 2; ++m) {
+#pragma unroll
+    for (uint n = 0; n < 2; ++n) simdgroup_store(sums.at[m][n], tile + m * 8 * kPitch + n * 8, kPitch);
+  }
+  simdgroup_barrier(mem_flags::mem_threadgroup);
 }
 
 // sums += a b or aᵀ b, where b is a tile, and a is lower triangular in device memory with rows of a chunk.

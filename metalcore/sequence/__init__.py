@@ -3,10 +3,24 @@
 from ._causal_conv1d import causal_conv1d
 from ._causal_conv1d_update import causal_conv1d_update
 from ._delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
+from ._linear_attention import (
+    chunk_gla,
+    chunk_kda,
+    chunk_simple_gla,
+    fused_recurrent_gla,
+    fused_recurrent_kda,
+    fused_recurrent_simple_gla,
+)
 
 __all__ = [
     "causal_conv1d",
     "causal_conv1d_update",
     "chunk_gated_delta_rule",
+    "chunk_gla",
+    "chunk_kda",
+    "chunk_simple_gla",
     "fused_recurrent_gated_delta_rule",
+    "fused_recurrent_gla",
+    "fused_recurrent_kda",
+    "fused_recurrent_simple_gla",
 ]

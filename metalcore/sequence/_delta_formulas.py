@@ -1,6 +1,7 @@
 """The gated delta rule and its derivative in PyTorch's ops, in float32 or float64. Both have gradients of any order.
 
-Chunks of positions are products of matrices. Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks", 2024.
+A gate has a number for each head, or one for each key of a head. Without beta it is gated linear attention. Chunks of
+positions are products of matrices. Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks", 2024.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ __all__ = ["SIZES", "check", "gradients", "rule"]
 
 SIZES = range(257)  # of heads that the kernels take
 _CHUNK = 64
+_SHORT_CHUNK = 16  # where keys have gates, so that the decays between two positions have a number for each key
 
 
 def check(op, q, k, v, g, beta, state, ends, *, any_size=False):
@@ -52,7 +54,7 @@ def check(op, q, k, v, g, beta, state, ends, *, any_size=False):
         sequences = ends.shape[0] - 1
     dtypes = (torch.float32, torch.float64) if any_size else (torch.float32,)
     for argument, tensor, shape in (
-        ("g", g, v.shape[:3]),
+        ("g", g, (*v.shape[:3], keys) if g is not None and g.dim() == 4 else v.shape[:3]),
         ("beta", beta, v.shape[:3]),
         ("initial_state", state, (sequences, v.shape[2], keys, v.shape[3])),
     ):
@@ -65,7 +67,7 @@ def check(op, q, k, v, g, beta, state, ends, *, any_size=False):
 def rule(q, k, v, g, beta, state, ends, scale, normalized):
     """Computes gated_delta_rule: the results, and the states behind the sequences."""
     heads, repeats = q.shape[2], v.shape[2] // q.shape[2] if q.shape[2] else 1
-    of_keys, of_values = [wide(q), wide(k)], [wide(v), wide(beta), None if g is None else wide(g)]
+    of_keys, of_values = [wide(q), wide(k)], [wide(v), *(None if x is None else wide(x) for x in (beta, g))]
     if normalized:
         of_keys = [x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in of_keys]
     of_keys = [x.repeat_interleave(repeats, 2) if heads else x for x in of_keys]
@@ -100,8 +102,9 @@ def _state_dtype(v):
 def _sequence(q, k, v, beta, g, state, scale):
     """Walks along chunks: tensors are (batch, head, position, …)."""
     outs = []
-    for begin in range(0, q.shape[2], _CHUNK):
-        chunk = slice(begin, min(begin + _CHUNK, q.shape[2]))
+    size = _SHORT_CHUNK if g is not None and g.dim() == 4 else _CHUNK
+    for begin in range(0, q.shape[2], size):
+        chunk = slice(begin, min(begin + size, q.shape[2]))
         parts = (None if x is None else x[:, :, chunk] for x in (q, k, v, beta, g))
         out, state = _chunk(*parts, state=state)
         outs.append(out * scale)
@@ -111,19 +114,29 @@ def _sequence(q, k, v, beta, g, state, scale):
 def _chunk(q, k, v, beta, g, state):
     count = q.shape[2]
     lower = torch.ones(count, count, dtype=torch.bool, device=q.device).tril()
-    decays: Any = lower.to(q.dtype)
+    decays: Any = lower[..., None].to(q.dtype)
     since: Any = 1.0
     until: Any = 1.0
     if g is not None:
-        total = g.cumsum(-1)[..., None]
+        total = (g if g.dim() == 4 else g[..., None]).cumsum(-2)
         # No exponent is positive, so that nothing overflows.
-        decays = (total - total.mT).masked_fill(~lower, -torch.inf).exp()
+        differences = total[..., :, None, :] - total[..., None, :, :]
+        decays = differences.masked_fill(~lower[..., None], -torch.inf).exp()
         since, until = total.exp(), (total[..., -1:, :] - total).exp()
-    beta = beta[..., None]
-    system = (beta * (k @ k.mT) * decays).tril(-1)
-    updates = torch.linalg.solve_triangular(system, beta * (v - since * (k @ state)), upper=False, unitriangular=True)
-    out = since * (q @ state) + ((q @ k.mT) * decays) @ updates
-    carried = state if g is None else state * since[..., -1:, :]
+
+    def products(x):
+        if decays.shape[-1] == 1:
+            return (x @ k.mT) * decays[..., 0]
+        return (x[..., :, None, :] * k[..., None, :, :] * decays).sum(-1)
+
+    updates = v
+    if beta is not None:
+        beta = beta[..., None]
+        wanted = beta * (v - (since * k) @ state)
+        system = (beta * products(k)).tril(-1)
+        updates = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+    out = (since * q) @ state + products(q) @ updates
+    carried = state if g is None else state * since[..., -1, :, None]
     return out, carried + (until * k).mT @ updates
 
 

@@ -68,7 +68,7 @@ def chunk_gated_delta_rule(
     """
     op = "chunk_gated_delta_rule"
     options = output_final_state, use_qk_l2norm_in_kernel, cu_seqlens
-    return _call(op, q, k, v, g, beta, scale, initial_state, *options, chunked=True)
+    return call(op, q, k, v, g, _strengths(v, beta), scale, initial_state, *options, chunked=True)
 
 
 def fused_recurrent_gated_delta_rule(
@@ -105,18 +105,27 @@ def fused_recurrent_gated_delta_rule(
     """
     op = "fused_recurrent_gated_delta_rule"
     options = output_final_state, use_qk_l2norm_in_kernel, cu_seqlens
-    return _call(op, q, k, v, g, beta, scale, initial_state, *options, chunked=False)
+    return call(op, q, k, v, g, _strengths(v, beta), scale, initial_state, *options, chunked=False)
 
 
 _INT32 = frozenset({torch.int32})
 
 
-def _call(op, q, k, v, g, beta, scale, state, final_state_wanted, normalized, cu_seqlens, chunked):
+def _strengths(v, beta):
+    if beta is not None or not isinstance(v, Tensor):
+        return beta
+    return v.new_ones(v.shape[:3], dtype=torch.promote_types(v.dtype, torch.float32))
+
+
+def call(op, q, k, v, g, beta, scale, state, final_state_wanted, normalized, cu_seqlens, *, chunked, by_key=False):
+    """Computes the rule of a function of the name `op`, whose gates have a number for each head or `by_key`. Without
+    beta it is gated linear attention."""
     require_tensors(op, q=q, k=k, v=v)
     require_tensors(op, optional=True, g=g, beta=beta, initial_state=state, cu_seqlens=cu_seqlens)
+    if g is not None and g.dim() != (4 if by_key else 3):
+        sizes = "batch, length, value heads" + ", keys" * by_key
+        raise RuntimeError(f"metalcore.{op}: g must be [{sizes}], not {list(g.shape)}")
     ends = None if cu_seqlens is None else cu_seqlens.to(torch.int32)
-    if beta is None:
-        beta = v.new_ones(v.shape[:3], dtype=torch.promote_types(v.dtype, torch.float32))
     g, beta, state = (_in_float32(t) for t in (g, beta, state))
     inputs = q, k, v, g, beta, state, ends
     if scale is None:
@@ -169,7 +178,7 @@ def _(q, k, v, g, beta, initial_state, cu_seqlens, scale, normalized, chunked):
 def _places(q, k, v, g, beta, state):
     """Returns tensors for the gradients; those of what is not given are empty."""
     return tuple(
-        beta.new_empty(0) if t is None else torch.empty_like(t, memory_format=torch.contiguous_format)
+        q.new_empty(0, dtype=torch.float32) if t is None else torch.empty_like(t, memory_format=torch.contiguous_format)
         for t in (q, k, v, g, beta, state)
     )
 
@@ -202,8 +211,8 @@ def _backward(ctx, grad, grad_state):
     q, k, v, g, beta, state, ends = ctx.saved_tensors
     grad = torch.zeros_like(v) if grad is None else grad
     found = _gradients(grad, grad_state, q, k, v, g, beta, state, ends, ctx.scale, ctx.normalized, ctx.chunked)
-    of_gate, of_state = (None if t is None else value for t, value in ((g, found[3]), (state, found[5])))
-    return *found[:3], of_gate, found[4], of_state, None, None, None, None
+    given = (None if t is None else value for t, value in zip((g, beta, state), found[3:]))
+    return *found[:3], *given, None, None, None, None
 
 
 def _double_backward(ctx, *cotangents):

@@ -67,8 +67,10 @@ HEADS = (Shard(0), Shard(2))  # of attention along time
         (lambda x: metalcore.syrk(x), BOTH),
         (lambda x: metalcore.chunk_gated_delta_rule(x, x, x, x[..., 0], x[..., 1])[0], HEADS),
         (lambda x: torch.autograd.grad(metalcore.chunk_gated_delta_rule(x.requires_grad_(), x, x)[0], x, x)[0], HEADS),
+        (lambda x: metalcore.chunk_kda(x, x, x, x, x[..., 1])[0], HEADS),
+        (lambda x: torch.autograd.grad(metalcore.chunk_gla(x.requires_grad_(), x, x, x)[0], x, x)[0], HEADS),
     ],
-    ids=range(13),
+    ids=range(15),
 )
 def test_shards_stay_without_communication(mesh, call, kept):
     x = sharded(mesh, *kept)

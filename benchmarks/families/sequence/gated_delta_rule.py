@@ -1,4 +1,7 @@
-"""The gated delta rule, and its step, against the chunks of PyTorch's ops that transformers' fallback has as well."""
+"""The gated delta rule, its step, and rules with other gates, against the chunks of PyTorch's ops that transformers'
+fallback has as well."""
+
+from functools import partial
 
 import torch
 
@@ -20,12 +23,17 @@ STEPS = {
 }
 
 
-def ours(q, k, v, g, beta):
-    return metalcore.chunk_gated_delta_rule(q, k, v, g, beta, use_qk_l2norm_in_kernel=True)[0]
+FUNCTIONS = {"gated_delta_rule": metalcore.chunk_gated_delta_rule, "kda": metalcore.chunk_kda}
 
 
-def theirs(q, k, v, g, beta):
-    return rule(q, k, v, g, beta, None, None, q.shape[3] ** -0.5, True)[0]
+def ours(name, q, k, v, g, beta=None):
+    if beta is None:
+        return metalcore.chunk_simple_gla(q, k, v, g)[0]
+    return FUNCTIONS[name](q, k, v, g, beta, use_qk_l2norm_in_kernel=True)[0]
+
+
+def theirs(q, k, v, g, beta=None):
+    return rule(q, k, v, g, beta, None, None, q.shape[3] ** -0.5, beta is not None)[0]
 
 
 def our_step(q, k, v, g, beta, state):
@@ -43,35 +51,41 @@ def gated_delta_rule(scale):
     for shape in SHAPES[scale]:
         for kind in KINDS:
             for dtype in DTYPES:
-                yield case(kind, shape, dtype, scale)
+                yield case("gated_delta_rule", kind, shape, dtype, scale)
+    for name in ("kda", "simple_gla"):
+        for kind in KINDS:
+            yield case(name, kind, SHAPES[scale][0], torch.bfloat16, scale)
     for shape in STEPS[scale]:
         for dtype in DTYPES:
             yield step(shape, dtype, scale)
 
 
-def tensors(shape, dtype, device):
+def tensors(shape, dtype, device, name="gated_delta_rule"):
     batch, length, heads, value_heads, size = shape
     shapes = (*[(batch, length, heads, size)] * 2, (batch, length, value_heads, size))
     q, k, v = (torch.randn(each, device=device).to(dtype) for each in shapes)
     g, beta = (torch.rand(batch, length, value_heads, device=device) for _ in range(2))
-    return q, k, v, -g, beta.to(dtype)
+    if name == "kda":
+        g = torch.rand(batch, length, value_heads, size, device=device)
+    return q, k, v, -g, *[beta.to(dtype)] * (name != "simple_gla")
 
 
-def case(kind, shape, dtype, scale):
+def case(name, kind, shape, dtype, scale):
     batch, length, heads, value_heads, size = shape
     passes = {"forward": 1, "backward": 2, "forward+backward": 3}[kind]
-    rows = batch * length * (2 * heads + 2 * value_heads) * size  # q, k, v and the result
+    elements = batch * length * (2 * heads + 2 * value_heads) * size  # q, k, v and the result
+    gates = batch * length * value_heads * size if name == "kda" else 0
     return Comparison(
-        name=f"gated_delta_rule {kind}",
+        name=f"{name} {kind}",
         shape="x".join(map(str, shape)),
         dtype=dtype,
-        ours=ours,
+        ours=partial(ours, name),
         theirs=theirs,
         bind=KINDS[kind],
-        inputs=lambda device: tensors(shape, dtype, device),
-        bytes=passes * rows * dtype.itemsize,
-        # Three products of a state and a vector for each position.
-        flops=passes * 6 * batch * length * value_heads * size * size,
+        inputs=lambda device: tensors(shape, dtype, device, name),
+        bytes=passes * (elements * dtype.itemsize + gates * 4),
+        # Three products of a state and a vector for each position, or two.
+        flops=passes * (4 if name == "simple_gla" else 6) * batch * length * value_heads * size * size,
         peak="matmul_float32" if dtype == torch.float32 else "matmul_bfloat16",
         targets={"speedup": 1.0} if scale == "gpu" else {},
     )

@@ -1,4 +1,5 @@
-// gated_delta_rule: a matrix-valued state along time, which each position decays, corrects and reads.
+// gated_delta_rule: a matrix-valued state along time, which each position decays, corrects and reads. Without beta it
+// is gated linear attention.
 #include "../../../kernels/sequence/delta_rule.h"
 
 #include "../common/common.h"
@@ -12,6 +13,7 @@ namespace metalcore {
 namespace {
 
 const char* padded(int64_t size) { return size <= 64 ? "_64_" : size <= 128 ? "_128_" : "_256_"; }
+int64_t padded_size(int64_t size) { return size <= 64 ? 64 : size <= 128 ? 128 : 256; }
 
 // Elements of a head have to be side by side.
 Tensor with_rows(const Tensor& x) { return x.size(3) == 1 || x.stride(3) == 1 ? x : torch::stable::contiguous(x); }
@@ -28,15 +30,16 @@ void check_float32_of(const char* op, const char* argument, const Tensor& x, con
 }
 
 struct Call {
-  Tensor q, k, v, beta;
-  MaybeTensor g, state, ends;
+  Tensor q, k, v;
+  MaybeTensor g, beta, state, ends;
   DeltaRuleParams params;
   int64_t chunks;  // places for kept states
   bool empty;      // no position has anything to compute
 };
 
 Call call_of(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& g,
-             const Tensor& beta, const MaybeTensor& state, const MaybeTensor& ends, double scale, bool normalized) {
+             const MaybeTensor& beta, const MaybeTensor& state, const MaybeTensor& ends, double scale,
+             bool normalized) {
   check_float(op, "q", q);
   check(q.dim() == 4 && q.size(3) <= DELTA_SIZE, "metalcore::", op, ": q must be [batch, length, heads, up to ",
         DELTA_SIZE, "], not ", shape_text(q));
@@ -52,8 +55,10 @@ Call call_of(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, 
         "], not ", shape_text(v));
   const int64_t value_heads = v.size(2), values = v.size(3);
   const int64_t by_head[3] = {batch, length, value_heads};
-  if (g) check_float32_of(op, "g", *g, q, Sizes(by_head, 3));
-  check_float32_of(op, "beta", beta, q, Sizes(by_head, 3));
+  const bool by_channel = g && g->dim() == 4;
+  const int64_t by_key[4] = {batch, length, value_heads, keys};
+  if (g) check_float32_of(op, "g", *g, q, by_channel ? Sizes(by_key, 4) : Sizes(by_head, 3));
+  if (beta) check_float32_of(op, "beta", *beta, q, Sizes(by_head, 3));
   int64_t sequences = batch;
   if (ends) {
     check_same_device(op, "cu_seqlens", *ends, q);
@@ -70,8 +75,8 @@ Call call_of(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, 
   Call call{with_rows(q),
             with_rows(k),
             with_rows(v),
-            as_contiguous(beta),
             as_contiguous(g),
+            as_contiguous(beta),
             as_contiguous(state),
             as_contiguous(ends),
             {},
@@ -89,7 +94,10 @@ Call call_of(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, 
       .packed = ends.has_value(),
       .normalized = normalized,
       .has_gate = g.has_value(),
+      .by_channel = by_channel,
+      .corrects = beta.has_value(),
       .has_state = state.has_value(),
+      .row_blocks = 1,
       .scale = static_cast<float>(scale),
   };
   put_strides(call.params.q, call.q);
@@ -119,8 +127,9 @@ struct Chunks {
   Tensor inverses, scores, factors;
 };
 std::optional<Chunks> chunks_of(const Call& call, bool chunked) {
-  // With fewer positions than a chunk has, most of its products are of zeros.
-  if (!chunked || call.params.length < DELTA_CHUNK) return std::nullopt;
+  // With fewer positions than a chunk has, most of its products are of zeros. Gates by channel have no products of
+  // positions that are the same for all keys.
+  if (!chunked || call.params.by_channel || call.params.length < DELTA_CHUNK) return std::nullopt;
   const int64_t count = call.chunks * call.params.value_heads * DELTA_CHUNK;
   const auto scratch = [&](int64_t size) { return new_tensor({count * size}, ScalarType::Float, call.q); };
   return Chunks{scratch(DELTA_CHUNK), scratch(DELTA_CHUNK), scratch(4)};
@@ -147,7 +156,8 @@ void record_chunks(gpu::Recording& recording, const Call& call, const Chunks& ch
 }
 void record_forward(gpu::Recording& recording, const Call& call, DeltaRuleParams params, const Forward& results) {
   params.for_derivative = results.errors.has_value();
-  recording.kernel("gated_delta_rule", padded(params.keys), suffix(call.q.scalar_type()));
+  recording.kernel("gated_delta_rule", params.by_channel ? "_by_channel" : "", padded(params.keys),
+                   suffix(call.q.scalar_type()));
   recording.buffer(0, call.q).buffer(1, call.k).buffer(2, call.v).buffer(3, call.g).buffer(4, call.beta);
   recording.buffer(5, call.ends).buffer(6, call.state).buffer(7, results.out).buffer(8, results.state);
   recording.buffer(9, results.errors).buffer(10, results.kept).bytes(11, params);
@@ -164,7 +174,7 @@ void note(const char* op, const Call& call, bool by_chunks) {
 }
 
 std::tuple<Tensor, Tensor> gated_delta_rule(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& g,
-                                            const Tensor& beta, const MaybeTensor& state, const MaybeTensor& ends,
+                                            const MaybeTensor& beta, const MaybeTensor& state, const MaybeTensor& ends,
                                             double scale, bool normalized, bool chunked) {
   const char* op = "gated_delta_rule";
   const Call call = call_of(op, q, k, v, g, beta, state, ends, scale, normalized);
@@ -190,7 +200,7 @@ std::tuple<Tensor, Tensor> gated_delta_rule(const Tensor& q, const Tensor& k, co
 // The gradients of q, k, v, g, beta and initial_state. Those of what is not given are empty.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_backward(
     const Tensor& grad, const MaybeTensor& grad_state, const Tensor& q, const Tensor& k, const Tensor& v,
-    const MaybeTensor& g, const Tensor& beta, const MaybeTensor& state, const MaybeTensor& ends, double scale,
+    const MaybeTensor& g, const MaybeTensor& beta, const MaybeTensor& state, const MaybeTensor& ends, double scale,
     bool normalized, bool chunked) {
   const char* op = "gated_delta_rule_backward";
   Call call = call_of(op, q, k, v, g, beta, state, ends, scale, normalized);
@@ -201,10 +211,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_back
   const int64_t of_states[4] = {params.sequences, params.value_heads, params.keys, params.values};
   if (grad_state) check_float32_of(op, "grad_state", *grad_state, q, Sizes(of_states, 4));
   params.has_state_grad = grad_state.has_value();
-  Tensor gq = new_like(q), gk = new_like(k), gv = new_like(v), gbeta = new_like(beta);
+  Tensor gq = new_like(q), gk = new_like(k), gv = new_like(v);
   const int64_t none[1] = {0};
-  Tensor gg = new_tensor(g ? g->sizes() : Sizes(none, 1), ScalarType::Float, q);
-  Tensor gstate = new_tensor(state ? state->sizes() : Sizes(none, 1), ScalarType::Float, q);
+  const auto grad_of = [&](const MaybeTensor& x) {
+    return new_tensor(x ? x->sizes() : Sizes(none, 1), ScalarType::Float, q);
+  };
+  Tensor gg = grad_of(g), gbeta = grad_of(beta), gstate = grad_of(state);
   if (call.empty) {
     for (Tensor* each : {&gq, &gk, &gv, &gbeta, &gg}) torch::stable::zero_(*each);
     if (!grad_state) torch::stable::zero_(gstate);
@@ -219,9 +231,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_back
   const auto scratch = [&](int64_t size) { return new_tensor({size}, ScalarType::Float, q); };
   const Tensor errors = scratch(positions * params.values), value_grads = scratch(positions * params.values);
   const Tensor kept = scratch(states), kept_grads = scratch(states);
+  const int64_t rows = DELTA_ROWS(padded_size(params.values)) * (DELTA_THREADS / 32);
+  params.row_blocks = params.by_channel ? grid_side(ceil_div<int64_t>(params.keys, rows)) : 1;
+  const Tensor beta_parts = scratch(beta && params.by_channel ? positions * params.row_blocks : 0);
   const Tensor parts_q = scratch(positions * params.keys), parts_k = scratch(positions * params.keys);
   if (ends) {  // what positions have that belong to no sequence
-    for (Tensor each : {parts_q, parts_k, gv, gg, gbeta}) torch::stable::zero_(each);
+    for (Tensor each : {parts_q, parts_k, gv, gg, gbeta, beta_parts}) torch::stable::zero_(each);
   }
   const char* type = suffix(q.scalar_type());
   const int64_t key_positions = int64_t{params.batch} * params.length * params.heads;
@@ -241,22 +256,26 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_back
       recording.buffer(9, gv).buffer(10, value_grads).buffer(11, kept_grads).buffer(12, gstate).bytes(13, params);
       recording.dispatch_threadgroups({chunk_column_groups(params)}, {DELTA_THREADS});
     } else {
-      recording.kernel("gated_delta_rule_back", padded(params.keys), type);
+      recording.kernel("gated_delta_rule_back", params.by_channel ? "_by_channel" : "", padded(params.keys), type);
       recording.buffer(0, given).buffer(1, given_state).buffer(2, call.q).buffer(3, call.k).buffer(4, call.g);
       recording.buffer(5, call.beta).buffer(6, call.ends).buffer(7, gv).buffer(8, value_grads).buffer(9, kept_grads);
       recording.buffer(10, gstate).bytes(11, params);
       recording.dispatch_threadgroups({column_groups(params)}, {DELTA_THREADS});
     }
 
-    recording.kernel("gated_delta_rule_chunks", "_", type);
+    if (params.by_channel)
+      recording.kernel("gated_delta_rule_rows", padded(params.values), type);
+    else
+      recording.kernel("gated_delta_rule_chunks", "_", type);
     recording.buffer(0, given).buffer(1, call.q).buffer(2, call.k).buffer(3, call.g).buffer(4, call.beta);
     recording.buffer(5, call.ends).buffer(6, errors).buffer(7, value_grads).buffer(8, kept).buffer(9, kept_grads);
-    recording.buffer(10, parts_q).buffer(11, parts_k).buffer(12, gg).buffer(13, gbeta).bytes(14, params);
-    recording.dispatch_threadgroups({grid_side(call.chunks * params.value_heads)}, {DELTA_THREADS});
+    recording.buffer(10, parts_q).buffer(11, parts_k).buffer(12, gg);
+    recording.buffer(13, params.by_channel ? beta_parts : gbeta).bytes(14, params);
+    recording.dispatch_threadgroups({grid_side(call.chunks * params.value_heads * params.row_blocks)}, {DELTA_THREADS});
 
     recording.kernel("gated_delta_rule_keys", "_", type);
-    recording.buffer(0, call.q).buffer(1, call.k).buffer(2, parts_q).buffer(3, parts_k).buffer(4, gq).buffer(5, gk);
-    recording.bytes(6, params);
+    recording.buffer(0, call.q).buffer(1, call.k).buffer(2, parts_q).buffer(3, parts_k);
+    recording.buffer(4, beta_parts).buffer(5, gq).buffer(6, gk).buffer(7, gbeta).bytes(8, params);
     recording.dispatch_threadgroups({grid_side(ceil_div<int64_t>(key_positions, DELTA_THREADS / 32))}, {DELTA_THREADS});
   });
   return {gq, gk, gv, gg, gbeta, gstate};
@@ -267,12 +286,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_back
 
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
   m.def(
-      "gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor beta, Tensor? initial_state, "
+      "gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor? initial_state, "
       "Tensor? cu_seqlens, float scale, bool normalized, bool chunked) -> (Tensor, Tensor)");
   m.def(
-      "gated_delta_rule_backward(Tensor grad, Tensor? grad_state, Tensor q, Tensor k, Tensor v, Tensor? g, Tensor "
-      "beta, "
-      "Tensor? initial_state, Tensor? cu_seqlens, float scale, bool normalized, bool chunked) -> "
+      "gated_delta_rule_backward(Tensor grad, Tensor? grad_state, Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? "
+      "beta, Tensor? initial_state, Tensor? cu_seqlens, float scale, bool normalized, bool chunked) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 

@@ -61,6 +61,6 @@ def gated_delta_rule(call):
 def gated_delta_rule_backward(call):
     for dim, of_state, inputs in _delta_rule(call, ("initial_state", "grad_state"), grads=True):
         # What is not given has an empty gradient.
-        of_gate = Replicate() if call.g is None else Shard(dim)
-        state = Replicate() if call.initial_state is None else Shard(of_state)
-        yield (Shard(dim), Shard(dim), Shard(dim), of_gate, Shard(dim), state), inputs
+        given = ((call.g, dim), (call.beta, dim), (call.initial_state, of_state))
+        rest = (Replicate() if x is None else Shard(of_x) for x, of_x in given)
+        yield (Shard(dim), Shard(dim), Shard(dim), *rest), inputs
