@@ -11,6 +11,8 @@ from ._linear_attention import (
     fused_recurrent_kda,
     fused_recurrent_simple_gla,
 )
+from ._selective_scan import selective_scan
+from ._selective_state_update import selective_state_update
 
 __all__ = [
     "causal_conv1d",
@@ -23,4 +25,6 @@ __all__ = [
     "fused_recurrent_gla",
     "fused_recurrent_kda",
     "fused_recurrent_simple_gla",
+    "selective_scan",
+    "selective_state_update",
 ]

@@ -24,6 +24,7 @@ WITHOUT_DERIVATIVE = {
     "quantize",  # results are integers
     "renorm_rows",
     "sample",
+    "selective_state_update",  # inference
 }
 
 

@@ -64,3 +64,46 @@ def gated_delta_rule_backward(call):
         given = ((call.g, dim), (call.beta, dim), (call.initial_state, of_state))
         rest = (Replicate() if x is None else Shard(of_x) for x, of_x in given)
         yield (Shard(dim), Shard(dim), Shard(dim), *rest), inputs
+
+
+def _scan(call, grads):
+    """Yields the placements of the inputs; those of tensors with positions, of A, D and dt_bias, of B and C, and of
+    states; by heads, of which each shard has all of its groups', and by batch."""
+    by_position = ("grad", "x", "dt", "z") if grads else ("x", "dt", "z")
+    states = ("grad_state", "initial_states") if grads else ("initial_states",)
+    groups = call.B.shape[2]
+    if not any(groups % size for size in call.x.mesh.shape):
+        places = dict.fromkeys((*by_position, "B", "C"), 2) | dict.fromkeys(("A", "D", "dt_bias"), 0)
+        yield 2, Shard(0), Shard(2), 1, _inputs(call, **places, **dict.fromkeys(states, 1))
+    elif groups == 1:
+        places = dict.fromkeys(by_position, 2) | dict.fromkeys(("A", "D", "dt_bias"), 0) | dict.fromkeys(states, 1)
+        yield 2, Shard(0), Partial(), 1, _inputs(call, **places)
+    places = dict.fromkeys((*by_position, "B", "C", *states, "seq_idx"), 0)
+    yield 0, Partial(), Shard(0), 0, _inputs(call, **places)
+
+
+@rule("selective_scan")
+def selective_scan(call):
+    for dim, _, _, of_state, inputs in _scan(call, grads=False):
+        yield (Shard(dim), Shard(of_state)), inputs
+
+
+@rule("selective_scan_backward")
+def selective_scan_backward(call):
+    for dim, of_parameters, of_rows, of_state, inputs in _scan(call, grads=True):
+        given = {"D": of_parameters, "z": Shard(dim), "dt_bias": of_parameters, "initial_states": Shard(of_state)}
+        # What is not given has an empty gradient.
+        rest = (Replicate() if getattr(call, name) is None else place for name, place in given.items())
+        yield (Shard(dim), Shard(dim), of_parameters, of_rows, of_rows, *rest), inputs
+
+
+@rule("selective_state_update")
+def selective_state_update(call):
+    if not any(call.B.shape[1] % size for size in call.x.mesh.shape):
+        by_heads = dict.fromkeys(("state", "x", "dt", "B", "C", "z"), 1) | dict.fromkeys(("A", "D", "dt_bias"), 0)
+        yield Shard(1), _inputs(call, **by_heads)
+    elif call.B.shape[1] == 1:
+        by_heads = dict.fromkeys(("state", "x", "dt", "z"), 1) | dict.fromkeys(("A", "D", "dt_bias"), 0)
+        yield Shard(1), _inputs(call, **by_heads)
+    if call.state_batch_indices is None:
+        yield Shard(0), _inputs(call, **dict.fromkeys(("state", "x", "dt", "B", "C", "z"), 0))

@@ -1,0 +1,101 @@
+"""Selective state spaces of Mamba 1 and their step, against PyTorch's ops position by position, as transformers has."""
+
+import torch
+
+import metalcore
+from metalcore.sequence._selective_scan import _reference
+from metalcore.sequence._selective_state_update import _update
+
+from ...harness.case import DTYPES, KINDS, Comparison, family
+
+# batch, channels, length, states of Mamba 2.8B. PyTorch calls some ops for each position.
+SHAPES = {
+    "gpu": [(1, 5120, 2048, 16), (8, 5120, 2048, 16), (1, 5120, 16384, 16)],
+    "simulator": [(1, 64, 128, 16)],
+    "quick": [(1, 8, 16, 4)],
+}
+# batch, heads, channels of a head, states: Mamba 1's 2.8B and Mamba 2's 2.7B
+STEPS = {
+    "gpu": [(64, 1, 5120, 16), (64, 80, 64, 128), (1, 80, 64, 128)],
+    "simulator": [(2, 4, 32, 64)],
+    "quick": [(1, 2, 8, 4)],
+}
+
+
+def ours(u, delta, A, B, C, D, z, bias):
+    return metalcore.selective_scan(u, delta, A, B, C, D, z, bias, True)
+
+
+def theirs(u, delta, A, B, C, D, z, bias):
+    return _reference(u, delta, A, B, C, D, z, bias, True)
+
+
+def our_step(state, *arguments):
+    return metalcore.selective_state_update(state, *arguments, dt_softplus=True)
+
+
+def their_step(state, *arguments):
+    return _update(state, *arguments, True, None)
+
+
+@family
+def selective_scan(scale):
+    for shape in SHAPES[scale]:
+        for kind in KINDS:
+            for dtype in DTYPES:
+                yield case(kind, shape, dtype, scale)
+    for shape in STEPS[scale]:
+        for dtype in DTYPES:
+            yield step(shape, dtype, scale)
+
+
+def case(kind, shape, dtype, scale):
+    batch, channels, length, states = shape
+
+    def inputs(device):
+        # The channels are neighbours in memory, as a projection leaves them.
+        u, delta, z = (torch.randn(batch, length, channels, device=device).to(dtype).mT for _ in range(3))
+        B, C = (torch.randn(batch, length, states, device=device).to(dtype).mT for _ in range(2))
+        A = -torch.arange(1.0, states + 1, device=device).expand(channels, states).contiguous()
+        D, bias = torch.ones(channels, device=device), torch.full((channels,), -4.0, device=device)
+        return u, delta, A, B, C, D, z, bias
+
+    passes = {"forward": 4, "backward": 7, "forward+backward": 11}[kind]  # over tensors of u's shape
+    return Comparison(
+        name=f"selective_scan {kind}",
+        shape="x".join(map(str, shape)),
+        dtype=dtype,
+        ours=ours,
+        theirs=theirs,
+        bind=KINDS[kind],
+        inputs=inputs,
+        bytes=passes * batch * channels * length * dtype.itemsize,
+        targets={"speedup": 1.0} if scale == "gpu" else {},
+    )
+
+
+def step(shape, dtype, scale):
+    batch, heads, dim, states = shape
+
+    def inputs(device):
+        state = torch.randn(batch, heads, dim, states, device=device)
+        x, z = (torch.randn(batch, heads, dim, device=device).to(dtype) for _ in range(2))
+        B, C = (torch.randn(batch, 1, states, device=device).to(dtype) for _ in range(2))
+        if heads == 1:  # Mamba 1
+            dt, A = torch.randn_like(x), -torch.rand(heads, dim, states, device=device)
+            D, bias = torch.ones(heads, dim, device=device), torch.zeros(heads, dim, device=device)
+        else:  # Mamba 2, whose heads have one number each
+            dt, A = x[..., :1].expand_as(x), -torch.rand(heads, 1, 1, device=device).expand(heads, dim, states)
+            D, bias = (torch.ones(heads, 1, device=device).expand(heads, dim) for _ in range(2))
+        return state, x, dt, A, B, C, D, z, bias
+
+    return Comparison(
+        name="selective_state_update",
+        shape="x".join(map(str, shape)),
+        dtype=dtype,
+        ours=our_step,
+        theirs=their_step,
+        inputs=inputs,
+        bytes=2 * batch * heads * dim * states * 4,  # the state
+        targets={"share": 0.8, "speedup": 1.0} if scale == "gpu" and batch > 1 else {},
+    )
