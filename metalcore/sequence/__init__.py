@@ -11,6 +11,7 @@ from ._linear_attention import (
     fused_recurrent_kda,
     fused_recurrent_simple_gla,
 )
+from ._mamba_chunk_scan import mamba_chunk_scan_combined
 from ._selective_scan import selective_scan
 from ._selective_state_update import selective_state_update
 
@@ -25,6 +26,7 @@ __all__ = [
     "fused_recurrent_gla",
     "fused_recurrent_kda",
     "fused_recurrent_simple_gla",
+    "mamba_chunk_scan_combined",
     "selective_scan",
     "selective_state_update",
 ]

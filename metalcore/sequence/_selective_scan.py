@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .._core.operators import autograd, cpu_kernel, derive, fake_kernel
@@ -35,8 +36,8 @@ def selective_scan(
     Args:
         u: (batch, channels, length): float32, float16 or bfloat16, any strides. It is computed in float32.
         delta: (batch, channels, length) of u's dtype or float32: the step of each position.
-        A: (channels, states), real, at most 0 where states decay. The kernels take up to 128 states, and PyTorch's ops
-            take more.
+        A: (channels, states), real, at most 0 where states decay. More than 128 states are computed in
+            parts, in float32.
         B, C: (batch, states, length) or (batch, groups, states, length), where groups divides the channels, of u's
             dtype; or (channels, states) for all positions, which takes more memory.
         D: (channels,), or None for 0.
@@ -134,18 +135,38 @@ def run(op, x, dt, A, B, C, D, z, dt_bias, state, seq_idx, softplus, low, high):
     """Computes selective_scan of tensors by heads, with the kernels if they take them."""
     inputs = x, dt, A, B, C, D, z, dt_bias, state, seq_idx
     options = bool(softplus), float(low), float(high)
-    if (
+    if _takes(*inputs):
+        return _scan(*inputs, *options) if A.shape[2] in STATES else _in_parts(op, inputs, options)
+    check(op, *inputs, any_size=True)
+    return scan(*inputs, *options)
+
+
+def _takes(x, dt, A, B, C, D, z, dt_bias, state, seq_idx):
+    return (
         alike(x, B, C, z)
         and accelerated(x, dt, A, D, dt_bias, state)
         and dt.dtype in (x.dtype, torch.float32)
         and A.dtype == torch.float32
         and (seq_idx is None or accelerated(seq_idx, dtypes=_INT32) and seq_idx.device == x.device)
-        and A.shape[-1:].numel() in STATES
         and max(x.numel(), x.shape[:1].numel() * A.numel()) <= INT32_MAX
-    ):
-        return _scan(*inputs, *options)
+    )
+
+
+def _in_parts(op, inputs, options):
+    """Computes the results of more states than kernels take, which are sums over parts of the states."""
     check(op, *inputs, any_size=True)
-    return scan(*inputs, *options)
+    x, dt, A, B, C, D, z, dt_bias, state, seq_idx = inputs
+    u, step, of_B, of_C = (in_float32(t) for t in (x, dt, B, C))
+    parts = []
+    for part in torch.arange(A.shape[2]).split(STATES[-1]):
+        own = slice(int(part[0]), int(part[-1]) + 1)
+        before = None if state is None else state[..., own]
+        rows = A[..., own], of_B[..., own], of_C[..., own]
+        parts.append(_scan(u, step, *rows, None, None, dt_bias, before, seq_idx, *options))
+    y = torch.stack([y for y, _ in parts]).sum(0)
+    y = y if D is None else y + D * u
+    y = y if z is None else y * F.silu(in_float32(z))
+    return y.to(x.dtype), torch.cat([states for _, states in parts], -1)
 
 
 # CPU and fake kernels
