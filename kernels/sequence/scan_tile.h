@@ -47,6 +47,11 @@ inline ulong state_at(constant SelectiveScanParams& params, uint chunk, uint bat
   return ((ulong(chunk) * params.batch + batch) * params.channels + channel) * params.states;
 }
 
+// The rate of a channel that has one for all states.
+inline float shared_rate(device const float* A, constant SelectiveScanParams& params, uint channel) {
+  return A[long(channel / params.dim) * params.A[0] + long(channel % params.dim) * params.A[1]];
+}
+
 // A tile of positions and channels, of which each thread has some elements: neighbours in memory are lanes' neighbours.
 template <uint CHANNELS, uint POSITIONS>
 struct Tile {
@@ -78,6 +83,9 @@ struct Tile {
                             : read(n, steps, params.step, params.dim);
     return params.has_bias && inside(n) ? given + bias[first + channel(n)] : given;
   }
+  float shared_decay(uint n, float step, device const float* A, constant SelectiveScanParams& params) const {
+    return inside(n) ? precise::exp(step * shared_rate(A, params, first + channel(n))) : 1.0f;
+  }
   // Positions behind the last one have steps of 0, which leave the states as they are.
   float step(uint n, float raw, constant SelectiveScanParams& params) const {
     return inside(n) ? step_of(raw, params) : 0.0f;
@@ -90,6 +98,7 @@ inline void fetch_rows(threadgroup float* tile, device const T* rows, constant c
                        constant SelectiveScanParams& params, Place place, uint begin, uint thread_index) {
   rows += place.batch * strides[0] + place.group * strides[2];
   const bool along_positions = strides[3] != 1;
+#pragma unroll 4
   for (uint i = thread_index; i < ROW * POSITIONS; i += SCAN_THREADS) {
     const uint position = along_positions ? i % POSITIONS : i / ROW, n = along_positions ? i / POSITIONS : i % ROW;
     const bool inside = begin + position < place.end && n < params.states;
@@ -149,11 +158,14 @@ inline float4 decay_of(float step, float4 rates) {
 inline float sum(float4 x) { return (x.x + x.y) + (x.z + x.w); }
 
 #define INSTANTIATE(name, types, ...) template[[host_name(name types)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
-// Channels of up to 16, 64 and 128 states, which so many lanes share.
-#define INSTANTIATE_STATES(name, types, function, T) \
-  INSTANTIATE(name "_16", types, function<4, T>)     \
-  INSTANTIATE(name "_64", types, function<16, T>)    \
-  INSTANTIATE(name "_128", types, function<32, T>)
+// Channels of up to 16, 64 and 128 states: lanes that share a channel, channels of a lane, and whether a channel has
+// one rate for all states, whose decays are computed once.
+#define INSTANTIATE_STATES(name, types, function, T)                               \
+  INSTANTIATE(name "_16", types, function<4, 1, false, T>)                         \
+  INSTANTIATE(name "_64", types, function<16, 1, false, T>)                        \
+  INSTANTIATE(name "_128", types, function<32, 1, false, T>)                       \
+  INSTANTIATE(name "_shared_64", types, function<16, SCAN_LANE_CHANNELS, true, T>) \
+  INSTANTIATE(name "_shared_128", types, function<32, SCAN_LANE_CHANNELS, true, T>)
 #define INSTANTIATE_TYPES(name, function)             \
   INSTANTIATE_STATES(name, "_float", function, float) \
   INSTANTIATE_STATES(name, "_half", function, half)   \

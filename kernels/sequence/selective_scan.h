@@ -10,7 +10,9 @@
 #define SCAN_STATES 128      // the most states of a channel
 #define SCAN_CARRY_CHUNKS 8  // whose numbers a thread of the carry reads at once
 
-// Lanes that share a channel of so many states, and the channels of a threadgroup.
+#define SCAN_LANE_CHANNELS 4  // channels of a lane, forward, where states share a rate
+
+// Lanes that share a channel of so many states, and the channels of a threadgroup whose lanes have one.
 #define SCAN_LANES(states) ((states) <= 16 ? 4 : (states) <= 64 ? 16 : 32)
 #define SCAN_CHANNELS(states) (SCAN_THREADS / SCAN_LANES(states))
 

@@ -3,7 +3,7 @@
 // then computes those between them, walking back with G. So states are never divided by a factor that may be 0.
 #include "sequence/scan_tile.h"
 
-template <uint LANES, typename T>
+template <uint LANES, uint M, bool SHARED, typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(SCAN_THREADS)]] void selective_scan_back(
     device const T* x [[buffer(0)]], device const T* steps [[buffer(1)]], device const float* A [[buffer(2)]],
     device const T* B [[buffer(3)]], device const T* C [[buffer(4)]], device const float* skip [[buffer(5)]],
@@ -25,6 +25,7 @@ template <uint LANES, typename T>
   threadgroup float4 tile_B[kPositions * LANES];
   threadgroup float4 tile_C[kPositions * LANES];
   threadgroup float step_tile[kPositions][kChannels];
+  threadgroup float decay_tile[SHARED ? kPositions : 1][kChannels];  // of shared rates
   threadgroup float input_tile[kPositions][kChannels];
   threadgroup float grad_tile[kPositions][kChannels];
   threadgroup float results[4][kPositions][kChannels];  // by input, by rate, of the states, and what channels sum up
@@ -34,7 +35,7 @@ template <uint LANES, typename T>
   const uint part = thread_index % LANES, own = thread_index / LANES, simdgroup = thread_index / 32;
   const uint channels_end = (place.group + 1) * per_group;
   const ulong entry = ulong(place.batch) * params.chunks + place.chunk;
-  const ulong positions = ulong(params.batch) * params.length;
+  const ulong positions = ulong(params.batch) * params.length, row_size = ulong(params.groups) * params.states;
   for (uint t = 0; t < params.tiles; ++t) {
     const uint first = place.group * per_group + (place.block * params.tiles + t) * kChannels, channel = first + own;
     const bool holds = channel < channels_end;
@@ -53,6 +54,8 @@ template <uint LANES, typename T>
         const float step = tile.step(n, tile.raw_step(n, steps, bias, params), params);
         const float input = step * tile.read(n, x, params.x, params.dim);
         if (tile.holds(n)) step_tile[tile.position(n)][tile.channel(n)] = step;
+        if (SHARED && tile.holds(n))
+          decay_tile[tile.position(n)][tile.channel(n)] = tile.shared_decay(n, step, A, params);
         if (tile.holds(n)) input_tile[tile.position(n)][tile.channel(n)] = input;
       }
       fetch_rows<kRow, kPositions>(reinterpret_cast<threadgroup float*>(tile_B), B, params.B, params, place, begin,
@@ -62,7 +65,9 @@ template <uint LANES, typename T>
       for (uint i = 0; i < kPositions; ++i) {
         const float step = step_tile[i][own], input = input_tile[i][own];
         const bool fresh = begins(numbers, params, place.batch, begin + i);
-        state = (fresh ? float4(0.0f) : decay_of<T>(step, rates) * state) + input * tile_B[i * LANES + part];
+        state = (fresh ? float4(0.0f)
+                       : (SHARED ? float4(decay_tile[SHARED ? i : 0][own]) : decay_of<T>(step, rates)) * state) +
+                input * tile_B[i * LANES + part];
       }
     }
     float4 rate_sums = float4(0.0f);
@@ -77,6 +82,8 @@ template <uint LANES, typename T>
         float upper = tile.read(n, grad, params.grad, params.dim);
         if (params.has_gate) upper *= Silu<T>::forward(tile.read(n, gate, params.gate, params.dim));
         if (tile.holds(n)) step_tile[tile.position(n)][tile.channel(n)] = step;
+        if (SHARED && tile.holds(n))
+          decay_tile[tile.position(n)][tile.channel(n)] = tile.shared_decay(n, step, A, params);
         if (tile.holds(n)) input_tile[tile.position(n)][tile.channel(n)] = input;
         if (tile.holds(n)) grad_tile[tile.position(n)][tile.channel(n)] = upper;
       }
@@ -86,6 +93,11 @@ template <uint LANES, typename T>
                                    thread_index);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       float4 states[kPositions];  // before the positions
+      // Rows of the gradients of B behind these positions. Those of C follow all of B's.
+      device float* row_sums =
+          row_parts +
+          (place.block * 2 * positions + ulong(place.batch) * params.length + begin + kPositions) * row_size +
+          place.group * params.states;
       state = kept[b * SCAN_THREADS + thread_index];
 #pragma unroll
       for (uint i = 0; i < kPositions; ++i) {
@@ -93,17 +105,20 @@ template <uint LANES, typename T>
         const bool fresh = begins(numbers, params, place.batch, begin + i);
         if (fresh) state = float4(0.0f);
         states[i] = state;
-        state = decay_of<T>(step, rates) * state + input * tile_B[i * LANES + part];
+        state = (SHARED ? float4(decay_tile[SHARED ? i : 0][own]) : decay_of<T>(step, rates)) * state +
+                input * tile_B[i * LANES + part];
       }
 #pragma unroll
       for (uint r = kPositions / kRows; r-- > 0;) {
+        row_sums -= kRows * row_size;
 #pragma unroll
         for (uint s = kRows; s-- > 0;) {
           const uint i = r * kRows + s;
           const float step = step_tile[i][own], input = input_tile[i][own], upper = grad_tile[i][own];
           const bool fresh = begins(numbers, params, place.batch, begin + i);
           const float4 row_B = tile_B[i * LANES + part], row_C = tile_C[i * LANES + part];
-          const float4 a = decay_of<T>(step, rates), decayed = a * states[i];
+          const float4 a = (SHARED ? float4(decay_tile[SHARED ? i : 0][own]) : decay_of<T>(step, rates)),
+                       decayed = a * states[i];
           const float4 now = decayed + input * row_B;
           const float4 of_state = gradient + upper * row_C;
           const float4 of_decay = of_state * decayed;
@@ -129,15 +144,11 @@ template <uint LANES, typename T>
         // writes.
         for (uint n = thread_index; n < 2 * kRows * kRow; n += SCAN_THREADS) {
           const uint which = n / (kRows * kRow), s = n / kRow % kRows, state_index = n % kRow;
-          const uint position = begin + r * kRows + s;
           float total = 0.0f;
 #pragma unroll
           for (uint g = 0; g < kSimdgroups; ++g) total += sums[which][g][s][state_index];
-          if (position >= place.end || state_index >= params.states) continue;
-          const ulong row =
-              (which * positions + ulong(place.batch) * params.length + position) * params.groups + place.group;
-          device float* const to =
-              row_parts + (place.block * 2 * positions * params.groups + row) * params.states + state_index;
+          if (begin + r * kRows + s >= place.end || state_index >= params.states) continue;
+          device float* const to = row_sums + (which * positions + s) * row_size + state_index;
           *to = t == 0 ? total : *to + total;
         }
         if (r > 0) threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -62,6 +62,7 @@ def check(found_by, reference, tensors, terms):
 
 SHAPES = {
     "16": {"states": 16, "dim": 17},
+    "17": {"states": 17, "dim": 33, "heads": 3},
     "64": {"states": 64, "heads": 4, "groups": 2, "batch": 2},
     "128": {"states": 128, "dim": 5},
     "256": {"states": 256},

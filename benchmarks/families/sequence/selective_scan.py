@@ -1,8 +1,9 @@
-"""Selective state spaces of Mamba 1 and their step, against PyTorch's ops position by position, as transformers has."""
+"""Selective state spaces of Mamba 1 and 2, and their step, against PyTorch's ops position by position, as transformers has."""
 
 import torch
 
 import metalcore
+from metalcore.sequence._mamba_chunk_scan import _reference as _heads
 from metalcore.sequence._selective_scan import _reference
 from metalcore.sequence._selective_state_update import _update
 
@@ -14,6 +15,8 @@ SHAPES = {
     "simulator": [(1, 64, 128, 16)],
     "quick": [(1, 8, 16, 4)],
 }
+# batch, length, heads, channels of a head, states of Mamba 2's 2.7B
+HEADS = {"gpu": [(1, 2048, 80, 64, 128)], "simulator": [(1, 128, 2, 32, 64)], "quick": [(1, 16, 2, 4, 20)]}
 # batch, heads, channels of a head, states: Mamba 1's 2.8B and Mamba 2's 2.7B
 STEPS = {
     "gpu": [(64, 1, 5120, 16), (64, 80, 64, 128), (1, 80, 64, 128)],
@@ -30,6 +33,14 @@ def theirs(u, delta, A, B, C, D, z, bias):
     return _reference(u, delta, A, B, C, D, z, bias, True)
 
 
+def our_heads(x, dt, A, B, C, D, z, bias):
+    return metalcore.mamba_chunk_scan_combined(x, dt, A, B, C, 256, D, z, bias, dt_softplus=True)
+
+
+def their_heads(x, dt, A, B, C, D, z, bias):
+    return _heads(x, dt, A, B, C, 256, D, z, bias, dt_softplus=True)
+
+
 def our_step(state, *arguments):
     return metalcore.selective_state_update(state, *arguments, dt_softplus=True)
 
@@ -44,6 +55,10 @@ def selective_scan(scale):
         for kind in KINDS:
             for dtype in DTYPES:
                 yield case(kind, shape, dtype, scale)
+    for shape in HEADS[scale]:
+        for kind in KINDS:
+            for dtype in DTYPES:
+                yield heads_case(kind, shape, dtype, scale)
     for shape in STEPS[scale]:
         for dtype in DTYPES:
             yield step(shape, dtype, scale)
@@ -70,6 +85,31 @@ def case(kind, shape, dtype, scale):
         bind=KINDS[kind],
         inputs=inputs,
         bytes=passes * batch * channels * length * dtype.itemsize,
+        targets={"speedup": 1.0} if scale == "gpu" else {},
+    )
+
+
+def heads_case(kind, shape, dtype, scale):
+    batch, length, heads, dim, states = shape
+
+    def inputs(device):
+        x, z = (torch.randn(batch, length, heads, dim, device=device).to(dtype) for _ in range(2))
+        B, C = (torch.randn(batch, length, 1, states, device=device).to(dtype) for _ in range(2))
+        dt, A = torch.randn(batch, length, heads, device=device).to(dtype), -torch.arange(1.0, heads + 1, device=device)
+        return x, dt, A, B, C, torch.ones(heads, device=device), z, torch.full((heads,), -4.0, device=device)
+
+    passes = {"forward": 1, "backward": 2, "forward+backward": 3}[kind]
+    return Comparison(
+        name=f"mamba_chunk_scan_combined {kind}",
+        shape="x".join(map(str, shape)),
+        dtype=dtype,
+        ours=our_heads,
+        theirs=their_heads,
+        bind=KINDS[kind],
+        inputs=inputs,
+        bytes=passes * 3 * batch * length * heads * dim * dtype.itemsize,  # x, z and the result
+        flops=passes * 4 * batch * length * heads * dim * states,  # a state learns and is read
+        peak="matmul_float32" if dtype == torch.float32 else "matmul_bfloat16",
         targets={"speedup": 1.0} if scale == "gpu" else {},
     )
 

@@ -58,7 +58,8 @@ struct Call {
   Tensor x, dt, A, B, C;
   MaybeTensor D, z, bias, state, numbers;
   SelectiveScanParams params;
-  uint32_t blocks;  // parts of a group's channels that a threadgroup can have
+  uint32_t blocks;  // parts of a group's channels that a threadgroup has in the derivative
+  uint32_t forward_blocks;
   std::string variant;
 
   bool empty() const { return params.length == 0 || params.batch == 0 || params.channels == 0; }
@@ -103,8 +104,12 @@ Call call_of(const char* op, const Tensor& x, const Tensor& dt, const Tensor& A,
             as_contiguous(numbers),
             {},
             grid_side(ceil_div<int64_t>(heads / groups * dim, SCAN_CHANNELS(states))),
+            0,
             padded(states)};
-  call.variant += suffix(x.scalar_type());
+  // All states of a channel have one rate, as in Mamba 2. A lane has several channels, forward.
+  const bool shared = A.stride(2) == 0 && states > 16;
+  call.forward_blocks = shared ? ceil_div(call.blocks, uint32_t{SCAN_LANE_CHANNELS}) : call.blocks;
+  call.variant = (shared ? "_shared" : "") + call.variant + suffix(x.scalar_type());
   call.params = {
       .batch = grid_side(batch),
       .length = grid_side(length),
@@ -112,7 +117,7 @@ Call call_of(const char* op, const Tensor& x, const Tensor& dt, const Tensor& A,
       .channels = grid_side(heads * dim),
       .groups = grid_side(groups),
       .states = grid_side(states),
-      .blocks = call.blocks,
+      .blocks = call.forward_blocks,
       .tiles = 1,
       .wide_steps = dt.scalar_type() == ScalarType::Float,
       .softplus = softplus,
@@ -157,7 +162,7 @@ Chunks new_chunks(const Call& call) {
 void record_chunks(gpu::Recording& recording, const Call& call, const Chunks& chunks, const MaybeTensor& grad,
                    const MaybeTensor& after, const MaybeTensor& given_grad, const MaybeTensor& state_grad) {
   SelectiveScanParams params = call.params;
-  params.blocks = call.blocks;
+  params.blocks = call.forward_blocks;
   recording.kernel("selective_scan_chunks", call.variant.c_str());
   recording.buffer(0, call.x).buffer(1, call.dt).buffer(2, call.A).buffer(3, call.B).buffer(4, call.C);
   recording.buffer(5, call.z).buffer(6, call.bias).buffer(7, call.numbers).buffer(8, grad);
@@ -201,7 +206,7 @@ std::tuple<Tensor, Tensor> selective_scan(const Tensor& x, const Tensor& dt, con
   const Chunks parts = new_chunks(call);
   gpu::note_plan(op, params.chunks > 1 ? "chunks" : "walk", [&] {
     return std::to_string(call.groups(params)) + " threadgroups walk along " + std::to_string(params.chunk) +
-           " positions each with states of " + std::to_string(SCAN_CHANNELS(params.states)) + " channels";
+           " positions each, and " + (params.chunks > 1 ? "twice" : "once");
   });
   gpu::record(out, [&](gpu::Recording& recording) {
     SelectiveScanParams scan = params;
@@ -247,7 +252,7 @@ Gradients selective_scan_backward(const Tensor& grad, const MaybeTensor& grad_st
   }
   set_chunks(params, ceil_div<int64_t>(params.length, SCAN_POSITIONS));
   // A threadgroup takes so many channels that there are enough threadgroups, and few sums of them to add up.
-  const int64_t walks = int64_t{params.batch} * params.chunks * params.groups * params.blocks;
+  const int64_t walks = int64_t{params.batch} * params.chunks * params.groups * call.blocks;
   params.tiles = grid_side(std::clamp<int64_t>(walks / kGroups, 1, call.blocks));
   params.blocks = ceil_div(call.blocks, params.tiles);
   params.for_derivative = true;
