@@ -181,6 +181,7 @@ register(
         samples=lambda: (
             _sample("heads", 2, 12, 4, 6, 20, groups=2, given=False),
             _sample("sequences", 1, 70, 2, 5, 16, ends=(3, 30, 37)),
+            _sample("128 states", 1, 5, 2, 3, 100),
             _sample("many states", 1, 5, 2, 3, 200),
             _sample("empty", 1, 0, 2, 3, 4),
         ),

@@ -194,6 +194,16 @@ def loss(device, dtype):
             )
 
 
+def state_updates(device, dtype):
+    """States of float32 beside inputs of 16 bits. The samples have states of the inputs' dtype."""
+    for states in (16, 64, 128):
+        state, A = (random(device, torch.float32, 2, 3, 5, states) for _ in range(2))
+        x, dt = (random(device, dtype, 2, 3, 5) for _ in range(2))
+        B, C = (random(device, dtype, 2, 1, states) for _ in range(2))
+        y = metalcore.selective_state_update(state, x, dt, -A[0].abs(), B, C, dt_softplus=True)
+        yield from ((f"selective_state_update, {states} states", tensor) for tensor in (y, state))
+
+
 def qr(device):
     """The smallest matrices whose plan takes a kernel that no plan before took."""
     taken = set()
@@ -343,6 +353,7 @@ SECTIONS = {
         attention,
         pages,
         optimizers,
+        state_updates,
     )
     for dtype in DTYPES
 } | {section.__name__: section for section in (qr, lstsq, cholesky, lu, triangular, svd, eigh, quant)}

@@ -1,4 +1,4 @@
-"""Selective state spaces of Mamba 1 and 2, and their step, against PyTorch's ops position by position, as transformers has."""
+"""Selective state spaces of Mamba 1 and 2 and their step, against loops over positions of PyTorch's ops."""
 
 import torch
 
