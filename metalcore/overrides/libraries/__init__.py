@@ -15,12 +15,12 @@ import torch
 from torch.nn.modules import module as registration
 
 from . import formulas, gated
-from .convolutions import Convolutions
 from .kinds import Modules
 from .loss import LanguageModels
 from .patches import subclasses
 from .rotary import RotaryFunctions
 from .sdpa import TransformersSdpa
+from .sequences import SequenceFunctions
 
 __all__ = ["NAMES", "switch"]
 
@@ -51,7 +51,7 @@ KINDS = (
         member="_apply_gate",
     ),
     RotaryFunctions(),
-    Convolutions(),
+    SequenceFunctions(),
     LanguageModels(),
     TransformersSdpa(),
 )

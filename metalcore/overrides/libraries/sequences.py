@@ -19,13 +19,13 @@ from .formulas import agree, on_the_cpu
 from .kinds import Kind
 from .patches import Patch, full_name, run_counted
 
-__all__ = ["Convolutions"]
+__all__ = ["SequenceFunctions"]
 
 _ARGUMENTS = ("weight", "bias", "activation")
 _NAMES = {"causal_conv1d_fn": "causal_conv1d", "causal_conv1d_update": "causal_conv1d_update"}
 
 
-class Convolutions(Kind):
+class SequenceFunctions(Kind):
     """Functions with the names and arguments of the package causal-conv1d, or of transformers' stand-ins for them."""
 
     def __init__(self):
