@@ -35,9 +35,10 @@ How each one works, and why:
 `scaled_dot_product_attention`
     Placed as that of `rms_norm`, on `mps` only: PyTorch's kernels for NVIDIA GPUs are faster. There it also takes the
     place of transformers' attention "sdpa", whose masks it need not write out.
-`swiglu`, `geglu`, `rope`, `causal_conv1d`, `causal_conv1d_update`, `fused_linear_cross_entropy`
+`swiglu`, `geglu`, `rope`, `causal_conv1d`, `causal_conv1d_update`, `chunk_gated_delta_rule`,
+`fused_recurrent_gated_delta_rule`, `fused_linear_cross_entropy`
     PyTorch has no such functions, and libraries write them out: in MLPs, in functions that rotate queries and keys or
-    convolve along time, and in language models' losses. These are found and replaced as the modules of `rms_norm` are.
+    go along a sequence, and in language models' losses. These are found and replaced as the modules of `rms_norm` are.
 `adamw`, `sgd`, `muon`
     `torch.optim.AdamW.step` is replaced, which each step looks up. It runs the step of `metalcore.optim.AdamW` if a
     parameter is on a supported device by then: a model may go there after its optimizer was made. The optimizer stays a

@@ -35,14 +35,32 @@ DECODERS = {
     "Granite": dict(logits_scaling=2.0, attention_multiplier=0.3),
     "GptOss": {**MOE, "sliding_window": 5},
 }
+LINEAR = dict(
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_key_head_dim=8,
+    linear_value_head_dim=6,
+    layer_types=["linear_attention", "full_attention"],
+    head_dim=8,
+)
+# Models that are not only attention.
+HYBRIDS = {
+    "Qwen3Next": {**MOE, **LINEAR, "shared_expert_intermediate_size": 24},
+    "Qwen3_5": LINEAR,
+    "Qwen3_5Moe": {**MOE, **LINEAR, "shared_expert_intermediate_size": 24},
+    "OlmoHybrid": LINEAR,
+    "Lfm2": dict(layer_types=["conv", "full_attention"]),
+    "Mamba": dict(state_size=4),
+}
+_OF_TEXTS = "Gemma3", "Qwen3_5", "Qwen3_5Moe"
 
 
 def decoder(name, device, **options):
     """A model for causal language modeling with random weights, the same for each call."""
     torch.manual_seed(0)
-    config_class = getattr(transformers, f"{name}TextConfig" if name == "Gemma3" else f"{name}Config")
+    config_class = getattr(transformers, f"{name}TextConfig" if name in _OF_TEXTS else f"{name}Config")
     implementation = options.pop("attn_implementation", None)
-    config = config_class(**{**SIZES, **DECODERS[name], **options})
+    config = config_class(**{**SIZES, **(DECODERS | HYBRIDS)[name], **options})
     model = getattr(transformers, f"{name}ForCausalLM")._from_config(config, attn_implementation=implementation)
     for parameter in model.parameters():  # sinks, norms and biases would be trivial
         if parameter.dim() == 1:

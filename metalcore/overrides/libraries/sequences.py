@@ -1,5 +1,5 @@
-"""Convolutions along time, such as causal_conv1d_fn and causal_conv1d_update in the files of transformers' models. A
-file's functions are tried when a class of modules from it is met."""
+"""Functions along the time of a sequence in the files of transformers' models, such as causal_conv1d_fn and
+torch_chunk_gated_delta_rule. A file's functions are tried when a class of modules from it is met."""
 
 from __future__ import annotations
 
@@ -7,12 +7,19 @@ import importlib.util
 import inspect
 import sys
 import types
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
 from ..._core.routing import accelerated, on_cuda
-from ...sequence import causal_conv1d, causal_conv1d_update
+from ...sequence import (
+    causal_conv1d,
+    causal_conv1d_update,
+    chunk_gated_delta_rule,
+    fused_recurrent_gated_delta_rule,
+)
+from ...sequence._delta_formulas import SIZES
 from ...sequence._taps import WIDTHS
 from .. import _report
 from .formulas import agree, on_the_cpu
@@ -21,54 +28,119 @@ from .patches import Patch, full_name, run_counted
 
 __all__ = ["SequenceFunctions"]
 
-_ARGUMENTS = ("weight", "bias", "activation")
-_NAMES = {"causal_conv1d_fn": "causal_conv1d", "causal_conv1d_update": "causal_conv1d_update"}
+
+class Replaced(NamedTuple):
+    """What stands for the functions of one name.
+
+    Attributes:
+        override: the name of our op.
+        package: transformers takes its functions on NVIDIA GPUs where it is installed.
+        arguments: what a function takes, in this order. Its first argument may have another name.
+        take: computes the function from a dict of arguments, or returns None.
+        examples: makes arguments to try a function with.
+        numbers: whose numbers a function must have.
+    """
+
+    override: str
+    package: str
+    arguments: tuple[str, ...]
+    take: Callable
+    examples: Callable
+    numbers: str
 
 
 class SequenceFunctions(Kind):
-    """Functions with the names and arguments of the package causal-conv1d, or of transformers' stand-ins for them."""
+    """Functions with the names and arguments of the packages causal-conv1d and flash-linear-attention, or of
+    transformers' stand-ins for them."""
 
     def __init__(self):
-        super().__init__(tuple(_NAMES.values()))
+        super().__init__(tuple(dict.fromkeys(row.override for row in _FUNCTIONS.values())))
 
     def meet_class(self, cls):
         file = sys.modules.get(cls.__module__)
         if file is None or file in self.seen or cls.__module__.partition(".")[0] in ("torch", "metalcore"):
             return
         self.seen.add(file)
-        for member, name in _NAMES.items():
+        for member, row in _FUNCTIONS.items():
             function = vars(file).get(member)
-            if name not in self.active or not isinstance(function, types.FunctionType):
+            if row.override not in self.active or not isinstance(function, types.FunctionType):
                 continue
-            state = ("conv_state",) if name == "causal_conv1d_update" else ()
-            names = [each for each in inspect.signature(function).parameters if each in (*state, *_ARGUMENTS)]
-            if names != [*state, *_ARGUMENTS] or not _convolves(inspect.unwrap(function), bool(state)):
-                reason = "since their numbers are not those of a convolution that ends at the position"
-                _report.never_replaced(name, full_name(function), reason)
+            if not _same(inspect.unwrap(function), row):
+                reason = f"since their numbers are not those of {row.numbers}"
+                _report.never_replaced(row.override, full_name(function), reason)
                 continue
             patch = self.patches[file, member] = Patch(file, member)
-            take = _step if state else _sequence
-            patch.install(_replacement(patch, take, _report.count_of(name, full_name(function))))
+            patch.install(_replacement(patch, row, _report.count_of(row.override, full_name(function))))
 
 
-def _replacement(patch, take, count):
-    packaged = importlib.util.find_spec("causal_conv1d") is not None  # its kernels are for NVIDIA GPUs
-    names = tuple(inspect.signature(patch.original).parameters)
+def _replacement(patch, row, count):
+    packaged = importlib.util.find_spec(row.package) is not None  # its kernels are for NVIDIA GPUs
+    names = _names(patch.original, row)
 
     def function(*args, **kwargs):
         if not patch.on:
             return patch.original(*args, **kwargs)
 
         def computed():
-            given = dict(zip(names, args)) | kwargs
-            x = given["x"] = given.pop(names[0])
-            if not accelerated(x) or packaged and on_cuda(x):
-                return None
-            return take(given)
+            given = _given(names, args, kwargs)
+            first = given[row.arguments[0]]
+            return row.take(given) if accelerated(first) and not (packaged and on_cuda(first)) else None
 
         return run_counted(count, computed, lambda: patch.original(*args, **kwargs))
 
     return function
+
+
+def _names(function, row):
+    """Returns the names of the function's arguments, of which the first has the table's."""
+    return (row.arguments[0], *list(inspect.signature(function).parameters)[1:])
+
+
+def _given(names, args, kwargs):
+    return dict(zip(names, args)) | kwargs
+
+
+def _same(function, row):
+    """Returns whether the function computes what ours does, on a few numbers."""
+    if [name for name in _names(function, row) if name in row.arguments] != [*row.arguments]:
+        return False
+    first, *_ = row.arguments
+
+    def theirs(given):
+        return function(given[first], **{name: value for name, value in given.items() if name != first})
+
+    def same(example):
+        try:
+            expected = _numbers_of(theirs, example)
+        except Exception:  # it takes other arguments, or does something else
+            return False
+        bound, scale = 512 * torch.finfo(torch.float32).eps, expected.abs().max()
+        return agree(lambda: _numbers_of(row.take, example), lambda: expected, bound, torch.float32, scale)
+
+    with on_the_cpu():
+        return all(same(example) for example in row.examples())
+
+
+def _numbers_of(compute, example):
+    """Returns the numbers of results, and of arguments, which a step may change."""
+    given = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in example.items()}
+    result: Any = compute(given)
+    results = result if isinstance(result, tuple) else (result,)
+    return torch.cat([x.flatten() for x in (*results, *given.values()) if isinstance(x, torch.Tensor)])
+
+
+def _random(*shapes):
+    generator = torch.Generator("cpu").manual_seed(1)
+    return [torch.randn(shape, generator=generator, dtype=torch.float32) for shape in shapes]
+
+
+# Convolutions
+
+
+def _convolutions(length, **states):
+    names = "x", *states, "weight", "bias"
+    for activation in (None, "silu"):
+        yield dict(zip(names, _random((2, 3, length), *states.values(), (3, 4), (3,)))) | {"activation": activation}
 
 
 def _convolution_fits(given):
@@ -76,18 +148,19 @@ def _convolution_fits(given):
     return weight.dim() == 2 and weight.shape[1] in WIDTHS and activation in (None, "silu", "swish")
 
 
-def _sequence(given):
+def _convolution(given):
     """Returns what causal_conv1d_fn does, or None."""
     numbers = given.get("seq_idx")
     if not _convolution_fits(given) or given.keys() & {"initial_states", "return_final_states", "final_states_out"}:
         return None
-    # Models pass cu_seqlens on as well, which the package's function has not, for other ops.
-    ends = given.get("cu_seqlens") if numbers is None and given["x"].shape[0] == 1 else None
+    # Models pass on what their attention is given as well, which the package's function does not take.
+    ends = [given[name] for name in ("cu_seqlens", "cu_seq_lens_q") if given.get(name) is not None]
+    ends = ends[0] if ends and numbers is None and given["x"].shape[0] == 1 else None
     options = {"seq_idx": numbers, "activation": given.get("activation"), "cu_seqlens": ends}
     return causal_conv1d(given["x"], given["weight"], given.get("bias"), **options)
 
 
-def _step(given):
+def _convolution_step(given):
     """Returns what causal_conv1d_update does, or None."""
     if not _convolution_fits(given):
         return None
@@ -95,22 +168,61 @@ def _step(given):
     return causal_conv1d_update(*(given.get(name) for name in names))
 
 
-def _convolves(function, is_step):
-    """Returns whether the function computes what ours does, on a few numbers."""
-    generator = torch.Generator("cpu").manual_seed(1)
-    shapes = (2, 3, 1 if is_step else 6), (2, 3, 4), (3, 4), (3,)
-    with on_the_cpu():
-        x, state, weight, bias = (torch.randn(s, generator=generator, dtype=torch.float32) for s in shapes)
-        ours: Any = causal_conv1d_update if is_step else causal_conv1d
-        for activation in (None, "silu"):
-            states = [[state.clone()] if is_step else [] for _ in "ab"]
-            options = {"activation": activation}
-            if not agree(
-                lambda: ours(x, *states[0], weight, bias, **options),
-                lambda: function(x, *states[1], weight, bias, **options),
-                64 * torch.finfo(torch.float32).eps,
-                torch.float32,
-                scale=x.abs().max() * weight.abs().sum(),
-            ) or any(not torch.equal(a, b) for a, b in zip(*states)):
-                return False
-    return True
+# Gated delta rules
+
+_DELTA = "query", "key", "value", "g", "beta"
+_DELTA_OPTIONS = "initial_state", "output_final_state", "use_qk_l2norm_in_kernel", "cu_seqlens"
+
+
+def _delta_rules():
+    query, key, value, g, beta, state = _random(
+        (2, 5, 2, 8), (2, 5, 2, 8), (2, 5, 4, 6), *[(2, 5, 4)] * 2, (2, 4, 8, 6)
+    )
+    given = dict(zip(_DELTA, (query, key / 4, value, -g.abs(), beta.sigmoid())))
+    yield given
+    yield given | {"initial_state": state, "output_final_state": True, "use_qk_l2norm_in_kernel": True}
+
+
+def _delta_rule(op):
+    def take(given):
+        """Returns what torch_chunk_gated_delta_rule does, or None."""
+        query, key, value, _, _ = tensors = [given[name] for name in _DELTA]
+        sizes = query.shape[-1] in SIZES and value.shape[-1] in SIZES
+        if not sizes or not query.dtype == key.dtype == value.dtype or given.get("scale") is not None:
+            return None
+        return op(*tensors, **{name: given[name] for name in _DELTA_OPTIONS if name in given})
+
+    return take
+
+
+_CONVOLUTIONS = "a convolution that ends at the position"
+_GATED_DELTA_RULE = "the gated delta rule"
+_FUNCTIONS = {
+    "causal_conv1d_fn": Replaced(
+        "causal_conv1d",
+        "causal_conv1d",
+        ("x", "weight", "bias", "activation"),
+        _convolution,
+        lambda: _convolutions(6),
+        _CONVOLUTIONS,
+    ),
+    "causal_conv1d_update": Replaced(
+        "causal_conv1d_update",
+        "causal_conv1d",
+        ("x", "conv_state", "weight", "bias", "activation"),
+        _convolution_step,
+        lambda: _convolutions(1, conv_state=(2, 3, 4)),
+        _CONVOLUTIONS,
+    ),
+    "torch_chunk_gated_delta_rule": Replaced(
+        "chunk_gated_delta_rule", "fla", _DELTA, _delta_rule(chunk_gated_delta_rule), _delta_rules, _GATED_DELTA_RULE
+    ),
+    "torch_recurrent_gated_delta_rule": Replaced(
+        "fused_recurrent_gated_delta_rule",
+        "fla",
+        _DELTA,
+        _delta_rule(fused_recurrent_gated_delta_rule),
+        _delta_rules,
+        _GATED_DELTA_RULE,
+    ),
+}
