@@ -3,6 +3,9 @@
 A step's row numbers, lengths and masks are tensors on the device, which the step itself changes. So a step needs
 nothing of the host, which may be a step ahead, and can replay one step's CUDA graph for all.
 
+Layers that are not attention, such as gated delta rules, have states of one size. transformers' own layers keep them,
+and write them in place.
+
 The attention is attn_implementation="metalcore_generation". While a prompt is read it is that of "metalcore". Then
 there is one query for each row, and what it sees is kept on the device from step to step, so that no mask is written
 and the host waits for none.
@@ -11,12 +14,13 @@ and the host waits for none.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import masking_utils
+from transformers import DynamicCache, cache_utils, masking_utils
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from .._core.environment import require_transformers
@@ -26,26 +30,53 @@ from ..overrides.libraries.masks import Band, Mask
 from ..paged import PagedKVCache, append_kv, batch_decode
 from ._prefix import Prefix
 
-__all__ = ["NAME", "KeysAndValues", "PagedKeysAndValues", "StaticKeysAndValues", "attending"]
+__all__ = ["NAME", "KeysAndValues", "PagedKeysAndValues", "StaticKeysAndValues", "attending", "known_layers"]
+
+_WITH_KEYS = "DynamicLayer", "DynamicSlidingWindowLayer"
+_WITH_BOTH = "LinearAttentionAndFullAttentionLayer", "LinearAttentionAndSlidingWindowAttentionLayer"
+_WITH_STATES = ("LinearAttentionLayer",)  # older versions of transformers have none of these
+
+
+def known_layers(model: Any, accepted: Any) -> list[Any] | None:
+    """Returns the layers of transformers' cache for a model whose forward has the arguments `accepted`, or None if ours
+    cannot be in the place of some."""
+    layers = DynamicCache(config=model.config).layers
+    names = {*_WITH_KEYS, *_WITH_BOTH, *_WITH_STATES}
+    if getattr(model.config.get_text_config(decoder=True), "kv_sharing_modes", None) is None:
+        names.add("DummyLayer")  # of layers that keep nothing, and not of those that read another one's keys
+    if not layers or any(type(layer).__name__ not in names for layer in layers):
+        return None
+    if not any(isinstance(layer, CacheLayerMixin) for layer in layers):
+        return layers
+    settable = getattr(type(model), "_can_set_attn_implementation", lambda: False)()
+    return layers if settable and "position_ids" in accepted else None
 
 
 class KeysAndValues(Cache):
     """transformers' Cache for rows of prompts padded on their left, and the tokens after them.
 
     Args:
-        layers: of the model.
+        layers: the model's, as transformers' own cache has them.
         seen: bool (rows, tokens of the prompts), False for padding.
         length: the most tokens that a row of the cache has.
 
     Attributes:
+        attention: the layers that have keys and values.
         reading: whether the prompts are being read, and not one token of each row.
         read_from: the column of the prompts where that begins: keys and values of those before it are there.
         place: int64 (1,): which column the next tokens are in.
         seen: bool (rows, length): which columns hold tokens that a query sees.
     """
 
-    def __init__(self, layers: int, seen: Tensor, length: int, layer: type[CacheLayerMixin]):
-        own_layers: list[Any] = [layer(self, index) for index in range(layers)]  # pyright: ignore[reportCallIssue]
+    def __init__(self, layers: list[Any], seen: Tensor, length: int, layer: type[CacheLayerMixin]):
+        self.attention: list[Any] = []
+        own_layers: list[Any] = []
+        for own in layers:
+            if isinstance(own, CacheLayerMixin):
+                cls: Any = _with_states(layer) if type(own).__name__ in _WITH_BOTH else layer
+                own = cls(self, len(self.attention), getattr(own, "number_of_states", 0))
+                self.attention.append(own)
+            own_layers.append(own)
         super().__init__(layers=own_layers)
         self.reading, self.length = True, length
         self.read_from = 0
@@ -70,7 +101,8 @@ class KeysAndValues(Cache):
 class _Layer(CacheLayerMixin):
     is_sliding = False
 
-    def __init__(self, cache: KeysAndValues, index: int):
+    def __init__(self, cache: KeysAndValues, index: int, states: int):
+        """index: of the layers that have keys and values."""
         super().__init__()
         self.cache, self.index = cache, index
 
@@ -109,6 +141,22 @@ class _StaticLayer(_Layer):
         return keys, values
 
 
+@functools.cache
+def _with_states(layer):
+    """Returns a class of layers that have states of one size beside the keys and values of `layer`."""
+    kept = cache_utils.LinearAttentionLayer
+
+    class Both(layer, kept):
+        def __init__(self, cache, index, states):
+            layer.__init__(self, cache, index, 0)
+            kept.__init__(self, states)
+
+        def lazy_initialization(self, *args, **kwargs):  # states come as keyword arguments
+            (layer if args else kept).lazy_initialization(self, *args, **kwargs)
+
+    return Both
+
+
 class StaticKeysAndValues(KeysAndValues):
     """One tensor (rows, heads, length, size) of each layer's keys, and one of its values.
 
@@ -116,7 +164,7 @@ class StaticKeysAndValues(KeysAndValues):
         prefix: the part of the prompts whose keys and values are known.
     """
 
-    def __init__(self, layers: int, seen: Tensor, length: int, prefix: Prefix | None = None):
+    def __init__(self, layers: list[Any], seen: Tensor, length: int, prefix: Prefix | None = None):
         super().__init__(layers, seen, length, _StaticLayer)
         self.prefix, self.read_from = prefix, 0 if prefix is None else prefix.columns
         self.columns = torch.arange(length, device=seen.device)
@@ -154,7 +202,15 @@ class PagedKeysAndValues(KeysAndValues):
         pool: where the pages are, or None for a pool made for these rows.
     """
 
-    def __init__(self, layers: int, seen: Tensor, length: int, lengths: list[int], new: int, pool: PagedKVCache | None):
+    def __init__(
+        self,
+        layers: list[Any],
+        seen: Tensor,
+        length: int,
+        lengths: list[int],
+        new: int,
+        pool: PagedKVCache | None,
+    ):
         super().__init__(layers, seen, length, _PagedLayer)
         self.prompts, self.new, self.pool = lengths, new, pool
         self.rows: list[int] = []
@@ -165,7 +221,7 @@ class PagedKeysAndValues(KeysAndValues):
 
     def _take_pages(self, key: Tensor) -> PagedKVCache:
         """Returns the pool, whose heads and sizes the first keys tell."""
-        layers, (heads, size), ends = len(self.layers), key.shape[1::2], [n + self.new for n in self.prompts]
+        layers, (heads, size), ends = len(self.attention), key.shape[1::2], [n + self.new for n in self.prompts]
         if self.pool is None:
             pages = sum(-(-end // PAGE_SIZE) for end in ends)
             self.pool = PagedKVCache(

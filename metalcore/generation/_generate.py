@@ -68,8 +68,9 @@ def generate(
         stop: what else ends a row: sequences of tokens, or strings, which need the tokenizer.
         pad_token_id: for rows that ended, by default the model's, or else the first that ends a row, or 0.
         cache: "static": tensors for the longest row. "paged": pages, of a pool made for this call, or a PagedKVCache.
-            "dynamic": transformers' own, which models with other states than keys and values take in any case.
-            A PrefixCache: tensors that the next call with the same beginning goes on from.
+            "dynamic": transformers' own, which models take in any case that share keys among layers. A PrefixCache:
+            tensors that the next call with the same beginning goes on from. States of layers that are not attention
+            have one size, beside tensors or pages; a PrefixCache has none.
         repetition_penalty: divides positive logits of tokens of the prompt and the text, and multiplies negative ones;
             1 is none. Padding has none.
         presence_penalty, frequency_penalty: subtracted from logits of new tokens that are there, and for each time that

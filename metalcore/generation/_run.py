@@ -73,35 +73,38 @@ class Run:
         self.capture = self.by_metalcore and tokens.is_cuda and new >= _CAPTURED and not adjustments.processors
 
     def _cache(self, kind, tokens, seen, new):
-        if "past_key_values" not in self.accepted:
-            raise ValueError(f"generate: {type(self.model).__name__} keeps no keys and values")
         from transformers import DynamicCache
-        from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-        own = DynamicCache(config=self.model.config)
-        ordinary = all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in own.layers)
-        settable = getattr(type(self.model), "_can_set_attn_implementation", lambda: False)()
-        if kind == "dynamic" or not (ordinary and own.layers and settable and "position_ids" in self.accepted):
-            if isinstance(kind, PrefixCache):
-                raise ValueError(
-                    f"generate: {type(self.model).__name__} takes no PrefixCache; cache='dynamic' is its own"
-                )
-            if kind not in ("dynamic", "static"):
-                raise ValueError(f"generate: {type(self.model).__name__} takes no pages; cache='dynamic' is its own")
-            self.by_metalcore = False
-            return own
-        from ._caches import PagedKeysAndValues, StaticKeysAndValues, register
+        from ._caches import PagedKeysAndValues, StaticKeysAndValues, known_layers, register
 
         register()
-        self.by_metalcore = True
+        name, layers = type(self.model).__name__, known_layers(self.model, self.accepted)
+        with_keys = "past_key_values" in self.accepted
+        self.cache_name = "past_key_values" if with_keys else "cache_params"
+        if not with_keys and (layers is None or self.cache_name not in self.accepted):
+            raise ValueError(f"generate: {name} keeps no keys, values or states in a Cache of transformers")
+        if kind == "dynamic":
+            layers = None
+        self.by_metalcore = layers is not None
+        if layers is None:
+            if self.kept is not None:
+                raise ValueError(f"generate: {name} takes no PrefixCache; cache='dynamic' is its own")
+            if kind not in ("dynamic", "static"):
+                raise ValueError(f"generate: {name} takes no pages; cache='dynamic' is its own")
+            return DynamicCache(config=self.model.config)
+        if self.kept is not None and any(hasattr(layer, "update_conv_state") for layer in layers):
+            raise ValueError(f"generate: {name} takes no PrefixCache: its states are those of whole texts")
         if kind == "static" or self.kept is not None:
             prefix = None if self.kept is None else self.kept.match(self.model, tokens, self.lengths)
-            return StaticKeysAndValues(len(own.layers), seen, self.length, prefix)
+            return StaticKeysAndValues(layers, seen, self.length, prefix)
         if kind != "paged" and not isinstance(kind, PagedKVCache):
             kinds = "'static', 'paged', 'dynamic', a PagedKVCache or a PrefixCache"
             raise ValueError(f"generate: cache must be {kinds}, not {kind!r}")
         pool = kind if isinstance(kind, PagedKVCache) else None
-        return PagedKeysAndValues(len(own.layers), seen, self.length, self.lengths, new, pool)
+        cache = PagedKeysAndValues(layers, seen, self.length, self.lengths, new, pool)
+        if not cache.attention:
+            raise ValueError(f"generate: {name} has states alone, and nothing for pages; cache='static' holds them")
+        return cache
 
     @torch.no_grad()
     def read(self) -> None:
@@ -132,7 +135,9 @@ class Run:
         self.positions.add_(1)
         if self.by_metalcore:
             self.cache.advance()
-        mask = None if self.by_metalcore or not self.padded else self.seen[:, : self.held + 1]
+        # Models of states alone multiply a mask and the tokens, of which a step has one.
+        unmasked = self.by_metalcore or not self.padded or self.cache_name == "cache_params"
+        mask = None if unmasked else self.seen[:, : self.held + 1]
         logits = self._forward(self.token, mask, self.positions)
         self.place.add_(1)
         self._draw(logits, self.held + 1)
@@ -149,7 +154,7 @@ class Run:
             self.graph = graph
 
     def _forward(self, tokens, mask, positions):
-        options: dict[str, Any] = {"attention_mask": mask, "past_key_values": self.cache, "use_cache": True}
+        options: dict[str, Any] = {"attention_mask": mask, self.cache_name: self.cache, "use_cache": True}
         if "position_ids" in self.accepted:
             options["position_ids"] = positions
         if "logits_to_keep" in self.accepted:
@@ -176,7 +181,7 @@ class Run:
     def close(self) -> None:
         """Gives back what others lent, and keeps for the next call what it asked for."""
         if self.kept is not None and not self.cache.reading:
-            layers = [(layer.keys, layer.values) for layer in self.cache.layers]
+            layers = [(layer.keys, layer.values) for layer in self.cache.attention]
             lengths = [length + self.held - self.prompt for length in self.lengths]
             self.kept.keep(self.model, layers, self.tokens[:, : self.held], lengths)
         release = getattr(self.cache, "release", None)

@@ -1,13 +1,16 @@
 """generate draws the tokens that transformers' own generate draws, with each kind of cache, and stops where it must."""
 
+import contextlib
+
 import pytest
 import torch
-from small_models import MODELS, VOCABULARY, prompts, small_model
-from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, MambaConfig, MambaForCausalLM
+from small_models import HYBRIDS, MODELS, VOCABULARY, prompts, small_model
+from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, RwkvConfig, RwkvForCausalLM
 
 import metalcore
 from metalcore.generation import stream
 from metalcore.generation._caches import NAME, attending
+from metalcore.integrations import transformers as integration
 from metalcore.paged import PagedKVCache
 
 NEW = 16
@@ -34,6 +37,24 @@ def test_greedy_tokens_are_those_of_transformers(family, device):
     assert len(set(expected[0])) > 4
     for cache in ("static", "paged", "dynamic"):
         assert metalcore.generate(model, tokens, mask, max_new_tokens=NEW, cache=cache).tolist() == expected, cache
+
+
+@pytest.mark.parametrize("patched", [False, True], ids=["plain", "patched"])
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_models_that_are_not_only_attention(family, patched, device):
+    model, tokens = small_model(family, device), prompts(device)
+    mask = torch.ones_like(tokens)
+    mask[0, :4] = 0
+    expected = by_transformers(model, tokens, mask)
+    assert len(set(expected[0])) > 4
+    with contextlib.ExitStack() as stack:
+        if patched:
+            stack.enter_context(integration.patch())
+        for cache in ("static", "dynamic") + ("paged",) * (family != "mamba"):
+            assert metalcore.generate(model, tokens, mask, max_new_tokens=NEW, cache=cache).tolist() == expected, cache
+    if family == "qwen3_next":  # pages are for the layers that have keys
+        pool = PagedKVCache(16, 4, heads=2, head_size=16, layers=1, device=device)
+        assert metalcore.generate(model, tokens, mask, max_new_tokens=NEW, cache=pool).tolist() == expected
 
 
 @pytest.mark.parametrize("cache", ["static", "paged"])
@@ -244,6 +265,9 @@ def test_what_it_refuses(llama, device):
     for wrong in (3, [3], None, [[1.5]]):
         with pytest.raises(ValueError, match="stop must be strings or sequences of tokens, not"):
             metalcore.generate(llama, tokens, stop=wrong)
-    mamba = MambaForCausalLM(MambaConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, state_size=4))
-    with pytest.raises(ValueError, match="keeps no keys and values"):
-        metalcore.generate(mamba, tokens.cpu())
+    mamba = small_model("mamba")
+    with pytest.raises(ValueError, match="has states alone, and nothing for pages"):
+        metalcore.generate(mamba, tokens.cpu(), cache="paged")
+    rwkv = RwkvForCausalLM(RwkvConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2))
+    with pytest.raises(ValueError, match="RwkvForCausalLM keeps no keys, values or states in a Cache"):
+        metalcore.generate(rwkv, tokens.cpu())
