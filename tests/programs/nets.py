@@ -272,16 +272,18 @@ class Decoding(nn.Module):
 
     def __init__(self, model, length):
         super().__init__()
-        config = model.config
-        heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
-        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.model, self.cache = model, transformers.StaticCache(config=config, max_cache_len=length)
-        self.cache.early_initialization(1, heads, size, model.dtype, model.device)
+        self.model, self.cache = model, transformers.StaticCache(config=model.config, max_cache_len=length)
+        with torch.no_grad():  # every layer makes its tensors
+            model(torch.zeros(1, 1, dtype=torch.int64, device=model.device), past_key_values=self.cache)
+        self.cache.reset()
         for index, layer in enumerate(self.cache.layers):
-            for name in ("keys", "values", "cumulative_length"):
-                self.register_buffer(f"{name}_{index}", getattr(layer, name), persistent=False)
+            for name, value in vars(layer).items():
+                for number, tensor in (value if isinstance(value, dict) else {0: value}).items():
+                    if isinstance(tensor, torch.Tensor):
+                        self.register_buffer(f"{name}_{index}_{number}", tensor, persistent=False)
 
     def forward(self, tokens, place):
         for layer in self.cache.layers:
-            layer.cumulative_length.copy_(place)
+            if hasattr(layer, "cumulative_length"):
+                layer.cumulative_length.copy_(place)
         return self.model(tokens, past_key_values=self.cache).logits

@@ -7,6 +7,7 @@ from checks import agree, alike, of_ours, operators
 from nets import Decoder, Decoding, Encoder, MobileNet, ResNet, UNet, perturb
 
 import metalcore
+from metalcore.integrations import transformers as integration
 
 IMAGE = (2, 3, 16, 16)
 
@@ -111,6 +112,34 @@ def test_language_models(device, name, options):
             logits = decode(token, place.new_tensor(ids.shape[1] - 1))
         # Each token is the most probable one after those before it.
         assert torch.equal(ids[:, -WRITTEN:], model(ids[:, :-1], use_cache=False).logits.argmax(-1)[:, -WRITTEN:])
+    assert ids.unique().numel() > 3
+
+
+def test_a_hybrid_model(device):
+    """The step of a model with states, as a program and as one replay of it, writes what the module would."""
+    options = dict(
+        layer_types=["linear_attention", "full_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=6,
+        pad_token_id=0,
+        eos_token_id=1,
+    )
+    model, ids = language_model("OlmoHybrid", device, **options), tokens(device)
+    with integration.patch(), torch.no_grad():
+        step, place = Decoding(model, 32), torch.zeros((), dtype=torch.int64, device=device)
+        step(ids, place)  # a step reads states if there are some
+        decode = metalcore.compile(step, (ids[:, :1], place))
+        assert {"metalcore.gated_delta_rule", "metalcore.causal_conv1d_update"} <= {*operators(decode)}
+        replay = decode.capture(ids[:, :1], place, segments=True)
+        step.cache.reset()  # what the capture wrote
+        alike(model(ids, use_cache=False).logits, logits := step(ids, place))
+        for index in range(16):
+            token = logits[:, -1:].argmax(-1)
+            ids = torch.cat([ids, token], 1)
+            logits = (replay if index % 2 else decode)(token, place.new_tensor(ids.shape[1] - 1))
+        assert torch.equal(ids[:, -16:], model(ids[:, :-1], use_cache=False).logits.argmax(-1)[:, -16:])
     assert ids.unique().numel() > 3
 
 
