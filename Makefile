@@ -16,14 +16,14 @@ RUN = CXX="$$(tools/compiler.sh)" $(PY)
 # Hundreds of processes of the tests would compile the package's modules again, and each pytest the tests' own.
 unexport PYTHONDONTWRITEBYTECODE
 
-EXAMPLES := linalg custom_kernel llama generate resnet50 qwen_decode
+EXAMPLES := linalg custom_kernel llama generate hybrid resnet50 qwen_decode
 
 # The tests that subnormal numbers matter to most.
 FLUSHED = $(addprefix tests/linalg/,test_extreme_scale.py test_rank.py) tests/activation/test_activation.py \
 	$(addprefix tests/quant/,test_dequantize.py test_linear.py)
 
 help:
-	@echo "make demo    short examples: batched linear algebra, a kernel with a seeded bug, a Llama that trains, one that writes, programs"
+	@echo "make demo    short examples: batched linear algebra, a kernel with a seeded bug, a Llama that trains, one that writes, a hybrid that does both, programs"
 	@echo "make test    style, the whole test-suite, then some of it in checking mode and where subnormals are zero"
 	@echo "make lint    style alone, in seconds; tools/lint.sh --fix mends what the tools can mend"
 	@echo "make docs    the documentation with the API reference, as HTML in build/docs"
