@@ -158,19 +158,42 @@ def _common(metadata):
     return fields
 
 
-def _heads(metadata, heads, layers):
+def _heads(metadata, heads, layers, first=0, groups=None):
+    """Returns the fields of heads, which layer `first` has weights of; `groups` are those of keys."""
     file, hidden = metadata.file, metadata.count("embedding_length")
     head_dim = metadata.count("attention.key_length", max(1, hidden // heads))
     # Frequencies of rotary embeddings are made for a head of this length, before any tensor is looked at.
-    query = file.tensors.get("blk.0.attn_q.weight") or file.tensors.get("blk.0.attn_qkv.weight")
+    query = file.tensors.get(f"blk.{first}.attn_q.weight") or file.tensors.get(f"blk.{first}.attn_qkv.weight")
     if query is None or heads * head_dim > query.shape[0]:
-        raise GGUFError(f"{file.path}: blk.0 has no weights of {heads} heads of {head_dim} for queries")
+        raise GGUFError(f"{file.path}: blk.{first} has no weights of {heads} heads of {head_dim} for queries")
     if metadata.count("attention.value_length", head_dim) != head_dim:
         raise GGUFError(f"{file.path}: heads whose keys and values have different lengths cannot be loaded")
     return {
-        "num_key_value_heads": metadata.count("attention.head_count_kv", heads),
+        "num_key_value_heads": groups or metadata.count("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "rope_parameters": rope_parameters(metadata, head_dim),
+    }
+
+
+def _lfm2_heads(metadata, heads, layers):
+    """Layers without heads of keys are convolutions."""
+    groups = metadata.get("attention.head_count_kv", (int, array.array), heads)
+    groups = [groups] * layers if isinstance(groups, int) else list(groups)
+    kinds = set(groups) - {0}
+    if len(groups) != layers or len(kinds) != 1 or min(groups) < 0:
+        raise GGUFError(f"{metadata.file.path}: attention.head_count_kv is not one number, or 0, of each layer")
+    [count] = kinds
+    return {
+        **_heads(metadata, heads, layers, groups.index(count), count),
+        "layer_types": ["full_attention" if one else "conv" for one in groups],
+    }
+
+
+def _lfm2(metadata, fields):
+    return {
+        "norm_eps": fields["rms_norm_eps"],
+        "conv_L_cache": metadata.count("shortconv.l_cache"),
+        "block_auto_adjust_ff_dim": False,  # feed_forward_length is adjusted
     }
 
 
@@ -297,6 +320,7 @@ _MORE: dict[str, Callable[[Metadata, dict[str, Any]], dict[str, Any]]] = {
     "qwen3_moe": _qwen3_moe,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
+    "lfm2": _lfm2,
     "phi3": _phi3,
     "gpt_oss": _gpt_oss,
     "deepseek_v2": _deepseek.config,
@@ -304,4 +328,4 @@ _MORE: dict[str, Callable[[Metadata, dict[str, Any]], dict[str, Any]]] = {
     "gemma4_text": _gemma4.config,
 }
 # The fields of heads and rotary embeddings, where they are not as in other layouts.
-_ATTENTION = {"deepseek2": _deepseek.attention, "gemma4": _gemma4.attention}
+_ATTENTION = {"deepseek2": _deepseek.attention, "gemma4": _gemma4.attention, "lfm2": _lfm2_heads}

@@ -64,6 +64,7 @@ class Layout(NamedTuple):
 _OUTSIDE = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
+    "model.embedding_norm": "token_embd_norm",
     "lm_head": "output",
     "model.embed_tokens_per_layer": "per_layer_token_embd",
     "model.per_layer_model_projection": "per_layer_model_proj",
@@ -130,6 +131,22 @@ _DEEPSEEK = {
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
 }
+_LFM2 = {
+    "operator_norm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.conv": "shortconv.conv",
+    "conv.out_proj": "shortconv.out_proj",
+    "ffn_norm": "ffn_norm",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w2": "ffn_down",
+    "feed_forward.w3": "ffn_up",
+}
 
 # Mistral's and Mixtral's files have the architecture llama; their name tells the one, and their experts the other.
 MODEL_TYPES: dict[str, Layout] = {
@@ -145,6 +162,7 @@ MODEL_TYPES: dict[str, Layout] = {
         Layout("gemma2", "gemma2", _GEMMA, norm_offset=1.0),
         Layout("gemma3", "gemma3_text", {**_GEMMA, **_HEAD_NORMS}, norm_offset=1.0),
         Layout("gemma4", "gemma4_text", _GEMMA4, buffers=("layer_scalar",)),
+        Layout("lfm2", "lfm2", _LFM2),
         Layout("phi3", "phi3", _PHI3),
         Layout("gpt-oss", "gpt_oss", _GPT_OSS, experts="mlp.experts"),
         Layout("deepseek2", "deepseek_v2", _DEEPSEEK, experts="mlp.experts"),

@@ -64,7 +64,7 @@ def load(
 
     Args:
         path: of a GGUF file with a layout of llama (Mistral and Mixtral too), qwen2, qwen2moe, qwen3, qwen3moe, gemma2,
-            gemma3, gemma4, phi3, gpt-oss or deepseek2, or of any part of one that was split.
+            gemma3, gemma4, lfm2, phi3, gpt-oss or deepseek2, or of any part of one that was split.
         device: where the model is to be, by default PyTorch's default device.
         dtype: of activations, norms and biases, and of weights that are not packed; by default float32 on the CPU and
             bfloat16 elsewhere.
@@ -189,7 +189,7 @@ class _Filling:
 
     def _info(self, name, shape):
         info = self.file.tensors[name]
-        if tuple(info.shape) != tuple(shape) and (1, *info.shape) != tuple(shape):
+        if [n for n in info.shape if n != 1] != [n for n in shape if n != 1]:  # files have no dimensions of 1
             raise GGUFError(
                 f"{self.file.path}: tensor {name!r} has shape {info.shape}, and the metadata say {tuple(shape)}"
             )

@@ -227,7 +227,7 @@ def _parameter(parameter, module, leaf, layout, config):
     kept = linear and not name.endswith("gate_inp_shexp.weight")
     if value.dtype not in _NAMES:
         raise ValueError(f"{parameter} is of {value.dtype}, and GGUF files have {', '.join(_NAMES.values())}")
-    shape = tuple(value.shape) if kept or value.dim() == 1 or value.shape[0] > 1 else tuple(value.shape[1:])
+    shape = tuple(value.shape) if kept or value.dim() == 1 else tuple(n for n in value.shape if n != 1)
 
     def numbers():
         rows = value if heads is None else to_interleaved(value, heads)

@@ -27,7 +27,7 @@ def keys_of(config: Any, layout: Layout) -> tuple[dict[str, Any], dict[str, list
         "block_count": config.num_hidden_layers,
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": heads,
-        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        "attention.layer_norm_rms_epsilon": float(config.norm_eps if kind == "lfm2" else config.rms_norm_eps),
         "vocab_size": config.vocab_size,
     }
     head_dim = 0 if fourth else getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -56,7 +56,7 @@ def keys_of(config: Any, layout: Layout) -> tuple[dict[str, Any], dict[str, list
 
 
 def _activation(config):
-    return getattr(config, "hidden_activation", None) or config.hidden_act
+    return getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", "silu")  # LFM2 has no other
 
 
 def _require(kind, name, value, expected):
@@ -128,6 +128,18 @@ def _phi3(config, keys, head_dim):
         keys["rope.scaling.attn_factor"] = float(ROPE_INIT_FUNCTIONS["longrope"](config)[1])
 
 
+def _lfm2(config, keys, head_dim):
+    _require("lfm2", "conv_bias", config.conv_bias, False)
+    kinds = config.layer_types
+    keys["attention.head_count_kv"] = [config.num_key_value_heads if kind != "conv" else 0 for kind in kinds]
+    keys["shortconv.l_cache"] = config.conv_L_cache
+    if config.block_auto_adjust_ff_dim:  # as Lfm2MLP does
+        width, multiple = int(2 * config.intermediate_size / 3), config.block_multiple_of
+        if config.block_ffn_dim_multiplier is not None:
+            width = -(-int(config.block_ffn_dim_multiplier * width) // multiple) * multiple
+        keys["feed_forward_length"] = width
+
+
 def _moe(config, keys, head_dim):
     _no_window(config, keys, head_dim)
     kind = config.model_type
@@ -159,6 +171,7 @@ def _gpt_oss(config, keys, head_dim):
 _MORE = {
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
+    "lfm2": _lfm2,
     "mixtral": _mixtral,
     "phi3": _phi3,
     "qwen2_moe": _moe,

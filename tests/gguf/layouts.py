@@ -91,6 +91,11 @@ CASES = {
         ),
         ("Q4_0", "Q8_0"),
     ),
+    "lfm2": Case(
+        "Lfm2",
+        "lfm2",
+        dict(num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"], tie_word_embeddings=True),
+    ),
     "phi3": Case("Phi3", "phi3", dict(rope_parameters={**LONG, **FACTORS}, original_max_position_embeddings=256)),
     "gpt-oss": Case(
         "GptOss",
@@ -212,8 +217,12 @@ def _keys(writer, config, architecture):
     if architecture == "gemma4":
         _gemma4_keys(writer, config)
         return
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count_kv(1 if architecture == "deepseek2" else config.num_key_value_heads)
+    writer.add_feed_forward_length(config.intermediate_size)  # that of lfm2 is adjusted to the same
+    if architecture == "lfm2":
+        writer.add_head_count_kv([0, config.num_key_value_heads, 0])
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+    else:
+        writer.add_head_count_kv(1 if architecture == "deepseek2" else config.num_key_value_heads)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if architecture == "deepseek2":
         _deepseek_keys(writer, config)
@@ -382,6 +391,8 @@ class _Tensors:
         if self.case.architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
             parameter.copy_((parameter + 1) - 1)  # what can be told from a sum with 1
             self._add(to, parameter + 1)
+        elif name.endswith("conv.conv.weight"):
+            self._add(to, parameter.squeeze(1))
         elif parameter.dim() == 1 or "mlp.gate.weight" in name or "shared_expert_gate" in name or "router" in name:
             self._add(to, parameter[0] if "shared_expert_gate" in name else parameter, rows)
         else:

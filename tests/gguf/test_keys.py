@@ -126,13 +126,19 @@ GEMMA4 = {  # the same
     "attention.sliding_window": (0, "attention.sliding_window': 0 is no number from 1"),
     "attention.causal": (False, "attention.causal is false, and windows"),
 }
+LFM2 = {
+    "attention.head_count_kv": ([0, 2, 4], "head_count_kv is not one number, or 0, of each layer"),
+    "shortconv.l_cache": (4, "tensor 'blk.0.shortconv.conv.weight' has shape"),
+    "rope.dimension_count": (32, "key 'lfm2.rope.dimension_count': 32 cannot be loaded"),
+}
+SETTINGS = (("deepseek2-lite", "deepseek2", DEEPSEEK), ("gemma4", "gemma4", GEMMA4), ("lfm2", "lfm2", LFM2))
 
 
 @pytest.mark.parametrize(
     "name, key, value, message",
     [
         (name, f"{architecture}.{key}", value, message)
-        for name, architecture, table in (("deepseek2-lite", "deepseek2", DEEPSEEK), ("gemma4", "gemma4", GEMMA4))
+        for name, architecture, table in SETTINGS
         for key, (value, message) in table.items()
     ],
 )
