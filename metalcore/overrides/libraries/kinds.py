@@ -135,6 +135,7 @@ def _can_be_made(cls):
         return True
     return all(
         parameter.name in (*_LENGTHS, "activation", "approximate")
+        or parameter.kind is parameter.VAR_KEYWORD  # which gets nothing
         or isinstance(parameter.default, (int, float, torch.dtype, torch.device, type(None)))
         for parameter in list(inspect.signature(cls.__init__).parameters.values())[1:]
     )
