@@ -46,7 +46,18 @@ from .gemm import *  # noqa: F403
 from .linalg import *  # noqa: F403
 from .loss import *  # noqa: F403
 from .normalization import *  # noqa: F403
-from .quant import dequantize, quantized_embedding, quantized_linear, quantized_linear_experts
+from .quant import (
+    dequantize,
+    dequantize_4bit,
+    dequantize_8bit,
+    linear_4bit,
+    quantize,
+    quantize_4bit,
+    quantize_8bit,
+    quantized_embedding,
+    quantized_linear,
+    quantized_linear_experts,
+)
 from .rotary import *  # noqa: F403
 from .sampling import *  # noqa: F403
 from .sequence import *  # noqa: F403
@@ -82,6 +93,8 @@ __all__ = [
     "compile_shader",
     "compile_train_step",
     "dequantize",
+    "dequantize_4bit",
+    "dequantize_8bit",
     "disable_pytorch_overrides",
     "distributed",
     "enable_pytorch_overrides",
@@ -92,6 +105,7 @@ __all__ = [
     "golden",
     "integrations",
     "linalg",
+    "linear_4bit",
     "load",
     "mac_kernels",
     "msl",
@@ -101,6 +115,9 @@ __all__ = [
     "paged",
     "programs",
     "quant",
+    "quantize",
+    "quantize_4bit",
+    "quantize_8bit",
     "quantize_model",
     "quantized_embedding",
     "quantized_linear",

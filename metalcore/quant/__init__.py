@@ -1,5 +1,13 @@
-"""Weights that stay packed in GGML's types, as GGUF files have them."""
+"""Weights that stay packed: in GGML's types, as GGUF files have them, and in bitsandbytes' of 4 and 8 bits."""
 
+from ._four_bits import (
+    FourBits,
+    dequantize_4bit,
+    dequantize_8bit,
+    linear_4bit,
+    quantize_4bit,
+    quantize_8bit,
+)
 from ._linear import quantized_linear, quantized_linear_experts
 from ._model import quantize_model
 from ._pack import quantize
@@ -8,10 +16,16 @@ from ._rows import dequantize, quantized_embedding
 from ._types import Type, type_of
 
 __all__ = [
+    "FourBits",
     "Report",
     "Type",
     "dequantize",
+    "dequantize_4bit",
+    "dequantize_8bit",
+    "linear_4bit",
     "quantize",
+    "quantize_4bit",
+    "quantize_8bit",
     "quantize_model",
     "quantized_embedding",
     "quantized_linear",

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .. import _C
 from .._core.operators import cpu_kernel, fake_kernel, ops
+from .._core.registry import Op, Sample, register
 from .._core.routing import DEVICES, FLOAT_DTYPES, require_tensors
 from ._types import BY_NUMBER, KERNELS, Type, type_of
 
@@ -42,7 +43,7 @@ def quantize(tensor: Tensor, type: Any) -> Tensor:
         RuntimeError: tensor is on the CPU, and this build runs kernels nowhere.
 
     Example:
-        >>> metalcore.quant.quantize(torch.ones(2, 32, device="mps"), "Q8_0").shape  # 34 bytes for a block of 32
+        >>> metalcore.quantize(torch.ones(2, 32, device="mps"), "Q8_0").shape  # 34 bytes for a block of 32
         torch.Size([2, 34])
     """
     type = type_of(type)
@@ -101,3 +102,22 @@ if not hasattr(_C, "simulator_info"):  # which runs the kernels for CPU tensors,
             raise RuntimeError("quantize: this machine runs no kernels that pack numbers")
         device = next(iter(DEVICES))
         return ops.quantize(numbers.to(device), type).cpu()
+
+
+def _scales_of_q8(packed):
+    """Returns the blocks' scales: whether a number is rounded up or down may depend on the last bit of a scale."""
+    return [packed.unflatten(-1, (-1, 34))[..., :2].contiguous().view(torch.float16)]
+
+
+register(
+    Op(
+        "quantize",
+        quantize,
+        reference=lambda tensor, type: (tensor.unflatten(-1, (-1, 32)).abs().amax(-1, keepdim=True) / 127).half(),
+        results=lambda returned: _scales_of_q8(returned) if returned.dtype is torch.uint8 else [returned],
+        operators=("quantize",),
+        samples=lambda: (Sample("Q8_0", ((3, 320),), {"type": "Q8_0"}),),
+        backward=False,
+        waits=True,
+    )
+)

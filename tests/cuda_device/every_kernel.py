@@ -26,6 +26,7 @@ import metalcore  # noqa: E402
 from metalcore._core.accuracy import evaluate  # noqa: E402
 from metalcore._core.registry import OPS  # noqa: E402
 from metalcore.loss._cross_entropy_operators import cross_entropy_ahead  # noqa: E402
+from metalcore.quant._four_bits import four_bits_sample  # noqa: E402
 from metalcore.quant._pack import MADE  # noqa: E402
 from metalcore.quant._types import KERNELS, packed_sample  # noqa: E402
 from metalcore.recording import on_meta, record  # noqa: E402
@@ -307,6 +308,12 @@ def quant(device):
             x = random(device, torch.float32, rows, 512)
             with tuned(family):
                 yield f"quantized_linear {type}", metalcore.quantized_linear(x, packed, type)
+    for type, nested in itertools.product(("nf4", "fp4"), (False, True)):
+        packed, state = four_bits_sample(type, 6, 512, device, nested=nested)
+        for family, rows in (("baseline", 1), ("baseline", 3), ("apple7", 3)):
+            with tuned(family):
+                x = random(device, torch.float32, rows, 512)
+                yield f"linear_4bit {type}", metalcore.linear_4bit(x, packed, state)
     for type in sorted(MADE):
         yield f"quantize {type}", metalcore.quant.quantize(random(device, torch.float32, 2, 512), type)
 

@@ -13,6 +13,7 @@ ops = torch.ops.metalcore
 # Operators without a derivative, besides those in place. PyTorch warns where backward comes through their results.
 WITHOUT_DERIVATIVE = {
     "causal_conv1d_update",  # inference
+    "dequantize_blockwise",
     "embedding_bag_samples",  # results are integers
     "grad_norm",  # called under no_grad
     "info_any",
@@ -22,6 +23,7 @@ WITHOUT_DERIVATIVE = {
     "qr_pivoted",  # called by lstsq, which has the derivative
     "quant_rows",
     "quantize",  # results are integers
+    "quantize_blockwise",
     "renorm_rows",
     "sample",
     "selective_state_update",  # inference

@@ -1,6 +1,7 @@
 // quant_matmul(x, packed, type, transposed): x Wᵀ for packed weights W, or x W, which is the gradient by x.
 // quant_matmul_experts: the same where each row of the result has a matrix of its own.
 #include "formats.h"
+#include "mul_mv.h"
 
 #include "../../../kernels/quant/quant.h"
 #include "../../gpu/cost.h"
@@ -42,17 +43,16 @@ const gpu::Table<QuantTuning> quant_tuning(
      {.family = "hopper", .mv_threadgroups = 512, .mv_group_rows = 32, .torch = true},
      {.family = "simulator", .mv_threadgroups = 512}});
 
-struct MvPlan {
-  uint32_t x_rows;  // of a threadgroup: 1, 2 or 4, as in the kernels' names
-  uint32_t simdgroups, group_rows;
-};
-
 struct MvKernel {
   int64_t x_rows, simdgroups, step;
 };
 constexpr MvKernel kMvKernels[] = {{1, QUANT_MV1_SIMDGROUPS, QUANT_MV1_STEP},
                                    {2, QUANT_MV2_SIMDGROUPS, QUANT_MV2_STEP},
                                    {4, QUANT_MV4_SIMDGROUPS, QUANT_MV4_STEP}};
+
+}  // namespace
+
+int64_t most_mv_rows(const Tensor& on) { return quant_tuning(on).mv_rows; }
 
 MvPlan plan_mv(int64_t rows, int64_t length, int64_t x_rows, bool experts, const Tensor& on) {
   const QuantTuning& tuning = quant_tuning(on);
@@ -68,6 +68,8 @@ MvPlan plan_mv(int64_t rows, int64_t length, int64_t x_rows, bool experts, const
   return {static_cast<uint32_t>(wide), static_cast<uint32_t>(ceil_div(chunks, each)),
           static_cast<uint32_t>(group_rows)};
 }
+
+namespace {
 
 // `result` has `x_rows` rows. `chosen` are the experts of its rows, or nullptr.
 void mul_mv(const char* op, const Tensor& x, const PackedRows& weights, const QuantFormat& format, const Tensor* chosen,

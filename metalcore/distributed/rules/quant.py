@@ -5,6 +5,12 @@ from __future__ import annotations
 from ._rule import Partial, Shard, others, rule
 
 
+@rule("quantize")
+def quantize(call):
+    for dim in others(call.numbers, -1):
+        yield Shard(dim), {"numbers": Shard(dim)}
+
+
 @rule("quant_rows")
 def quant_rows(call):
     if call.rows is None:
@@ -33,3 +39,15 @@ def quant_matmul_experts(call):
         yield Shard(0), {"x": Shard(0), "experts": Shard(0)}
     if not call.transposed:
         yield Shard(call.experts.ndim), {"packed": Shard(1)}
+
+
+@rule("blockwise_matmul")
+def blockwise_matmul(call):
+    for dim in others(call.x, -1):  # blocks of the weights are of consecutive numbers, and stay whole
+        yield Shard(dim), {"x": Shard(dim)}
+    yield Partial(), {"x": Partial()}
+
+
+@rule("quantize_blockwise", "dequantize_blockwise")
+def blocks(call):
+    return iter(())  # shards of numbers are no shards of blocks
