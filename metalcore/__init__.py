@@ -167,3 +167,5 @@ def __dir__():
 
 # DTensor has to know how operators run on shards.
 after_import("torch.distributed.tensor", lambda: importlib.import_module(f"{__name__}.distributed"))
+# Its operators on `mps` run our kernels.
+after_import("bitsandbytes", lambda: importlib.import_module(f"{__name__}.integrations.bitsandbytes").register())

@@ -69,11 +69,16 @@ class _Finder(importlib.abc.MetaPathFinder):
         if fullname != self._module:
             return None
         sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            sys.meta_path.insert(0, self)  # who asks for the spec may not import the module
         if spec is not None and spec.loader is not None:
             execute, function = spec.loader.exec_module, self._function
 
             def exec_module(module):
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
                 execute(module)
                 function()
 

@@ -1,0 +1,158 @@
+"""bitsandbytes on metalcore's kernels: BitsAndBytesConfig(load_in_4bit=True), peft's QLoRA and bnb.nn on `mps`.
+
+Where metalcore and bitsandbytes are both imported, whichever comes first, bitsandbytes' operators `bitsandbytes::…` run
+metalcore's kernels on `mps`, in the place of those that it makes of PyTorch's ops. `register("cuda")` does the same on
+NVIDIA GPUs, where bitsandbytes has kernels by itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .._core.operators import ops
+from ..quant._blockwise import BLOCK_SIZES, pack_blocks, unpack_blocks
+from ..quant._four_bits import as_bytes
+
+__all__ = ["register"]
+
+# By name, as after "bitsandbytes::".
+_KERNELS: dict[str, Callable[..., Any]] = {}
+_KEYS = {"mps": "MPS", "cuda": "CUDA"}
+_registered: set[str] = set()
+
+
+def register(device: str = "mps") -> None:
+    """Runs bitsandbytes' operators on a kind of device with metalcore's kernels, from now on. It does nothing where it
+    was called before.
+
+    Args:
+        device: "mps" or "cuda".
+
+    Raises:
+        ValueError: device is another.
+        ModuleNotFoundError: bitsandbytes is not installed.
+
+    Example:
+        >>> metalcore.integrations.bitsandbytes.register("cpu")
+        Traceback (most recent call last):
+        ValueError: bitsandbytes.register: device must be "mps" or "cuda", not 'cpu'
+    """
+    if device not in _KEYS:
+        raise ValueError(f'bitsandbytes.register: device must be "mps" or "cuda", not {device!r}')
+    if device in _registered:
+        return
+    import bitsandbytes._ops  # noqa: F401  # defines the operators
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "(?s).*[Oo]verriding a previously registered kernel")
+        for name, kernel in _KERNELS.items():
+            if hasattr(getattr(torch.ops.bitsandbytes, name.split(".")[0], None), name.partition(".")[2] or "default"):
+                _library().impl(name, kernel, _KEYS[device], allow_override=True)
+    _registered.add(device)
+
+
+@functools.cache
+def _library():
+    return torch.library.Library("bitsandbytes", "FRAGMENT")
+
+
+def _kernel(name):
+    def add(function):
+        _KERNELS[name] = function
+        return function
+
+    return add
+
+
+def _kernel_with_out(name):
+    """Registers the function, and one that copies its result to `out`."""
+
+    def add(function):
+        def to_out(*inputs, out):
+            out.copy_(function(*inputs))
+
+        _KERNELS[name], _KERNELS[f"{name}.out"] = function, to_out
+        return function
+
+    return add
+
+
+@_kernel("quantize_4bit")
+def _quantize_4bit(A, blocksize, quant_type, quant_storage):
+    packed, absmax = ops.quantize_blockwise(A, quant_type, blocksize, None)
+    return packed.view(quant_storage)[:, None], absmax
+
+
+@_kernel_with_out("dequantize_4bit")
+def _dequantize_4bit(A, absmax, blocksize, quant_type, shape, dtype):
+    return ops.dequantize_blockwise(
+        as_bytes(A), absmax.float(), None, None, None, quant_type, blocksize, None, list(shape), dtype
+    )
+
+
+@_kernel_with_out("gemv_4bit")
+def _gemv_4bit(A, B, shapeB, absmax, code, blocksize):
+    return _gemm_4bit(A, B, shapeB, absmax, blocksize, "fp4" if code[1] > 0 else "nf4")
+
+
+@_kernel("gemm_4bit")
+def _gemm_4bit(
+    A,
+    B,
+    shapeB,
+    absmax,
+    blocksize,
+    quant_type,
+    bias=None,
+    absmax_8bit=None,
+    absmax_code=None,
+    absmax_offset=None,
+):
+    result = ops.blockwise_matmul(
+        A, as_bytes(B), absmax, absmax_8bit, absmax_code, absmax_offset, quant_type, blocksize, *shapeB, False
+    )
+    return result if bias is None else result + bias
+
+
+@_kernel("quantize_blockwise")
+def _quantize_blockwise(A, code, blocksize):
+    pack = ops.quantize_blockwise if blocksize in BLOCK_SIZES else pack_blocks  # which takes any size
+    packed, absmax = pack(A, "code", blocksize, code.float())
+    return packed.view(A.shape), absmax
+
+
+@_kernel_with_out("dequantize_blockwise")
+def _dequantize_blockwise(A, absmax, code, blocksize, dtype):
+    if blocksize not in BLOCK_SIZES:
+        return unpack_blocks(A, absmax.float(), "code", blocksize, code.float(), A.shape).to(dtype)
+    return ops.dequantize_blockwise(
+        A, absmax.float(), None, None, None, "code", blocksize, code.float(), list(A.shape), dtype
+    )
+
+
+_EXACT = 1024  # terms of products of int8 whose sum float32 holds exactly, in any order: 1024 * 128 * 128 is 2^24
+
+
+@_kernel_with_out("int8_linear_matmul")
+def _int8_linear_matmul(A, B):
+    total = torch.zeros(*A.shape[:-1], B.shape[0], dtype=torch.int32, device=A.device)
+    for begin in range(0, A.shape[-1], _EXACT):
+        part = slice(begin, begin + _EXACT)
+        total += (A[..., part].float() @ B[:, part].float().T).to(torch.int32)
+    return total
+
+
+@_kernel("int8_double_quant")
+def _int8_double_quant(A, threshold=0.0):
+    by_rows, row_stats, outlier_columns = torch.ops.bitsandbytes.int8_vectorwise_quant(A, threshold)
+    columns = A.reshape(-1, A.shape[-1])
+    if threshold > 0:
+        columns = columns.masked_fill(columns.abs() >= threshold, 0)
+    column_stats = columns.abs().amax(0).float()
+    by_columns = torch.round(columns * (127 / column_stats)).nan_to_num(0).to(torch.int8)
+    return by_rows, by_columns.view(A.shape), row_stats, column_stats, outlier_columns

@@ -1,0 +1,207 @@
+"""bitsandbytes' operators, modules and transformers' loading with them run metalcore's kernels, and its numbers are
+metalcore's."""
+
+import importlib.util
+import itertools
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import metalcore
+from metalcore.quant._blockwise import TABLES, dynamic_code, pack_blocks, unpack_blocks
+
+bnb = pytest.importorskip("bitsandbytes")
+functional = importlib.import_module("bitsandbytes.functional")
+# What bitsandbytes does on the CPU and on mps where no library has kernels; some functions come compiled by inductor.
+default = importlib.import_module("bitsandbytes.backends.default.ops")
+on_mps = importlib.import_module("bitsandbytes.backends.mps.ops")
+if "mps" in metalcore._core.routing.DEVICES:
+    metalcore.integrations.bitsandbytes._registered.clear()  # that import may have registered kernels again
+    metalcore.integrations.bitsandbytes.register()
+
+pytestmark = pytest.mark.only_on("simulator", "mps")
+ops = torch.ops.bitsandbytes
+CPU = torch.device("cpu")
+BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+
+
+@pytest.mark.parametrize("type", ["nf4", "fp4"])
+def test_4_bits(device, type):
+    """The bytes and scales are those of bitsandbytes on the CPU, and so are the numbers that they stand for."""
+    assert torch.equal(functional.get_4bit_type(type, device=CPU), torch.tensor(TABLES[type]))
+    for block_size, dtype in itertools.product(BLOCK_SIZES, (torch.float32, torch.float16, torch.bfloat16)):
+        x = torch.randn(67, 76).to(dtype)
+        x[0, :64], x[1, 3] = 0.0, torch.nan
+        packed, absmax = ops.quantize_4bit(x, block_size, type, torch.uint8)
+        ours = ops.quantize_4bit(x.to(device), block_size, type, torch.uint8)
+        assert torch.equal(ours[0].cpu(), packed) and torch.equal(ours[1].cpu().nan_to_num(-1), absmax.nan_to_num(-1))
+        absmax = absmax.nan_to_num(0.5)
+        code = functional.get_4bit_type(type, device=CPU)
+        compute = default._dequantize_4bit_compute.__wrapped__
+        numbers = compute(packed.view(-1), absmax, code, block_size, x.shape, dtype)
+        found = ops.dequantize_4bit(ours[0], absmax.to(device), block_size, type, x.shape, dtype)
+        assert torch.equal(found.cpu(), numbers)
+    stored = ops.quantize_4bit(x.to(device), 64, type, torch.bfloat16)[0]
+    assert stored.dtype is torch.bfloat16 and torch.equal(stored.view(-1).view(torch.uint8), ops.quantize_4bit(
+        x.to(device), 64, type, torch.uint8)[0].view(-1))  # fmt: skip
+
+
+def test_8_bits(device):
+    for signed in (True, False):
+        code = functional.create_dynamic_map(signed)
+        assert torch.equal(dynamic_code(CPU, signed), code)
+        for block_size in (*BLOCK_SIZES, 300):
+            x = torch.randn(5, 1003) if signed else torch.rand(5, 1003)
+            packed, absmax = on_mps._quantize_blockwise_compute.__wrapped__(x.view(-1), code, block_size)
+            ours = ops.quantize_blockwise(x.to(device), code.to(device), block_size)
+            assert torch.equal(ours[0].cpu(), packed.view(x.shape)) and torch.equal(ours[1].cpu(), absmax)
+            found = ops.dequantize_blockwise(*ours, code.to(device), block_size, torch.bfloat16)
+            expected = ops.dequantize_blockwise(packed.view(x.shape), absmax, code, block_size, torch.bfloat16)
+            assert torch.equal(found.cpu(), expected)
+
+
+def test_states_of_double_quantization(device):
+    x = torch.randn(96, 128)
+    packed, state = functional.quantize_4bit(x.to(device), compress_statistics=True, quant_type="nf4")
+    ours, mine = metalcore.quantize_4bit(x.to(device), "nf4", compress=True)
+    assert torch.equal(packed, ours) and torch.equal(state.absmax, mine.scales)
+    assert torch.equal(state.state2.absmax, mine.absmax) and torch.equal(state.offset, mine.offset)
+    assert torch.equal(functional.dequantize_4bit(packed, state), metalcore.dequantize_4bit(ours, mine))
+
+
+def test_products_of_int8(device):
+    """Sums are exact integers, however long."""
+    a, b = (torch.randint(-128, 128, (rows, 2500), dtype=torch.int8) for rows in (3, 5))
+    a[0], b[0] = 127, 127
+    expected = (a.double() @ b.double().T).to(torch.int32)
+    assert torch.equal(ops.int8_linear_matmul(a.to(device), b.to(device)).cpu(), expected)
+    x = torch.randn(6, 40).half()
+    x[2, 7], x[3] = 20.0, 0.0
+    for ours, theirs in zip(
+        ops.int8_double_quant(x.to(device), 6.0)[:1] + ops.int8_double_quant(x.t().contiguous().to(device), 6.0)[1:2],
+        (ops.int8_vectorwise_quant(x.clone(), 6.0)[0], x.masked_fill(x.abs() >= 6, 0).t()),
+    ):
+        if theirs.dtype is torch.int8:
+            assert torch.equal(ours.cpu(), theirs)
+        else:  # columns of the transposed are rows
+            again = ours.cpu().float().t() * theirs.t().abs().amax(1, keepdim=True).float() / 127
+            assert (again - theirs.t().float()).abs().max() <= theirs.abs().max() / 253
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_linear_layer(device, compress):
+    """Linear4bit, forward and backward, equals products with the numbers of its weights."""
+    weight = torch.randn(40, 128)
+    layer = bnb.nn.Linear4bit(128, 40, compute_dtype=torch.float32, compress_statistics=compress, quant_type="nf4")
+    layer.weight.data.copy_(weight)
+    layer = layer.to(device)
+    numbers = functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state).cpu().double()
+    for rows in (1, 3, 30):
+        x = torch.randn(2, rows, 128, device=device, requires_grad=True)
+        y = layer(x)
+        y.sum().backward()
+        wide = x.detach().cpu().double()
+        expected = wide @ numbers.T + layer.bias.cpu().double()
+        bound = (wide.abs() @ numbers.abs().T) * 128 * 2**-23 + 1e-6
+        assert ((y.cpu() - expected).abs() <= bound).all()
+        assert torch.allclose(x.grad.cpu().double(), numbers.sum(0).expand(2, rows, 128), rtol=1e-4, atol=1e-4)
+    again = bnb.nn.Linear4bit(128, 40, compute_dtype=torch.float32)
+    state = layer.state_dict()
+    again.weight = bnb.nn.Params4bit.from_prequantized(
+        state.pop("weight"), {k[len("weight."):]: v for k, v in state.items() if k.startswith("weight.")}, device=device
+    )  # fmt: skip
+    again.bias = layer.bias
+    assert torch.equal(again(x), layer(x))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4
+    )
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("model")
+    transformers.LlamaForCausalLM(config).save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}, {"load_in_8bit": True}],
+    ids=["4 bits", "8 bits"],
+)
+def test_transformers_and_peft(device, folder, options, tmp_path):
+    """A model is loaded as scripts for NVIDIA GPUs load it, trained with LoRA, saved and loaded."""
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    def load(path, **more):
+        return AutoModelForCausalLM.from_pretrained(path, device_map={"": device}, dtype=torch.float16, **more)
+
+    ids = torch.randint(0, 64, (2, 9), device=device)
+    plain = load(folder)(ids).logits
+    model = load(folder, quantization_config=BitsAndBytesConfig(bnb_4bit_compute_dtype=torch.float16, **options))
+    packed = model(ids).logits
+    assert 0 < (packed - plain).abs().max() < 0.2 * plain.abs().max()
+    model.save_pretrained(tmp_path)
+    assert torch.equal(load(tmp_path)(ids).logits, packed)
+
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(
+        peft.prepare_model_for_kbit_training(model), peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+    )
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.05)
+    losses = []
+    for _ in range(6):
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.2
+
+
+PROGRAM = """
+import importlib.util, torch
+{imports}
+assert metalcore.integrations.bitsandbytes._registered == {{"mps"}}
+packed, absmax = torch.ops.bitsandbytes.quantize_4bit(torch.ones(64, device="mps"), 64, "nf4", torch.uint8)
+assert packed.tolist() == 32 * [[255]]
+registered = torch._C._dispatch_dump("bitsandbytes::quantize_4bit").split("MPS: ")[1].split(" :: ")[0]
+assert "metalcore/integrations" in registered, registered
+"""
+
+
+@pytest.mark.only_on("simulator")
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import bitsandbytes\nimport metalcore.simulator",
+        "import metalcore.simulator\nassert importlib.util.find_spec('bitsandbytes')\nimport bitsandbytes",
+    ],
+    ids=["bitsandbytes first", "metalcore first"],
+)
+def test_whichever_is_imported_first(imports):
+    """Libraries look for bitsandbytes before they import it."""
+    program = PROGRAM.format(imports=imports)
+    found = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning:torch", "-c", program], capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stderr
+
+
+def test_other_devices_are_refused():
+    with pytest.raises(ValueError, match='device must be "mps" or "cuda", not \'cpu\''):
+        metalcore.integrations.bitsandbytes.register("cpu")
+
+
+def test_formulas():
+    """metalcore's formulas for CPU tensors are bitsandbytes'."""
+    x = torch.randn(1001)
+    packed, absmax = pack_blocks(x, "fp4", 64)
+    theirs = ops.quantize_4bit(x, 64, "fp4", torch.uint8)
+    assert torch.equal(packed, theirs[0].view(-1)) and torch.equal(absmax, theirs[1])
+    found = unpack_blocks(packed, absmax, "fp4", 64, None, x.shape)
+    assert torch.equal(found, ops.dequantize_4bit(*theirs, 64, "fp4", x.shape, torch.float32))
