@@ -1,4 +1,4 @@
-"""bitsandbytes on metalcore's kernels: BitsAndBytesConfig(load_in_4bit=True), peft's QLoRA and bnb.nn on `mps`.
+"""bitsandbytes on metalcore's kernels: BitsAndBytesConfig, peft's QLoRA, bnb.nn and bnb.optim on `mps`.
 
 Where metalcore and bitsandbytes are both imported, whichever comes first, bitsandbytes' operators `bitsandbytes::…` run
 metalcore's kernels on `mps`, in the place of those that it makes of PyTorch's ops. `register("cuda")` does the same on
@@ -156,3 +156,127 @@ def _int8_double_quant(A, threshold=0.0):
     column_stats = columns.abs().amax(0).float()
     by_columns = torch.round(columns * (127 / column_stats)).nan_to_num(0).to(torch.int8)
     return by_rows, by_columns.view(A.shape), row_stats, column_stats, outlier_columns
+
+
+# Its optimizers update one parameter a call. Those that have no kernel here are updated by its functions for the CPU,
+# which are made of PyTorch's ops.
+_ALGORITHMS = ("adam", "lion", "momentum")
+
+
+@_kernel("optimizer_update_8bit_blockwise")
+def _update_8bit(
+    optimizer_name,
+    g,
+    p,
+    state1,
+    state2,
+    beta1,
+    beta2,
+    beta3,
+    alpha,
+    eps,
+    step,
+    lr,
+    qmap1,
+    qmap2,
+    absmax1,
+    absmax2,
+    weight_decay,
+    gnorm_scale,
+    skip_zeros=False,
+):
+    if optimizer_name not in _ALGORITHMS:
+        from bitsandbytes.backends.cpu.ops import _optimizer_update_8bit_blockwise_cpu as update
+
+        return update(
+            optimizer_name,
+            g,
+            p,
+            state1,
+            state2,
+            beta1,
+            beta2,
+            beta3,
+            alpha,
+            eps,
+            step,
+            lr,
+            qmap1,
+            qmap2,
+            absmax1,
+            absmax2,
+            weight_decay,
+            gnorm_scale,
+            skip_zeros,
+        )
+    adam = optimizer_name == "adam"
+    ops.update_8bit_(
+        [p.data],
+        [g],
+        [state1],
+        [state2] if adam else [],
+        [absmax1],
+        [absmax2] if adam else [],
+        qmap1,
+        qmap2 if adam else None,
+        optimizer_name,
+        lr=lr,
+        beta1=beta1,
+        beta2=beta2,
+        eps=eps,
+        weight_decay=weight_decay,
+        grad_scale=gnorm_scale,
+        step=step,
+    )
+
+
+@_kernel("optimizer_update_32bit")
+def _update_32bit(
+    optimizer_name,
+    g,
+    p,
+    state1,
+    state2,
+    unorm_vec,
+    max_unorm,
+    param_norm,
+    beta1,
+    beta2,
+    beta3,
+    alpha,
+    eps,
+    weight_decay,
+    step,
+    lr,
+    gnorm_scale,
+    skip_zeros=False,
+):
+    options = {"lr": lr, "beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "maximize": False}
+    if optimizer_name == "adam" and max_unorm <= 0 and gnorm_scale == 1:
+        steps = [torch.tensor(float(step - 1), device="cpu")]
+        ops.adamw_([p.data], [g], [state1], [state2], [], steps, eps=eps, **options)
+    elif optimizer_name == "lion" and max_unorm <= 0 and gnorm_scale == 1:
+        ops.lion_([p.data], [g], [state1], **options)
+    else:
+        from bitsandbytes.backends.cpu.ops import _optimizer_update_32bit_cpu as update
+
+        update(
+            optimizer_name,
+            g,
+            p,
+            state1,
+            state2,
+            unorm_vec,
+            max_unorm,
+            param_norm,
+            beta1,
+            beta2,
+            beta3,
+            alpha,
+            eps,
+            weight_decay,
+            step,
+            lr,
+            gnorm_scale,
+            skip_zeros,
+        )

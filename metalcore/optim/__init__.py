@@ -5,8 +5,20 @@
 from .adamw import AdamW
 from .sgd import SGD
 from .lion import Lion
+from .eight_bits import AdamW8bit, Lion8bit, SGD8bit
 from .muon import Muon
 from .soap import SOAP
 from .clip import clip_grad_norm_, clip_grad_value_
 
-__all__ = ["SGD", "SOAP", "AdamW", "Lion", "Muon", "clip_grad_norm_", "clip_grad_value_"]
+__all__ = [
+    "SGD",
+    "SOAP",
+    "AdamW",
+    "AdamW8bit",
+    "Lion",
+    "Lion8bit",
+    "Muon",
+    "SGD8bit",
+    "clip_grad_norm_",
+    "clip_grad_value_",
+]

@@ -205,3 +205,46 @@ def test_formulas():
     assert torch.equal(packed, theirs[0].view(-1)) and torch.equal(absmax, theirs[1])
     found = unpack_blocks(packed, absmax, "fp4", 64, None, x.shape)
     assert torch.equal(found, ops.dequantize_4bit(*theirs, 64, "fp4", x.shape, torch.float32))
+
+
+@pytest.mark.parametrize("name", ["AdamW8bit", "Lion8bit", "SGD8bit"])
+def test_optimizers(device, name):
+    """bitsandbytes' optimizer on the device steps as metalcore's does, and each goes on with the other's state."""
+    options = {"momentum": 0.9} if name == "SGD8bit" else {}
+    pairs = []
+    for library in (bnb.optim, metalcore.optim):
+        torch.manual_seed(0)
+        params = [torch.nn.Parameter(torch.randn(shape).to(device)) for shape in ((70, 60), (9,))]
+        pairs.append((params, getattr(library, name)(params, lr=0.01, **options)))
+
+    def step():
+        grads = [torch.randn(p.shape) for p in pairs[0][0]]
+        for params, optimizer in pairs:
+            for p, grad in zip(params, grads):
+                p.grad = grad.to(device)
+            optimizer.step()
+        for p, q in zip(pairs[0][0], pairs[1][0]):
+            assert torch.allclose(p, q, rtol=1e-6, atol=1e-7)
+
+    for _ in range(3):
+        step()
+    saved = [optimizer.state_dict() for _, optimizer in pairs]
+    assert saved[0]["state"][0].keys() == saved[1]["state"][0].keys()
+    assert saved[0]["state"][0]["step"] == 3
+    wrapped = [each["state"][0]["__bnb_optimizer_quant_state__"] for each in saved]
+    assert wrapped[0].keys() == wrapped[1].keys()
+    assert all(torch.equal(wrapped[0][key], wrapped[1][key]) for key in wrapped[0])
+    groups = [each["param_groups"] for each in saved]
+    for (_, optimizer), state, own in zip(pairs, reversed(saved), groups):
+        optimizer.load_state_dict({"state": state["state"], "param_groups": own})
+    step()
+
+
+def test_optimizers_without_kernels(device):
+    """Others are updated by bitsandbytes' functions of PyTorch's ops."""
+    for name in ("RMSprop8bit", "AdEMAMix8bit", "LAMB8bit", "RMSprop", "Lion32bit"):
+        p = torch.nn.Parameter(torch.ones(70, 60, device=device))
+        optimizer = getattr(bnb.optim, name)([p], lr=0.01)
+        p.grad = torch.ones_like(p)
+        optimizer.step()
+        assert p.isfinite().all() and p.max() < 1

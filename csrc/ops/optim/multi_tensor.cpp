@@ -256,7 +256,8 @@ void check_scalar(const char* op, const char* argument, const MaybeTensor& tenso
 
 }  // namespace
 
-OptimPlan::OptimPlan(const ParameterArrays& arrays, size_t first, size_t count, uint64_t most_chunks) {
+OptimPlan::OptimPlan(const ParameterArrays& arrays, size_t first, size_t count, uint64_t most_chunks,
+                     size_t more_arrays) {
   const OptimTuning& tuning = optim_tuning(arrays.first());
   const auto threads = static_cast<uint32_t>(tuning.threads);
   const auto least = static_cast<uint64_t>(threads / 32 * tuning.strips * OPTIM_STRIP);
@@ -267,7 +268,7 @@ OptimPlan::OptimPlan(const ParameterArrays& arrays, size_t first, size_t count, 
   tensors.reserve(count);
   for (size_t slot = first; slot < first + count; ++slot) {
     const uint64_t numel = arrays.slots()[slot].numel, chunks = ceil_div<uint64_t>(numel, chunk);
-    if (dispatches.empty() || dispatches.back().count == at_most(arrays.arrays()) ||
+    if (dispatches.empty() || dispatches.back().count == at_most(std::max(arrays.arrays(), more_arrays)) ||
         dispatches.back().threadgroups + chunks > UINT32_MAX / threads)
       dispatches.push_back({slot, 0, 0, threads, {0, static_cast<uint32_t>(slot), chunk}, arrays.views(slot), nullptr});
     OptimDispatch& dispatch = dispatches.back();

@@ -159,8 +159,10 @@ struct OptimPlan {
   std::vector<OptimTensor> tensors;
   std::vector<OptimDispatch> dispatches;
 
-  // Chunks are as large as a tuning row says, or larger where there would be more than `most_chunks`.
-  OptimPlan(const ParameterArrays& arrays, size_t first, size_t count, uint64_t most_chunks = UINT64_MAX);
+  // Chunks are as large as a tuning row says, or larger where there would be more than `most_chunks`. `more_arrays` are
+  // those of a second table of pointers, of which a dispatch can take as many as both tables hold.
+  OptimPlan(const ParameterArrays& arrays, size_t first, size_t count, uint64_t most_chunks = UINT64_MAX,
+            size_t more_arrays = 0);
   uint32_t threadgroups() const;  // of all dispatches
 };
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from ..optim import of_shards
-from ._rule import Partial, Replicate, Shard, rule
+from ._rule import Partial, Replicate, Shard, refused, rule
 
 
 @rule("adamw_", "sgd_", "lion_", lists=True)
@@ -52,3 +52,6 @@ def grad_norm(call, specs):
             for placements in grads:
                 placements[place] = Replicate()
     return output, {"grads": grads}
+
+
+refused("update_8bit_", because="blocks of its states are of consecutive elements of whole parameters")
