@@ -73,6 +73,7 @@ _LAZY = {
     "disable_pytorch_overrides": "overrides",
     "enable_pytorch_overrides": "overrides",
     "explain": "_explain",
+    "flex_attention": "programs.flex",
     "generate": "generation",
     "load": "programs",
     "quantize_model": "quant",
@@ -99,6 +100,7 @@ __all__ = [
     "distributed",
     "enable_pytorch_overrides",
     "explain",
+    "flex_attention",
     "generate",
     "generation",
     "gguf",
@@ -147,6 +149,7 @@ if TYPE_CHECKING:  # what __getattr__ imports
     from .msl.runtime.library import compile_shader
     from .overrides import active_overrides, disable_pytorch_overrides, enable_pytorch_overrides, report
     from .programs import compile, load
+    from .programs.flex import flex_attention
     from .quant import quantize_model
     from .replay import capture, compile_train_step
 

@@ -25,7 +25,7 @@ from .options import Options
 from .patterns import choose
 from .program import Program, finish
 from .rewriting import Rewritten
-from .tracing import NotTraceable, fake_inputs, numbers_alone, to_aten
+from .tracing import NotTraceable, fake_inputs, higher_order, numbers_alone, to_aten
 
 __all__ = ["Compiled", "backend", "observe"]
 
@@ -168,6 +168,10 @@ def _fuse(module, inputs, options, compiled):
 
 
 def _program(module, inputs, *, compiled, options):
+    if any("flex_attention" in name for name in higher_order(module)):
+        from .flex import use_kernels  # it imports what other graphs do not need
+
+        use_kernels(module)
     program = finish(module, options, compiled.fused, compiled.notes)
     compiled.programs.append(program)
     return make_boxed_func(program.run)

@@ -1,0 +1,120 @@
+// Attention with functions that a caller has written (FlexAttention: Dong et al., "Flex Attention", 2024): one changes
+// a score, and one says which keys a query sees. metalcore/flex makes MSL of them, and kernels of these templates.
+//
+// `Mods` has them as methods of a score, its gradient, and the numbers of a batch item, a head, a query and a key:
+//   float score(float score, int b, int h, int q, int k) const;
+//   float derivative(float score, float gradient, int b, int h, int q, int k) const;  // that of the unchanged score
+//   bool mask(int b, int h, int q, int k) const;
+#pragma once
+
+#include "fragments.h"
+#include "logarithm.h"
+
+// Tables of blocks are dense: the one of an item and a head has `rows` counts, and `columns` numbers of blocks for
+// each.
+struct FlexTables {
+  int64_t batches, heads;  // that have a table; others have the one of their number modulo these
+  int64_t rows, partial_columns, full_columns;
+  int64_t q_block, k_block;  // queries and keys of a block
+};
+
+// Every number has 64 bits; metalcore/flex/launches.py writes them in this order.
+struct FlexParams {
+  AttentionStrides q, k, v, out, d_out, dq, dk, dv;
+  FlexTables tables;
+  int64_t heads, group;  // of queries; of queries that share a head of keys and values
+  int64_t q_length, k_length, head_size, value_size;
+  int64_t pieces;   // threadgroups for a block
+  int64_t first;    // threadgroup of the dispatch: a long dispatch is made in pieces
+  int64_t vectors;  // rows can be loaded 16 bytes at a time
+  int64_t has_full, has_lse_gradient;
+  int64_t scale;  // the bits of a float
+
+  float scale_number() const constant { return as_type<float>(uint(scale)); }
+};
+
+// Where a threadgroup works: a part of the rows of a block.
+struct FlexPlace {
+  uint batch, head, block, begin, end;
+};
+// Threadgroups of long walks come first: for a causal mask these are those of the last queries, or of the first keys.
+METAL_FUNC FlexPlace flex_place(constant FlexParams& p, uint group, uint heads, uint block_rows, uint length, uint rows,
+                                bool from_last) {
+  const uint pieces = uint(p.pieces), all = pieces * uint(p.tables.rows), index = uint(p.first) + group;
+  const uint number = from_last ? all - 1 - index % all : index % all, head = index / all % heads;
+  const uint block = number / pieces, begin = block * block_rows + number % pieces * rows;
+  return {index / all / heads, head, block, begin, metal::min((block + 1) * block_rows, length)};
+}
+
+// A walk over the tiles of the blocks that a row of the tables names: first blocks with a mask, then those without.
+struct FlexWalk {
+  device const int* partial;
+  device const int* full;
+  uint partial_count, count, blocks, block_size, length, tile;
+  uint number, at, end;
+
+  METAL_FUNC bool more() const { return number < count; }
+  METAL_FUNC bool masked() const { return number < partial_count; }
+  METAL_FUNC void seek() {
+    for (; number < count; ++number) {
+      const uint block = uint(number < partial_count ? partial[number] : full[number - partial_count]);
+      if (block >= blocks) continue;  // such a number must not lead outside of the tensors
+      at = block * block_size;
+      end = metal::min(at + block_size, length);
+      return;
+    }
+  }
+  METAL_FUNC void next() {
+    at += tile;
+    if (at < end) return;
+    ++number;
+    seek();
+  }
+};
+METAL_FUNC FlexWalk flex_walk(constant FlexParams& p, device const int* counts, device const int* indices,
+                              device const int* full_counts, device const int* full_indices, uint batch, uint head,
+                              uint block, uint block_size, uint length, uint tile) {
+  const int64_t table = int64_t(batch) % p.tables.batches * p.tables.heads + int64_t(head) % p.tables.heads;
+  const int64_t row = table * p.tables.rows + block;
+  const uint partial = metal::min(uint(counts[row]), uint(p.tables.partial_columns));
+  const uint full = p.has_full != 0 ? metal::min(uint(full_counts[row]), uint(p.tables.full_columns)) : 0;
+  FlexWalk walk = {indices + row * p.tables.partial_columns,
+                   p.has_full != 0 ? full_indices + row * p.tables.full_columns : indices,
+                   partial,
+                   partial + full,
+                   (length + block_size - 1) / block_size,
+                   block_size,
+                   length,
+                   tile,
+                   0,
+                   0,
+                   0};
+  walk.seek();
+  return walk;
+}
+
+// The place of a query's number among those of all.
+METAL_FUNC int64_t flex_number(constant FlexParams& p, uint batch, uint head, uint query) {
+  return (int64_t(batch) * p.heads + head) * p.q_length + query;
+}
+
+// A weight of softmax, and the score before the caller's function.
+struct FlexWeight {
+  float value, score;
+};
+template <typename Mods>
+METAL_FUNC FlexWeight flex_weight(thread const Mods& mods, float product, float scale, float lse, bool seen,
+                                  bool masked, uint batch, uint head, uint query, uint key) {
+  const float score = product * scale;
+  seen = seen && lse != -INFINITY && (!masked || mods.mask(int(batch), int(head), int(query), int(key)));
+  if (!seen) return {0.0f, score};
+  const float changed = mods.score(score, int(batch), int(head), int(query), int(key)) * kLog2E;
+  return {metal::fast::exp2(metal::min(changed - lse, 0.0f)), score};
+}
+// The gradient of the score before the caller's function, from that of the changed one.
+template <typename Mods>
+METAL_FUNC float flex_derivative(thread const Mods& mods, FlexWeight weight, float gradient, uint batch, uint head,
+                                 uint query, uint key) {
+  if (weight.value == 0.0f) return 0.0f;  // what is hidden has no slope, also where the function has an infinite one
+  return mods.derivative(weight.score, weight.value * gradient, int(batch), int(head), int(query), int(key));
+}

@@ -1,0 +1,108 @@
+// The gradient of queries, and for each query what softmax's derivative subtracts: see dq.metal.
+#pragma once
+
+#include "flex.h"
+#include "products.h"
+
+template <typename T, uint kSize, uint kDown, uint kSimds, uint kKeys, bool kNarrow>
+constexpr uint flex_dq_tile() {
+  return ((kNarrow ? kKeys : 2 * kKeys) + (kNarrow ? 16 * kDown * kSimds : 0)) * (kSize + 16 / sizeof(T));
+}
+
+template <typename T, uint kSize, uint kDown, uint kSimds, uint kKeys, bool kNarrow, typename Mods>
+METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, device const T* k, device const T* v,
+                        device const int* counts, device const int* indices, device const int* full_counts,
+                        device const int* full_indices, device const T* out, device const float* lse,
+                        device const T* d_out, device const float* d_lse, threadgroup T* tile, constant FlexParams& p,
+                        thread const Mods& mods, uint group, uint thread_index, uint simd, uint lane) {
+  constexpr uint kPitch = kSize + 16 / sizeof(T), kAcross = kKeys / 8, kQueries = 8 * kDown * kSimds;
+  constexpr uint kTileRows = kNarrow ? kKeys : 2 * kKeys;
+  threadgroup T* const keys = tile;
+  threadgroup T* const values = kNarrow ? tile : tile + kKeys * kPitch;
+  threadgroup T* const own_queries = kNarrow ? tile + kTileRows * kPitch : tile;
+  threadgroup T* const own_gradients = kNarrow ? own_queries + kQueries * kPitch : tile;
+
+  const FlexPlace at = flex_place(p, group, uint(p.heads), uint(p.tables.q_block), uint(p.q_length), kQueries, true);
+  if (at.begin >= at.end) return;
+  const uint k_length = uint(p.k_length), k_head = at.head / uint(p.group);
+  const Place place = place_of(lane);
+  const uint query = at.begin + simd * 8 * kDown;
+  const float scale = p.scale_number();
+  const bool vectors = p.vectors != 0;
+
+  // Results are needed before the queries are.
+  OwnRows<kNarrow, T, kDown, kSize / 8> queries, gradients;
+  load_by_tile<kTileRows, kPitch, kSimds>(queries, own_queries, rows_of(out, p.out, at.batch, at.head, 0), at.begin,
+                                          at.end, uint(p.value_size), vectors, thread_index, simd);
+  load_by_tile<kTileRows, kPitch, kSimds>(gradients, own_gradients, rows_of(d_out, p.d_out, at.batch, at.head, 0),
+                                          at.begin, at.end, uint(p.value_size), vectors, thread_index, simd);
+  float subtracted[kDown], logarithms[kDown];
+  fill(subtracted, 0.0f);
+  add_products<kPitch>(subtracted, queries, gradients);
+#pragma unroll
+  for (uint m = 0; m < kDown; ++m) {
+    float sum = subtracted[m];
+    sum += metal::simd_shuffle_xor(sum, 1);
+    sum += metal::simd_shuffle_xor(sum, 8);
+    const uint row = query + m * 8 + place.row;
+    logarithms[m] = -INFINITY;
+    if (row < at.end) {
+      const int64_t number = flex_number(p, at.batch, at.head, row);
+      logarithms[m] = lse[number];
+      if (p.has_lse_gradient != 0) sum -= d_lse[number] * kLog2E;  // that of a logarithm to base 2
+      if (place.column == 0) delta[number] = sum;
+    }
+    subtracted[m] = sum;
+  }
+  load_by_tile<kTileRows, kPitch, kSimds>(queries, own_queries, rows_of(q, p.q, at.batch, at.head, 0), at.begin, at.end,
+                                          uint(p.head_size), vectors, thread_index, simd);
+
+  float ones[kDown], factors[kDown];
+  fill(ones, 1.0f);
+  fill(factors, scale);
+  Fragments<float, kDown, kSize / 8> sums;
+  clear(sums);
+  const StridedRows<T> k_rows = rows_of(k, p.k, at.batch, k_head, 0), v_rows = rows_of(v, p.v, at.batch, k_head, 0);
+  for (FlexWalk walk = flex_walk(p, counts, indices, full_counts, full_indices, at.batch, at.head, at.block,
+                                 uint(p.tables.k_block), k_length, kKeys);
+       walk.more(); walk.next()) {
+    const uint key = walk.at;
+    Fragments<float, kDown, kAcross> scores, products;
+    if (kNarrow) {
+      exchange_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(values, v_rows, key, k_length, uint(p.value_size), vectors,
+                                                          thread_index);
+      product_transposed<kPitch>(products, gradients, values);
+    }
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    load_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(keys, k_rows, key, k_length, uint(p.head_size), vectors,
+                                                    thread_index);
+    if (!kNarrow)
+      load_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(values, v_rows, key, k_length, uint(p.value_size), vectors,
+                                                      thread_index);
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+
+    product_transposed<kPitch>(scores, queries, keys);
+    if (!kNarrow) product_transposed<kPitch>(products, gradients, values);
+#pragma unroll
+    for (uint m = 0; m < kDown; ++m) {
+      const uint row = query + m * 8 + place.row;
+#pragma unroll
+      for (uint n = 0; n < kAcross; ++n) {
+        thread metal::float2& two = elements(scores.at[m][n]);
+        const metal::float2 gradient = elements(products.at[m][n]);
+#pragma unroll
+        for (uint i = 0; i < 2; ++i) {
+          const uint column = key + n * 8 + place.column + i;
+          const FlexWeight weight = flex_weight(mods, two[i], scale, logarithms[m], column < walk.end, walk.masked(),
+                                                at.batch, at.head, row, column);
+          two[i] = flex_derivative(mods, weight, gradient[i] - subtracted[m], at.batch, at.head, row, column);
+        }
+      }
+    }
+    Fragments<metal::conditional_t<kNarrow, float, T>, kDown, kAcross> rounded;
+    round_to(rounded, scores);
+    add_product<kPitch, kNarrow>(sums, ones, rounded, keys);
+  }
+
+  store(sums, factors, first_row(dq, p.dq, at.batch, at.head, 0), p.dq.row, query, at.end, uint(p.head_size), place);
+}

@@ -1,0 +1,136 @@
+// Results, the logarithms of softmax's sums and the largest scores, both to base 2. See forward.metal for the walk.
+#pragma once
+
+#include "flex.h"
+
+// What a threadgroup's tile has, in elements.
+template <typename T, uint kSize, uint kDown, uint kSimds, uint kKeys, bool kNarrow>
+constexpr uint flex_forward_tile() {
+  return ((kNarrow ? kKeys : 2 * kKeys) + (kNarrow ? 8 * kDown * kSimds : 0)) * (kSize + 16 / sizeof(T));
+}
+
+template <typename T, uint kSize, uint kDown, uint kSimds, uint kKeys, bool kNarrow, typename Mods>
+METAL_FUNC void flex_forward(device T* out, device float* lse, device float* largest_scores, device const T* q,
+                             device const T* k, device const T* v, device const int* counts, device const int* indices,
+                             device const int* full_counts, device const int* full_indices, threadgroup T* tile,
+                             constant FlexParams& p, thread const Mods& mods, uint group, uint thread_index, uint simd,
+                             uint lane) {
+  constexpr uint kPitch = kSize + 16 / sizeof(T), kAcross = kKeys / 8, kQueries = 8 * kDown * kSimds;
+  constexpr bool kEarly = !kNarrow && sizeof(T) == 2;  // there are registers to load the next tiles into meanwhile
+  constexpr uint kTileRows = kNarrow ? kKeys : 2 * kKeys;
+  threadgroup T* const keys = tile;
+  threadgroup T* const values = kNarrow ? tile : tile + kKeys * kPitch;
+  threadgroup T* const own = kNarrow ? tile + kTileRows * kPitch : tile;
+
+  const FlexPlace at = flex_place(p, group, uint(p.heads), uint(p.tables.q_block), uint(p.q_length), kQueries, true);
+  if (at.begin >= at.end) return;
+  const uint k_length = uint(p.k_length), k_head = at.head / uint(p.group);
+  const Place place = place_of(lane);
+  const uint query = at.begin + simd * 8 * kDown;
+  const float scale = p.scale_number();
+
+  OwnRows<kNarrow, T, kDown, kSize / 8> queries;
+  load_by_tile<kTileRows, kPitch, kSimds>(queries, own, rows_of(q, p.q, at.batch, at.head, 0), at.begin, at.end,
+                                          uint(p.head_size), p.vectors != 0, thread_index, simd);
+  Fragments<float, kDown, kSize / 8> sums;
+  clear(sums);
+  float largest[kDown], total[kDown];
+#pragma unroll
+  for (uint m = 0; m < kDown; ++m) largest[m] = -INFINITY, total[m] = 0.0f;
+
+  const StridedRows<T> k_rows = rows_of(k, p.k, at.batch, k_head, 0), v_rows = rows_of(v, p.v, at.batch, k_head, 0);
+  using Ahead = RowsAhead<T, kKeys, kSize, kPitch, 32 * kSimds, StridedRows<T>>;
+  Ahead keys_ahead(k_rows, k_length, uint(p.head_size), p.vectors != 0, thread_index);
+  Ahead values_ahead(v_rows, k_length, uint(p.value_size), p.vectors != 0, thread_index);
+  FlexWalk walk = flex_walk(p, counts, indices, full_counts, full_indices, at.batch, at.head, at.block,
+                            uint(p.tables.k_block), k_length, kKeys);
+  if (kEarly && walk.more()) {
+    keys_ahead.load(walk.at);
+    values_ahead.load(walk.at);
+  }
+  while (walk.more()) {
+    const uint key = walk.at, end = walk.end;
+    const bool is_masked = walk.masked(), edge = is_masked || key + kKeys > end;
+    walk.next();
+    if (kNarrow) {
+      exchange_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(keys, k_rows, key, k_length, uint(p.head_size),
+                                                          p.vectors != 0, thread_index);
+    } else {
+      if (!kEarly) {
+        keys_ahead.load(key);
+        values_ahead.load(key);
+      }
+      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      keys_ahead.store(keys, key);
+      values_ahead.store(values, key);
+      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    }
+    if (kEarly && walk.more()) {
+      keys_ahead.load(walk.at);
+      values_ahead.load(walk.at);
+    }
+
+    Fragments<float, kDown, kAcross> scores;
+    product_transposed<kPitch>(scores, queries, keys);
+    if (kNarrow) {  // values come while softmax is computed
+      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      load_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(values, v_rows, key, k_length, uint(p.value_size), p.vectors != 0,
+                                                      thread_index);
+    }
+    float shrink[kDown];
+#pragma unroll
+    for (uint m = 0; m < kDown; ++m) {
+      const uint row = query + m * 8 + place.row;
+      float most = largest[m];
+#pragma unroll
+      for (uint n = 0; n < kAcross; ++n) {
+        thread metal::float2& two = elements(scores.at[m][n]);
+#pragma unroll
+        for (uint i = 0; i < 2; ++i) {
+          const uint column = key + n * 8 + place.column + i;
+          float score = mods.score(two[i] * scale, int(at.batch), int(at.head), int(row), int(column)) * kLog2E;
+          if (edge) {
+            const bool seen =
+                column < end && (!is_masked || mods.mask(int(at.batch), int(at.head), int(row), int(column)));
+            if (!seen) score = -INFINITY;
+          }
+          two[i] = score;
+        }
+        most = metal::max(most, metal::max(two.x, two.y));
+      }
+      most = metal::max(most, metal::simd_shuffle_xor(most, 1));
+      most = metal::max(most, metal::simd_shuffle_xor(most, 8));
+      const float base = base_of(most);
+      shrink[m] = metal::fast::exp2(largest[m] - base);
+      largest[m] = most;
+      float sum = 0.0f;
+#pragma unroll
+      for (uint n = 0; n < kAcross; ++n) {
+        thread metal::float2& two = elements(scores.at[m][n]);
+        two = metal::fast::exp2(two - base);
+        sum += two.x + two.y;
+      }
+      total[m] = metal::fma(total[m], shrink[m], sum);
+    }
+    Fragments<metal::conditional_t<kNarrow, float, T>, kDown, kAcross> weights;
+    round_to(weights, scores);
+    if (kNarrow) metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    add_product<kPitch, kNarrow>(sums, shrink, weights, values);
+  }
+
+  float factors[kDown];
+#pragma unroll
+  for (uint m = 0; m < kDown; ++m) {
+    total[m] += metal::simd_shuffle_xor(total[m], 1);
+    total[m] += metal::simd_shuffle_xor(total[m], 8);
+    const uint row = query + m * 8 + place.row;
+    if (place.column == 0 && row < at.end) {
+      const int64_t number = flex_number(p, at.batch, at.head, row);
+      lse[number] = total[m] == 0.0f ? -INFINITY : largest[m] + metal::precise::log2(total[m]);
+      largest_scores[number] = largest[m];
+    }
+    factors[m] = total[m] == 0.0f ? 0.0f : 1.0f / total[m];
+  }
+  store(sums, factors, first_row(out, p.out, at.batch, at.head, 0), p.out.row, query, at.end, uint(p.value_size),
+        place);
+}

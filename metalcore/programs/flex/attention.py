@@ -1,0 +1,146 @@
+"""metalcore.flex_attention: PyTorch's function of this name, compiled by itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.attention import flex_attention as torch_flex
+from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
+
+from . import running
+from .graphs import Captured, derivative_of, trace_mod
+
+__all__ = ["flex_attention"]
+
+_NAME = "metalcore.flex_attention"
+
+
+def flex_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Callable | None = None,
+    block_mask: BlockMask | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+    kernel_options: dict[str, Any] | None = None,
+    *,
+    return_aux: AuxRequest | None = None,
+) -> Any:
+    """Computes attention with functions of scores and places, as torch.nn.attention.flex_attention.flex_attention does.
+
+    The functions become a part of the kernels: tensors that they capture are read there, and numbers that change make
+    no new kernel. Blocks that the mask hides are not visited, forward or backward. Results are the same bits on every
+    run. (Dong et al., "Flex Attention: A Programming Model for Generating Optimized Attention Kernels", 2024.)
+
+    Args:
+        query: (batch, heads, L, E) in float32, float16 or bfloat16.
+        key, value: (batch or 1, heads, S, E) and (batch or 1, heads, S, Ev) of the same dtype.
+        score_mod: a function of a score and the numbers of its batch item, head, query and key, all of them tensors
+            without dimensions, that returns the score to use. It may not branch on tensors.
+        block_mask: the keys that queries see, from create_block_mask, with blocks of any size; or None.
+        scale: the factor of scores; 1 / sqrt(E) by default.
+        enable_gqa: let query have a multiple of the heads of key and value.
+        return_lse: return the logarithms of softmax's sums, too.
+        kernel_options: ignored; kernels have their own plans.
+        return_aux: an AuxRequest for logarithms and largest scores.
+
+    Returns:
+        (batch, heads, L, Ev) of query's dtype; 0 where a query sees no key. With return_lse also (batch, heads, L) in
+        float32. With return_aux an AuxOutput. The first two have gradients, also for tensors that score_mod captures.
+
+    Raises:
+        RuntimeError: a function does what no kernel can; the message has its line.
+        ValueError: shapes do not go together, or the mask is for other lengths.
+
+    Example:
+        >>> query, key, value = torch.randn(3, 1, 2, 16, 64, device="mps")
+        >>> metalcore.flex_attention(query, key, value, lambda score, b, h, q, k: score - (q - k).abs()).shape
+        torch.Size([1, 2, 16, 64])
+    """
+    own = query.device.type in running.DEVICES and not torch.compiler.is_compiling()
+    if not own or not running.takes(query, key, value, ()):
+        arguments: Any = query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options
+        aux: Any = return_aux
+        return torch_flex.flex_attention(*arguments, return_aux=aux)
+    if return_lse and return_aux is not None:
+        raise ValueError(f"{_NAME}: return_lse and return_aux do not go together")
+    _check_shapes(query, key, value, block_mask, enable_gqa)
+    scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
+    score = None if score_mod is None else trace_mod(score_mod, "score_mod", query.dtype, query.device)
+    if block_mask is None:
+        block_mask = torch_flex._create_empty_block_mask(query, key)
+        mask = None
+    else:
+        mask = trace_mod(block_mask.mask_mod, "mask_mod", None, query.device)
+        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in mask.captures):
+            raise RuntimeError(f"{_NAME}: what mask_mod captures has no gradient; detach() it")
+    captures = () if score is None else score.captures
+    out, lse, largest = _Flex.apply(query, key, value, score, mask, block_mask.as_tuple(), scale, *captures)
+    if return_aux is not None:
+        return out, AuxOutput(
+            lse=lse * math.log(2) if return_aux.lse else None,
+            max_scores=largest * math.log(2) if return_aux.max_scores else None,
+        )
+    return (out, lse * math.log(2)) if return_lse else out
+
+
+def _check_shapes(query, key, value, block_mask, enable_gqa):
+    q, k, v = query.shape, key.shape, value.shape
+    if not len(q) == len(k) == len(v) == 4:
+        raise ValueError(f"{_NAME}: query, key and value must have 4 dimensions, not {len(q)}, {len(k)} and {len(v)}")
+    if q[3] != k[3] or k[:3] != v[:3] or k[0] not in (1, q[0]):
+        raise ValueError(f"{_NAME}: query, key and value of the shapes {[*q]}, {[*k]} and {[*v]} do not go together")
+    if q[1] != k[1] and not (enable_gqa and k[1] and q[1] % k[1] == 0):
+        need = "a multiple of those of key" if enable_gqa else "as many as key where enable_gqa is not set"
+        raise ValueError(f"{_NAME}: query has {q[1]} heads and key has {k[1]}; it must have {need}")
+    if block_mask is None:
+        return
+    if block_mask.mask_mod is torch_flex._sliced_mask_mod_error:
+        raise RuntimeError(f"{_NAME}: block_mask is a slice of another one, and needs a mask_mod of its own")
+    if block_mask.kv_num_blocks.device != query.device:
+        raise ValueError(f"{_NAME}: block_mask is on {block_mask.kv_num_blocks.device}, and query on {query.device}")
+    lengths = tuple(block_mask.shape[-2:])
+    whole = all(size == torch_flex._LARGE_SPARSE_BLOCK_SIZE for size in block_mask.BLOCK_SIZE)
+    if lengths != (q[2], k[2]) and not whole:
+        raise ValueError(
+            f"{_NAME}: block_mask is for {lengths[0]} queries and {lengths[1]} keys, not {q[2]} and {k[2]}"
+        )
+
+
+class _Flex(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, query, key, value, score: Captured | None, mask: Captured | None, block_mask, scale, *captures):  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.set_materialize_grads(False)
+        out, lse, largest = running.forward(query, key, value, score, mask, block_mask, scale)
+        ctx.mark_non_differentiable(largest)
+        ctx.functions, ctx.block_mask, ctx.scale = (score, mask), block_mask, scale
+        ctx.save_for_backward(query, key, value, out, lse, *(x for x in captures if isinstance(x, Tensor)))
+        return out, lse, largest
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_out, d_lse, _):  # pyright: ignore[reportIncompatibleMethodOverride]
+        query, key, value, out, lse, *_ = ctx.saved_tensors
+        (score, mask), block_mask, scale = ctx.functions, ctx.block_mask, ctx.scale
+        if block_mask[6] is None:
+            raise RuntimeError(f"{_NAME}: block_mask has no q_indices; create it with compute_q_blocks=True")
+        d_out = torch.zeros_like(out) if d_out is None else d_out
+        joint = None if score is None else derivative_of(score, query.dtype, query.device)
+        gradients = running.backward(query, key, value, score, joint, mask, block_mask, scale, out, lse, d_out, d_lse)
+        captures = () if score is None else score.captures
+        of_captures: tuple = (None,) * len(captures)
+        wanted = ctx.needs_input_grad[7:]
+        if score is not None and any(wanted):
+            tables = (*block_mask[:-1], mask.graph if mask is not None else block_mask[-1])
+            of_captures = running.captured_gradients(
+                *(query, key, value, out, lse, d_out, d_lse, score.graph, joint, tables, scale, captures),
+                *(() if mask is None else mask.captures, wanted),
+            )
+        return *gradients, None, None, None, None, *of_captures

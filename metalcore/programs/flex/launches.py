@@ -1,0 +1,307 @@
+"""Kernels of attention with the caller's functions in them, and their launches."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from ... import _C
+from ..._core import generated_kernels
+from ..._core.operators import ops
+from ...msl.language.inline_headers import inline_headers
+from ..pointwise.functions import used
+from ..pointwise.numbers import MEMORY
+from ..pointwise.source import HEAD
+from .graphs import Captured
+from .mods import Mods, float_bits
+
+_PACKAGE = Path(__file__).parents[2]
+# The headers of kernels: in a wheel's package, or beside it in a checkout.
+_KERNELS = next(path for path in (_PACKAGE / "kernels", _PACKAGE.parent / "kernels") if path.exists())
+
+__all__ = ["MOST_SIZE", "Call", "Tables", "dkv", "dq", "forward", "like", "tables_of"]
+
+MOST_SIZE = 256
+_SIZES = (64, 96, 128, 192, 256)
+# What a dispatch may do where the system aborts long ones: 0.2 s of the slowest GPU (csrc/gpu/cost.h).
+_MOST_FLOPS = 0.2 * 0.23e12
+
+
+class Tables(NamedTuple):
+    """The blocks that rows of blocks visit: dense int32 tensors (batch, heads, rows) and (batch, heads, rows, columns).
+
+    Attributes:
+        partial, full: counts and numbers of blocks with a mask, and of those without one.
+        q_block, k_block: queries and keys of a block.
+    """
+
+    partial: tuple[Tensor, Tensor]
+    full: tuple[Tensor, Tensor] | None
+    q_block: int
+    k_block: int
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        return [*self.partial, *(self.full or self.partial)]
+
+    @property
+    def numbers(self) -> list[int]:
+        counts, indices = self.partial
+        full_columns = self.full[1].shape[3] if self.full else 0
+        return [*counts.shape, indices.shape[3], full_columns, self.q_block, self.k_block]
+
+
+def tables_of(block_mask: Sequence, of_keys: bool) -> Tables:
+    """Returns the blocks of keys that blocks of queries visit, or the other way round, of a BlockMask's tuple."""
+    counts, indices, full_counts, full_indices = block_mask[6:10] if of_keys else block_mask[2:6]
+    full = None if full_counts is None else (_dense(full_counts, 3), _dense(full_indices, 4))
+    return Tables((_dense(counts, 3), _dense(indices, 4)), full, int(block_mask[-3]), int(block_mask[-2]))
+
+
+def _dense(tensor, dimensions):
+    return tensor[(None,) * (dimensions - tensor.dim())].to(torch.int32).contiguous()
+
+
+class Call(NamedTuple):
+    """The arguments of a call: tensors of four dimensions whose elements of a row are neighbours."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scale: float
+
+    @property
+    def size(self) -> int:
+        return next(size for size in _SIZES if size >= max(self.q.shape[3], self.v.shape[3]))
+
+
+class _Tiles(NamedTuple):
+    """A threadgroup has `simds` simdgroups of 8 * `down` rows each, and walks over `across` others at once."""
+
+    size: int
+    down: int
+    simds: int
+    across: int
+    is_narrow: bool
+
+    @property
+    def rows(self) -> int:
+        return 8 * self.down * self.simds
+
+    @property
+    def arguments(self) -> str:
+        return f"{self.size}, {self.down}, {self.simds}, {self.across}, {str(self.is_narrow).lower()}"
+
+
+def _first(value: int, *limits: tuple[int, int], otherwise: int) -> int:
+    return next((number for limit, number in limits if value <= limit), otherwise)
+
+
+def _tiles(call: Call, kernel: str) -> _Tiles:
+    """Returns the tiles of the kernels that attention without functions has: see kernels/attention/attention.h."""
+    size, row = call.size, call.size * call.q.element_size()
+    is_narrow = (_C.chosen_tuning() or _C.gpu_family(call.q.device.type)).startswith("apple")
+    if is_narrow:
+        both = _first(row, (192, 4), (512, 2), otherwise=1)
+        if kernel == "forward":
+            across = _first(row, (192, 32), (256, 16), otherwise=8)
+            return _Tiles(size, 1, _first(row, (512, 4), otherwise=2), across, True)
+        longest = 128 if kernel == "dkv" else 256
+        return _Tiles(size, 1, both, _first(row, (longest, 16), otherwise=8), True)
+    across = _first(row, (128, 64), (256, 32), (512, 16), otherwise=8)
+    if kernel == "forward":
+        return _Tiles(size, _first(size, (128, 2), otherwise=1), 4, across, False)
+    if kernel == "dq":
+        return _Tiles(size, _first(row, (256, 2), otherwise=1), 4, across, False)
+    across = 32 if row == 384 and size == 192 else across
+    return _Tiles(size, _first(row, (128, 2), otherwise=1), 4, across, False)
+
+
+def forward(call: Call, tables: Tables, score: Captured | None, mask: Captured | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the results, and the logarithms of softmax's sums and the largest scores, both to base 2."""
+    q, v = call.q, call.v
+    out = like(q, v.shape[3])
+    lse, largest = (torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) for _ in range(2))
+    mods = Mods()
+    mods.method("score", score, "float", more=("score",))
+    mods.method("mask", mask, "bool")
+    tiles = _tiles(call, "forward")
+    inputs = [("T", q), ("T", call.k), ("T", v), *_tables(tables)]
+    launch = _Launch("forward", call, tables, tiles, mods, [("T", out), ("float", lse), ("float", largest)], inputs)
+    launch.run({"out": out}, tables.q_block, q.shape[2], q.shape[1], 2 * call.k.shape[2])
+    return out, lse, largest
+
+
+def dq(call, tables, score, derivative: tuple[Captured, Node | None] | None, mask, out, lse, d_out, d_lse):
+    """Returns the gradient of queries, and for each of them what softmax's derivative subtracts."""
+    q = call.q
+    gradient = like(q, q.shape[3])
+    delta = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    inputs = [("T", q), ("T", call.k), ("T", call.v), *_tables(tables)]
+    inputs += [("T", out), ("float", lse), ("T", d_out), ("float", lse if d_lse is None else d_lse)]
+    mods = _backward_mods(score, derivative, mask)
+    launch = _Launch("dq", call, tables, _tiles(call, "dq"), mods, [("T", gradient), ("float", delta)], inputs)
+    strides = {"out": out, "d_out": d_out, "dq": gradient}
+    launch.run(strides, tables.q_block, q.shape[2], q.shape[1], 3 * call.k.shape[2], has_lse=d_lse is not None)
+    return gradient, delta
+
+
+def dkv(call, tables, score, derivative: tuple[Captured, Node | None] | None, mask, lse, delta, d_out):
+    """Returns the gradients of keys and values."""
+    q, k, v = call.q, call.k, call.v
+    dk, dv = like(k, k.shape[3]), like(v, v.shape[3])
+    tiles = _tiles(call, "dkv")
+    kinds = [(True, True)]
+    if tiles.is_narrow and tiles.size >= 128:  # a thread's registers do not hold the sums of both
+        tiles = tiles._replace(across=_first(tiles.size * q.element_size(), (256, 16), otherwise=8))
+        kinds = [(True, False), (False, True)]
+    inputs = [("T", q), ("T", k), ("T", v), *_tables(tables), ("float", lse), ("float", delta), ("T", d_out)]
+    for of_keys, of_values in kinds:
+        mods = _backward_mods(score, derivative, mask)
+        more = f", {str(of_keys).lower()}, {str(of_values).lower()}"
+        launch = _Launch("dkv", call, tables, tiles, mods, [("T", dk), ("T", dv)], inputs, more)
+        work = 4 * q.shape[2] * (q.shape[1] // k.shape[1])
+        launch.run({"d_out": d_out, "dk": dk, "dv": dv}, tables.k_block, k.shape[2], k.shape[1], work)
+    return dk, dv
+
+
+def _backward_mods(score, derivative, mask):
+    mods = Mods()
+    mods.method("score", score, "float", more=("score",))
+    mods.method("mask", mask, "bool")
+    if derivative is None or derivative[1] is None:
+        mods.plain_derivative("gradient" if derivative is None else "0.0f")
+    else:
+        mods.method("derivative", derivative[0], "float", derivative[1], more=("score", "gradient"))
+    return mods
+
+
+def _tables(tables):
+    return [("int", tensor) for tensor in tables.buffers]
+
+
+def like(tensor: Tensor, size: int) -> Tensor:
+    """Returns a new tensor (batch, heads, length, size) whose dimensions lie in memory in the order of `tensor`'s, as
+    PyTorch's operator gives it. A row's elements are neighbours."""
+    order = sorted(range(3), key=lambda d: (tensor.stride(d), -d))
+    shape, strides, step = (*tensor.shape[:3], size), [0, 0, 0, 1], max(size, 1)
+    for d in order:
+        strides[d] = step
+        step *= max(shape[d], 1)
+    return tensor.new_empty_strided(shape, strides)
+
+
+_STRIDES = ("q", "k", "v", "out", "d_out", "dq", "dk", "dv")
+
+
+class _Launch:
+    """A kernel and what it is launched with.
+
+    Args:
+        outputs, inputs: types of elements and tensors, in the order of the template's parameters.
+        more: template arguments after the tiles.
+    """
+
+    def __init__(self, kernel, call, tables, tiles, mods, outputs, inputs, more=""):
+        self.kernel, self.call, self.tables, self.tiles = kernel, call, tables, tiles
+        self.mods, self.outputs, self.inputs = mods, outputs, inputs
+        self.name = generated_kernels.add(f"flex_{kernel}", self._source(more))
+
+    def _source(self, more):
+        tiles, buffers = self.tiles, [*self.outputs, *self.inputs]
+        names = [f"x{i}" for i in range(len(buffers))]
+        declared = [
+            f"device {'' if i < len(self.outputs) else 'const '}{type_}* {name}"
+            for i, (name, (type_, _)) in enumerate(zip(names, buffers))
+        ]
+        declared += self.mods.members()
+        signature = ",\n    ".join(f"{text} [[buffer({i})]]" for i, text in enumerate(declared))
+        captured = [f"c{i}" for i in range(len(self.mods.tensors))]
+        template = f"T, {tiles.arguments}{more}"
+        numbers = f"  threadgroup float numbers[{2 * tiles.across}];\n" if self.kernel == "dkv" else ""
+        passed = [
+            *names,
+            "tile",
+            *(["numbers"] if numbers else []),
+            "p",
+            "mods",
+            "group",
+            "thread_index",
+            "simd",
+            "lane",
+        ]
+        methods = self.mods.text()
+        return (
+            f"{_header(self.kernel)}\n{HEAD}{used(methods)}\n"
+            f"typedef {MEMORY[self.call.q.dtype]} T;\n{methods}\n"
+            f"[[kernel]] [[max_total_threads_per_threadgroup({32 * tiles.simds})]] void {generated_kernels.MARK}(\n"
+            f"    {signature},\n"
+            "    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],\n"
+            "    uint simd [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {\n"
+            f"  constexpr uint kElements = flex_{self.kernel}_tile<{template}>();\n"
+            f"  alignas(16) threadgroup T tile[kElements];\n{numbers}"
+            "  constant FlexParams& p = *reinterpret_cast<constant FlexParams*>(n);\n"
+            f"  const Mods mods = {{{', '.join([*captured, 'n + sizeof(FlexParams) / sizeof(ulong)'])}}};\n"
+            f"  flex_{self.kernel}<{template}>({', '.join(passed)});\n}}\n"
+        )
+
+    def run(self, tensors, block, length, heads, others, has_lse=False):
+        """Launches the kernel.
+
+        Args:
+            tensors: by the names of their strides, beside queries, keys and values.
+            block: rows of a block, of `length` rows that a head has.
+            others: rows of products that a row takes part in, for the time that a dispatch takes.
+        """
+        call, tables, tiles = self.call, self.tables, self.tiles
+        batch, q_heads, q_length, head_size = call.q.shape
+        tensors = {"q": call.q, "k": call.k, "v": call.v, **tensors}
+        strides = [
+            stride for name in _STRIDES for stride in (tensors[name].stride()[:3] if name in tensors else (0, 0, 0))
+        ]
+        pieces = -(-min(block, length) // tiles.rows)
+        group = q_heads // call.k.shape[1]
+        vectors = all(_has_vectors(tensor) for name, tensor in tensors.items() if name[:2] not in ("dq", "dk", "dv"))
+        sizes = [q_heads, group, q_length, call.k.shape[2], head_size, call.v.shape[3], pieces]
+        flags = [vectors, tables.full is not None, has_lse]
+        count = batch * heads * tables.numbers[2] * pieces
+        most = count
+        if call.q.device.type == "mps":
+            most = max(1, int(_MOST_FLOPS / (2.0 * tiles.rows * others * tiles.size)))
+        outs, ins = [t for _, t in self.outputs], [*(t for _, t in self.inputs), *self.mods.tensors]
+        for first in range(0, count, most):
+            numbers = [*strides, *tables.numbers, *sizes, first, *flags, float_bits(call.scale), *self.mods.numbers]
+            threads = 32 * tiles.simds
+            grid = (min(most, count - first) * threads, 1, 1)
+            why = f"{tiles.rows} rows for a threadgroup, head size {head_size} in tiles for {tiles.size}"
+            variant = "narrow_flash" if tiles.is_narrow else "flash"
+            ops._run_generated(
+                self.name,
+                outs,
+                ins,
+                [int(n) for n in numbers],
+                True,
+                grid,
+                (threads, 1, 1),
+                f"flex_{self.kernel}",
+                variant,
+                why,
+            )
+
+
+def _has_vectors(tensor):
+    size = tensor.element_size()
+    strides = [stride for extent, stride in zip(tensor.shape[:3], tensor.stride()) if extent != 1]
+    return tensor.data_ptr() % 16 == 0 and all(n * size % 16 == 0 for n in (*strides, tensor.shape[3]))
+
+
+@functools.cache
+def _header(kernel):
+    text = f'#include "attention/flex_{kernel}.h"\n'
+    return inline_headers(text, f"flex_{kernel}.metal", [_KERNELS])

@@ -1,0 +1,210 @@
+"""The caller's functions as MSL: a struct with what they capture and a method for each of them.
+
+Numbers that a function uses come in a buffer, with the sizes and strides of captured tensors: the same function with
+other numbers is the same kernel.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from ..pointwise.lowering import Lowering
+from ..pointwise.nodes import Value, arguments_of, fake, name_of, plain, result_dtype
+from ..pointwise.numbers import MEMORY, Unsupported, kind, literal, register
+from ..pointwise.reads.views import missing
+from ..pointwise.source import from_memory
+from ..pointwise.support import check
+from .graphs import Captured, place_of_node
+
+__all__ = ["Mods", "float_bits"]
+
+ARGUMENTS = ("b", "h", "q", "k")
+# Operations whose numbers stay in the text, where they decide what a compiler makes: a division by 128 is a shift.
+_FIXED = (
+    *("div.Tensor_mode", "div.Scalar_mode", "floor_divide", "remainder", "fmod", "pow", "bitwise", "__"),
+    *("full", "scalar_tensor", "zeros", "ones"),
+)
+
+
+def float_bits(number: float) -> int:
+    """Returns the bits of a float32."""
+    return struct.unpack("<I", struct.pack("<f", number))[0]
+
+
+class Mods:
+    """Collects what the methods need.
+
+    Attributes:
+        numbers: what the kernel finds in its buffer of numbers.
+        tensors: the buffers.
+    """
+
+    def __init__(self):
+        self.numbers: list[int] = []
+        self.tensors: list[Tensor] = []
+        self._places: dict[int, int] = {}
+        self._methods: list[str] = []
+
+    def number(self, value: int) -> str:
+        """Returns the text of a number of the buffer."""
+        self.numbers.append(int(value))
+        return f"n[{len(self.numbers) - 1}]"
+
+    def buffer(self, tensor: Tensor) -> int:
+        """Returns the number of a captured tensor."""
+        place = self._places.setdefault(id(tensor), len(self.tensors))
+        if place == len(self.tensors):
+            self.tensors.append(tensor)
+        return place
+
+    def method(
+        self, name: str, mod: Captured | None, result: str, returned: Node | None = None, more: Sequence[str] = ()
+    ):
+        """Adds a method that computes what a graph returns, or its argument `score`, or true.
+
+        Args:
+            result: "float" or "bool".
+            returned: the node that is computed; by default the graph's only one.
+            more: arguments before the four indices.
+        """
+        arguments = [*(f"float {argument}" for argument in more), *(f"int {argument}" for argument in ARGUMENTS)]
+        lines = ["return score;" if result == "float" else "return true;"]
+        if mod is not None:
+            try:
+                lines = self._lines(mod, returned, more, result)
+            except Unsupported as reason:
+                of = {"mask": "mask_mod", "score": "score_mod"}.get(name, "the derivative of score_mod")
+                raise Unsupported(f"metalcore.flex_attention: {of}: {reason}") from None
+        body = "\n".join(f"    {line}" for line in lines)
+        self._methods.append(f"  {result} {name}({', '.join(arguments)}) const {{\n{body}\n  }}\n")
+
+    def plain_derivative(self, text: str) -> None:
+        """Adds the derivative of a function that leaves scores as they are, or does not read them."""
+        arguments = ", ".join(f"int {argument}" for argument in ARGUMENTS)
+        self._methods.append(
+            f"  float derivative(float score, float gradient, {arguments}) const {{ return {text}; }}\n"
+        )
+
+    def _lines(self, mod, returned, more, result):
+        lowering = _ModLowering(self)
+        nodes = [node for node in mod.graph.graph.nodes if node.op == "placeholder"]
+        # A derivative's graph has the gradient behind the indices.
+        order = [*more[:1], *ARGUMENTS, *more[1:]] if more else list(ARGUMENTS)
+        for name, node in zip(order, nodes):
+            lowering.bind({node: Value(name, result_dtype(node))})
+        lowering.bind_captures(nodes[len(order) :], mod.captures)
+        lowering.module = mod.graph
+        if returned is None:
+            returned = next(node for node in mod.graph.graph.nodes if node.op == "output").args[0]
+            if isinstance(returned, (tuple, list)):
+                (returned,) = returned
+        value = lowering.value(returned, ())
+        text = value.text if result == "float" or value.dtype == torch.bool else f"({value.text} != 0)"
+        if result == "float" and kind(value.dtype) != "f":
+            text = f"float({text})"
+        return [*lowering.statements, f"return {text};"]
+
+    def members(self) -> list[str]:
+        return [*(f"device const {MEMORY[t.dtype]}* c{i}" for i, t in enumerate(self.tensors)), "constant ulong* n"]
+
+    def text(self) -> str:
+        """Returns the struct."""
+        members = "".join(f"  {member};\n" for member in self.members())
+        return f"struct Mods {{\n{members}\n{''.join(self._methods)}}};\n"
+
+
+class _ModLowering(Lowering):
+    """A lowering of a graph of numbers. Captured tensors are read at indices that the graph computes."""
+
+    def __init__(self, mods: Mods):
+        super().__init__(self._element, keep_float32=True)
+        self._mods = mods
+        self._captured: dict[Node, tuple[int, list[str], list[str]]] = {}
+        self._node: Node | None = None
+        self.module: torch.fx.GraphModule
+
+    def bind_captures(self, nodes: Sequence[Node], captures: Sequence) -> None:
+        for node, captured in zip(nodes, captures, strict=True):
+            if not isinstance(captured, Tensor):
+                dtype = torch.float32 if isinstance(captured, float) else torch.int64
+                self.bind({node: Value(self._lifted_number(captured, dtype), dtype)})
+                continue
+            place = self._mods.buffer(captured)
+            sizes = [self._mods.number(size) for size in captured.shape]
+            strides = [self._mods.number(stride) for stride in captured.stride()]
+            self._captured[node] = place, sizes, strides
+
+    def _lifted_number(self, value, dtype):
+        if kind(dtype) == "f":
+            return f"as_type<float>(uint({self._mods.number(float_bits(float(value)))}))"
+        return f"{register(dtype)}(long({self._mods.number(int(value))}))"
+
+    def operand(self, value, dtype, precise=False):
+        fixed = self._node is not None and name_of(self._node).startswith(_FIXED)
+        if isinstance(value, Node) or fixed or kind(dtype) == "b":
+            return super().operand(value, dtype, precise)
+        number = plain(value)
+        if dtype in (torch.float16, torch.bfloat16) and not precise:
+            number = torch.tensor(float(number)).to(dtype).item()
+        return self.statement(f"const {register(dtype)}", self._lifted_number(number, dtype))
+
+    def _make(self, node, at):
+        outer, self._node = self._node, node
+        try:
+            if node.op == "get_attr":
+                return self._constant(node)
+            if name_of(node) == "lift_fresh_copy.default":
+                return self.value(node.args[0], at)
+            if node.op == "call_function":
+                if read := self._indexed(node):
+                    return read
+                check(node)
+            return super()._make(node, at)
+        except Unsupported as reason:
+            if getattr(reason, "placed", False):
+                raise
+            error = Unsupported(f"{node.format_node() or node}: {reason}{place_of_node(node)}")
+            error.placed = True  # pyright: ignore[reportAttributeAccessIssue]
+            raise error from None
+        finally:
+            self._node = outer
+
+    def _constant(self, node):
+        tensor = getattr(self.module, node.target)
+        dtype = tensor.dtype if tensor.dtype != torch.float64 else torch.float32
+        return Value(literal(tensor.item(), dtype), dtype)
+
+    def _indexed(self, node):
+        """Returns the element of a captured tensor at numbers for all of its dimensions, as functions mostly read it.
+        Its sizes are no part of the text."""
+        if name_of(node) != "index.Tensor":
+            return None
+        arguments = arguments_of(node)
+        source, indices = arguments["self"], list(arguments["indices"])
+        if source not in self._captured or len(indices) != fake(source).dim():
+            return None
+        if any(
+            index is None or fake(index).dim() or fake(index).dtype not in (torch.int32, torch.int64)
+            for index in indices
+        ):
+            return None
+        place, sizes, strides = self._captured[source]
+        numbers = [
+            self.statement("const long", f"{number} < 0 ? long({number}) + long({size}) : long({number})")
+            for number, size in zip((self.value(index, ()).text for index in indices), sizes)
+        ]
+        inside = " && ".join(f"ulong({number}) < {size}" for number, size in zip(numbers, sizes))
+        offset = " + ".join(f"ulong({number}) * {stride}" for number, stride in zip(numbers, strides))
+        dtype = result_dtype(node)
+        text = self.when(inside, dtype, missing(dtype), lambda: from_memory(f"c{place}[{offset}]", dtype))
+        return Value(text, dtype)
+
+    def _element(self, leaf, at):
+        place, _, strides = self._captured[leaf]
+        offset = " + ".join(f"ulong({c}) * {stride}" for c, stride in zip(at or (), strides)) or "0"
+        return from_memory(f"c{place}[{offset}]", result_dtype(leaf))

@@ -1,0 +1,231 @@
+"""What PyTorch's operators flex_attention and flex_attention_backward compute, by kernels that have the functions in
+them. PyTorch's composition takes what no kernel does."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._higher_order_ops.flex_attention import sdpa_dense, sdpa_dense_backward
+from torch.fx import GraphModule, Node
+
+from ..._core.routing import DEVICES, FLOAT_DTYPES
+from ..pointwise.numbers import MEMORY, Unsupported
+from . import launches
+from .graphs import Captured, trace_mod, with_captures
+
+__all__ = ["captured_gradients", "flex_backward", "flex_forward", "takes"]
+
+_CHUNK = 1 << 24  # scores of a part of the queries, where PyTorch's ops compute gradients of what a function captures
+
+
+def takes(q: Tensor, k: Tensor, v: Tensor, captures: Sequence) -> bool:
+    """Returns whether kernels compute a call."""
+    tensors = [x for x in captures if isinstance(x, Tensor)]
+    return (
+        q.device.type in DEVICES
+        and q.dtype in FLOAT_DTYPES
+        and q.dtype == k.dtype == v.dtype
+        and 0 < max(q.shape[3], v.shape[3]) <= launches.MOST_SIZE
+        and all(x.device == q.device for x in (k, v))
+        and all(x.dtype in MEMORY and (x.device == q.device or x.is_cpu and not x.dim()) for x in tensors)
+    )
+
+
+class _Functions(NamedTuple):
+    score: Captured
+    mask: Captured
+
+
+_traced: weakref.WeakKeyDictionary[GraphModule, dict] = weakref.WeakKeyDictionary()
+
+
+def _captured(function: Callable, kind: str, q: Tensor, captures: Sequence) -> Captured:
+    """Returns a function with what it captures. A graph is traced once."""
+    captures = [x.to(q.device) if isinstance(x, Tensor) and x.device != q.device else x for x in captures]
+    dtype = q.dtype if kind == "score_mod" else None
+    if not isinstance(function, GraphModule):
+        return trace_mod(function, kind, dtype, q.device, captures)
+    if ready := with_captures(function, captures):
+        return ready
+    known = _traced.setdefault(function, {})
+    key = dtype, q.device, *(None if isinstance(x, Tensor) else x for x in captures)
+    if key not in known:
+        known[key] = trace_mod(function, kind, dtype, q.device, captures)
+    own = known[key].captures[sum(isinstance(x, Tensor) for x in captures) :]
+    return Captured(known[key].graph, (*(x for x in captures if isinstance(x, Tensor)), *own))
+
+
+def _call(q, k, v, scale):
+    batch = q.shape[0]
+    q, k, v = map(_with_dense_rows, (q, k, v))
+    return launches.Call(q, k.expand(batch, -1, -1, -1), v.expand(batch, -1, -1, -1), float(scale))
+
+
+def _with_dense_rows(tensor):
+    if tensor.stride(3) == 1 or tensor.shape[3] == 1:
+        return tensor
+    return launches.like(tensor, tensor.shape[3]).copy_(tensor)
+
+
+def flex_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Callable,
+    block_mask: tuple,
+    scale: float,
+    kernel_options: dict[str, Any],
+    score_captures: tuple = (),
+    mask_captures: tuple = (),
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the results, and the logarithms of softmax's sums and the largest scores to base 2, as PyTorch's operator
+    does."""
+    if not takes(query, key, value, (*score_captures, *mask_captures)):
+        return sdpa_dense(
+            query, key, value, score_mod, block_mask, scale, kernel_options, score_captures, mask_captures
+        )
+    try:
+        score = _captured(score_mod, "score_mod", query, score_captures)
+        mask = _captured(block_mask[-1], "mask_mod", query, mask_captures)
+        return forward(query, key, value, score, mask, block_mask, scale)
+    except Unsupported:
+        return sdpa_dense(
+            query, key, value, score_mod, block_mask, scale, kernel_options, score_captures, mask_captures
+        )
+
+
+def forward(query, key, value, score: Captured | None, mask: Captured | None, block_mask, scale):
+    """The same for functions that are traced."""
+    call = _call(query, key, value, scale)
+    if query.numel() == 0 or value.numel() == 0:
+        out = query.new_zeros(*query.shape[:3], value.shape[3])
+        blind = torch.full(query.shape[:3], -torch.inf, dtype=torch.float32, device=query.device)
+        return out, blind, blind.clone()
+    return launches.forward(call, launches.tables_of(block_mask, False), score, mask)
+
+
+def flex_backward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    grad_out: Tensor | None,
+    grad_logsumexp: Tensor | None,
+    fw_graph: Callable,
+    joint_graph: Callable | None,
+    block_mask: tuple,
+    scale: float,
+    kernel_options: dict[str, Any],
+    score_captures: tuple = (),
+    mask_captures: tuple = (),
+    wanted: Sequence[bool] | None = None,
+) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor | None, ...]]:
+    """Returns the gradients of queries, keys, values and of what score_mod captures.
+
+    Args:
+        wanted: which of the captured tensors need a gradient; by default those that say so.
+    """
+    if wanted is None:
+        wanted = [isinstance(x, Tensor) and x.requires_grad for x in score_captures]
+    try:
+        if not takes(query, key, value, (*score_captures, *mask_captures)) or joint_graph is None:
+            raise Unsupported("the dtype, the size of heads or the device")
+        score = _captured(fw_graph, "score_mod", query, score_captures)
+        mask = _captured(block_mask[-1], "mask_mod", query, mask_captures)
+        d_out = torch.zeros_like(out) if grad_out is None else grad_out
+        arguments = (mask, block_mask, scale, out, logsumexp, d_out, grad_logsumexp)
+        gradients = backward(query, key, value, score, joint_graph, *arguments)
+    except Unsupported:
+        captures = _marked(score_captures, wanted)
+        of_torch = sdpa_dense_backward(
+            *(query, key, value, out, logsumexp, grad_out, grad_logsumexp, fw_graph, joint_graph, block_mask, scale),
+            *(kernel_options, captures, mask_captures),  # pyright: ignore[reportArgumentType]
+        )
+        return of_torch
+    of_captures: tuple = (None,) * len(score_captures)
+    if any(wanted):
+        arguments = (query, key, value, out, logsumexp, d_out, grad_logsumexp, fw_graph, joint_graph, block_mask)
+        of_captures = captured_gradients(*arguments, scale, score_captures, mask_captures, wanted)
+    return *gradients, of_captures
+
+
+for function in (flex_forward, flex_backward):
+    function.pure = True  # pyright: ignore[reportFunctionMemberAccess]  (programs may move other operations across it)
+
+
+def _marked(captures, wanted):
+    """Returns captured tensors of which those that need a gradient say so."""
+    return tuple(x.detach().requires_grad_(want) if isinstance(x, Tensor) else x for x, want in zip(captures, wanted))
+
+
+def backward(query, key, value, score, joint, mask, block_mask, scale, out, lse, d_out, d_lse):
+    """Returns the gradients of queries, keys and values for functions that are traced.
+
+    Args:
+        joint: the derivative's graph, or None where no function changes scores.
+    """
+    if query.numel() == 0 or value.numel() == 0:
+        return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+    call = _call(query, key, value, scale)
+    derivative = None if joint is None else (Captured(joint, score.captures), _first_result(joint))
+    d_out, out = _with_dense_rows(d_out), _with_dense_rows(out)
+    lse, d_lse = lse.contiguous(), None if d_lse is None else d_lse.contiguous()
+    dq, delta = launches.dq(
+        call, launches.tables_of(block_mask, False), score, derivative, mask, out, lse, d_out, d_lse
+    )
+    of_keys = launches.tables_of(block_mask, True)
+    dk, dv = launches.dkv(call, of_keys, score, derivative, mask, lse, delta, d_out)
+    if key.shape[0] != query.shape[0]:
+        dk, dv = dk.sum(0, keepdim=True), dv.sum(0, keepdim=True)
+    return dq, dk, dv
+
+
+def _first_result(graph: GraphModule) -> Node | None:
+    returned = next(node for node in graph.graph.nodes if node.op == "output").args[0]
+    return returned[0]
+
+
+def captured_gradients(
+    query,
+    key,
+    value,
+    out,
+    lse,
+    d_out,
+    d_lse,
+    score_mod,
+    joint,
+    block_mask,
+    scale,
+    score_captures,
+    mask_captures,
+    wanted,
+) -> tuple[Tensor | None, ...]:
+    """Returns the gradients of what score_mod captures. PyTorch's ops compute them for a part of the queries at a time,
+    and add up what falls on one element in an order that is always the same."""
+    marked = _marked(score_captures, wanted)
+    rows = max(1, _CHUNK // max(1, query.shape[0] * query.shape[1] * key.shape[2]))
+    sums: list[Tensor | None] = [None] * len(marked)
+    for first in range(0, query.shape[2], rows):
+        part = slice(first, first + rows)
+
+        def moved(function, place, first=first):
+            return lambda *args: function(*args[:place], args[place] + first, *args[place + 1 :])
+
+        gradients = sdpa_dense_backward(
+            *(query[:, :, part], key, value, out[:, :, part], lse[:, :, part], d_out[:, :, part]),
+            None if d_lse is None else d_lse[:, :, part],
+            *(moved(score_mod, 3), moved(joint, 3), (*block_mask[:-1], moved(block_mask[-1], 2)), scale, {}),
+            *(marked, mask_captures),
+        )[3]
+        for i, gradient in enumerate(gradients):
+            if gradient is not None and wanted[i]:
+                wide = gradient.to(torch.float32) if gradient.dtype in FLOAT_DTYPES else gradient
+                before = sums[i]
+                sums[i] = wide if before is None else before + wide
+    return tuple(None if s is None else s.to(x.dtype) for s, x in zip(sums, marked))

@@ -1,0 +1,83 @@
+"""Functions of scores and of places, as PyTorch's attention gym has them, and the formula that attention with them is
+held against. `make(device, dtype)` gives a case's score_mod, mask_mod and the tensors with gradients."""
+
+import math
+
+import torch
+
+HEADS, QUERIES, KEYS = 4, 130, 150
+
+
+def numbers(shape, seed):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def causal(device, dtype):
+    return None, lambda b, h, q, k: q >= k, ()
+
+
+def sliding_window(device, dtype, size=40):
+    return None, lambda b, h, q, k: (q >= k) & (q - k <= size), ()
+
+
+def prefix_lm(device, dtype):
+    lengths = torch.tensor([70, 10], device=device)
+    return None, lambda b, h, q, k: (k < lengths[b]) | (q >= k), ()
+
+
+def documents(device, dtype):
+    ids = (torch.arange(max(QUERIES, KEYS), device=device) // 37).to(torch.int32)
+    return None, lambda b, h, q, k: (ids[q] == ids[k]) & (q >= k), ()
+
+
+def natten(device, dtype, width=13, reach=3):
+    def mask(b, h, q, k):
+        x, y, column, row = q % width, q // width, k % width, k // width
+        return ((x - column).abs() <= reach) & ((y - row).abs() <= reach)
+
+    return None, mask, ()
+
+
+def no_keys(device, dtype):
+    """Some queries see no key, and a whole block of them sees none."""
+    return None, lambda b, h, q, k: (q % 3 != 0) & (q > 70) & (k < 90), ()
+
+
+def alibi(device, dtype):
+    slopes = numbers((HEADS,), 1).to(device, dtype).requires_grad_()
+    return (lambda score, b, h, q, k: score - slopes[h] * (q - k).abs() / 16), None, (slopes,)
+
+
+def relative_positions(device, dtype):
+    table = (4 * numbers((QUERIES + KEYS, HEADS), 2)).to(device, dtype).t().requires_grad_()
+    return (lambda score, b, h, q, k: score + table[h, q - k + KEYS - 1]), causal(device, dtype)[1], (table,)
+
+
+def softcap(device, dtype, cap=3.0):
+    return (lambda score, b, h, q, k: cap * torch.tanh(score / cap)), causal(device, dtype)[1], ()
+
+
+def learned_cap(device, dtype):
+    """A number in a tensor without dimensions, a branch by torch.where, and numbers of each query from the end."""
+    cap = torch.tensor(2.5, device=device, dtype=dtype).requires_grad_()
+    gates = numbers((2, QUERIES), 3).to(device, dtype)
+
+    def score(s, b, h, q, k):
+        s = torch.where(q < k, s * gates[b, q - QUERIES], s)
+        return cap * torch.tanh(s / cap)
+
+    return score, None, (cap,)
+
+
+def formula(query, key, value, score_mod, mask_mod):
+    """Attention in the tensors' dtype, by all scores: the results and the logarithms of the sums."""
+    (batch, heads, rows, size), columns = query.shape, key.shape[2]
+    key, value = (x.repeat_interleave(heads // key.shape[1], 1) for x in (key, value))
+    at = torch.meshgrid(*(torch.arange(n) for n in (batch, heads, rows, columns)), indexing="ij")
+    scores = (query @ key.mT) / math.sqrt(size)
+    scores = scores if score_mod is None else score_mod(scores, *at)
+    seen = torch.ones((), dtype=torch.bool) if mask_mod is None else mask_mod(*at)
+    scores = scores.masked_fill(~seen, -math.inf)
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse.masked_fill(lse == -math.inf, 0).unsqueeze(-1)).exp()
+    return weights @ value, lse

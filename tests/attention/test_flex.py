@@ -1,0 +1,222 @@
+"""flex_attention: functions of scores and places in the kernels, against the formula in float64."""
+
+import functools
+
+import pytest
+import torch
+from flex_cases import (
+    HEADS,
+    KEYS,
+    QUERIES,
+    alibi,
+    causal,
+    documents,
+    formula,
+    learned_cap,
+    natten,
+    no_keys,
+    prefix_lm,
+    relative_positions,
+    sliding_window,
+    softcap,
+)
+from rows import tuned
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask
+
+import metalcore
+from metalcore._core import generated_kernels
+
+FORWARD = (sliding_window, prefix_lm, documents, natten, softcap)
+BACKWARD = (no_keys, alibi, relative_positions, learned_cap)
+
+
+@functools.cache
+def inputs(dtype, size=64, value_size=64, kv_heads=2):
+    generator = torch.Generator().manual_seed(0)
+    shapes = (2, HEADS, QUERIES, size), (2, kv_heads, KEYS, size), (2, kv_heads, KEYS, value_size)
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+def computed(function, case, tensors, device, dtype, backward):
+    """The results of a case, and with `backward` all gradients, in float64 on the CPU."""
+    score_mod, mask_mod, learned = case(device, dtype)
+    leaves = [x.detach().to(device, dtype).requires_grad_(backward) for x in tensors]
+    with torch.set_grad_enabled(backward):
+        results = function(*leaves, score_mod, mask_mod)
+    if backward:
+        generator = torch.Generator().manual_seed(7)
+        directions = [torch.randn(x.shape, generator=generator).to(x) for x in results]
+        directions[1][results[1] == -torch.inf] = 0  # no number has a slope there
+        gradients = torch.autograd.grad(results, [*leaves, *learned], directions)
+        results = *results, *gradients
+    return [x.detach().cpu().double() for x in results]
+
+
+def ours(query, key, value, score_mod, mask_mod, block=64):
+    mask = None
+    if mask_mod is not None:
+        shape = query.shape[0], None, query.shape[2], key.shape[2]
+        mask = create_block_mask(mask_mod, *shape, device=query.device, BLOCK_SIZE=block)
+    return metalcore.flex_attention(query, key, value, score_mod, mask, enable_gqa=True, return_lse=True)
+
+
+def check(device, case, tensors, backward=False, function=ours):
+    """An error is at most twice that of the formula in the tensors' dtype, and a rounding of the largest value. Sums of
+    gradients over all scores cancel: their roundings are those of the sums' terms, which grow with the square root of
+    their number."""
+    dtype = tensors[0].dtype
+    results = computed(function, case, tensors, device, dtype, backward)
+    exact = computed(formula, case, tensors, "cpu", torch.float64, backward)
+    usual = computed(formula, case, tensors, "cpu", dtype, backward)
+    eps = torch.finfo(dtype).eps
+    for index, (a, b, c) in enumerate(zip(results, exact, usual, strict=True)):
+        assert a.shape == b.shape
+        assert torch.equal(a == -torch.inf, b == -torch.inf), f"tensor {index}: other queries see no key"
+        a, b, c = (x[b.isfinite()] for x in (a, b, c))
+        bound = 2 * (c - b).abs().max() + eps * b.abs().max()
+        if index > 4:
+            bound = bound + eps * (2 * HEADS * QUERIES * KEYS) ** 0.5
+        assert (a - b).abs().max() <= bound, f"tensor {index}: {(a - b).abs().max()} of {bound}"
+
+
+@pytest.mark.parametrize("case", FORWARD, ids=lambda case: case.__name__)
+def test_masks_and_scores(device, case):
+    with tuned("apple7"):
+        check(device, case, inputs(torch.float32))
+
+
+@pytest.mark.parametrize("case", BACKWARD, ids=lambda case: case.__name__)
+def test_gradients(device, case):
+    with tuned("apple7"):
+        check(device, case, inputs(torch.float32), backward=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_wide_kernels(device, dtype):
+    with tuned("baseline"):
+        check(device, softcap, inputs(dtype), backward=True)
+
+
+def test_long_heads(device):
+    """Gradients of keys and those of values have a kernel each. Values have another size than keys."""
+    with tuned("apple7"):
+        check(device, causal, inputs(torch.float16, 128, 40, HEADS), backward=True)
+
+
+def test_blocks_of_other_sizes(device):
+    """A block may be less than a tile, no multiple of it, and of other sizes for queries and for keys."""
+    with tuned("apple7"):
+        for block in ((24, 40), (128, 16)):
+            check(device, causal, inputs(torch.float32), True, functools.partial(ours, block=block))
+
+
+def test_layouts_offsets_and_a_shared_batch(device):
+    """Heads inside of rows, tensors that begin at an odd element, and keys of one batch item for all."""
+
+    def function(query, key, value, score_mod, mask_mod):
+        query = query.transpose(1, 2).contiguous().transpose(1, 2)
+        key = torch.cat([key.new_zeros(1), key[:1].flatten()])[1:].view(key[:1].shape)
+        mask = create_block_mask(mask_mod, 2, None, QUERIES, KEYS, device=query.device)
+        return metalcore.flex_attention(query, key, value[:1], score_mod, mask, enable_gqa=True, return_lse=True)
+
+    def expected(query, key, value, score_mod, mask_mod):
+        return formula(query, key[:1].expand_as(key), value[:1].expand_as(value), score_mod, mask_mod)
+
+    tensors = inputs(torch.float32)
+    with tuned("apple7"):
+        a = computed(function, causal, tensors, device, torch.float32, True)
+        b = computed(expected, causal, tensors, "cpu", torch.float64, True)
+    for x, y in zip(a, b, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
+
+
+def test_numbers_make_no_new_kernel(device):
+    """A function with another number, or with captured tensors of another size, is the same kernel."""
+    query, key, value = (x.to(device) for x in inputs(torch.float32, kv_heads=HEADS))
+    with tuned("apple7"):
+        before = None
+        for cap, window, length in ((3.0, 40, KEYS), (5.0, 20, 2 * KEYS)):
+            bias = torch.rand(length, device=device)
+
+            def score(s, b, h, q, k, bias=bias, cap=cap):
+                return cap * torch.tanh(s / cap) + bias[k]
+
+            _, mask, _ = sliding_window(device, torch.float32, window)
+            out, _ = ours(query, key, value, score, mask)
+            host = bias.cpu()
+            expected, _ = formula(
+                *(x.cpu().double() for x in (query, key, value)),
+                lambda s, b, h, q, k, cap=cap, host=host: cap * torch.tanh(s / cap) + host[k],
+                mask,
+            )
+            torch.testing.assert_close(out.cpu().double(), expected, rtol=1e-5, atol=1e-5)
+            if before is None:
+                before = len(generated_kernels._sources)
+        assert len(generated_kernels._sources) == before
+
+
+def test_hidden_blocks_are_not_visited(device):
+    """What hidden blocks hold does not count, not even NaN, forward or backward."""
+    query, key, value = (x.to(device) for x in inputs(torch.float32, kv_heads=HEADS))
+    key[:, :, 128:], value[:, :, 128:] = torch.nan, torch.nan
+    mask = create_block_mask(lambda b, h, q, k: k < 128, None, None, QUERIES, KEYS, device=device, BLOCK_SIZE=64)
+    leaves = [x.requires_grad_() for x in (query, key, value)]
+    with tuned("apple7"):
+        out = metalcore.flex_attention(*leaves, block_mask=mask)
+        out.sum().backward()
+    assert out.isfinite().all()
+    assert all(x.grad.isfinite().all() for x in leaves)
+    assert not key.grad[:, :, 128:].any() and not value.grad[:, :, 128:].any()
+
+
+def test_a_table_of_blocks_alone(device):
+    """Blocks that are listed count, whatever their order; others do not, and numbers that name none are harmless."""
+    query, key, value = (x.to(device) for x in inputs(torch.float32, kv_heads=HEADS))
+    counts = torch.tensor([[[1, 2, 0]]], dtype=torch.int32, device=device)
+    indices = torch.tensor([[[[2, 0, 9], [1, 0, 9], [0, 9, 9]]]], dtype=torch.int32, device=device)
+    mask = BlockMask.from_kv_blocks(counts, indices, BLOCK_SIZE=64, seq_lengths=(QUERIES, KEYS))
+    with tuned("apple7"):
+        out, aux = metalcore.flex_attention(
+            query, key, value, block_mask=mask, return_aux=AuxRequest(lse=True, max_scores=True)
+        )
+    blocks = torch.tensor([[0, 0, 1], [1, 1, 0], [0, 0, 0]], dtype=torch.bool)
+    seen = blocks.repeat_interleave(64, 0).repeat_interleave(64, 1)[:QUERIES, :KEYS]
+    host = [x.cpu().double() for x in (query, key, value)]
+    expected, lse = formula(*host, None, lambda b, h, q, k: seen)
+    largest = (host[0] @ host[1].mT / 8).masked_fill(~seen, -torch.inf).amax(-1)
+    torch.testing.assert_close(out.cpu().double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(aux.lse.cpu().double(), lse, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(aux.max_scores.cpu().double(), largest, rtol=1e-5, atol=1e-5)
+
+
+def test_nothing(device):
+    query, key = torch.ones(2, 1, 3, 8, device=device), torch.ones(2, 1, 0, 8, device=device)
+    out, lse = metalcore.flex_attention(query, key, key, return_lse=True)
+    assert not out.any() and (lse == -torch.inf).all()
+    assert metalcore.flex_attention(query[:0], key[:0], key[:0]).shape == (0, 1, 3, 8)
+
+
+def test_errors_name_the_line(device):
+    query = torch.ones(1, 2, 8, 16, device=device)
+    mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 8, 8, device=device)
+
+    def branches(score, b, h, q, k):
+        return score if q > k else -score
+
+    def sorts(score, b, h, q, k):
+        return score + torch.rand_like(score)
+
+    for function, message in ((branches, "a branch"), (sorts, "rand_like")):
+        line = function.__code__.co_firstlineno + 1
+        with pytest.raises((RuntimeError, NotImplementedError), match=rf"score_mod.*{message}|{message}") as caught:
+            metalcore.flex_attention(query, query, query, function)
+        assert "metalcore.flex_attention: score_mod" in str(caught.value)
+        assert f"test_flex.py, line {line}, in {function.__name__}" in str(caught.value)
+    with pytest.raises(RuntimeError, match="score_mod must return one number"):
+        metalcore.flex_attention(query, query, query, lambda score, b, h, q, k: score.expand(2))
+    with pytest.raises(ValueError, match="block_mask is for 8 queries and 8 keys, not 4 and 8"):
+        metalcore.flex_attention(query[:, :, :4], query, query, None, mask)
+    with pytest.raises(ValueError, match="query has 2 heads and key has 1"):
+        metalcore.flex_attention(query, query[:, :1], query[:, :1])
+    with pytest.raises(ValueError, match="do not go together"):
+        metalcore.flex_attention(query, query[..., :8], query)
