@@ -19,11 +19,13 @@ docs/transformers.md lists them with what they reach. Nothing changes in a model
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .. import overrides
-from .._core.environment import require_transformers
+from .._core.environment import after_import, require_transformers
 from .._core.registry import OPS
 from ..overrides._switches import Request
 
@@ -98,7 +100,7 @@ def active_patches() -> tuple[str, ...]:
 def register_attention() -> None:
     """Makes attn_implementation="metalcore" known to transformers, for training and for generation with dynamic and
     static caches. It has sliding windows, softcap, sinks, and packed sequences, whose position_ids begin again or which
-    come with cu_seq_lens.
+    come with cu_seq_lens. On `mps`, attn_implementation="flex_attention" runs by metalcore.flex_attention from then on.
 
     Raises:
         ImportError: transformers is not installed, or older than 5.4.
@@ -114,6 +116,26 @@ def register_attention() -> None:
     from ..overrides.libraries import attention
 
     attention.register()
+    after_import("transformers.integrations.flex_attention", _run_flex_attention)
+
+
+def _run_flex_attention():
+    """Computes attn_implementation="flex_attention" by metalcore.flex_attention, on `mps`, where PyTorch's compiled
+    function has no gradient."""
+    from ..programs.flex import flex_attention  # it imports much of PyTorch's compiler
+
+    module = import_module("transformers.integrations.flex_attention")
+    by_transformers: Any = module.compile_friendly_flex_attention
+    if hasattr(by_transformers, "__wrapped__"):
+        return
+
+    @functools.wraps(by_transformers)
+    def compile_friendly_flex_attention(query, key, value, training=False, **kwargs):
+        if query.device.type == "mps":
+            return flex_attention(query, key, value, **kwargs)
+        return by_transformers(query, key, value, training=training, **kwargs)
+
+    vars(module)["compile_friendly_flex_attention"] = compile_friendly_flex_attention
 
 
 def register_quantization() -> None:

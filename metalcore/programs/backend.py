@@ -20,6 +20,7 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 
+from .._core.environment import after_import
 from .compiling import optimize
 from .options import Options
 from .patterns import choose
@@ -277,4 +278,11 @@ def register() -> None:
         register_backend(backend, name="metalcore")
 
 
+def _allow_gradients():
+    from .flex import allow_gradients
+
+    allow_gradients()
+
+
 register()
+after_import("torch.nn.attention.flex_attention", _allow_gradients)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._higher_order_ops.flex_attention import flex_attention as flex_operator
 from torch.autograd.function import once_differentiable
 from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
@@ -64,8 +65,8 @@ def flex_attention(
         >>> metalcore.flex_attention(query, key, value, lambda score, b, h, q, k: score - (q - k).abs()).shape
         torch.Size([1, 2, 16, 64])
     """
-    own = query.device.type in running.DEVICES and not torch.compiler.is_compiling()
-    if not own or not running.takes(query, key, value, ()):
+    is_traced = torch.compiler.is_compiling()
+    if query.device.type not in running.DEVICES or not is_traced and not running.takes(query, key, value, ()):
         arguments: Any = query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options
         aux: Any = return_aux
         return torch_flex.flex_attention(*arguments, return_aux=aux)
@@ -73,22 +74,46 @@ def flex_attention(
         raise ValueError(f"{_NAME}: return_lse and return_aux do not go together")
     _check_shapes(query, key, value, block_mask, enable_gqa)
     scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
-    score = None if score_mod is None else trace_mod(score_mod, "score_mod", query.dtype, query.device)
-    if block_mask is None:
-        block_mask = torch_flex._create_empty_block_mask(query, key)
-        mask = None
+    if is_traced:
+        out, lse, largest = _traced(query, key, value, score_mod, block_mask, scale, return_aux)
     else:
-        mask = trace_mod(block_mask.mask_mod, "mask_mod", None, query.device)
-        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in mask.captures):
-            raise RuntimeError(f"{_NAME}: what mask_mod captures has no gradient; detach() it")
-    captures = () if score is None else score.captures
-    out, lse, largest = _Flex.apply(query, key, value, score, mask, block_mask.as_tuple(), scale, *captures)
+        out, lse, largest = _run(query, key, value, score_mod, block_mask, scale)
     if return_aux is not None:
         return out, AuxOutput(
             lse=lse * math.log(2) if return_aux.lse else None,
             max_scores=largest * math.log(2) if return_aux.max_scores else None,
         )
     return (out, lse * math.log(2)) if return_lse else out
+
+
+def _run(query, key, value, score_mod, block_mask, scale):
+    score = None if score_mod is None else trace_mod(score_mod, "score_mod", query.dtype, query.device)
+    mask = None
+    if block_mask is None:
+        block_mask = torch_flex._create_empty_block_mask(query, key)
+    else:
+        mask = trace_mod(block_mask.mask_mod, "mask_mod", None, query.device)
+        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in mask.captures):
+            raise RuntimeError(f"{_NAME}: what mask_mod captures has no gradient; detach() it")
+    captures = () if score is None else score.captures
+    return _Flex.apply(query, key, value, score, mask, block_mask.as_tuple(), scale, *captures)
+
+
+def _traced(query, key, value, score_mod, block_mask, scale, return_aux):
+    """Calls PyTorch's operator, in whose place programs call the kernels. Its function refuses gradients on `mps`."""
+    for tensor in (query, key, value):
+        for dimension in (-3, -1):
+            torch._dynamo.mark_static(tensor, dimension)
+    block_mask = torch_flex._create_empty_block_mask(query, key) if block_mask is None else block_mask
+    options = {
+        **dict.fromkeys(("PRESCALE_QK", "ROWS_GUARANTEED_SAFE", "BLOCKS_ARE_CONTIGUOUS"), False),
+        "BACKEND": "AUTO",
+        "WRITE_DQ": True,
+        "OUTPUT_LOGSUMEXP": True,
+        "OUTPUT_MAX": return_aux is not None and return_aux.max_scores,
+    }
+    score_mod = torch_flex._identity if score_mod is None else score_mod
+    return flex_operator(query, key, value, score_mod, block_mask.as_tuple(), scale, options)
 
 
 def _check_shapes(query, key, value, block_mask, enable_gqa):

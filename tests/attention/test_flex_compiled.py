@@ -1,0 +1,87 @@
+"""PyTorch's flex_attention in graphs of the backend, and metalcore's there; transformers' attention by that name."""
+
+import types
+
+import pytest
+import torch
+from flex_cases import HEADS, KEYS, QUERIES, causal, formula, relative_positions, softcap
+from rows import tuned
+from test_flex import check, computed, inputs
+from torch.nn.attention import flex_attention as torch_flex
+from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
+
+import metalcore
+
+LSE = AuxRequest(lse=True)
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    with tuned("apple7"):
+        yield
+    torch._dynamo.reset()
+
+
+def compiled(function, observed):
+    run = torch.compile(function, backend="metalcore", fullgraph=True)
+
+    def call(query, key, value, score_mod, mask_mod):
+        mask = create_block_mask(mask_mod, None, None, QUERIES, KEYS, device=query.device)
+        with metalcore.programs.observe() as graphs:
+            out, aux = run(query, key, value, score_mod, mask, enable_gqa=True, return_aux=LSE)
+        observed.extend(graphs)
+        return out, aux.lse
+
+    return call
+
+
+@pytest.mark.parametrize("ours", [False, True], ids=["PyTorch's", "ours"])
+def test_gradients_in_a_program(device, ours):
+    """Also on mps, where PyTorch's function takes no gradient by itself, and the gradient of a captured table."""
+    observed: list = []
+    torch.compile(lambda x: x, backend="metalcore")  # makes the backend known
+    function = metalcore.flex_attention if ours else torch_flex.flex_attention
+    check(device, relative_positions, inputs(torch.float32), True, compiled(function, observed))
+    steps = [step.operator for graph in observed for program in graph.programs for step in program.report().steps]
+    assert steps.count("flex_forward") == steps.count("flex_backward") == 1
+
+
+def test_other_head_sizes_and_operations_are_left_to_pytorch(device):
+    """The generator has no formula for a Bessel function, and no kernel has heads of 260."""
+
+    def bessel(device, dtype):
+        return (lambda score, b, h, q, k: score + torch.special.bessel_j0(q - k + 0.5)), causal(device, dtype)[1], ()
+
+    check(device, bessel, inputs(torch.float32), True, compiled(torch_flex.flex_attention, []))
+    check(device, softcap_and_causal, inputs(torch.float32, 260), True, compiled(torch_flex.flex_attention, []))
+
+
+def softcap_and_causal(device, dtype):
+    return softcap(device, dtype)
+
+
+def test_transformers_attention(device):
+    """What attn_implementation="flex_attention" calls, with a soft cap, sinks, a gradient and heads of no power of two:
+    transformers takes the sinks into account by the logarithms."""
+    transformers = pytest.importorskip("transformers.integrations.flex_attention")
+    from metalcore.integrations.transformers import register_attention
+
+    register_attention()
+    layer, sinks = types.SimpleNamespace(training=True), torch.rand(HEADS, dtype=torch.float64)
+
+    def by_transformers(query, key, value, score_mod, mask_mod):
+        mask = create_block_mask(mask_mod, None, None, QUERIES, KEYS, device=query.device)
+        s_aux = sinks.to(query)
+        out, lse = transformers.flex_attention_forward(layer, query, key, value, mask, softcap=3.0, s_aux=s_aux)
+        return out.transpose(1, 2), lse
+
+    def expected(query, key, value, score_mod, mask_mod):
+        out, lse = formula(query, key, value, score_mod, mask_mod)
+        return out * torch.sigmoid(lse - sinks.to(query)[:, None]).unsqueeze(-1), lse
+
+    tensors = inputs(torch.float32)
+    ours = computed(by_transformers, softcap, tensors, device, torch.float32, True)
+    exact = computed(expected, softcap, tensors, "cpu", torch.float64, True)
+    for a, b in zip(ours, exact, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
