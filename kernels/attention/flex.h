@@ -24,8 +24,11 @@ struct FlexParams {
   FlexTables tables;
   int64_t heads, group;  // of queries; of queries that share a head of keys and values
   int64_t q_length, k_length, head_size, value_size;
-  int64_t pieces;   // threadgroups for a block
-  int64_t first;    // threadgroup of the dispatch: a long dispatch is made in pieces
+  int64_t pieces;  // threadgroups for a block
+  int64_t first;   // threadgroup of the dispatch: a long dispatch is made in pieces
+  int64_t splits,
+      out_part;     // threadgroups that share the keys of a block of queries, and from one's results to the next
+  int64_t cuts;     // parts of `k_block / cuts` keys, rounded up, that a block of keys has for them
   int64_t vectors;  // rows can be loaded 16 bytes at a time
   int64_t has_full, has_lse_gradient;
   int64_t scale;  // the bits of a float
@@ -38,9 +41,9 @@ struct FlexPlace {
   uint batch, head, block, begin, end;
 };
 // Threadgroups of long walks come first: for a causal mask these are those of the last queries, or of the first keys.
-METAL_FUNC FlexPlace flex_place(constant FlexParams& p, uint group, uint heads, uint block_rows, uint length, uint rows,
+METAL_FUNC FlexPlace flex_place(constant FlexParams& p, uint index, uint heads, uint block_rows, uint length, uint rows,
                                 bool from_last) {
-  const uint pieces = uint(p.pieces), all = pieces * uint(p.tables.rows), index = uint(p.first) + group;
+  const uint pieces = uint(p.pieces), all = pieces * uint(p.tables.rows);
   const uint number = from_last ? all - 1 - index % all : index % all, head = index / all % heads;
   const uint block = number / pieces, begin = block * block_rows + number % pieces * rows;
   return {index / all / heads, head, block, begin, metal::min((block + 1) * block_rows, length)};
@@ -51,18 +54,26 @@ struct FlexWalk {
   device const int* partial;
   device const int* full;
   uint partial_count, count, blocks, block_size, length, tile;
+  uint cuts, cut_size;
   uint number, at, end;
 
   METAL_FUNC bool more() const { return number < count; }
   METAL_FUNC bool masked() const { return number < partial_count; }
   METAL_FUNC void seek() {
     for (; number < count; ++number) {
-      const uint block = uint(number < partial_count ? partial[number] : full[number - partial_count]);
+      const uint which = masked() ? number : number - partial_count, cut = which % cuts * cut_size;
+      const uint block = uint((masked() ? partial : full)[which / cuts]);
       if (block >= blocks) continue;  // such a number must not lead outside of the tensors
-      at = block * block_size;
-      end = metal::min(at + block_size, length);
-      return;
+      at = block * block_size + cut;
+      end = metal::min(at + metal::min(cut_size, block_size - cut), length);
+      if (at < end) return;
     }
+  }
+  // Leaves one of several parts of the walk.
+  METAL_FUNC void take(uint part, uint parts) {
+    number = count * part / parts;
+    count = count * (part + 1) / parts;
+    seek();
   }
   METAL_FUNC void next() {
     at += tile;
@@ -73,23 +84,25 @@ struct FlexWalk {
 };
 METAL_FUNC FlexWalk flex_walk(constant FlexParams& p, device const int* counts, device const int* indices,
                               device const int* full_counts, device const int* full_indices, uint batch, uint head,
-                              uint block, uint block_size, uint length, uint tile) {
+                              uint block, uint block_size, uint length, uint tile, uint cuts) {
   const int64_t table = int64_t(batch) % p.tables.batches * p.tables.heads + int64_t(head) % p.tables.heads;
   const int64_t row = table * p.tables.rows + block;
   const uint partial = metal::min(uint(counts[row]), uint(p.tables.partial_columns));
   const uint full = p.has_full != 0 ? metal::min(uint(full_counts[row]), uint(p.tables.full_columns)) : 0;
   FlexWalk walk = {indices + row * p.tables.partial_columns,
                    p.has_full != 0 ? full_indices + row * p.tables.full_columns : indices,
-                   partial,
-                   partial + full,
+                   partial * cuts,
+                   (partial + full) * cuts,
                    (length + block_size - 1) / block_size,
                    block_size,
                    length,
                    tile,
+                   cuts,
+                   (metal::min(block_size, length) + cuts - 1) / cuts,
                    0,
                    0,
                    0};
-  walk.seek();
+  walk.take(0, 1);
   return walk;
 }
 

@@ -29,7 +29,8 @@ METAL_FUNC void flex_dkv(device T* dk, device T* dv, device const T* q, device c
   threadgroup float* const subtracted = numbers + kQueries;
 
   const uint k_heads = uint(p.heads / p.group), q_length = uint(p.q_length);
-  const FlexPlace at = flex_place(p, group, k_heads, uint(p.tables.k_block), uint(p.k_length), kKeys, false);
+  const FlexPlace at =
+      flex_place(p, uint(p.first) + group, k_heads, uint(p.tables.k_block), uint(p.k_length), kKeys, false);
   if (at.begin >= at.end) return;
   const Place place = place_of(lane);
   const uint key = at.begin + simd * 8 * kDown;
@@ -52,7 +53,7 @@ METAL_FUNC void flex_dkv(device T* dk, device T* dv, device const T* q, device c
     const StridedRows<T> q_rows = rows_of(q, p.q, at.batch, head, 0);
     const StridedRows<T> gradient_rows = rows_of(d_out, p.d_out, at.batch, head, 0);
     for (FlexWalk walk = flex_walk(p, counts, indices, full_counts, full_indices, at.batch, head, at.block,
-                                   uint(p.tables.q_block), q_length, kQueries);
+                                   uint(p.tables.q_block), q_length, kQueries, 1);
          walk.more(); walk.next()) {
       const uint query = walk.at;
       metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);

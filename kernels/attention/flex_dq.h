@@ -22,7 +22,8 @@ METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, de
   threadgroup T* const own_queries = kNarrow ? tile + kTileRows * kPitch : tile;
   threadgroup T* const own_gradients = kNarrow ? own_queries + kQueries * kPitch : tile;
 
-  const FlexPlace at = flex_place(p, group, uint(p.heads), uint(p.tables.q_block), uint(p.q_length), kQueries, true);
+  const FlexPlace at =
+      flex_place(p, uint(p.first) + group, uint(p.heads), uint(p.tables.q_block), uint(p.q_length), kQueries, true);
   if (at.begin >= at.end) return;
   const uint k_length = uint(p.k_length), k_head = at.head / uint(p.group);
   const Place place = place_of(lane);
@@ -64,7 +65,7 @@ METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, de
   clear(sums);
   const StridedRows<T> k_rows = rows_of(k, p.k, at.batch, k_head, 0), v_rows = rows_of(v, p.v, at.batch, k_head, 0);
   for (FlexWalk walk = flex_walk(p, counts, indices, full_counts, full_indices, at.batch, at.head, at.block,
-                                 uint(p.tables.k_block), k_length, kKeys);
+                                 uint(p.tables.k_block), k_length, kKeys, 1);
        walk.more(); walk.next()) {
     const uint key = walk.at;
     Fragments<float, kDown, kAcross> scores, products;

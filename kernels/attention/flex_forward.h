@@ -9,8 +9,9 @@ constexpr uint flex_forward_tile() {
   return ((kNarrow ? kKeys : 2 * kKeys) + (kNarrow ? 8 * kDown * kSimds : 0)) * (kSize + 16 / sizeof(T));
 }
 
-template <typename T, uint kSize, uint kDown, uint kSimds, uint kKeys, bool kNarrow, typename Mods>
-METAL_FUNC void flex_forward(device T* out, device float* lse, device float* largest_scores, device const T* q,
+// `Out` is the type of results of all keys, or float for those of a part of them.
+template <typename T, uint kSize, uint kDown, uint kSimds, uint kKeys, bool kNarrow, typename Out, typename Mods>
+METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* largest_scores, device const T* q,
                              device const T* k, device const T* v, device const int* counts, device const int* indices,
                              device const int* full_counts, device const int* full_indices, threadgroup T* tile,
                              constant FlexParams& p, thread const Mods& mods, uint group, uint thread_index, uint simd,
@@ -22,7 +23,9 @@ METAL_FUNC void flex_forward(device T* out, device float* lse, device float* lar
   threadgroup T* const values = kNarrow ? tile : tile + kKeys * kPitch;
   threadgroup T* const own = kNarrow ? tile + kTileRows * kPitch : tile;
 
-  const FlexPlace at = flex_place(p, group, uint(p.heads), uint(p.tables.q_block), uint(p.q_length), kQueries, true);
+  const uint splits = uint(p.splits), index = uint(p.first) + group, split = index % splits;
+  const FlexPlace at =
+      flex_place(p, index / splits, uint(p.heads), uint(p.tables.q_block), uint(p.q_length), kQueries, true);
   if (at.begin >= at.end) return;
   const uint k_length = uint(p.k_length), k_head = at.head / uint(p.group);
   const Place place = place_of(lane);
@@ -43,7 +46,8 @@ METAL_FUNC void flex_forward(device T* out, device float* lse, device float* lar
   Ahead keys_ahead(k_rows, k_length, uint(p.head_size), p.vectors != 0, thread_index);
   Ahead values_ahead(v_rows, k_length, uint(p.value_size), p.vectors != 0, thread_index);
   FlexWalk walk = flex_walk(p, counts, indices, full_counts, full_indices, at.batch, at.head, at.block,
-                            uint(p.tables.k_block), k_length, kKeys);
+                            uint(p.tables.k_block), k_length, kKeys, uint(p.cuts));
+  if (splits > 1) walk.take(split, splits);
   if (kEarly && walk.more()) {
     keys_ahead.load(walk.at);
     values_ahead.load(walk.at);
@@ -125,12 +129,13 @@ METAL_FUNC void flex_forward(device T* out, device float* lse, device float* lar
     total[m] += metal::simd_shuffle_xor(total[m], 8);
     const uint row = query + m * 8 + place.row;
     if (place.column == 0 && row < at.end) {
-      const int64_t number = flex_number(p, at.batch, at.head, row);
+      const int64_t token = (int64_t(at.batch) * p.q_length + row) * splits + split;
+      const int64_t number = splits == 1 ? flex_number(p, at.batch, at.head, row) : token * p.heads + at.head;
       lse[number] = total[m] == 0.0f ? -INFINITY : largest[m] + metal::precise::log2(total[m]);
       largest_scores[number] = largest[m];
     }
     factors[m] = total[m] == 0.0f ? 0.0f : 1.0f / total[m];
   }
-  store(sums, factors, first_row(out, p.out, at.batch, at.head, 0), p.out.row, query, at.end, uint(p.value_size),
-        place);
+  store(sums, factors, first_row(out + split * p.out_part, p.out, at.batch, at.head, 0), p.out.row, query, at.end,
+        uint(p.value_size), place);
 }

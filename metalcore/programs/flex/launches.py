@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +32,8 @@ MOST_SIZE = 256
 _SIZES = (64, 96, 128, 192, 256)
 # What a dispatch may do where the system aborts long ones: 0.2 s of the slowest GPU (csrc/gpu/cost.h).
 _MOST_FLOPS = 0.2 * 0.23e12
+# Few queries: as many threadgroups as fill a large GPU twice, and keys of a block that one takes at least.
+_THREADGROUPS, _CUT = 256, 128
 
 
 class Tables(NamedTuple):
@@ -125,17 +128,42 @@ def _tiles(call: Call, kernel: str) -> _Tiles:
 
 def forward(call: Call, tables: Tables, score: Captured | None, mask: Captured | None) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the results, and the logarithms of softmax's sums and the largest scores, both to base 2."""
-    q, v = call.q, call.v
-    out = like(q, v.shape[3])
-    lse, largest = (torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) for _ in range(2))
+    q, (batch, heads, length, _), size = call.q, call.q.shape, call.v.shape[3]
+    tiles = _tiles(call, "forward")
+    splits, cuts = _splits(call, tables, tiles)
+    out = like(q, size)
+    # Results of parts of the keys are floats (batch, length, splits, heads, size).
+    parts = out if splits == 1 else q.new_empty(batch, length, splits, heads, size, dtype=torch.float32)
+    numbers = (batch, heads, length) if splits == 1 else parts.shape[:-1]
+    lse, largest = (torch.empty(numbers, dtype=torch.float32, device=q.device) for _ in range(2))
     mods = Mods()
     mods.method("score", score, "float", more=("score",))
     mods.method("mask", mask, "bool")
-    tiles = _tiles(call, "forward")
-    inputs = [("T", q), ("T", call.k), ("T", v), *_tables(tables)]
-    launch = _Launch("forward", call, tables, tiles, mods, [("T", out), ("float", lse), ("float", largest)], inputs)
-    launch.run({"out": out}, tables.q_block, q.shape[2], q.shape[1], 2 * call.k.shape[2])
-    return out, lse, largest
+    inputs = [("T", q), ("T", call.k), ("T", call.v), *_tables(tables)]
+    outputs = [("T" if splits == 1 else "float", parts), ("float", lse), ("float", largest)]
+    launch = _Launch("forward", call, tables, tiles, mods, outputs, inputs)
+    place = parts if splits == 1 else parts[:, :, 0].transpose(1, 2)
+    part = 0 if splits == 1 else parts.stride(2)
+    work = 2 * call.k.shape[2]
+    launch.run({"out": place}, tables.q_block, length, heads, work, split=(splits, part, cuts))
+    if splits == 1:
+        return out, lse, largest
+    merged, sums = ops.merge_states(parts.flatten(0, 1), lse.flatten(0, 1) * math.log(2))
+    out.copy_(merged.view(batch, length, heads, size).transpose(1, 2))
+    sums = sums.view(batch, length, heads).transpose(1, 2).contiguous() / math.log(2)
+    return out, sums, largest.amax(2).transpose(1, 2).contiguous()
+
+
+def _splits(call: Call, tables: Tables, tiles: _Tiles) -> tuple[int, int]:
+    """Returns how many threadgroups share the keys of a few queries, and the parts that a block has for them."""
+    batch, heads, length, _ = call.q.shape
+    if length > tiles.rows:
+        return 1, 1
+    block = min(tables.k_block, call.k.shape[2])
+    cuts = -(-block // _CUT)
+    columns = sum(indices.shape[3] for _, indices in (tables.partial, *([tables.full] if tables.full else [])))
+    splits = min(-(-_THREADGROUPS // (batch * heads * tables.numbers[2])), columns * cuts)
+    return (splits, cuts) if splits > 1 else (1, 1)
 
 
 def dq(call, tables, score, derivative: tuple[Captured, Node | None] | None, mask, out, lse, d_out, d_lse):
@@ -251,13 +279,14 @@ class _Launch:
             f"  flex_{self.kernel}<{template}>({', '.join(passed)});\n}}\n"
         )
 
-    def run(self, tensors, block, length, heads, others, has_lse=False):
+    def run(self, tensors, block, length, heads, others, has_lse=False, split=(1, 0, 1)):
         """Launches the kernel.
 
         Args:
             tensors: by the names of their strides, beside queries, keys and values.
             block: rows of a block, of `length` rows that a head has.
             others: rows of products that a row takes part in, for the time that a dispatch takes.
+            split: threadgroups that share the keys, from the results of one to those of the next, and cuts of blocks.
         """
         call, tables, tiles = self.call, self.tables, self.tiles
         batch, q_heads, q_length, head_size = call.q.shape
@@ -270,13 +299,22 @@ class _Launch:
         vectors = all(_has_vectors(tensor) for name, tensor in tensors.items() if name[:2] not in ("dq", "dk", "dv"))
         sizes = [q_heads, group, q_length, call.k.shape[2], head_size, call.v.shape[3], pieces]
         flags = [vectors, tables.full is not None, has_lse]
-        count = batch * heads * tables.numbers[2] * pieces
+        count = batch * heads * tables.numbers[2] * pieces * split[0]
         most = count
         if call.q.device.type == "mps":
             most = max(1, int(_MOST_FLOPS / (2.0 * tiles.rows * others * tiles.size)))
         outs, ins = [t for _, t in self.outputs], [*(t for _, t in self.inputs), *self.mods.tensors]
         for first in range(0, count, most):
-            numbers = [*strides, *tables.numbers, *sizes, first, *flags, float_bits(call.scale), *self.mods.numbers]
+            numbers = [
+                *strides,
+                *tables.numbers,
+                *sizes,
+                first,
+                *split,
+                *flags,
+                float_bits(call.scale),
+                *self.mods.numbers,
+            ]
             threads = 32 * tiles.simds
             grid = (min(most, count - first) * threads, 1, 1)
             why = f"{tiles.rows} rows for a threadgroup, head size {head_size} in tiles for {tiles.size}"
