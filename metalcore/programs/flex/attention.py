@@ -15,6 +15,7 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
 from . import running
 from .graphs import Captured, derivative_of, trace_mod
+from .known import traced_once
 
 __all__ = ["flex_attention"]
 
@@ -87,16 +88,20 @@ def flex_attention(
 
 
 def _run(query, key, value, score_mod, block_mask, scale):
-    score = None if score_mod is None else trace_mod(score_mod, "score_mod", query.dtype, query.device)
+    score = None if score_mod is None else _once(score_mod, "score_mod", query.dtype, query.device)
     mask = None
     if block_mask is None:
         block_mask = torch_flex._create_empty_block_mask(query, key)
     else:
-        mask = trace_mod(block_mask.mask_mod, "mask_mod", None, query.device)
+        mask = _once(block_mask.mask_mod, "mask_mod", None, query.device)
         if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in mask.captures):
             raise RuntimeError(f"{_NAME}: what mask_mod captures has no gradient; detach() it")
     captures = () if score is None else score.captures
     return _Flex.apply(query, key, value, score, mask, block_mask.as_tuple(), scale, *captures)
+
+
+def _once(function, kind, dtype, device):
+    return traced_once(function, kind, lambda: trace_mod(function, kind, dtype, device), dtype, device)
 
 
 def _traced(query, key, value, score_mod, block_mask, scale, return_aux):

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 __all__ = ["Captured", "derivative_of", "place_of_node", "trace_mod", "with_captures"]
 
+_DERIVATIVE = "metalcore_derivative"  # the key of a graph's meta
 INDICES = 4  # the numbers of a batch item, a head, a query and a key
 
 
@@ -94,13 +95,17 @@ def with_captures(graph: GraphModule, captures: Sequence) -> Captured | None:
 def derivative_of(score: Captured, dtype: torch.dtype, device) -> GraphModule:
     """Returns the graph of (score, indices, gradient, captures …) -> (gradient of score, None …, gradients of
     captures)."""
+    if known := score.graph.meta.get(_DERIVATIVE):
+        return known
     with FakeTensorMode(allow_non_fake_inputs=True):
         values = (
             torch.zeros((), dtype=dtype, device=device, requires_grad=True),
             *(torch.zeros((), dtype=torch.int32, device=device) for _ in range(INDICES)),
         )
     with torch.enable_grad(), TransformGetItemToIndex():
-        return create_fw_bw_graph(_Scattering(score.graph).run, values, score.captures)[1]  # pyright: ignore[reportReturnType, reportArgumentType]
+        joint: Any = create_fw_bw_graph(_Scattering(score.graph).run, values, score.captures)[1]  # pyright: ignore[reportArgumentType]
+    score.graph.meta[_DERIVATIVE] = joint
+    return joint
 
 
 class _Scattering(Interpreter):
@@ -142,6 +147,8 @@ def _lifted(module: GraphModule, captures: list[Tensor]) -> Captured:
             tensors.append(tensor)
         node.replace_all_uses_with(places[node.target])
         graph.erase_node(node)
+    for name in places:
+        delattr(module, name)  # so that the graph does not keep the tensor alive
     graph.eliminate_dead_code()
     module.recompile()
     return Captured(module, tuple(tensors))

@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.fx import Node
 
 from ... import _C
 from ..._core import generated_kernels
 from ..._core.operators import ops
 from ...msl.language.inline_headers import inline_headers
 from ..pointwise.functions import used
-from ..pointwise.numbers import MEMORY
+from ..pointwise.numbers import MEMORY, Unsupported
+from ..pointwise.parts import MOST_BUFFERS
 from ..pointwise.source import HEAD
 from .graphs import Captured
 from .mods import Mods, float_bits
@@ -26,7 +26,7 @@ _PACKAGE = Path(__file__).parents[2]
 # The headers of kernels: in a wheel's package, or beside it in a checkout.
 _KERNELS = next(path for path in (_PACKAGE / "kernels", _PACKAGE.parent / "kernels") if path.exists())
 
-__all__ = ["MOST_SIZE", "Call", "Tables", "dkv", "dq", "forward", "like", "tables_of"]
+__all__ = ["MOST_SIZE", "Call", "Functions", "Tables", "dkv", "dq", "forward", "like", "tables_of"]
 
 MOST_SIZE = 256
 _SIZES = (64, 96, 128, 192, 256)
@@ -34,6 +34,7 @@ _SIZES = (64, 96, 128, 192, 256)
 _MOST_FLOPS = 0.2 * 0.23e12
 # Few queries: as many threadgroups as fill a large GPU twice, and keys of a block that one takes at least.
 _THREADGROUPS, _CUT = 256, 128
+_MADE, _KEPT = "metalcore_kernels", 64  # the key of a graph's meta, and how many kernels are kept there
 
 
 class Tables(NamedTuple):
@@ -126,7 +127,7 @@ def _tiles(call: Call, kernel: str) -> _Tiles:
     return _Tiles(size, _first(row, (128, 2), otherwise=1), 4, across, False)
 
 
-def forward(call: Call, tables: Tables, score: Captured | None, mask: Captured | None) -> tuple[Tensor, Tensor, Tensor]:
+def forward(call: Call, tables: Tables, functions: Functions) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the results, and the logarithms of softmax's sums and the largest scores, both to base 2."""
     q, (batch, heads, length, _), size = call.q, call.q.shape, call.v.shape[3]
     tiles = _tiles(call, "forward")
@@ -136,12 +137,9 @@ def forward(call: Call, tables: Tables, score: Captured | None, mask: Captured |
     parts = out if splits == 1 else q.new_empty(batch, length, splits, heads, size, dtype=torch.float32)
     numbers = (batch, heads, length) if splits == 1 else parts.shape[:-1]
     lse, largest = (torch.empty(numbers, dtype=torch.float32, device=q.device) for _ in range(2))
-    mods = Mods()
-    mods.method("score", score, "float", more=("score",))
-    mods.method("mask", mask, "bool")
     inputs = [("T", q), ("T", call.k), ("T", call.v), *_tables(tables)]
     outputs = [("T" if splits == 1 else "float", parts), ("float", lse), ("float", largest)]
-    launch = _Launch("forward", call, tables, tiles, mods, outputs, inputs)
+    launch = _Launch("forward", call, tables, tiles, functions, outputs, inputs)
     place = parts if splits == 1 else parts[:, :, 0].transpose(1, 2)
     part = 0 if splits == 1 else parts.stride(2)
     work = 2 * call.k.shape[2]
@@ -166,21 +164,20 @@ def _splits(call: Call, tables: Tables, tiles: _Tiles) -> tuple[int, int]:
     return (splits, cuts) if splits > 1 else (1, 1)
 
 
-def dq(call, tables, score, derivative: tuple[Captured, Node | None] | None, mask, out, lse, d_out, d_lse):
+def dq(call, tables, functions: Functions, out, lse, d_out, d_lse):
     """Returns the gradient of queries, and for each of them what softmax's derivative subtracts."""
     q = call.q
     gradient = like(q, q.shape[3])
     delta = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     inputs = [("T", q), ("T", call.k), ("T", call.v), *_tables(tables)]
     inputs += [("T", out), ("float", lse), ("T", d_out), ("float", lse if d_lse is None else d_lse)]
-    mods = _backward_mods(score, derivative, mask)
-    launch = _Launch("dq", call, tables, _tiles(call, "dq"), mods, [("T", gradient), ("float", delta)], inputs)
+    launch = _Launch("dq", call, tables, _tiles(call, "dq"), functions, [("T", gradient), ("float", delta)], inputs)
     strides = {"out": out, "d_out": d_out, "dq": gradient}
     launch.run(strides, tables.q_block, q.shape[2], q.shape[1], 3 * call.k.shape[2], has_lse=d_lse is not None)
     return gradient, delta
 
 
-def dkv(call, tables, score, derivative: tuple[Captured, Node | None] | None, mask, lse, delta, d_out):
+def dkv(call, tables, functions: Functions, lse, delta, d_out):
     """Returns the gradients of keys and values."""
     q, k, v = call.q, call.k, call.v
     dk, dv = like(k, k.shape[3]), like(v, v.shape[3])
@@ -191,23 +188,48 @@ def dkv(call, tables, score, derivative: tuple[Captured, Node | None] | None, ma
         kinds = [(True, False), (False, True)]
     inputs = [("T", q), ("T", k), ("T", v), *_tables(tables), ("float", lse), ("float", delta), ("T", d_out)]
     for of_keys, of_values in kinds:
-        mods = _backward_mods(score, derivative, mask)
         more = f", {str(of_keys).lower()}, {str(of_values).lower()}"
-        launch = _Launch("dkv", call, tables, tiles, mods, [("T", dk), ("T", dv)], inputs, more)
+        launch = _Launch("dkv", call, tables, tiles, functions, [("T", dk), ("T", dv)], inputs, more)
         work = 4 * q.shape[2] * (q.shape[1] // k.shape[1])
         launch.run({"d_out": d_out, "dk": dk, "dv": dv}, tables.k_block, k.shape[2], k.shape[1], work)
     return dk, dv
 
 
-def _backward_mods(score, derivative, mask):
-    mods = Mods()
-    mods.method("score", score, "float", more=("score",))
-    mods.method("mask", mask, "bool")
-    if derivative is None or derivative[1] is None:
-        mods.plain_derivative("gradient" if derivative is None else "0.0f")
-    else:
-        mods.method("derivative", derivative[0], "float", derivative[1], more=("score", "gradient"))
-    return mods
+class Functions(NamedTuple):
+    """The caller's functions, and the node of score_mod's derivative; None where there is none.
+
+    Attributes:
+        has_derivative: whether the kernel needs the derivative.
+    """
+
+    score: Captured | None
+    mask: Captured | None
+    joint: Captured | None = None
+    has_derivative: bool = False
+
+    @property
+    def captures(self) -> tuple:
+        return tuple(x for mod in (self.score, self.mask) if mod is not None for x in mod.captures)
+
+    @property
+    def graphs(self) -> tuple:
+        return tuple(None if mod is None else mod.graph for mod in (self.score, self.mask, self.joint))
+
+    def mods(self) -> Mods:
+        mods = Mods()
+        mods.method("score", self.score, "float", more=("score",))
+        mods.method("mask", self.mask, "bool")
+        if not self.has_derivative:
+            return mods
+        if self.joint is None:
+            mods.plain_derivative("gradient")
+            return mods
+        returned = next(node for node in self.joint.graph.graph.nodes if node.op == "output").args[0]
+        if returned[0] is None:  # pyright: ignore[reportIndexIssue, reportOptionalSubscript]
+            mods.plain_derivative("0.0f")
+        else:
+            mods.method("derivative", self.joint, "float", returned[0], more=("score", "gradient"))  # pyright: ignore[reportArgumentType, reportIndexIssue, reportOptionalSubscript]
+        return mods
 
 
 def _tables(tables):
@@ -236,21 +258,45 @@ class _Launch:
         more: template arguments after the tiles.
     """
 
-    def __init__(self, kernel, call, tables, tiles, mods, outputs, inputs, more=""):
+    def __init__(self, kernel, call, tables, tiles, functions, outputs, inputs, more=""):
         self.kernel, self.call, self.tables, self.tiles = kernel, call, tables, tiles
-        self.mods, self.outputs, self.inputs = mods, outputs, inputs
-        self.name = generated_kernels.add(f"flex_{kernel}", self._source(more))
+        self.outputs, self.inputs = outputs, inputs
+        self.name, self.numbers, self.captured = self._made(functions, more)
 
-    def _source(self, more):
+    def _made(self, functions, more):
+        """Returns the kernel's name, the functions' numbers, and the captured tensors. Functions that are traced once
+        and capture tensors of one form have them at hand."""
+        captures = functions.captures
+        owner = next((graph for graph in functions.graphs if graph is not None), None)
+        known = {} if owner is None else owner.meta.setdefault(_MADE, {})
+        forms = tuple((x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else (type(x), repr(x)) for x in captures)
+        same = tuple(next(i for i, other in enumerate(captures) if other is x) for x in captures)
+        types = tuple(type_ for type_, _ in (*self.outputs, *self.inputs))
+        key = self.kernel, self.call.q.dtype, self.tiles, more, types, tuple(map(id, functions.graphs)), forms, same
+        if key not in known:
+            mods = functions.mods()
+            places = [next(i for i, x in enumerate(captures) if x is tensor) for tensor in mods.tensors]
+            name = generated_kernels.add(f"flex_{self.kernel}", self._source(mods, more))
+            if len(known) >= _KEPT:
+                known.clear()
+            known[key] = name, mods.numbers, places, functions.graphs  # whose ids nothing else has as long as they live
+        name, numbers, places, _ = known[key]
+        return name, numbers, [captures[place] for place in places]
+
+    def _source(self, mods, more):
         tiles, buffers = self.tiles, [*self.outputs, *self.inputs]
         names = [f"x{i}" for i in range(len(buffers))]
         declared = [
             f"device {'' if i < len(self.outputs) else 'const '}{type_}* {name}"
             for i, (name, (type_, _)) in enumerate(zip(names, buffers))
         ]
-        declared += self.mods.members()
+        declared += mods.members()
+        if len(declared) > MOST_BUFFERS:
+            raise Unsupported(
+                f"the functions capture {len(mods.tensors)} tensors, and a kernel has {MOST_BUFFERS} buffers"
+            )
         signature = ",\n    ".join(f"{text} [[buffer({i})]]" for i, text in enumerate(declared))
-        captured = [f"c{i}" for i in range(len(self.mods.tensors))]
+        captured = [f"c{i}" for i in range(len(mods.tensors))]
         template = f"T, {tiles.arguments}{more}"
         numbers = f"  threadgroup float numbers[{2 * tiles.across}];\n" if self.kernel == "dkv" else ""
         passed = [
@@ -264,7 +310,7 @@ class _Launch:
             "simd",
             "lane",
         ]
-        methods = self.mods.text()
+        methods = mods.text()
         return (
             f"{_header(self.kernel)}\n{HEAD}{used(methods)}\n"
             f"typedef {MEMORY[self.call.q.dtype]} T;\n{methods}\n"
@@ -303,7 +349,7 @@ class _Launch:
         most = count
         if call.q.device.type == "mps":
             most = max(1, int(_MOST_FLOPS / (2.0 * tiles.rows * others * tiles.size)))
-        outs, ins = [t for _, t in self.outputs], [*(t for _, t in self.inputs), *self.mods.tensors]
+        outs, ins = [t for _, t in self.outputs], [*(t for _, t in self.inputs), *self.captured]
         for first in range(0, count, most):
             numbers = [
                 *strides,
@@ -313,7 +359,7 @@ class _Launch:
                 *split,
                 *flags,
                 float_bits(call.scale),
-                *self.mods.numbers,
+                *self.numbers,
             ]
             threads = 32 * tiles.simds
             grid = (min(most, count - first) * threads, 1, 1)

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._higher_order_ops.flex_attention import sdpa_dense, sdpa_dense_backward
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from ..._core.routing import DEVICES, FLOAT_DTYPES
 from ..pointwise.numbers import MEMORY, Unsupported
@@ -33,11 +33,6 @@ def takes(q: Tensor, k: Tensor, v: Tensor, captures: Sequence) -> bool:
         and all(x.device == q.device for x in (k, v))
         and all(x.dtype in MEMORY and (x.device == q.device or x.is_cpu and not x.dim()) for x in tensors)
     )
-
-
-class _Functions(NamedTuple):
-    score: Captured
-    mask: Captured
 
 
 _traced: weakref.WeakKeyDictionary[GraphModule, dict] = weakref.WeakKeyDictionary()
@@ -105,7 +100,7 @@ def forward(query, key, value, score: Captured | None, mask: Captured | None, bl
         out = query.new_zeros(*query.shape[:3], value.shape[3])
         blind = torch.full(query.shape[:3], -torch.inf, dtype=torch.float32, device=query.device)
         return out, blind, blind.clone()
-    return launches.forward(call, launches.tables_of(block_mask, False), score, mask)
+    return launches.forward(call, launches.tables_of(block_mask, False), launches.Functions(score, mask))
 
 
 def flex_backward(
@@ -172,22 +167,15 @@ def backward(query, key, value, score, joint, mask, block_mask, scale, out, lse,
     if query.numel() == 0 or value.numel() == 0:
         return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
     call = _call(query, key, value, scale)
-    derivative = None if joint is None else (Captured(joint, score.captures), _first_result(joint))
+    of_score = None if joint is None else Captured(joint, score.captures)
+    functions = launches.Functions(score, mask, of_score, has_derivative=True)
     d_out, out = _with_dense_rows(d_out), _with_dense_rows(out)
     lse, d_lse = lse.contiguous(), None if d_lse is None else d_lse.contiguous()
-    dq, delta = launches.dq(
-        call, launches.tables_of(block_mask, False), score, derivative, mask, out, lse, d_out, d_lse
-    )
-    of_keys = launches.tables_of(block_mask, True)
-    dk, dv = launches.dkv(call, of_keys, score, derivative, mask, lse, delta, d_out)
+    dq, delta = launches.dq(call, launches.tables_of(block_mask, False), functions, out, lse, d_out, d_lse)
+    dk, dv = launches.dkv(call, launches.tables_of(block_mask, True), functions, lse, delta, d_out)
     if key.shape[0] != query.shape[0]:
         dk, dv = dk.sum(0, keepdim=True), dv.sum(0, keepdim=True)
     return dq, dk, dv
-
-
-def _first_result(graph: GraphModule) -> Node | None:
-    returned = next(node for node in graph.graph.nodes if node.op == "output").args[0]
-    return returned[0]
 
 
 def captured_gradients(
