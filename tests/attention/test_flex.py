@@ -220,3 +220,30 @@ def test_errors_name_the_line(device):
         metalcore.flex_attention(query, query[:, :1], query[:, :1])
     with pytest.raises(ValueError, match="do not go together"):
         metalcore.flex_attention(query, query[..., :8], query)
+
+
+factor = 1.0
+
+
+def test_a_function_is_traced_again_where_it_would_be_another(device):
+    """Numbers in closures and globals, numbers in tensors on the CPU, and captured tensors that change in place."""
+    global factor
+    query, key, value = (x.to(device) for x in inputs(torch.float32, kv_heads=HEADS))
+    bias, on_cpu = torch.zeros(KEYS, device=device), torch.tensor(1.0)
+
+    def call(power):
+        return metalcore.flex_attention(query, key, value, lambda s, b, h, q, k: s * factor * power * on_cpu + bias[k])
+
+    with tuned("apple7"):
+        plain = call(1.0)
+        assert torch.equal(call(1.0), plain)
+        changed = [call(0.5)]
+        factor = 0.5
+        changed.append(call(1.0))
+        factor = 1.0
+        on_cpu.fill_(0.5)
+        changed.append(call(1.0))
+        on_cpu.fill_(1.0)
+        assert all(torch.equal(x, changed[0]) and not torch.equal(x, plain) for x in changed)
+        bias[0] = 100.0
+        torch.testing.assert_close(call(1.0), value[:, :, :1].expand_as(query))

@@ -5,26 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 from torch._higher_order_ops.flex_attention import flex_attention, flex_attention_backward
 from torch.fx import GraphModule
-from torch.nn.attention import flex_attention as torch_flex
 
 from .running import flex_backward, flex_forward
 
-__all__ = ["allow_gradients", "use_kernels"]
-
-
-def allow_gradients() -> None:
-    """Lets PyTorch's function take tensors on `mps` that need a gradient. It refuses them, since PyTorch has no kernel
-    for the derivative there."""
-    checks = torch_flex._validate_device
-    if hasattr(checks, "of_torch"):
-        return
-
-    def validate_device(query, key, value):
-        if query.device.type != "mps":
-            checks(query, key, value)
-
-    validate_device.of_torch = checks  # pyright: ignore[reportFunctionMemberAccess]
-    torch_flex._validate_device = validate_device  # pyright: ignore[reportPrivateImportUsage]
+__all__ = ["use_kernels"]
 
 
 def use_kernels(module: GraphModule) -> None:
