@@ -3,6 +3,7 @@
     python -m tools.register_gate                    # a table of all kernels; exit status 1 where one does not fit
     python -m tools.register_gate linalg gemm/gemm   # the files whose path below kernels/ begins so
     python -m tools.register_gate gemm --free        # the registers that kernels take where nothing bounds them
+    python -m tools.register_gate attention/dq --kernels attention_dq_narrow_64_half    # these of the file alone
 
 A thread of an Apple GPU has at most 128 registers of 32 bits, and fewer where a threadgroup has many threads: a
 pipeline for 1024 threads leaves each of them 52. What these cannot hold spills to memory, which is slow, and Metal
@@ -15,6 +16,7 @@ It is a proxy, and no proof: both GPUs have registers of 32 bits and the same va
 another scheduler, and another layout of matrices. What NVIDIA and OVER list need not fit. Of that, kernels that
 only NVIDIA GPUs run are not measured at all: those GPUs are there to be timed on, where a few bytes that spill may be
 faster than a smaller tile, so that a bound says nothing. They must compile, and so fit in 48 KiB of threadgroup memory.
+The same holds for a kernel of bfloats whose twin of halves is measured: the twin has the same values in registers.
 """
 
 import argparse
@@ -81,7 +83,7 @@ class Use:
     kernel: str
     threads: int  # promised, or 0
     budget: int  # registers
-    registers: int | None  # None where only NVIDIA GPUs run the kernel
+    registers: int | None  # None where the kernel is not measured
     local_bytes: int | None  # of a thread: what was spilled, and arrays that are indexed at run time
     threadgroup_bytes: int
 
@@ -126,31 +128,39 @@ def families(prefixes=("",)):
     return sorted(name for name in names if name.startswith(tuple(prefixes)))
 
 
-def uses(family, free=False):
-    """What the kernels of a file use, each with its budget of registers, or with as many as it takes."""
+def uses(family, free=False, kernels=None):
+    """What the kernels of a file use, each with its budget of registers, or with as many as it takes. `kernels` names
+    the only ones of them that matter."""
     path = KERNELS / f"{family}.metal"
-    return uses_of(path.read_text(encoding="utf-8"), [path.parent, KERNELS], free, str(path))
+    return uses_of(path.read_text(encoding="utf-8"), [path.parent, KERNELS], free, str(path), kernels)
 
 
-def uses_of(source, include_dirs=(), free=False, filename="program_source"):
+def uses_of(source, include_dirs=(), free=False, filename="program_source", kernels=None):
     from metalcore.msl.language.translate import translate
 
     # As the package has it: without guards for pointers that are not aligned.
     translation = translate(source, include_dirs=include_dirs, filename=filename)
     described = translation.cuda_kernels()
+    if kernels:
+        described = {name: kernel for name, kernel in described.items() if name in kernels}
     promised = {name: kernel["max_total_threads"] for name, kernel in described.items()}
-    of_nvidia = {} if free else dict.fromkeys(name for name in described if reason_of(name, NVIDIA))
-    bounds = {name: _MOST if free else budget(promised[name]) for name in described if name not in of_nvidia}
+    unmeasured = {} if free else dict.fromkeys(name for name in described if _is_unmeasured(name, described))
+    bounds = {name: _MOST if free else budget(promised[name]) for name in described if name not in unmeasured}
     found = _compiled(translation, described, bounds)
-    for name, (*_, threadgroup_bytes) in _compiled(translation, described, of_nvidia, *fast()).items():
+    for name, (*_, threadgroup_bytes) in _compiled(translation, described, unmeasured, *fast()).items():
         found[name] = None, None, threadgroup_bytes
     uses = {name: Use(name, promised[name], budget(promised[name]), *found[name]) for name in described}
-    over = [name for name, use in uses.items() if not (use.fits or free)]
+    over = [name for name, use in uses.items() if not (use.fits or free or reason_of(name, OVER))]
     if over:  # a compiler that is told of a bound may choose worse than without
         for name, (registers, local_bytes, _) in _compiled(translation, described, dict.fromkeys(over)).items():
             use = dataclasses.replace(uses[name], registers=registers, local_bytes=local_bytes)
             uses[name] = use if use.fits and registers <= use.budget else uses[name]
     return list(uses.values())
+
+
+def _is_unmeasured(kernel, described):
+    twin = re.sub(r"bfloat(?=_|$)", "half", kernel)
+    return bool(reason_of(kernel, NVIDIA)) or twin != kernel and twin in described and not reason_of(twin, OVER)
 
 
 def fast():
@@ -236,12 +246,13 @@ class Cubin:
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prefixes", nargs="*", default=[""])
+    parser.add_argument("--kernels", nargs="+", help="measure these kernels of the files alone")
     parser.add_argument("--free", action="store_true", help="bound the registers by nothing, and judge nothing")
     options = parser.parse_args(arguments)
     faults = []
     print(HEADING)
     for family in families(options.prefixes):
-        for use in uses(family, options.free):
+        for use in uses(family, options.free, options.kernels):
             print(use, flush=True)
             faults += [f"{use.kernel}: {use.fault}"] * bool(use.fault and not options.free)
     print(*faults, f"{len(faults)} kernels fail", sep="\n")
