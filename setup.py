@@ -35,6 +35,7 @@ setup(
             "**/*.pyi",
             "msl/include/**/*",
             "msl/check/include/*",
+            "estimates/include/**/*",
         ],
     },
     ext_modules=[ops_extension(), *c_library()],

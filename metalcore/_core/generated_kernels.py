@@ -53,7 +53,7 @@ def is_known(kernel: str) -> bool:
 
 def translated(kernel: str) -> dict[str, Any]:
     """Returns what NVRTC compiles a generated kernel from: the text, and cuda_source's description of the kernel."""
-    translation = _program(kernel).translation
+    translation = program_of(kernel).translation
     return {"program": translation.program, "kernel": translation.cuda_kernels()[kernel]}
 
 
@@ -67,7 +67,7 @@ def cuda_number(kernel: str) -> int | None:
 def _cuda_number(kernel):
     from ..msl.nvidia import cuda
 
-    program = _program(kernel)
+    program = program_of(kernel)
 
     def load():
         return program.translation.program, program.translation.cuda_kernels()
@@ -76,7 +76,7 @@ def _cuda_number(kernel):
 
 
 @functools.cache
-def _program(kernel):
+def program_of(kernel):
     from ..msl.runtime.library import ShaderProgram
 
     return ShaderProgram(_sources[kernel], [], {})
@@ -94,7 +94,7 @@ def shared_object(kernel: str, family: str | None, checking: bool, flushing: boo
         return os.fspath(host.shared_object(family, checking, flushing))
     from ..msl.runtime.targets import SimulatorTarget
 
-    return os.fspath(SimulatorTarget(_program(kernel))._shared_object(None, checking=checking))
+    return os.fspath(SimulatorTarget(program_of(kernel))._shared_object(None, checking=checking))
 
 
 if hasattr(_C, "simulator_set_compiler"):

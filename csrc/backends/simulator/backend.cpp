@@ -1,6 +1,7 @@
 // The simulator's gpu::Backend: each dispatch runs to its end before the next begins.
 #include "../../gpu/backend.h"
 
+#include "counted.h"
 #include "launch.h"
 
 #include <exception>
@@ -57,6 +58,11 @@ void with_launch(const gpu::Recording& recording, const gpu::Dispatch& dispatch,
 }
 
 void run(const gpu::Recording& recording, const gpu::Dispatch& dispatch, const KernelReference& kernel) {
+  bool whole = true;
+  if (counting().on)
+    with_launch(recording, dispatch, find_counting_kernel(recording.name(dispatch)),
+                [&](const Launch& launch) { whole = execute_counted(launch); });
+  if (!whole) return;
   with_launch(recording, dispatch, kernel, execute);
 }
 
@@ -113,8 +119,12 @@ class SimulatorBackend final : public gpu::Backend {
   std::string_view device_type() const override { return device_type_; }
 
   // The threads of a simdgroup are fibers that switch at every exchange, while a thread alone runs as plain vector
-  // code. The tuning prefers such threads. In checking mode plans are those of a GPU, so that its kernels are checked.
-  std::string_view family() override { return checking().on ? "" : "simulator"; }
+  // code. The tuning prefers such threads. In checking mode plans are those of a GPU, so that its kernels are checked,
+  // and in counting mode those of the GPU that is asked for.
+  std::string_view family() override {
+    if (counting().on) return counting().family;
+    return checking().on ? "" : "simulator";
+  }
 
   // It stands for a Mac.
   bool bounds_work() const override { return true; }

@@ -100,21 +100,35 @@ bool interrupts_raise() {
 
 namespace {
 
-python::Callback compiler;
+python::Callback compiler, counting_compiler;
+
+std::string path_of(PyObject* called) {
+  const Object path = python::own(called);
+  const Object encoded = python::own(PyUnicode_EncodeFSDefault(path.get()));
+  const char* text = PyBytes_AsString(encoded.get());
+  if (!text) throw python::PythonError();
+  return std::string(text);
+}
+
+const char* or_none(const std::string& family) { return family.empty() ? nullptr : family.c_str(); }
 
 }  // namespace
 
 void set_compiler(PyObject* callable) { compiler.set(callable); }
+void set_counting_compiler(PyObject* callable) { counting_compiler.set(callable); }
 
 std::string compile_kernel(std::string_view kernel, const std::string& family, bool checking, bool flushing) {
   return compiler.call("metalcore: no compiler of kernels has been set", [&](PyObject* function) {
-    const Object path = python::own(PyObject_CallFunction(
-        function, "s#zOO", kernel.data(), static_cast<Py_ssize_t>(kernel.size()),
-        family.empty() ? nullptr : family.c_str(), checking ? Py_True : Py_False, flushing ? Py_True : Py_False));
-    const Object encoded = python::own(PyUnicode_EncodeFSDefault(path.get()));
-    const char* text = PyBytes_AsString(encoded.get());
-    if (!text) throw python::PythonError();
-    return std::string(text);
+    return path_of(PyObject_CallFunction(function, "s#zOO", kernel.data(), static_cast<Py_ssize_t>(kernel.size()),
+                                         or_none(family), checking ? Py_True : Py_False,
+                                         flushing ? Py_True : Py_False));
+  });
+}
+
+std::string compile_counting(std::string_view kernel, const std::string& family) {
+  return counting_compiler.call("metalcore: no compiler of kernels that count has been set", [&](PyObject* function) {
+    return path_of(
+        PyObject_CallFunction(function, "s#z", kernel.data(), static_cast<Py_ssize_t>(kernel.size()), or_none(family)));
   });
 }
 

@@ -1,5 +1,6 @@
 #include "launch.h"
 
+#include "counted.h"
 #include "pool.h"
 #include "library.h"
 #include "scratch.h"
@@ -108,6 +109,7 @@ void set_checking(Checking checking) {
 }
 
 void execute(const Launch& launch) {
+  if (launch.kernel.library->counting()) return void(execute_counted(launch));
   if (!launch.threads.x || !launch.threads.y || !launch.threads.z) return;
   validate(launch);
   Watch watch;

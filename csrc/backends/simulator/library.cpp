@@ -144,7 +144,8 @@ const Library& load(State& s, const std::string& path, const std::string& source
     dlclose(handle);
     throw std::runtime_error("metalcore: " + path + " " + problem);
   }
-  abi->bind(abi->checking ? checking_runtime() : normal_runtime());
+  const msl_abi::Runtime* const runtimes[] = {normal_runtime(), checking_runtime(), counting_runtime()};
+  abi->bind(runtimes[abi->checking]);
   s.libraries.push_back({path, source, abi, static_cast<uint32_t>(s.libraries.size()), Segments(abi)});
   s.by_path[path] = &s.libraries.back();
   return s.libraries.back();
@@ -246,6 +247,18 @@ KernelReference find_kernel(std::string_view kernel, bool checking) {
   const std::string path = compile_kernel(kernel, builtin ? builtin->family : "", checking, variant.flushing);
   std::lock_guard lock(s.mutex);
   return keep(s, load(s, path, builtin ? source_of(s, builtin->path) : ""), kernel, variant);
+}
+
+KernelReference find_counting_kernel(std::string_view kernel) {
+  State& s = state();
+  std::string family;
+  {
+    std::lock_guard lock(s.mutex);
+    if (!gpu::generated_source(kernel)) family = find_builtin(s, kernel, {false, false}).family;
+  }
+  const Library& opened = load_library(compile_counting(kernel, family));
+  if (const msl_abi::Kernel* found = opened.find(kernel)) return {&opened, found};
+  throw std::runtime_error("metalcore: " + opened.path + " has no kernel '" + std::string(kernel) + "'");
 }
 
 void set_library_path(const std::string& path) {

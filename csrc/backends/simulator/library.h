@@ -31,6 +31,7 @@ class Segments {
 // The services that a translated library is bound to.
 const msl_abi::Runtime* normal_runtime();
 const msl_abi::Runtime* checking_runtime();
+const msl_abi::Runtime* counting_runtime();
 
 struct Library {
   std::string path;
@@ -39,7 +40,8 @@ struct Library {
   uint32_t id;
   Segments segments;
 
-  bool checking() const { return abi->checking != 0; }
+  bool checking() const { return abi->checking == 1; }
+  bool counting() const { return abi->checking == 2; }
   bool is_code_of_kernels(const char* address) const {  // signal handlers may call it
     return segments.is_code(address) && (address < abi->callbacks_begin || address >= abi->callbacks_end);
   }
@@ -64,6 +66,8 @@ const Library& library(uint32_t id);
 // -flushing behind it comes first. It is opened when one of its kernels is first asked for. A generated kernel is
 // compiled then. Throws std::runtime_error for an unknown kernel.
 KernelReference find_kernel(std::string_view kernel, bool checking);
+// The same kernel in a library that counts, which is compiled where no one has before (compile_counting).
+KernelReference find_counting_kernel(std::string_view kernel);
 void set_library_path(const std::string& path);
 std::string library_path();
 // The name of the folder of built-in libraries that suits this CPU best among those that exist.

@@ -1,5 +1,6 @@
 #include "../../python/objects.h"
 
+#include "counted.h"
 #include "interpreter.h"
 #include "fault.h"
 #include "launch.h"
@@ -218,6 +219,52 @@ PyObject* checking_python(PyObject*, PyObject*) {
   });
 }
 
+PyObject* set_counting_python(PyObject*, PyObject* args) {
+  return guarded([&]() -> PyObject* {
+    PyObject* compiler;
+    unsigned long long events, whole;
+    const char* family;
+    if (!PyArg_ParseTuple(args, "OKKs", &compiler, &events, &whole, &family)) throw PythonError();
+    set_counting_compiler(compiler);
+    set_counting({compiler != Py_None, events, whole, family});
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* take_counts_python(PyObject*, PyObject*) {
+  return guarded([&] {
+    Object list(check(PyList_New(0)));
+    const auto append = [](Object& to, PyObject* made) {
+      const Object item(check(made));
+      if (PyList_Append(to.get(), item.get()) < 0) throw PythonError();
+    };
+    static constexpr const char* kNames[] = {"device", "constant", "threadgroup", "thread"};
+    for (const Counts& counts : take_counts()) {
+      Object blocks(check(PyList_New(0))), sites(check(PyList_New(0))), buffers(check(PyList_New(0)));
+      for (const auto& [number, block] : counts.blocks)
+        append(blocks, Py_BuildValue("(IKKK)", number, block.simdgroups, block.lanes, block.parted));
+      for (const auto& [number, places] : counts.sites)
+        for (uint32_t place = 0; place < kPlaces; ++place)
+          if (const Counts::Site& site = places[place]; site.simdgroups)
+            append(sites, Py_BuildValue("{s:I,s:s,s:K,s:K,s:K,s:K,s:K,s:K,s:(KK)}", "site", number, "space",
+                                        kNames[place], "simdgroups", site.simdgroups, "lanes", site.lanes, "bytes",
+                                        site.bytes, "lines", site.lines, "sectors", site.sectors, "passes", site.passes,
+                                        "missed", site.missed[0], site.missed[1]));
+      for (const Counts::Buffer& buffer : counts.buffers)
+        append(buffers, Py_BuildValue("{s:I,s:K,s:K,s:K,s:K,s:(ddd)}", "index", buffer.index, "bytes", buffer.bytes,
+                                      "read", buffer.read, "written", buffer.written, "distinct", buffer.distinct,
+                                      "shared", buffer.shared[0], buffer.shared[1], buffer.shared[2]));
+      append(list,
+             Py_BuildValue("{s:s,s:s,s:N,s:N,s:K,s:K,s:K,s:I,s:O,s:N,s:N,s:N}", "path", counts.path.c_str(), "kernel",
+                           counts.kernel.c_str(), "threads", triple(counts.threads), "group", triple(counts.group),
+                           "groups", counts.groups, "sampled", counts.sampled, "events", counts.events,
+                           "threadgroup_memory", counts.threadgroup_memory, "ran", counts.ran ? Py_True : Py_False,
+                           "blocks", blocks.release(), "sites", sites.release(), "buffers", buffers.release()));
+    }
+    return list.release();
+  });
+}
+
 PyObject* set_threads(PyObject*, PyObject* args) {
   return guarded([&]() -> PyObject* {
     unsigned int count;
@@ -271,6 +318,13 @@ PyMethodDef methods[] = {
     {"simulator_set_device_functions", set_device_functions_python, METH_VARARGS,
      "simulator_set_device_functions(find_allocation, range_of_allocations, rethrow): addresses of the functions of "
      "launch.h's DeviceFunctions"},
+    {"simulator_set_counting", set_counting_python, METH_VARARGS,
+     "simulator_set_counting(compiler, events, whole, family): counts what kernels do, until the compiler is None. It "
+     "is "
+     "called as compiler(kernel, family), with family None for generated kernels; a dispatch is counted for about as "
+     "many events, and also runs as a whole where that has at most `whole`; plans are those of a family of GPUs"},
+    {"simulator_take_counts", take_counts_python, METH_NOARGS,
+     "simulator_take_counts() -> list of dicts: what was counted since the last call, a dispatch each"},
     {"simulator_set_num_threads", set_threads, METH_VARARGS,
      "simulator_set_num_threads(count): how many threads a dispatch may use, the calling one included"},
     {"simulator_set_timeout", set_timeout_python, METH_VARARGS,

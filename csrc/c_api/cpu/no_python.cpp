@@ -14,6 +14,10 @@ void listen_to_interrupts(bool) {}
 uint32_t interrupts() { return 0; }
 bool interrupts_raise() { return false; }
 
+std::string compile_counting(std::string_view, const std::string&) {
+  throw std::logic_error("metalcore: libmetalcore does not count");
+}
+
 std::string compile_kernel(std::string_view kernel, const std::string& family, bool checking, bool) {
   const std::string name(kernel);
   if (!family.empty()) throw std::runtime_error("metalcore: the build has left out the kernels of " + family);

@@ -1,0 +1,214 @@
+"""What kernels do, counted by the executor: instructions by kind, memory by place, each with its line of code."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from .. import _C
+from .._core.generated_kernels import program_of
+from ..msl.language.translate import translate
+from ..msl.runtime import host
+from ..msl.runtime.library import ShaderLibrary, ShaderProgram
+from ..msl.runtime.targets import SimulatorTarget
+from . import instrument
+
+# After so many blocks and accesses of a dispatch no further threadgroup is counted, and a dispatch of more than WHOLE
+# does not also run as a whole, so that what it writes is not there.
+EVENTS = 4_000_000
+WHOLE = 2_000_000_000
+TOGETHER = 16  # A program of so many kernels is compiled once; of a larger one each kernel is.
+_KINDS = ("load", "store", "atomic", "load", "store")  # by msl_abi::AccessKind
+
+
+class Memory(NamedTuple):
+    """Accesses to one address space. All figures but `lanes` and `bytes` are of simdgroups.
+
+    Attributes:
+        times: accesses; those to neighbouring addresses, as to a vector's components, count as one.
+        lanes: accesses of single threads.
+        bytes: what these ask for.
+        lines: lines of 128 bytes that each touches, summed.
+        sectors: parts of 32 bytes that each touches, summed.
+        passes: of threadgroup memory, how often the bank is used that each uses most, summed.
+        missed: lines that caches of 8 KiB and 64 KiB did not hold, each of one threadgroup.
+    """
+
+    times: float = 0
+    lanes: float = 0
+    bytes: float = 0
+    lines: float = 0
+    sectors: float = 0
+    passes: float = 0
+    missed: tuple[float, float] = (0, 0)
+
+
+class Buffer(NamedTuple):
+    """What threadgroups touch of an argument.
+
+    Attributes:
+        bytes: that are bound.
+        read, written: lines of 128 bytes, summed over threadgroups.
+        distinct: lines that the sample touched.
+        shared: the part of a threadgroup's lines that its neighbours along x, y and z touch too; -1 without one.
+    """
+
+    index: int
+    bytes: int
+    read: float
+    written: float
+    distinct: int
+    shared: tuple[float, float, float]
+
+
+class Counted(NamedTuple):
+    """A dispatch. Figures stand for all of its threadgroups; `sampled` of `groups` were counted.
+
+    Attributes:
+        instructions: of simdgroups, by kind, such as "float32.fma", "special.exp", "simd.reduce" or "device.load".
+        lines: the same for each line of the program, by (file, line).
+        lanes: the part of the lanes that work, over all instructions.
+        parted: branches at which lanes of a simdgroup went different ways.
+        memory: by address space ("device", "constant", "threadgroup", "thread") and "load", "store" or "atomic".
+        ran: whether the kernel also ran as a whole.
+    """
+
+    kernel: str
+    threads: tuple[int, int, int]
+    group: tuple[int, int, int]
+    groups: int
+    sampled: int
+    threadgroup_memory: int
+    instructions: Counter
+    lines: dict[tuple[str, int], Counter]
+    lanes: float
+    parted: float
+    memory: dict[tuple[str, str], Memory]
+    buffers: tuple[Buffer, ...]
+    ran: bool
+
+
+@functools.lru_cache(maxsize=64)
+def _table(path):
+    """Returns what instrument.py wrote of a library's blocks and accesses."""
+    text = ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(ctypes.CDLL(path), "msl_table")))
+    return json.loads(text)
+
+
+def _counted(entry) -> Counted:
+    table = _table(entry["path"])
+    scale = entry["groups"] / entry["sampled"]
+    places = [tuple(place) for place in table["places"]]
+    instructions, lines = Counter(), {}
+    working = possible = parted = 0
+    for number, simdgroups, lanes, apart in entry["blocks"]:
+        parted += apart * scale
+        for place, kinds in table["blocks"][number][1].items():
+            of_line = lines.setdefault(places[int(place)], Counter())
+            for kind, times in kinds.items():
+                instructions[kind] += times * simdgroups * scale
+                of_line[kind] += times * simdgroups * scale
+                working, possible = working + times * lanes, possible + times * simdgroups * 32
+    memory = {}
+    for site in entry["sites"]:
+        access, place = table["sites"][site["site"]]
+        key = site["space"], _KINDS[access]
+        values = [site["simdgroups"], *(site[name] for name in Memory._fields[1:-1])]
+        added = Memory(*(value * scale for value in values), missed=tuple(m * scale for m in site["missed"]))
+        found = memory.get(key, Memory())
+        memory[key] = Memory(
+            *(a + b for a, b in zip(found[:-1], added[:-1], strict=True)),
+            missed=tuple(a + b for a, b in zip(found.missed, added.missed, strict=True)),
+        )
+        instructions[".".join(key)] += added.times
+        lines.setdefault(places[place], Counter())[".".join(key)] += added.times
+    buffers = tuple(
+        Buffer(b["index"], b["bytes"], b["read"] * scale, b["written"] * scale, b["distinct"], b["shared"])
+        for b in entry["buffers"]
+    )
+    return Counted(
+        *(entry[name] for name in ("kernel", "threads", "group", "groups", "sampled", "threadgroup_memory")),
+        instructions,
+        lines,
+        working / possible if possible else 1.0,
+        parted,
+        memory,
+        buffers,
+        entry["ran"],
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _translated(family):
+    source = host._KERNELS / f"{family}.metal"
+    text = source.read_text(encoding="utf-8")
+    return text, translate(text, include_dirs=[source.parent, host._KERNELS], filename=f"{family}.metal")
+
+
+def _compiled(kernel, family):
+    """Returns the path of a library that counts, for the executor."""
+    if family is None:
+        program = program_of(kernel)
+        return os.fspath(instrument.compiled(program.translation.source(), msl=program.source))
+    text, translation = _translated(family)
+    return os.fspath(instrument.compiled(translation.source([kernel]), msl=text, filename=f"{family}.metal"))
+
+
+class Counts(list):
+    """The value of counting(): a Counted for each dispatch, after the block."""
+
+
+@contextlib.contextmanager
+def counting(*, family: str = "", events: int = EVENTS, whole: int = WHOLE) -> Iterator[Counts]:
+    """Counts what metalcore's ops on simulated `mps` tensors dispatch inside the block, on all threads.
+
+    Args:
+        family: the family of GPUs whose tuning rows plans take, such as "apple9".
+        events: after so many blocks and accesses no further threadgroup of a dispatch is counted.
+        whole: a dispatch of more of these does not run as a whole, so that what it writes is not there.
+
+    Example:
+        >>> with metalcore.estimates.counting() as counts:
+        ...     y = metalcore.relu(torch.ones(64, device="mps"))
+        >>> counts[0].memory["device", "store"].bytes
+        256.0
+    """
+    counts = Counts()
+    _C.simulator_take_counts()
+    _C.simulator_set_counting(_compiled, events, whole, family)
+    try:
+        yield counts
+    finally:
+        _C.simulator_set_counting(None, 0, 0, "")
+        counts.extend(map(_counted, _C.simulator_take_counts()))
+
+
+class _CountingTarget(SimulatorTarget):
+    """Runs the kernels of a program in a library that counts."""
+
+    def prepare(self):
+        """Leaves errors to the first call."""
+
+    def run(self, kernel, buffers, lengths, threads, group):
+        names = None if len(self._program.names) <= TOGETHER else [kernel]
+        path = instrument.compiled(self._program.translation.source(names), msl=self._program.source)
+        _C.simulator_dispatch(_C.simulator_load(os.fspath(path)), kernel, buffers, lengths, threads, group)
+
+
+class CountedLibrary(ShaderLibrary):
+    """A program of MSL whose kernels are counted when they are called. They leave no results."""
+
+    def __init__(self, source: str, include_dirs=(), constants=None):
+        self._counting = None
+        super().__init__(ShaderProgram(source, [os.fspath(path) for path in include_dirs], constants or {}))
+
+    def _target(self, device=None) -> Any:
+        if self._counting is None:
+            self._counting = _CountingTarget(self._program)
+        return self._counting
