@@ -72,6 +72,7 @@ _LAZY = {
     "compile_train_step": "replay",
     "disable_pytorch_overrides": "overrides",
     "enable_pytorch_overrides": "overrides",
+    "estimate": "estimates",
     "explain": "_explain",
     "flex_attention": "programs.flex",
     "generate": "generation",
@@ -81,7 +82,18 @@ _LAZY = {
 }
 _LAZY_MODULES = frozenset(
     {
-        *("distributed", "generation", "gguf", "golden", "integrations", "msl", "nn", "overrides", "programs"),
+        *(
+            "distributed",
+            "estimates",
+            "generation",
+            "gguf",
+            "golden",
+            "integrations",
+            "msl",
+            "nn",
+            "overrides",
+            "programs",
+        ),
         *("replay", "simulator"),
     }
 )
@@ -99,6 +111,8 @@ __all__ = [
     "disable_pytorch_overrides",
     "distributed",
     "enable_pytorch_overrides",
+    "estimate",
+    "estimates",
     "explain",
     "flex_attention",
     "generate",
@@ -143,8 +157,22 @@ __all__ += sampling.__all__
 __all__ += sequence.__all__
 
 if TYPE_CHECKING:  # what __getattr__ imports
-    from . import distributed, generation, gguf, golden, integrations, msl, nn, overrides, programs, replay, simulator
+    from . import (
+        distributed,
+        estimates,
+        generation,
+        gguf,
+        golden,
+        integrations,
+        msl,
+        nn,
+        overrides,
+        programs,
+        replay,
+        simulator,
+    )
     from ._explain import explain
+    from .estimates import estimate
     from .generation import generate
     from .msl.runtime.library import compile_shader
     from .overrides import active_overrides, disable_pytorch_overrides, enable_pytorch_overrides, report

@@ -106,7 +106,7 @@ def _refusals(op):
         raise ValueError(f"explain(): {op} does not take these arguments: {error}") from error
 
 
-def _tensor_arguments(entry):
+def tensor_arguments(entry):
     parameters = inspect.signature(entry.function).parameters
     return [name for name, parameter in parameters.items() if "Tensor" in str(parameter.annotation) and name != "out"]
 
@@ -119,8 +119,10 @@ def _check_options(entry, options):
             raise TypeError(f"explain(): {entry.name} has no argument {name!r}; it has {', '.join(names)}")
 
 
-def _recorded(entry: Op, inputs, shapes, dtype, device, options, backward):
-    names = _tensor_arguments(entry)
+def arguments_of(entry: Op, inputs, shapes, dtype, options, make) -> dict[str, Any]:
+    """Returns the arguments of an op by name, without those in `options`, from which it takes the tensors' shapes.
+    `make(shape, dtype)` makes tensors."""
+    names = tensor_arguments(entry)
     if len(shapes) > len(names):
         raise ValueError(f"explain(): {entry.name} takes {len(names)} tensors, not {len(shapes)}")
     if not shapes:
@@ -131,19 +133,24 @@ def _recorded(entry: Op, inputs, shapes, dtype, device, options, backward):
         if value is not None:
             shape_of[name] = _shape(value)
     with _refusals(entry.name):
-        arguments = {name: _tensor(shape, entry.integers.get(name, dtype)) for name, shape in shape_of.items()}
+        arguments = {name: make(shape, entry.integers.get(name, dtype)) for name, shape in shape_of.items()}
         # Integer tensors, such as packed weights, keep their dtype.
         for name, value in zip(names, inputs):
             if isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex():
                 arguments[name] = torch.empty_like(value, device="meta")
     for name, parameter in inspect.signature(entry.function).parameters.items():
         if name not in arguments and name not in options and parameter.default is parameter.empty:
-            arguments[name] = _usual_value(entry, name, shapes[0], dtype)
+            arguments[name] = _usual_value(entry, name, shapes[0], dtype, make)
+    return arguments
+
+
+def _recorded(entry: Op, inputs, shapes, dtype, device, options, backward):
+    arguments = arguments_of(entry, inputs, shapes, dtype, options, _tensor)
     if not backward:
         with _refusals(entry.name), on_meta(device) as recorder, torch.no_grad():
             entry.function(**arguments, **options)
         return recorder.recording
-    for name in names:
+    for name in tensor_arguments(entry):
         if name in arguments:
             arguments[name].requires_grad_(arguments[name].is_floating_point())
     with _refusals(entry.name), on_meta(device), torch.enable_grad():
@@ -158,13 +165,13 @@ def _tensor(shape, dtype):
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def _usual_value(entry, name, first, dtype):
+def _usual_value(entry, name, first, dtype, make):
     """Returns a value for an argument that has no default and was not given."""
     usual = {"dim": -1, "upper": False, "normalized_shape": first[-1:]}
     if name in usual:
         return usual[name]
     if name == "residual":
-        return _tensor(first, dtype)
+        return make(first, dtype)
     raise ValueError(f"explain(): {entry.name} needs the shape of {name}")
 
 

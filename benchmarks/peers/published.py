@@ -35,17 +35,17 @@ class Published:
     macros: tuple[str, ...] = ()
     aligned: bool = True
 
-    def library(self, constants):
-        """The compiled program with these values of its function constants."""
-        return _library(self, tuple(sorted(constants.items())))
+    def library(self, constants, make=metalcore.compile_shader):
+        """The compiled program with these values of its function constants. `make` compiles it."""
+        return _library(self, tuple(sorted(constants.items())), make)
 
 
 @functools.cache
-def _library(published, constants):
+def _library(published, constants, make):
     macros = "".join(f"#define {name} 1\n" for name in published.macros)
     source = f'{macros}#line 1 "{published.file.name}"\n{published.file.read_text(encoding="utf-8")}'
     directories, aligned = published.include_dirs, published.aligned
-    return metalcore.compile_shader(source, include_dirs=directories, constants=dict(constants), aligned=aligned)
+    return make(source, include_dirs=directories, constants=dict(constants), aligned=aligned)
 
 
 def checkout(option, folder, *files):
@@ -82,7 +82,11 @@ class Launch:
 
     @functools.cached_property
     def call(self):
-        library = self.published.library(self.constants)
+        return self.by(metalcore.compile_shader)
+
+    def by(self, make):
+        """The call of the kernel that `make` compiles."""
+        library = self.published.library(self.constants, make)
         return functools.partial(
             getattr(library, self.kernel),
             *self.arguments,

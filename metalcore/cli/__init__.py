@@ -1,5 +1,5 @@
-"""The command line: `python -m metalcore info`, `ops`, `explain`, `op`, `bench`, `generate`, `check`, `selftest`,
-`doctor`, `golden`, `gguf`, `program`, `tune` and `cflags`.
+"""The command line: `python -m metalcore info`, `ops`, `explain`, `estimate`, `op`, `bench`, `generate`, `check`,
+`selftest`, `doctor`, `golden`, `gguf`, `program`, `tune` and `cflags`.
 
 Each command is a module with `add_parser(subparsers)`, which names the function that runs it. Exit status: 0; 1 if a
 benchmark or a check failed; 2, with a line on stderr, for a request that cannot be met; 130 after Ctrl-C.
@@ -14,11 +14,43 @@ import sys
 import torch
 
 from .._system import __version__
-from . import bench, cflags, check, doctor, explain, generate, gguf, golden, info, op, ops, program, selftest, tune
+from . import (
+    bench,
+    cflags,
+    check,
+    doctor,
+    estimate,
+    explain,
+    generate,
+    gguf,
+    golden,
+    info,
+    op,
+    ops,
+    program,
+    selftest,
+    tune,
+)
 
 __all__ = ["main"]
 
-COMMANDS = (info, ops, explain, op, bench, generate, check, selftest, doctor, golden, gguf, program, tune, cflags)
+COMMANDS = (
+    info,
+    ops,
+    explain,
+    estimate,
+    op,
+    bench,
+    generate,
+    check,
+    selftest,
+    doctor,
+    golden,
+    gguf,
+    program,
+    tune,
+    cflags,
+)
 
 
 def main(argv=None) -> int:

@@ -47,15 +47,15 @@ def run(arguments):
             raise ValueError(f"--option {option}: expected NAME=VALUE")
         if name in ("op", "dtype"):
             raise ValueError(f"--option {option}: the command has its own argument {name}")
-        options[name] = _value(value)
-    shapes = _shapes(arguments.size)
+        options[name] = option_value(value)
+    shapes = shape_words(arguments.size)
     # A tensor says which device is planned for; an expanded one has no memory but for one element.
     inputs = shapes if device is None else [torch.empty((), device=device).expand(shape) for shape in shapes]
     explanation = metalcore.explain(arguments.op, *inputs, dtype=getattr(torch, arguments.dtype), **options)
     print(json.dumps(explanation.as_dict(), indent=2) if arguments.json else explanation)
 
 
-def _shapes(words):
+def shape_words(words):
     """Returns ["8x4", "4"], ["8", "4,", "4"] and ["8", "4", ",", "4"] are (8, 4) and (4,)."""
     shapes = []
     for part in " ".join(words).split(","):
@@ -78,7 +78,7 @@ def _shape(sizes, text):
     return shape
 
 
-def _value(word):
+def option_value(word):
     if word.lower() in ("true", "false"):
         return word.lower() == "true"
     for kind in (int, float):

@@ -77,6 +77,12 @@ class Counted(NamedTuple):
         parted: branches at which lanes of a simdgroup went different ways.
         memory: by address space ("device", "constant", "threadgroup", "thread") and "load", "store" or "atomic".
         ran: whether the kernel also ran as a whole.
+
+    Example:
+        >>> with metalcore.estimates.counting() as counts:
+        ...     y = metalcore.relu(torch.ones(4096, device="mps"))
+        >>> counts[0].parted, counts[0].lanes
+        (0.0, 1.0)
     """
 
     kernel: str
@@ -104,7 +110,7 @@ def _table(path):
 def _counted(entry) -> Counted:
     table = _table(entry["path"])
     scale = entry["groups"] / entry["sampled"]
-    places = [tuple(place) for place in table["places"]]
+    places = [(file.removeprefix(f"{host._KERNELS}/"), line) for file, line in table["places"]]
     instructions, lines = Counter(), {}
     working = possible = parted = 0
     for number, simdgroups, lanes, apart in entry["blocks"]:
@@ -179,6 +185,8 @@ def counting(*, family: str = "", events: int = EVENTS, whole: int = WHOLE) -> I
         >>> counts[0].memory["device", "store"].bytes
         256.0
     """
+    if not hasattr(_C, "simulator_set_counting"):
+        raise RuntimeError("counting(): kernels are counted on the simulated device, on Linux")
     counts = Counts()
     _C.simulator_take_counts()
     _C.simulator_set_counting(_compiled, events, whole, family)
@@ -202,11 +210,22 @@ class _CountingTarget(SimulatorTarget):
 
 
 class CountedLibrary(ShaderLibrary):
-    """A program of MSL whose kernels are counted when they are called. They leave no results."""
+    """A program of MSL whose kernels are counted when they are called inside counting(). They leave no results.
 
-    def __init__(self, source: str, include_dirs=(), constants=None):
+    It is made as by compile_shader().
+
+    Example:
+        >>> source = "kernel void twice(device float* x, uint i [[thread_position_in_grid]]) { x[i] *= 2; }"
+        >>> program = metalcore.estimates.CountedLibrary(source)
+        >>> with metalcore.estimates.counting() as counts:
+        ...     program.twice(torch.ones(64, device="mps"), group_size=64)
+        >>> counts[0].instructions["float32.add"] + counts[0].instructions["float32.mul"]
+        2.0
+    """
+
+    def __init__(self, source: str, *, include_dirs=(), constants=None, aligned=False):
         self._counting = None
-        super().__init__(ShaderProgram(source, [os.fspath(path) for path in include_dirs], constants or {}))
+        super().__init__(ShaderProgram(source, [os.fspath(path) for path in include_dirs], constants or {}, aligned))
 
     def _target(self, device=None) -> Any:
         if self._counting is None:

@@ -177,7 +177,7 @@ class _Program:
 
     def place(self, debug):
         """Returns the number of the program's line that an instruction belongs to, or None where it belongs to none,
-        and whether it is the executor's own."""
+        and whose it is: 2 for the executor's, 1 for arithmetic of addresses within a matrix, 0 for the program's."""
         return self._place(debug)
 
     def _find_place(self, debug):
@@ -186,7 +186,8 @@ class _Program:
             values = self._nodes[debug]
             file = self._file(values["scope"])
             if debug == first:
-                own = file.endswith(("host/entry.h", "host/target/runtime.h", "msl_entries"))
+                executor = file.endswith(("host/entry.h", "host/target/runtime.h", "msl_entries"))
+                own = 2 if executor else int(file.endswith(("simdgroup_matrix.h", "matrix_place.h")))
             if file and not file.startswith(_OURS) and file != "msl_entries":
                 at = file, int(values.get("line", 0))
                 if at not in self._numbers:
@@ -194,7 +195,7 @@ class _Program:
                     self.places.append(at)
                 return self._numbers[at], own
             debug = values.get("inlinedAt")
-        return None, True
+        return None, 2
 
     def function(self, text):
         """Returns the text of a function with the calls in it."""
@@ -256,7 +257,7 @@ class _Function:
         self._first = len(self.program.blocks)
         self._numbers = {label: self._first + i for i, label in enumerate(labels)}
         self.program.blocks += [[[], {}] for _ in labels]
-        number, entered, place = self._first - 1 + bool(_LABEL.match(body[0]) is None), False, (None, True)
+        number, entered, place = self._first - 1 + bool(_LABEL.match(body[0]) is None), False, (None, 2)
         out = [_DEBUG.sub("", self.lines[0])]
         for line in body:
             if match := _LABEL.match(line):
@@ -271,7 +272,7 @@ class _Function:
             out.append(_DEBUG.sub("", line))
         return [*out, self.lines[-1]]
 
-    def _read(self, line, number, place, is_own, out):
+    def _read(self, line, number, place, own, out):
         """Adds what an instruction does to its block, and the call before an access to `out`."""
         block = self.program.blocks[number]
         name, text = match.groups() if (match := _DEFINED.match(line)) else ("", line.strip())
@@ -279,9 +280,9 @@ class _Function:
         for label in re.findall(rf"label %({_NAME})", text):
             block[0].append(self._numbers[label.strip('"')])
         kind, times = self._kind(name, text)
-        if place is None or is_own and kind not in _SERVICES.values():
+        if place is None or own == 2 and kind not in _SERVICES.values():
             return
-        if kind:
+        if kind and (own != 1 or kind.startswith("matrix")):
             counts = block[1].setdefault(place, Counter())
             counts[kind] += times
         if text.startswith(("load", "store", "atomicrmw", "cmpxchg")):

@@ -64,7 +64,7 @@ def test_explain(capsys):
     ),
 )
 def test_shapes(words, shapes):
-    assert explain._shapes(words) == shapes
+    assert explain.shape_words(words) == shapes
 
 
 def test_explain_for_programs(capsys):

@@ -19,6 +19,7 @@ MODULES = [
     *(f"metalcore.{name}" for name in ("distributed", "generation", "gguf", "linalg", "loss", "msl", "nn", "optim")),
     *(f"metalcore.{name}" for name in ("overrides", "paged", "programs", "quant", "replay", "sampling", "simulator")),
     *(f"metalcore.integrations.{name}" for name in ("flash_attn", "peft", "transformers")),
+    "metalcore.estimates",
     "metalcore.mac_kernels",
     "metalcore.msl.check",
     "metalcore.nn.attention",

@@ -1,0 +1,164 @@
+"""Writes docs/apple.md, estimates of ops on eight chips beside those of other projects' kernels for the same job:
+
+python -m benchmarks.apple.page --mlx DIR --ggml DIR
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import metalcore
+import metalcore.simulator
+from metalcore.estimates import CountedLibrary, Estimate, chips, counting
+from metalcore.estimates.figures import LEAST_ROWS, MOST, fitted
+from metalcore.estimates.model import RANGES
+from metalcore.estimates.picture import time_text
+
+from ..peers.ggml import GGML
+from ..peers.mlx import MLX
+from ..peers.published import Launch
+from .workloads import Workloads, empty
+
+PAGE = Path(__file__).parents[2] / "docs" / "apple.md"
+BEGIN, END = "<!-- estimates -->", "<!-- end of estimates -->"
+CHIPS = ("m1", "m1-max", "m2", "m2-ultra", "m3-max", "m4", "m4-max", "m5")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is estimated: a call of ours, and for the same job a launch of another project's."""
+
+    name: str
+    ours: Callable
+    theirs: Launch | None = None
+    project: str = ""
+    whole: int = 0  # so that results are there where kernels' work depends on them
+
+
+def jobs(mlx, ggml):
+    """The rows of the page."""
+    a, b, half = empty(2048, 2048), empty(2048, 2048), empty(2048, 2048, dtype=torch.float16)
+    peer, packed_peer, work = MLX(mlx), GGML(ggml), Workloads(mlx, ggml)
+    type_q4k = metalcore.quant.type_of("Q4_K")
+    packed = torch.zeros(14336, 4096 // 256 * type_q4k.nbytes, dtype=torch.uint8, device="mps")
+    row, wide, weight = empty(1, 4096), torch.zeros(4096, 4096, device="mps"), torch.ones(4096, device="mps")
+    long = torch.zeros(4096, 8192, device="mps")
+    small, middle = torch.randn(4096, 32, 32, device="mps"), torch.randn(64, 128, 128, device="mps")
+    definite = small @ small.mT + 32 * torch.eye(32, device="mps")
+    [softmax] = [launch for _, launch in work.softmax(4096, 8192).steps]
+    q, k = empty(1, 8, 1024, 64, dtype=torch.float16), empty(1, 8, 1024, 64, dtype=torch.float16)
+    some = 2_000_000_000
+    return [
+        Job(
+            "`matmul` 2048×2048×2048, float32",
+            lambda: metalcore.matmul(a, b),
+            peer.matmul("nn", 0, a, b).launches[0],
+            "MLX",
+        ),
+        Job(
+            "`matmul` 2048×2048×2048, float16",
+            lambda: metalcore.matmul(half, half),
+            peer.matmul("nn", 0, half, half).launches[0],
+            "MLX",
+        ),
+        Job(
+            "`quantized_linear` Q4_K, 14336×4096, 1 row",
+            lambda: metalcore.quantized_linear(row, packed, "Q4_K"),
+            packed_peer.matvec("Q4_K", packed, row).launches[0],
+            "ggml",
+        ),
+        Job("`softmax` 4096×8192", lambda: metalcore.softmax(long, -1), softmax, "MLX"),
+        Job("`rms_norm` 4096×4096", lambda: metalcore.rms_norm(wide, (4096,), weight)),
+        Job("`silu` 4096×4096", lambda: metalcore.silu(wide)),
+        Job(
+            "attention 8 heads, 1024×64, float16",
+            lambda: metalcore.scaled_dot_product_attention(q, k, k),
+            peer.attention(False, q, k, k).launches[0],
+            "MLX",
+        ),
+        Job("`qr` 4096 of 32×32", lambda: metalcore.qr(small), whole=some),
+        Job("`qr` 64 of 128×128", lambda: metalcore.qr(middle), whole=some),
+        Job("`cholesky` 4096 of 32×32", lambda: metalcore.cholesky(definite), whole=some),
+    ]
+
+
+def counted_by_family(job):
+    """What the job's kernels do, by family of chips: plans differ."""
+    found = {}
+    for family in dict.fromkeys(chips.find(name).family for name in CHIPS):
+        with counting(family=family, events=1_000_000, whole=job.whole) as counts:
+            job.ours()
+        found[family] = list(counts)
+    return found
+
+
+def counted_of(launch):
+    with counting(events=1_000_000) as counts:
+        launch.by(CountedLibrary)()
+    return list(counts)
+
+
+def cell(counted, name):
+    found = Estimate(chips.find(name), counted)
+    if found.seconds is None:
+        return "none"
+    return f"{time_text(found.seconds)} ({time_text(found.low)} to {time_text(found.high)})"
+
+
+def table(mlx, ggml):
+    """The lines of the table of estimates."""
+    out = [f"| estimated | {' | '.join(CHIPS)} |", "|---" * (len(CHIPS) + 1) + "|"]
+    slower = []
+    for job in jobs(mlx, ggml):
+        ours = counted_by_family(job)
+        out.append(f"| {job.name} | {' | '.join(cell(ours[chips.find(name).family], name) for name in CHIPS)} |")
+        if job.theirs is None:
+            continue
+        theirs = counted_of(job.theirs)
+        out.append(f"| … {job.project}'s | {' | '.join(cell(theirs, name) for name in CHIPS)} |")
+        for name in CHIPS:
+            first, second = (Estimate(chips.find(name), c) for c in (ours[chips.find(name).family], theirs))
+            if first.seconds and second.seconds and first.seconds > 1.1 * second.seconds:
+                slower.append(f"{job.name} on {name}: {first.seconds / second.seconds:.1f} times {job.project}'s")
+    out += [
+        "",
+        "Estimated slower than another project's kernel by more than a tenth: " + ("; ".join(slower) or "none") + ".",
+    ]
+    return out
+
+
+def model_lines():
+    """What the model's numbers are, and how far it was wrong."""
+    parameters, errors = fitted()
+    out = ["| kind of kernel | measured | half within | nine in ten within | |", "|---|---|---|---|---|"]
+    for kind, entry in sorted(errors.items()):
+        usable = entry["rows"] >= LEAST_ROWS and entry["ninth"] <= MOST
+        out.append(
+            f"| {kind} | {entry['rows']} | {entry['median']:.0%} | {entry['ninth']:.0%} "
+            f"| {'' if usable else 'no figure is given'} |"
+        )
+    out += ["", "| number of the model | fitted | range | source |", "|---|---|---|---|"]
+    for name, value in parameters._asdict().items():
+        low, high, source = RANGES[name]
+        out.append(f"| {name} | {value:.3g} | {low:g} to {high:g} | {source} |")
+    return out
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.apple.page", description=__doc__.split("\n")[0])
+    parser.add_argument("--mlx", required=True, help="a checkout of ml-explore/mlx")
+    parser.add_argument("--ggml", required=True, help="a checkout of ggml-org/ggml or llama.cpp")
+    options = parser.parse_args()
+    lines = [BEGIN, "", *model_lines(), "", *table(options.mlx, options.ggml), "", END]
+    text = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(re.sub(f"{BEGIN}.*?{END}", lambda _: "\n".join(lines), text, flags=re.S), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Estimates of times on Apple's GPUs: what the model says of simple dispatches, and the command."""
+
+import json
+import xml.dom.minidom
+
+import pytest
+import torch
+
+import metalcore
+from metalcore.cli import main
+from metalcore.estimates import chips, estimate, figures, model
+from metalcore.estimates.figures import LEAST_ROWS, MOST, fitted
+
+DEVICE = "mps"
+
+
+@pytest.fixture(scope="module")
+def doubled():
+    """relu of 64 MB, which only memory bounds."""
+    x = torch.zeros(1 << 24, device=DEVICE)
+    return {gpu: estimate(metalcore.relu, x, gpu=gpu) for gpu in ("m1", "m1-max", "m5")}
+
+
+def test_chips_are_named_with_cores():
+    assert chips.find("M3 Max").name == "m3-max"
+    assert chips.find("m3-max-30").cores == 30
+    assert [chips.find(name).family for name in ("m1", "m2-pro", "m3", "m4-max", "m5")] == [
+        *("apple7", "apple8", "apple9", "apple9", "apple10")
+    ]
+    for name in ("m6", "m1-mega", "m1-0x", "m1-999", ""):
+        with pytest.raises(ValueError, match="gpu"):
+            chips.find(name)
+
+
+def test_what_is_fitted_lies_in_its_range():
+    parameters, errors = fitted()
+    for name, value in parameters._asdict().items():
+        low, high, source = model.RANGES[name]
+        assert low <= value <= high and source
+    assert all(entry["median"] <= entry["ninth"] for entry in errors.values())
+
+
+def test_memory_bounds_a_kernel_that_streams(doubled):
+    parameters, errors = fitted()
+    for gpu, found in doubled.items():
+        [step] = found.steps
+        assert step.kind == step.times.bound == "memory"
+        bytes = 2 * 4 * (1 << 24)
+        assert step.times.memory == pytest.approx(bytes / (parameters.memory * chips.CHIPS[gpu].bandwidth * 1e9), 1e-3)
+        assert found.seconds == pytest.approx(step.times.memory, 0.1)
+        assert found.high / found.seconds == pytest.approx(1 + errors["memory"]["ninth"])
+    assert 5 < doubled["m1"].seconds / doubled["m1-max"].seconds < 7
+
+
+def test_a_kind_that_is_not_known_gets_no_figure(doubled, monkeypatch):
+    counted = doubled["m1"].steps[0].counted
+    parameters, _ = fitted()
+    for entry in ({"rows": LEAST_ROWS, "median": 0.5, "ninth": MOST + 0.1}, {"rows": 1, "median": 0, "ninth": 0}, None):
+        changed = {"memory": entry} if entry else {}
+        monkeypatch.setattr(figures, "fitted", lambda changed=changed: (parameters, changed))
+        found = metalcore.estimates.Estimate(chips.find("m1"), [counted])
+        assert found.seconds is found.low is found.high is None
+        assert "no estimate" in str(found) and "memory" in found.why
+
+
+def test_matrices_on_m5_get_no_figure():
+    x = torch.zeros(256, 256, device=DEVICE, dtype=torch.float16)
+    found = {gpu: estimate(metalcore.matmul, x, x, gpu=gpu) for gpu in ("m2", "m5")}
+    assert found["m2"].seconds and not found["m2"].why
+    assert found["m5"].seconds is None and "M5" in found["m5"].why
+
+
+def test_the_parts_of_lines_are_of_the_whole(doubled):
+    assert sum(doubled["m1"].lines.values()) == pytest.approx(1)
+    xml.dom.minidom.parseString(doubled["m1"].svg())
+
+
+def test_pytorchs_operators_are_named():
+    x = torch.ones(64, device=DEVICE)
+    found = estimate(lambda: metalcore.relu(torch.sort(x).values), gpu="m1")
+    assert found.by_torch == ("aten::sort",) and "PyTorch's aten::sort" in str(found)
+
+
+def test_more_cores_take_arithmetic_less_time():
+    found = {gpu: estimate(metalcore.qr, torch.randn(64, 16, 16, device=DEVICE), gpu=gpu) for gpu in ("m1", "m1-7")}
+    few, many = (found[gpu].steps[0].times.arithmetic for gpu in ("m1-7", "m1"))
+    assert few > many
+
+
+def test_the_command_takes_ops_and_files(tmp_path, capsys):
+    assert main(["estimate", "cholesky", "4x16x16", "--gpu", "m2-pro", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["gpu"]["name"] == "m2-pro" and found["steps"][0]["kernel"].startswith("cholesky")
+    kernel, picture = tmp_path / "add.metal", tmp_path / "add.svg"
+    kernel.write_text(
+        "kernel void add(device float* y, constant int& n, uint i [[thread_position_in_grid]]) {\n"
+        "  if (int(i) < n) y[i] += 1.0f;\n}\n"
+    )
+    arguments = [*("--kernel", "add", "--grid", "1024", "--group", "64"), *("--argument", "float32:1024")]
+    command = ["estimate", str(kernel), *arguments, "--argument", "1024", "--svg", str(picture)]
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert "estimated" in text and "add.metal:2" in text and "add" in picture.read_text()
+    for wrong, message in (
+        (["estimate", "no_op", "4"], "there is no op"),
+        (["estimate", str(kernel), "--kernel", "sub", *arguments[2:]], "has add"),
+        (["estimate", str(kernel), "--kernel", "add", "--grid", "x"], "--grid"),
+        (["estimate", "relu", "4", "--gpu", "m9"], "gpu"),
+    ):
+        assert main(wrong) == 2
+        assert message in capsys.readouterr().err
