@@ -50,7 +50,7 @@ NAVIGATION = {
             "docs/performance",
             "docs/tuning",
         ],
-        "Devices": ["docs/cuda", "docs/simulator", "docs/macos", "docs/doctor"],
+        "Devices": ["docs/cuda", "docs/simulator", "docs/macos", "docs/apple", "docs/doctor"],
         "Kernels": ["docs/kernels", "docs/architecture"],
         "Reference": [
             f"docs/reference/{page}"

@@ -1,6 +1,7 @@
 """Counts of what kernels do, and estimates of the time they take on Apple's GPUs."""
 
-from .counts import Counted, CountedLibrary, counting
+from .chips import Chip
+from .counts import Counted, CountedLibrary, Memory, counting
 from .figures import Estimate, estimate
 
-__all__ = ["Counted", "CountedLibrary", "Estimate", "counting", "estimate"]
+__all__ = ["Chip", "Counted", "CountedLibrary", "Estimate", "Memory", "counting", "estimate"]

@@ -23,6 +23,10 @@ class Chip(NamedTuple):
         cache: the last level's, in MB.
         l2: the GPU's own, in KB.
         sure: the ratio of the highest clock that a source names to this one.
+
+    Example:
+        >>> metalcore.estimate(metalcore.relu, torch.ones(64, device="mps"), gpu="m3-max-30").chip.cores
+        30
     """
 
     name: str

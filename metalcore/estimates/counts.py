@@ -38,6 +38,12 @@ class Memory(NamedTuple):
         sectors: parts of 32 bytes that each touches, summed.
         passes: of threadgroup memory, how often the bank is used that each uses most, summed.
         missed: lines that caches of 8 KiB and 64 KiB did not hold, each of one threadgroup.
+
+    Example:
+        >>> with metalcore.estimates.counting() as counts:
+        ...     y = metalcore.relu(torch.ones(64, device="mps"))
+        >>> counts[0].memory["device", "load"].lines
+        2.0
     """
 
     times: float = 0
@@ -166,13 +172,10 @@ def _compiled(kernel, family):
     return os.fspath(instrument.compiled(translation.source([kernel]), msl=text, filename=f"{family}.metal"))
 
 
-class Counts(list):
-    """The value of counting(): a Counted for each dispatch, after the block."""
-
-
 @contextlib.contextmanager
-def counting(*, family: str = "", events: int = EVENTS, whole: int = WHOLE) -> Iterator[Counts]:
-    """Counts what metalcore's ops on simulated `mps` tensors dispatch inside the block, on all threads.
+def counting(*, family: str = "", events: int = EVENTS, whole: int = WHOLE) -> Iterator[list[Counted]]:
+    """Counts what metalcore's ops on simulated `mps` tensors dispatch inside the block, on all threads. The list has a
+    Counted for each dispatch after the block.
 
     Args:
         family: the family of GPUs whose tuning rows plans take, such as "apple9".
@@ -187,7 +190,7 @@ def counting(*, family: str = "", events: int = EVENTS, whole: int = WHOLE) -> I
     """
     if not hasattr(_C, "simulator_set_counting"):
         raise RuntimeError("counting(): kernels are counted on the simulated device, on Linux")
-    counts = Counts()
+    counts: list[Counted] = []
     _C.simulator_take_counts()
     _C.simulator_set_counting(_compiled, events, whole, family)
     try:

@@ -26,7 +26,11 @@ _HEADERS = Path(os.path.abspath(host.INCLUDE))
 _OURS = (os.fspath(INCLUDE), os.fspath(_HEADERS))
 _NO = {"-fmax-errors=20", "-ffp-contract=off", "-Werror=vla", "-fstack-clash-protection"}
 # The folder of debug information is none of the files', so that these keep the names which programs and -I give them.
-_CODE = "-fdebug-compilation-dir=/msl -O2 -ffp-contract=fast -fno-vectorize -fno-slp-vectorize -ferror-limit=20".split()
+_CODE = (
+    # Compilers for GPUs inline every function, and unroll loops so that arrays become registers.
+    "-fdebug-compilation-dir=/msl -O2 -mllvm -inline-threshold=100000 -mllvm -unroll-threshold=1000 "
+    "-ffp-contract=fast -fno-vectorize -fno-slp-vectorize -ferror-limit=20"
+).split()
 # A pair of a barrier's place in msl_abi::Runtime and its name.
 _SERVICES = {"16": "barrier", "24": "barrier.simdgroup"}
 
@@ -165,7 +169,7 @@ class _Program:
         """Returns the kind of instruction that a function is, or "" for other functions."""
         file, name = self._file(debug), self._nodes[debug]["name"].split("<")[0]
         folder, within = os.path.split(file)
-        if within == "matrix_product.h" and name == "matrix_product":
+        if within == "matrix_product.h" and name == "matrix_product_of":
             types = [kind for word, kind in _FLOATS.items() if f"{word}_format" in mangled] or ["float32"]
             return f"matrix.{types[0]}"
         if within == "lanes.h":

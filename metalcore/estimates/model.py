@@ -201,8 +201,7 @@ def kind_of(counted: Counted, found: Times, chip: Chip) -> str:
         if special:
             return "attention"
         return "matrices float32" if "matrix.float32" in counted.instructions else "matrices float16"
-    longest = max(found.threadgroup, found.core, found.gpu, found.memory)
-    if found.arithmetic > 2 * longest or found.threadgroup >= longest:
+    if found.memory < 0.8 * max(found.arithmetic, found.threadgroup, found.core, found.gpu):
         return "on the core"
     if special and counted.instructions["simd.reduce"] and read_again(counted, chip) > 1.5:
         return "rows longer than caches"

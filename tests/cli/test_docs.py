@@ -17,7 +17,7 @@ from metalcore.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 # Commands that only read: they share the tests' process, as blocks do. tests/cli/test_cli.py starts one.
-HERE = {"cflags", "check", "explain", "info", "op", "ops"}
+HERE = {"cflags", "check", "estimate", "explain", "info", "op", "ops"}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
