@@ -12,7 +12,7 @@ pytest.importorskip("transformers.models.lfm2")
 FILES = ("mamba", "mamba2", "qwen3_next", "lfm2", "falcon_h1", "bamba", "granitemoehybrid", "nemotron_h")
 DELTA_FILES = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid")
 CONVOLUTIONS = ("causal_conv1d", "causal_conv1d_update")
-DELTA = ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule")
+DELTA = ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "chunk_kda", "fused_recurrent_kda")
 OVERRIDES = (*CONVOLUTIONS, *DELTA)
 
 
@@ -113,6 +113,9 @@ def test_models(device, name):
     members = ["causal_conv1d_fn", "causal_conv1d_update"]
     if "linear_num_key_heads" in HYBRIDS[name]:
         members += ["torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"]
+    if name == "KimiLinear":
+        members += ["chunk_kimi_delta_attention", "recurrent_kimi_delta_attention"]
+    if name == "KimiLinear" or "linear_num_key_heads" in HYBRIDS[name]:
         assert gated and sum(row.ran for row in gated) > 0 and not any(row.left for row in gated)
     assert all(counts[f"{file}.{member}"] for member in members)
     assert torch.equal(generated, expected_tokens)

@@ -17,7 +17,9 @@ from ...sequence import (
     causal_conv1d,
     causal_conv1d_update,
     chunk_gated_delta_rule,
+    chunk_kda,
     fused_recurrent_gated_delta_rule,
+    fused_recurrent_kda,
 )
 from ...sequence._delta_formulas import SIZES
 from ...sequence._taps import WIDTHS
@@ -174,12 +176,11 @@ _DELTA = "query", "key", "value", "g", "beta"
 _DELTA_OPTIONS = "initial_state", "output_final_state", "use_qk_l2norm_in_kernel", "cu_seqlens"
 
 
-def _delta_rules():
-    query, key, value, g, beta, state = _random(
-        (2, 5, 2, 8), (2, 5, 2, 8), (2, 5, 4, 6), *[(2, 5, 4)] * 2, (2, 4, 8, 6)
-    )
+def _delta_rules(heads=2, of_gates=(2, 5, 4)):
+    of_keys, of_heads = (2, 5, heads, 8), (2, 5, 4)
+    query, key, value, g, beta, state = _random(of_keys, of_keys, (2, 5, 4, 6), of_gates, of_heads, (2, 4, 8, 6))
     given = dict(zip(_DELTA, (query, key / 4, value, -g.abs(), beta.sigmoid())))
-    yield given
+    yield given | {"initial_state": None, "output_final_state": False}
     yield given | {"initial_state": state, "output_final_state": True, "use_qk_l2norm_in_kernel": True}
 
 
@@ -195,8 +196,13 @@ def _delta_rule(op):
     return take
 
 
+def _kimi_rules():
+    return _delta_rules(4, (2, 5, 4, 8))  # gates of each key, and as many heads of keys as of values
+
+
 _CONVOLUTIONS = "a convolution that ends at the position"
 _GATED_DELTA_RULE = "the gated delta rule"
+_KIMI_RULE = "Kimi's delta attention"
 _FUNCTIONS = {
     "causal_conv1d_fn": Replaced(
         "causal_conv1d",
@@ -224,5 +230,9 @@ _FUNCTIONS = {
         _delta_rule(fused_recurrent_gated_delta_rule),
         _delta_rules,
         _GATED_DELTA_RULE,
+    ),
+    "chunk_kimi_delta_attention": Replaced("chunk_kda", "fla", _DELTA, _delta_rule(chunk_kda), _kimi_rules, _KIMI_RULE),
+    "recurrent_kimi_delta_attention": Replaced(
+        "fused_recurrent_kda", "fla", _DELTA, _delta_rule(fused_recurrent_kda), _kimi_rules, _KIMI_RULE
     ),
 }
