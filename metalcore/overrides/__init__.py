@@ -36,7 +36,8 @@ How each one works, and why:
     Placed as that of `rms_norm`, on `mps` only: PyTorch's kernels for NVIDIA GPUs are faster. There it also takes the
     place of transformers' attention "sdpa", whose masks it need not write out.
 `swiglu`, `geglu`, `rope`, `causal_conv1d`, `causal_conv1d_update`, `chunk_gated_delta_rule`,
-`fused_recurrent_gated_delta_rule`, `chunk_kda`, `fused_recurrent_kda`, `fused_linear_cross_entropy`
+`fused_recurrent_gated_delta_rule`, `chunk_kda`, `fused_recurrent_kda`, `selective_scan`, `selective_state_update`,
+`mamba_chunk_scan_combined`, `fused_linear_cross_entropy`
     PyTorch has no such functions, and libraries write them out: in MLPs, in functions that rotate queries and keys or
     go along a sequence, and in language models' losses. These are found and replaced as the modules of `rms_norm` are.
 `adamw`, `sgd`, `muon`

@@ -64,6 +64,28 @@ HYBRIDS = {
     ),
     "Lfm2": dict(layer_types=["conv", "full_attention"]),
     "Mamba": dict(state_size=4),
+    "Mamba2": dict(state_size=8, num_heads=8, head_dim=8, n_groups=1, chunk_size=8),
+    "Jamba": dict(
+        num_experts=2,
+        num_experts_per_tok=1,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        expert_layer_period=2,
+        expert_layer_offset=1,
+        mamba_d_state=4,
+        mamba_dt_rank=4,
+        use_mamba_kernels=False,
+    ),
+    "GraniteMoeHybrid": dict(
+        layer_types=["mamba", "attention"],
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        mamba_n_heads=8,
+        mamba_d_head=8,
+        mamba_n_groups=1,
+        mamba_d_state=8,
+        shared_intermediate_size=24,
+    ),
 }
 _OF_TEXTS = "Gemma3", "Qwen3_5", "Qwen3_5Moe"
 

@@ -1,4 +1,6 @@
-"""Convolutions along time and gated delta rules in transformers' models call metalcore's ops."""
+"""Convolutions along time, gated delta rules and state spaces in transformers' models call metalcore's ops."""
+
+import sys
 
 import pytest
 import torch
@@ -13,7 +15,14 @@ FILES = ("mamba", "mamba2", "qwen3_next", "lfm2", "falcon_h1", "bamba", "granite
 DELTA_FILES = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid")
 CONVOLUTIONS = ("causal_conv1d", "causal_conv1d_update")
 DELTA = ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "chunk_kda", "fused_recurrent_kda")
-OVERRIDES = (*CONVOLUTIONS, *DELTA)
+SPACES = ("selective_scan", "selective_state_update", "mamba_chunk_scan_combined")
+OVERRIDES = (*CONVOLUTIONS, *DELTA, *SPACES)
+STATE_SPACES = (
+    "mamba_selective_scan",
+    "mamba_selective_state_update",
+    "mamba2_chunk_scan",
+    "mamba2_selective_state_update",
+)
 
 
 def file_of(name):
@@ -94,6 +103,16 @@ def test_what_the_gated_delta_rule_does_not_take(device):
     assert row.ran == 0 and sum(row.left.values()) == 2
 
 
+def test_what_the_state_space_does_not_take(device):
+    """transformers' function computes with B and C of another dtype."""
+    file = file_of("mamba2")
+    x, dt, a, b = (torch.randn(shape, device=device) for shape in ((1, 5, 4, 3), (1, 5, 4), (4,), (1, 5, 2, 4)))
+    with metalcore.enable_pytorch_overrides(*SPACES):
+        file.mamba2_chunk_scan(x, dt.abs(), -a.abs(), b.half(), b.half(), 4)
+        [row] = [row for row in metalcore.report().rows if row.what == f"{file.__name__}.mamba2_chunk_scan"]
+    assert row.ran == 0 and sum(row.left.values()) == 1
+
+
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_models(device, name):
     """Losses, gradients and generated tokens are those of the model without patches, which the report tells."""
@@ -117,6 +136,8 @@ def test_models(device, name):
         members += ["chunk_kimi_delta_attention", "recurrent_kimi_delta_attention"]
     if name == "KimiLinear" or "linear_num_key_heads" in HYBRIDS[name]:
         assert gated and sum(row.ran for row in gated) > 0 and not any(row.left for row in gated)
+    own = vars(sys.modules[type(model).__module__])
+    members += [member for member in STATE_SPACES if member in own]
     assert all(counts[f"{file}.{member}"] for member in members)
     assert torch.equal(generated, expected_tokens)
     for ours, theirs in zip(found, expected):

@@ -20,6 +20,9 @@ from ...sequence import (
     chunk_kda,
     fused_recurrent_gated_delta_rule,
     fused_recurrent_kda,
+    mamba_chunk_scan_combined,
+    selective_scan,
+    selective_state_update,
 )
 from ...sequence._delta_formulas import SIZES
 from ...sequence._taps import WIDTHS
@@ -52,7 +55,7 @@ class Replaced(NamedTuple):
 
 
 class SequenceFunctions(Kind):
-    """Functions with the names and arguments of the packages causal-conv1d and flash-linear-attention, or of
+    """Functions with the names and arguments of the packages causal-conv1d, flash-linear-attention and mamba-ssm, or of
     transformers' stand-ins for them."""
 
     def __init__(self):
@@ -200,9 +203,80 @@ def _kimi_rules():
     return _delta_rules(4, (2, 5, 4, 8))  # gates of each key, and as many heads of keys as of values
 
 
+# State spaces
+
+_SPACE = "x", "dt", "A", "B", "C", "D"
+_STEP = "state", "hidden_states", *_SPACE[1:]
+_STATE_OPTIONS = "D", "z", "dt_bias", "dt_softplus"
+_CHUNK_OPTIONS = "D", "dt_bias", "initial_states", "seq_idx", "dt_softplus", "dt_limit", "return_final_states"
+
+
+def _scans():
+    x, dt, A, B, C, D, z, bias = _random((2, 3, 5), (2, 3, 5), (3, 4), *[(2, 4, 5)] * 2, (3,), (2, 3, 5), (3,))
+    given = dict(zip(_SPACE, (x, dt.abs(), -A.abs(), B, C, D)))
+    yield given
+    yield given | {"z": z, "delta_bias": bias, "delta_softplus": True, "return_last_state": True}
+
+
+def _scan(given):
+    """Returns what selective_scan_fn does, or None."""
+    x, dt, A, B, C = (given[name] for name in _SPACE[:5])
+    if B.dim() != 3 or C.dim() != 3 or not x.dtype == B.dtype == C.dtype or A.is_complex():
+        return None
+    options = {name: given[name] for name in ("D", "z", "delta_bias", "delta_softplus") if name in given}
+    last = given.get("return_last_state", False)
+    result: Any = selective_scan(x, dt, A, B, C, **options, return_last_state=last)
+    return (result[0], result[1].to(x.dtype)) if last else result
+
+
+def _state_updates(heads):
+    """Arguments with and without heads, which have groups of B and C."""
+    rows, groups = (2, 4, 3) if heads else (2, 3), (2, 2, 4) if heads else (2, 4)
+    shapes = [(*rows, 4), rows, rows, (*rows[1:], 4), groups, groups, rows[1:], rows, rows[1:]]
+    state, x, dt, A, B, C, D, z, bias = _random(*shapes)
+    given = dict(zip(_STEP, (state, x, dt.abs(), -A.abs(), B, C, D)))
+    yield given
+    yield given | {"z": z, "dt_bias": bias, "dt_softplus": True}
+
+
+def _state_update(given):
+    """Returns what selective_state_update does, or None."""
+    state, x, dt, A, B, C = (given[name] for name in _STEP[:6])
+    if not x.dtype == B.dtype == C.dtype or state.dtype not in (x.dtype, torch.float32) or A.shape != state.shape[1:]:
+        return None
+    options = {name: given[name] for name in _STATE_OPTIONS if name in given}
+    return selective_state_update(state, x, dt, A, B, C, **options)
+
+
+def _chunk_scans():
+    x, dt, A, B, C, D, bias, state = _random(
+        (2, 5, 4, 3), (2, 5, 4), (4,), *[(2, 5, 2, 4)] * 2, (4,), (4,), (2, 4, 3, 4)
+    )
+    given = dict(zip(_SPACE, (x, dt.abs(), -A.abs(), B, C, D))) | {"chunk_size": 4}
+    yield given
+    yield given | {
+        "dt_bias": bias,
+        "initial_states": state,
+        "dt_softplus": True,
+        "dt_limit": (0.1, 1.0),
+        "return_final_states": True,
+    }
+
+
+def _chunk_scan(given):
+    """Returns what mamba_chunk_scan_combined does, or None."""
+    x, dt, A, B, C = (given[name] for name in _SPACE[:5])
+    if not x.dtype == B.dtype == C.dtype or given.get("cu_seqlens") is not None or given.get("z") is not None:
+        return None
+    options = {name: given[name] for name in _CHUNK_OPTIONS if name in given}
+    result: Any = mamba_chunk_scan_combined(x, dt, A, B, C, given["chunk_size"], **options)
+    return result
+
+
 _CONVOLUTIONS = "a convolution that ends at the position"
 _GATED_DELTA_RULE = "the gated delta rule"
 _KIMI_RULE = "Kimi's delta attention"
+_STATE_SPACE = "a state space"
 _FUNCTIONS = {
     "causal_conv1d_fn": Replaced(
         "causal_conv1d",
@@ -234,5 +308,30 @@ _FUNCTIONS = {
     "chunk_kimi_delta_attention": Replaced("chunk_kda", "fla", _DELTA, _delta_rule(chunk_kda), _kimi_rules, _KIMI_RULE),
     "recurrent_kimi_delta_attention": Replaced(
         "fused_recurrent_kda", "fla", _DELTA, _delta_rule(fused_recurrent_kda), _kimi_rules, _KIMI_RULE
+    ),
+    "mamba_selective_scan": Replaced("selective_scan", "mamba_ssm", _SPACE, _scan, _scans, _STATE_SPACE),
+    "mamba_selective_state_update": Replaced(
+        "selective_state_update",
+        "mamba_ssm",
+        _STEP,
+        _state_update,
+        lambda: _state_updates(False),
+        _STATE_SPACE,
+    ),
+    "mamba2_selective_state_update": Replaced(
+        "selective_state_update",
+        "mamba_ssm",
+        _STEP,
+        _state_update,
+        lambda: _state_updates(True),
+        _STATE_SPACE,
+    ),
+    "mamba2_chunk_scan": Replaced(
+        "mamba_chunk_scan_combined",
+        "mamba_ssm",
+        ("x", "dt", "A", "B", "C", "chunk_size", "D"),
+        _chunk_scan,
+        _chunk_scans,
+        _STATE_SPACE,
     ),
 }
