@@ -59,13 +59,14 @@ class Buffer(NamedTuple):
     """What threadgroups touch of an argument.
 
     Attributes:
+        argument: its index.
         bytes: that are bound.
         read, written: lines of 128 bytes, summed over threadgroups.
         distinct: lines that the sample touched.
         shared: the part of a threadgroup's lines that its neighbours along x, y and z touch too; -1 without one.
     """
 
-    index: int
+    argument: int
     bytes: int
     read: float
     written: float
@@ -117,7 +118,8 @@ def _counted(entry) -> Counted:
     table = _table(entry["path"])
     scale = entry["groups"] / entry["sampled"]
     places = [(file.removeprefix(f"{host._KERNELS}/"), line) for file, line in table["places"]]
-    instructions, lines = Counter(), {}
+    instructions: Any = Counter()
+    lines: dict[tuple[str, int], Any] = {}
     working = possible = parted = 0
     for number, simdgroups, lanes, apart in entry["blocks"]:
         parted += apart * scale
@@ -145,14 +147,16 @@ def _counted(entry) -> Counted:
         for b in entry["buffers"]
     )
     return Counted(
-        *(entry[name] for name in ("kernel", "threads", "group", "groups", "sampled", "threadgroup_memory")),
-        instructions,
-        lines,
-        working / possible if possible else 1.0,
-        parted,
-        memory,
-        buffers,
-        entry["ran"],
+        instructions=instructions,
+        lines=lines,
+        lanes=working / possible if possible else 1.0,
+        parted=parted,
+        memory=memory,
+        buffers=buffers,
+        **{
+            name: entry[name]
+            for name in ("kernel", "threads", "group", "groups", "sampled", "threadgroup_memory", "ran")
+        },
     )
 
 

@@ -98,12 +98,14 @@ class Estimate:
     @property
     def lines(self) -> Counter:
         """The part of the arithmetic, by (file, line) of the kernels."""
-        found, parameters = Counter(), fitted()[0]
+        found: Any = Counter()
+        parameters = fitted()[0]
         for each in self.steps:
             for place, kinds in each.counted.lines.items():
                 found[place] += sum(n * cycles_of(kind, self.chip, parameters) for kind, n in kinds.items())
         total = sum(found.values()) or 1.0
-        return Counter({place: cycles / total for place, cycles in found.items()})
+        shares: Any = {place: cycles / total for place, cycles in found.items()}
+        return Counter(shares)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the estimate as lists, dicts, strings and numbers, for JSON. Times are in seconds."""

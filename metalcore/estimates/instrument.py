@@ -43,7 +43,7 @@ _MATH |= {"fract": "float32.round", "fdim": "float32.minmax"}
 
 _FLOATS = {"half": "float16", "float": "float32", "double": "float64", "bfloat": "bfloat16"}
 _PLAIN = {"fadd": "add", "fsub": "add", "fmul": "mul", "fdiv": "div", "frem": "rem", "fcmp": "compare"}
-_WHOLE = dict.fromkeys(("add", "sub", "shl", "lshr", "ashr", "and", "or", "xor"), "add")
+_WHOLE: dict[str, str] = dict.fromkeys(("add", "sub", "shl", "lshr", "ashr", "and", "or", "xor"), "add")
 _WHOLE |= {"mul": "mul", "icmp": "compare"} | dict.fromkeys(("udiv", "sdiv", "urem", "srem"), "div")
 _CONVERSIONS = {"fptosi", "fptoui", "sitofp", "uitofp", "fpext", "fptrunc"}
 _INTRINSICS = {
@@ -185,7 +185,7 @@ class _Program:
         return self._place(debug)
 
     def _find_place(self, debug):
-        first = debug
+        first, own = debug, 2
         while debug in self._nodes:
             values = self._nodes[debug]
             file = self._file(values["scope"])
@@ -205,7 +205,7 @@ class _Program:
         """Returns the text of a function with the calls in it."""
         lines = [line for line in text.split("\n") if not line.lstrip().startswith("#dbg_")]
         head = _DEFINE.match(lines[0])
-        if not head["debug"] or "@" + head["name"] in self.single or self._is_service(head):
+        if head is None or not head["debug"] or "@" + head["name"] in self.single or self._is_service(head):
             return "\n".join(_DEBUG.sub("", line) for line in lines)
         return "\n".join(_Function(self, lines).written())
 
@@ -261,7 +261,7 @@ class _Function:
         self._first = len(self.program.blocks)
         self._numbers = {label: self._first + i for i, label in enumerate(labels)}
         self.program.blocks += [[[], {}] for _ in labels]
-        number, entered, place = self._first - 1 + bool(_LABEL.match(body[0]) is None), False, (None, 2)
+        number, entered, place, own = self._first, False, None, 2
         out = [_DEBUG.sub("", self.lines[0])]
         for line in body:
             if match := _LABEL.match(line):
@@ -271,8 +271,9 @@ class _Function:
                     out.append(f"  call void @msl_count_block(i32 {number})")
                     entered = True
                 debug = _DEBUG.search(line)
-                place = self.program.place(debug[1]) if debug else place
-                self._read(_DEBUG.sub("", line), number, *place, out)
+                if debug:
+                    place, own = self.program.place(debug[1])
+                self._read(_DEBUG.sub("", line), number, place, own, out)
             out.append(_DEBUG.sub("", line))
         return [*out, self.lines[-1]]
 
@@ -320,7 +321,8 @@ class _Function:
         match = _OPERATION.match(text)
         if not match:
             return ("convert", 1) if text.split(" ", 1)[0] in _CONVERSIONS else (None, 0)
-        operation, times, type_name = match["name"], *_elements(match["type"])
+        operation: str = match["name"]
+        times, type_name = _elements(match["type"])
         if operation in _CONVERSIONS:
             return "convert", times
         if operation == "select":  # its first operand is the condition
@@ -331,7 +333,7 @@ class _Function:
             what = "fma" if name in self._sums else _PLAIN[operation]
             return what if what == "compare" else f"{_FLOATS[type_name]}.{what}", times
         if operation in _WHOLE:
-            what = _WHOLE[operation]
+            what: str = _WHOLE[operation]
             if what == "div" and re.search(r", \d+$", text):
                 what = "mul"  # by a constant: a product's upper half
             return what if what == "compare" else f"{_whole(type_name)}.{what}", times
