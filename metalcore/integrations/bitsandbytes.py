@@ -8,6 +8,7 @@ NVIDIA GPUs, where bitsandbytes has kernels by itself.
 from __future__ import annotations
 
 import functools
+import importlib
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -38,7 +39,8 @@ def register(device: str = "mps") -> None:
         ModuleNotFoundError: bitsandbytes is not installed.
 
     Example:
-        >>> metalcore.integrations.bitsandbytes.register("cpu")
+        >>> from metalcore.integrations.bitsandbytes import register
+        >>> register("cpu")
         Traceback (most recent call last):
         ValueError: bitsandbytes.register: device must be "mps" or "cuda", not 'cpu'
     """
@@ -46,8 +48,7 @@ def register(device: str = "mps") -> None:
         raise ValueError(f'bitsandbytes.register: device must be "mps" or "cuda", not {device!r}')
     if device in _registered:
         return
-    import bitsandbytes._ops  # noqa: F401  # defines the operators
-
+    importlib.import_module("bitsandbytes._ops")  # which defines the operators
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*[Oo]verriding a previously registered kernel")
         for name, kernel in _KERNELS.items():
@@ -163,6 +164,10 @@ def _int8_double_quant(A, threshold=0.0):
 _ALGORITHMS = ("adam", "lion", "momentum")
 
 
+def _of_cpu(name):
+    return getattr(importlib.import_module("bitsandbytes.backends.cpu.ops"), name)
+
+
 @_kernel("optimizer_update_8bit_blockwise")
 def _update_8bit(
     optimizer_name,
@@ -186,9 +191,7 @@ def _update_8bit(
     skip_zeros=False,
 ):
     if optimizer_name not in _ALGORITHMS:
-        from bitsandbytes.backends.cpu.ops import _optimizer_update_8bit_blockwise_cpu as update
-
-        return update(
+        return _of_cpu("_optimizer_update_8bit_blockwise_cpu")(
             optimizer_name,
             g,
             p,
@@ -258,9 +261,7 @@ def _update_32bit(
     elif optimizer_name == "lion" and max_unorm <= 0 and gnorm_scale == 1:
         ops.lion_([p.data], [g], [state1], **options)
     else:
-        from bitsandbytes.backends.cpu.ops import _optimizer_update_32bit_cpu as update
-
-        update(
+        _of_cpu("_optimizer_update_32bit_cpu")(
             optimizer_name,
             g,
             p,

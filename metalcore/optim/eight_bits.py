@@ -76,7 +76,7 @@ class _EightBits(MultiTensor, torch.optim.Optimizer):  # pyright: ignore[reportI
             some, their_grads, states = map(list, zip(*entries))
             lists = [[state[f"state{name}"] for state in states] for name in self.NAMES]
             if dtype is not torch.uint8:
-                self._step_in_32_bits(group, step, some, their_grads, *lists)
+                self._step_in_32_bits(group, step, some, their_grads, lists)
             else:
                 scales = [[state[f"absmax{name}"] for state in states] for name in self.NAMES]
                 second = (lists[1], scales[1]) if len(lists) > 1 else ([], [])
@@ -104,7 +104,7 @@ class _EightBits(MultiTensor, torch.optim.Optimizer):  # pyright: ignore[reportI
     def _betas(self, group):
         return tuple(map(float, group["betas"]))
 
-    def _step_in_32_bits(self, group, step, params, grads, *states):
+    def _step_in_32_bits(self, group, step, params, grads, states):
         raise NotImplementedError
 
     def state_dict(self):
@@ -166,13 +166,12 @@ class AdamW8bit(_EightBits):
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, *, min_8bit_size=4096):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}, min_8bit_size)
 
-    def _step_in_32_bits(self, group, step, params, grads, first, second):
+    def _step_in_32_bits(self, group, step, params, grads, states):
         beta1, beta2 = self._betas(group)
         ops.adamw_(
             params,
             grads,
-            first,
-            second,
+            *states,
             [],
             [torch.tensor(float(step - 1), device="cpu") for _ in params],
             lr=float(group["lr"]),
@@ -209,10 +208,10 @@ class Lion8bit(_EightBits):
     def __init__(self, params, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0, *, min_8bit_size=4096):
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay}, min_8bit_size)
 
-    def _step_in_32_bits(self, group, step, params, grads, first):
+    def _step_in_32_bits(self, group, step, params, grads, states):
         beta1, beta2 = self._betas(group)
         options = {"beta1": beta1, "beta2": beta2, "weight_decay": float(group["weight_decay"]), "maximize": False}
-        ops.lion_(params, grads, first, lr=float(group["lr"]), **options)
+        ops.lion_(params, grads, *states, lr=float(group["lr"]), **options)
 
 
 class SGD8bit(_EightBits):
@@ -244,9 +243,9 @@ class SGD8bit(_EightBits):
         defaults = {"lr": lr, "betas": (momentum, 0), "eps": 0.0, "weight_decay": weight_decay}
         super().__init__(params, defaults, min_8bit_size)
 
-    def _step_in_32_bits(self, group, step, params, grads, first):
+    def _step_in_32_bits(self, group, step, params, grads, states):
         beta, weight_decay, lr = float(group["betas"][0]), float(group["weight_decay"]), float(group["lr"])
-        for p, grad, state in zip(params, grads, first):  # the state has another dtype than 16-bit parameters
+        for p, grad, state in zip(params, grads, *states):  # the state has another dtype than 16-bit parameters
             grad = grad.float().add(p, alpha=weight_decay)
             state.copy_(grad if step == 1 else state * beta + grad)
             p.copy_(p.float().sub(state, alpha=lr))

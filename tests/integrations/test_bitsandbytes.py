@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import metalcore
+from metalcore._core.routing import DEVICES
+from metalcore.integrations import bitsandbytes as integration
 from metalcore.quant._blockwise import TABLES, dynamic_code, pack_blocks, unpack_blocks
 
 bnb = pytest.importorskip("bitsandbytes")
@@ -17,9 +19,9 @@ functional = importlib.import_module("bitsandbytes.functional")
 # What bitsandbytes does on the CPU and on mps where no library has kernels; some functions come compiled by inductor.
 default = importlib.import_module("bitsandbytes.backends.default.ops")
 on_mps = importlib.import_module("bitsandbytes.backends.mps.ops")
-if "mps" in metalcore._core.routing.DEVICES:
-    metalcore.integrations.bitsandbytes._registered.clear()  # that import may have registered kernels again
-    metalcore.integrations.bitsandbytes.register()
+if "mps" in DEVICES:
+    integration._registered.clear()  # that import may have registered kernels again
+    integration.register()
 
 pytestmark = pytest.mark.only_on("simulator", "mps")
 ops = torch.ops.bitsandbytes
@@ -43,6 +45,7 @@ def test_4_bits(device, type):
         numbers = compute(packed.view(-1), absmax, code, block_size, x.shape, dtype)
         found = ops.dequantize_4bit(ours[0], absmax.to(device), block_size, type, x.shape, dtype)
         assert torch.equal(found.cpu(), numbers)
+    x = torch.randn(8, 64)
     stored = ops.quantize_4bit(x.to(device), 64, type, torch.bfloat16)[0]
     assert stored.dtype is torch.bfloat16 and torch.equal(stored.view(-1).view(torch.uint8), ops.quantize_4bit(
         x.to(device), 64, type, torch.uint8)[0].view(-1))  # fmt: skip
@@ -135,14 +138,18 @@ def folder(tmp_path_factory):
 )
 def test_transformers_and_peft(device, folder, options, tmp_path):
     """A model is loaded as scripts for NVIDIA GPUs load it, trained with LoRA, saved and loaded."""
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+    transformers = pytest.importorskip("transformers")
 
     def load(path, **more):
-        return AutoModelForCausalLM.from_pretrained(path, device_map={"": device}, dtype=torch.float16, **more)
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            path, device_map={"": device}, dtype=torch.float16, **more
+        )
 
     ids = torch.randint(0, 64, (2, 9), device=device)
     plain = load(folder)(ids).logits
-    model = load(folder, quantization_config=BitsAndBytesConfig(bnb_4bit_compute_dtype=torch.float16, **options))
+    model = load(
+        folder, quantization_config=transformers.BitsAndBytesConfig(bnb_4bit_compute_dtype=torch.float16, **options)
+    )
     packed = model(ids).logits
     assert 0 < (packed - plain).abs().max() < 0.2 * plain.abs().max()
     model.save_pretrained(tmp_path)
@@ -194,7 +201,7 @@ def test_whichever_is_imported_first(imports):
 
 def test_other_devices_are_refused():
     with pytest.raises(ValueError, match='device must be "mps" or "cuda", not \'cpu\''):
-        metalcore.integrations.bitsandbytes.register("cpu")
+        integration.register("cpu")
 
 
 def test_formulas():

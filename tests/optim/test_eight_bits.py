@@ -112,7 +112,7 @@ def test_errors(device):
     with pytest.raises(ValueError, match="Lion8bit: betas must be two numbers in"):
         Lion8bit([p], betas=(0.9, 1.0))
     with pytest.raises(TypeError, match="min_8bit_size must be an integer"):
-        AdamW8bit([p], min_8bit_size=0.5)
+        AdamW8bit([p], min_8bit_size=0.5)  # pyright: ignore[reportArgumentType]
     x = torch.ones(256, device=device)
     bytes_of, scale, code = x.to(torch.uint8), x[:1], x.clone()
     numbers = {"lr": 0.1, "beta1": 0.9, "beta2": 0.9, "eps": 0.0, "weight_decay": 0.0, "grad_scale": 1.0, "step": 1}
