@@ -44,6 +44,7 @@ def adamw(scale):
             if scale == "gpu":
                 found.append(adamw_case(count, shape, dtype, "fused", captured=True))
         found += [adamw_case(count, shape, torch.bfloat16, "fused", states) for states in STATES if states]
+        found += [adamw_8bit_case(count, shape, dtype) for dtype in (torch.float32, torch.bfloat16)]
     return found
 
 
@@ -66,6 +67,22 @@ def adamw_case(count, shape, dtype, against, states="", captured=False):
         bytes=elements * (3 * dtype.itemsize + 4 * state_bytes),
         graph=captured,
         targets={"speedup": 1.0} if same else {},
+    )
+
+
+def adamw_8bit_case(count, shape, dtype):
+    """A step with moments of 8 bits, against PyTorch's with moments of the parameters' dtype."""
+    elements = count * torch.Size(shape).numel()
+    return Comparison(
+        name="adamw, states of 8 bits, against fused",
+        shape=f"{count} of {size_text(shape)}",
+        dtype=dtype,
+        inputs=functools.partial(parameters, count, shape, dtype),
+        bind=bind,
+        ours=functools.partial(metalcore.optim.AdamW8bit, min_8bit_size=0),
+        theirs=functools.partial(torch.optim.AdamW, fused=True),
+        bytes=elements * (3 * dtype.itemsize + 4),
+        graph=False,
     )
 
 
