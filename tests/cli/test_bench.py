@@ -40,6 +40,7 @@ SMALL = {
     "decode": "bfloat16",
     "eigh": "8x8x8",
     "embedding": "embedding forward float32",
+    "flex": "forward, causal",
     "four_bits": "dequantize_4bit",
     "gated": "silu_and_mul backward float16",
     "gated_delta_rule": "gated_delta_rule forward+backward bfloat16",
