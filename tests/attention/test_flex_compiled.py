@@ -11,6 +11,8 @@ from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 
 import metalcore
+from metalcore._core import generated_kernels
+from tools.register_gate import uses_of
 
 LSE = AuxRequest(lse=True)
 
@@ -85,3 +87,22 @@ def test_transformers_attention(device):
     exact = computed(expected, softcap, tensors, "cpu", torch.float64, True)
     for a, b in zip(ours, exact, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_kernels_fit_the_registers_of_apple_gpus(device):
+    """A representative sample: a soft cap, a table of biases and a mask of documents, in bfloat16."""
+    before = set(generated_kernels._sources)
+    table = torch.rand(2, 300, device=device)
+    ids = torch.zeros(300, dtype=torch.int32, device=device)
+    mask = create_block_mask(lambda b, h, q, k: (ids[q] == ids[k]) & (q >= k), None, None, 40, 40, device=device)
+    leaf = torch.rand(1, 2, 40, 128, device=device, dtype=torch.bfloat16, requires_grad=True)
+
+    def score(s, b, h, q, k):
+        return 20 * torch.tanh((s + table[h, q - k + 150]) / 20)
+
+    metalcore.flex_attention(leaf, leaf, leaf, score, mask).sum().backward()
+    made = [kernel for kernel in generated_kernels._sources if kernel not in before]
+    assert len(made) == 4
+    for kernel in made[:2]:  # the forward pass and the gradient of queries, which take the most
+        (use,) = uses_of(generated_kernels.source(kernel))
+        assert use.fits, use
