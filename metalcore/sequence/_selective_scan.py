@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -92,21 +94,10 @@ def selective_scan(
             return None if x is None else in_float32(x).unflatten(0, (groups, channels // groups))
         raise RuntimeError(f"metalcore::{op}: {name} must be [{channels}], not {list(x.shape)}")
 
-    y, states = run(
-        op,
-        heads("u", u),
-        heads("delta", delta),
-        by_channel("A", A),
-        *rows,
-        by_channel("D", D),
-        heads("z", z),
-        by_channel("delta_bias", delta_bias),
-        None,
-        None,
-        delta_softplus,
-        -torch.inf,
-        torch.inf,
-    )
+    inputs: Any = (heads("u", u), heads("delta", delta), by_channel("A", A), *rows)
+    optional = by_channel("D", D), heads("z", z), by_channel("delta_bias", delta_bias), None, None
+    inputs = *inputs, *optional, delta_softplus, -torch.inf, torch.inf
+    y, states = run(op, *inputs)
     y = y.flatten(2).transpose(1, 2)
     return (y, states.flatten(1, 2)) if return_last_state else y
 
@@ -124,7 +115,7 @@ def _rows(op, name, x, u, groups):
     return x.expand(-1, groups, -1, -1).permute(0, 3, 1, 2)
 
 
-def in_float32(x):
+def in_float32(x: Any) -> Any:
     return x if x is None or x.dtype in (torch.float32, torch.float64) else x.float()
 
 
@@ -193,6 +184,16 @@ def _(x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, softplus, low, hig
     return _result_of(x), A.new_empty((x.shape[0], *A.shape))
 
 
+def _with_options(*options):
+    """Returns scan() as a function of its tensors."""
+
+    def function(*tensors):
+        inputs: Any = tensors + options
+        return scan(*inputs)
+
+    return function
+
+
 def _places(x, dt, A, B, C, D, z, dt_bias, state):
     """Returns tensors for the gradients; those of what is not given are empty."""
     of_parameters = (
@@ -209,7 +210,7 @@ def _(grad, grad_state, x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, 
     check("selective_scan_backward", x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx)
     tensors = x, dt, A, B, C, D, z, dt_bias, initial_states
     with torch.no_grad():
-        found = gradients(lambda *t: scan(*t, seq_idx, softplus, low, high), tensors, (grad, grad_state))
+        found = gradients(_with_options(seq_idx, softplus, low, high), tensors, (grad, grad_state))
     return tuple(place if value is None else place.copy_(value) for place, value in zip(_places(*tensors), found))
 
 
@@ -241,7 +242,7 @@ def _double_backward(ctx, *cotangents):
     *tensors, seq_idx = ctx.saved_tensors
 
     def found(grad, grad_state, *inputs):
-        values = gradients(lambda *t: scan(*t, seq_idx, *ctx.options), inputs, (grad, grad_state))
+        values = gradients(_with_options(seq_idx, *ctx.options), inputs, (grad, grad_state))
         return [grad.new_empty(0) if value is None else value for value in values]
 
     return *derive(found, tensors, cotangents), None, None, None, None

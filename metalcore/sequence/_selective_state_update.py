@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -61,9 +63,8 @@ def selective_state_update(
     """
     op = "selective_state_update"
     require_tensors(op, state=state, x=x, dt=dt, A=A, B=B, C=C)
-    indices = None if state_batch_indices is None else state_batch_indices
-    require_tensors(op, optional=True, D=D, z=z, dt_bias=dt_bias, state_batch_indices=indices)
-    indices = None if indices is None else indices.to(torch.int32)
+    require_tensors(op, optional=True, D=D, z=z, dt_bias=dt_bias, state_batch_indices=state_batch_indices)
+    indices = None if state_batch_indices is None else state_batch_indices.to(torch.int32)
     has_heads = state.dim() > 3
     dims = {"state": (state, 3), "x": (x, 2), "dt": (dt, 2), "B": (B, 2), "C": (C, 2), "z": (z, 2)}
     dims |= {"A": (in_float32(A), 2), "D": (D, 1), "dt_bias": (dt_bias, 1)}
@@ -74,12 +75,14 @@ def selective_state_update(
     }
     tensors = [by_head[name] for name in ("state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias")]
     differentiated = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    if _takes(*tensors, indices) and not differentiated:
-        y = ops.selective_state_update(*tensors, bool(dt_softplus), indices)
+    inputs: Any = (*tensors, indices)
+    options: Any = (*tensors, bool(dt_softplus), indices)
+    if _takes(*inputs) and not differentiated:
+        y = ops.selective_state_update(*options)
         torch.autograd.graph.increment_version((state,))
     else:
-        _check(op, *tensors, indices, any_dtype=True)
-        y = _update(*tensors, dt_softplus, indices)
+        _check(op, *inputs, any_dtype=True)
+        y = _update(*options)
     return y if has_heads else y[:, 0]
 
 

@@ -45,8 +45,8 @@ def our_step(state, *arguments):
     return metalcore.selective_state_update(state, *arguments, dt_softplus=True)
 
 
-def their_step(state, *arguments):
-    return _update(state, *arguments, True, None)
+def their_step(state, x, dt, A, B, C, D, z, bias):
+    return _update(state, x, dt, A, B, C, D, z, bias, True, None)
 
 
 @family
