@@ -313,9 +313,18 @@ _add("fmin", "self other", f="fmin({self}, {other})", i="min({self}, {other})", 
 for _name, _operator in {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}.items():
     _text = f"{{self}} {_operator} {{other}}"
     _add(f"{_name}.Tensor {_name}.Scalar", "self other", f=_text, i=_text, b=_text, is_bool=True)
-for _name, _operator in {"and": "&&", "or": "||", "xor": "!="}.items():
+for _name, _operator in {"and": "&&", "xor": "!="}.items():
     _text = f"({{self}} != 0) {_operator} ({{other}} != 0)"
     _add(f"logical_{_name}", "self other", f=_text, i=_text, b=_text, is_bool=True)
+# CUDA 13.0's ptxas gives the one for the other where a kernel has both && and || of the same comparisons.
+_add(
+    "logical_or",
+    "self other",
+    f="abs({self}) + abs({other}) != 0.0f",
+    i="({self} | {other}) != 0",
+    b="({self} || {other})",
+    is_bool=True,
+)
 for _name, _operator in {"and": "&", "or": "|", "xor": "^"}.items():
     _add(
         f"bitwise_{_name}.Tensor bitwise_{_name}.Scalar bitwise_{_name}.Scalar_Tensor",
