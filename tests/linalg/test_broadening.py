@@ -57,7 +57,7 @@ def test_functions_of_invariant_spaces(device, call, matrix):
     ids=["identity", "zeros", "tall zeros", "rank one", "large", "small"],
 )
 def test_no_derivative_overflows(device, A):
-    """Without broadening all of them have NaN or infinity. The bound: each factor is at most 1 / 2d."""
+    """Without broadening all of them have NaN, infinity or nearly so. The bound: each factor is at most 1 / 2d."""
     for call in (metalcore.svd, metalcore.eigh)[: 1 + (A.shape[-2] == A.shape[-1])]:
         results = []
         for options in ({}, {"broadening": 1e-3}):
@@ -71,7 +71,7 @@ def test_no_derivative_overflows(device, A):
         largest = torch.linalg.matrix_norm(A.double(), 2).item() or 1.0
         assert results[1].isfinite().all()
         assert results[1].double().abs().max().item() <= 1e3 / largest * 24**2 * 6 + 24
-        assert not results[0].isfinite().all()
+        assert not (results[0].abs() < 1e30).all()  # a GPU's rounding errors may lie between equal values
 
 
 def test_second_derivatives_and_16_bits(device):

@@ -65,8 +65,12 @@ def assert_same(found, expected):
         torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-3, atol=1e-3 * max(1.0, theirs.abs().max().item()))
 
 
+# PyTorch has the driver gels alone on NVIDIA GPUs.
+NOT_ON_CUDA = {"lstsq": pytest.mark.only_on("mps", "simulator")}
+
+
 @pytest.mark.parametrize("contiguous", [True, False])
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=NOT_ON_CUDA.get(name, ())) for name in FUNCTIONS])
 def test_results_and_gradients(device, name, contiguous):
     function, operator, kinds = FUNCTIONS[name]
     inputs = made(device, kinds, 6)
@@ -168,7 +172,7 @@ def test_sizes_that_plans_leave_to_pytorch(device):
     a = torch.eye(1200, device=device) * 40 + torch.randn(1200, 1200, device=device)
     spd = a @ a.mT
     for name, (function, _, kinds) in FUNCTIONS.items():
-        if name == "eigh":
+        if name in ("eigh", *NOT_ON_CUDA):
             continue  # the eigenvectors of so large a matrix are not determined well enough
         inputs = [spd if kind is SPD else a for kind in kinds]
         expected = function(*inputs)
