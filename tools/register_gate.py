@@ -160,7 +160,9 @@ def uses_of(source, include_dirs=(), free=False, filename="program_source", kern
 
 def _is_unmeasured(kernel, described):
     twin = re.sub(r"bfloat(?=_|$)", "half", kernel)
-    return bool(reason_of(kernel, NVIDIA)) or twin != kernel and twin in described and not reason_of(twin, OVER)
+    if reason_of(kernel, NVIDIA) or twin == kernel or twin not in described:
+        return bool(reason_of(kernel, NVIDIA))
+    return not reason_of(twin, OVER) and not reason_of(twin, NVIDIA)
 
 
 def fast():
