@@ -18,7 +18,7 @@ struct FlexTables {
   int64_t q_block, k_block;  // queries and keys of a block
 };
 
-// Every number has 64 bits; metalcore/flex/launches.py writes them in this order.
+// Every number has 64 bits; metalcore/programs/flex/launches.py writes them in this order.
 struct FlexParams {
   AttentionStrides q, k, v, out, d_out, dq, dk, dv;
   FlexTables tables;
