@@ -58,6 +58,13 @@ inline void unpack8(thread float* values, device const uchar* from, uint count, 
   }
 }
 
+// A block's scale. The lane that writes it reads it, since no barrier lies in between.
+inline float scale_of(device const float* scale, uint lane) {
+  float read = 0.0f;
+  if (lane == 0) read = *scale;
+  return simd_broadcast_first(read);
+}
+
 // Packs the elements of a block, of which each lane has eight. All lanes of a simdgroup come here.
 inline void pack8(thread const float* values, device uchar* to, device float* scale, uint count, bool as_vectors,
                   thread const Table& table, uint lane) {
@@ -114,10 +121,9 @@ inline void update(EightBitPointers<T> arrays, EightBitStates states, ulong at, 
   Lanes<T, 8> p = load_lanes<by_vectors, 8>(static_cast<device const T*>(arrays.param + at), count);
   const Lanes<T, 8> g = load_lanes<by_vectors, 8>(static_cast<device const T*>(arrays.grad + at), count);
   float m[8], v[8];
-  const bool any = count > 0;
-  unpack8(m, states.first + at, count, as_vectors, any ? states.first_scales[block] : 0.0f, first);
+  unpack8(m, states.first + at, count, as_vectors, scale_of(states.first_scales + block, lane), first);
   if constexpr (A::has_second)
-    unpack8(v, states.second + at, count, as_vectors, any ? states.second_scales[block] : 0.0f, second);
+    unpack8(v, states.second + at, count, as_vectors, scale_of(states.second_scales + block, lane), second);
 #pragma unroll
   for (uint k = 0; k < 8; ++k)
     p.at[k] =

@@ -149,7 +149,8 @@ def sample(dtype, batch=6, vocab=50, temperature=0.8, top_k=7, top_p=0.9):
         share = probabilities[order] / probabilities[order].sum()
         count = int((share.cumsum(0) < top_p).sum()) + 1
         kept[order[:count]] = True
-        walk = sorted(range(vocab), key=lambda i: i % 32)  # lane by lane, for up to 32 lanes' work of 4 logits each
+        # The largest first where top_k limits them, else lane by lane, for up to 32 lanes' work of 4 logits each.
+        walk = order.tolist() if top_k else sorted(range(vocab), key=lambda i: i % 32)
         weights = torch.where(kept, probabilities, 0.0)[walk]
         drawn.append(walk[int((weights.cumsum(0) <= number * weights.sum()).sum())])
     arguments = [logits, uniform, Output(batch, dtype=INT64), batch, vocab, temperature, top_k, top_p]

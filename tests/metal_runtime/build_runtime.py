@@ -31,6 +31,7 @@ COMPILER = "clang++-19"
 _BUILT = ROOT / "build" / "metalcore"
 _BACKEND = ROOT / "csrc" / "backends" / "mps"
 _REPLACED = "backends/simulator/backend"  # what makes the simulator the backend of mps tensors
+_ON_CPU = ("ops/quant/quantize",)  # operators that the simulator runs for CPU tensors, and Python on a Mac
 # Sent to cost.mm, and of the extension to views.cpp, stream.mm and memory.mm too.
 _WRAPPED_IN_BOTH = (
     "_ZN9metalcore3gpu7at_onceERKNS0_9RecordingElNS0_4WorkEl",
@@ -106,6 +107,9 @@ def _objects():
     sources |= {f"runtime/{path.stem}": path for path in _sources(HERE) if path.stem not in _OF_C}
     for name, source in sources.items():
         objects[name] = _compiled(source, WORK / "objects" / f"{name}.o", _flags())
+    for name in _ON_CPU:
+        source, target = ROOT / "csrc" / f"{name}.cpp", WORK / "objects" / f"{name}.o"
+        objects[name] = _compiled(source, target, [*_flags(), "-DMETALCORE_WITHOUT_SIMULATOR"])
     return objects
 
 

@@ -88,9 +88,15 @@ def test_every_op_where_metal_refuses_every_kernel(extension):
         + """
 from metalcore._core.accuracy import shares
 from metalcore._core.registry import OPS
+PACKS = {"quantize"}
 for op in OPS.values():
     sample = op.smallest_sample()
-    found = shares(op, sample, "mps", torch.float32)
+    try:
+        found = shares(op, sample, "mps", torch.float32)
+    except RuntimeError as error:  # PyTorch has no operator that packs numbers
+        assert op.name in PACKS and "no kernels that pack numbers" in str(error), (op.name, error)
+        continue
+    assert op.name not in PACKS
     assert max(found.values()) <= 1, (op.name, sample.name, found)
 assert use_runtime.counts()[1] == [0, 0, 0] and len(_C.mps_refused()) > 15, _C.mps_refused().keys()
 """,

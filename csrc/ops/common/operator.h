@@ -106,8 +106,9 @@ class OperatorLibrary {
   STABLE_TORCH_LIBRARY_IMPL(metalcore, CUDA, library) { register_kernels(metalcore::OperatorLibrary(library)); } \
   static void register_kernels(metalcore::OperatorLibrary m)
 
-// The same for CPU tensors, on which the simulator's backend runs the kernels. On macOS Python has the kernel for them.
-#ifdef __linux__
+// The same for CPU tensors, on which the simulator's backend runs the kernels. Where there is none, as on macOS, Python
+// has the kernel for them.
+#if defined(__linux__) && !defined(METALCORE_WITHOUT_SIMULATOR)
 #define METALCORE_KERNELS_ON_CPU(m)                                                                                    \
   static void register_kernels_on_cpu(metalcore::OperatorLibrary);                                                     \
   STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, library) { register_kernels_on_cpu(metalcore::OperatorLibrary(library)); } \
