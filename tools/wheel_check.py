@@ -216,9 +216,19 @@ def _families():
 
 def _flushing_families():
     """Those that have another variant for GPUs without float16's subnormal numbers (tools/build/families.py)."""
-    headers = [path.name for path in _KERNELS.rglob("*.h") if "METALCORE_HALF_SUBNORMALS" in path.read_text()]
+    headers = {path: path.read_text() for path in _KERNELS.rglob("*.h")}
     sources = {path: path.read_text() for path in _KERNELS.rglob("*.metal")}
-    return {_name(path) for path, text in sources.items() if any(f'"{header}"' in text for header in headers)}
+    found, more = {}, {path for path, text in headers.items() if "METALCORE_HALF_SUBNORMALS" in text}
+    while more:  # what includes one of them, too
+        found |= dict.fromkeys(more)
+        more = _including(headers, more) - found.keys()
+    return {_name(path) for path in _including(sources, found)}
+
+
+def _including(files, headers):
+    """Those of `files`, {path: text}, that include one of the headers themselves."""
+    names = "|".join(re.escape(path.name) for path in headers)
+    return {path for path, text in files.items() if re.search(rf'#include "(?:[^"]*/)?(?:{names})"', text)}
 
 
 def _name(path):

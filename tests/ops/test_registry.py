@@ -45,7 +45,7 @@ def test_one_word_finds_a_family():
     """The name of the op's package is that of its folders, and of its module of rules."""
     families = {op.function.__module__.split(".")[1] for op in OPS.values()}
     for room in ("kernels", "csrc/ops", "benchmarks/families"):
-        folders = {path.parent.name for path in (ROOT / room).glob("*/[!_]*.*")} - {"common"}
+        folders = {path.parent.name for path in (ROOT / room).glob("*/[!_]*.*")} - {"common", "__pycache__"}
         assert folders <= families and (folders == families or room == "benchmarks/families"), room
     assert {path.stem for path in (ROOT / "metalcore/distributed/rules").glob("[!_]*.py")} == families
     assert {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")} >= families

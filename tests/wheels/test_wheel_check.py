@@ -22,7 +22,10 @@ TAGS = {
     "macOS": "cp310-abi3-macosx_14_0_arm64",
 }
 # Families with another variant for GPUs that flush float16's subnormal numbers.
-FLUSHING = ("quant/mul_mm", "quant/mul_mv", "quant/rows")
+FLUSHING = (
+    *("quant/blockwise_mv", "quant/mul_mm", "quant/mul_mv", "quant/rows"),
+    *("quant/quantize_blocks", "quant/quantize_groups", "quant/quantize_ternary"),
+)
 SETS = {"Linux": ("x86-64", "x86-64-v3", "x86-64-v4"), "Linux on ARM": ("aarch64",)}
 INFO = "metalcore-0.dist-info/"
 WHEEL = "Wheel-Version: 1.0\nRoot-Is-Purelib: false\n"
