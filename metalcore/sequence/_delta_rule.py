@@ -248,6 +248,11 @@ def _reference(
     return out, state if output_final_state else None
 
 
+def opened(numbers):
+    """Returns numbers between 0 and 1, not rounded to 16 bits."""
+    return numbers.to(torch.promote_types(numbers.dtype, torch.float32)).sigmoid()
+
+
 def _sample(name, length, heads, keys, values, *, batch=1, repeats=1, gated=True, ends=None, states=0):
     of_keys, of_values = (batch, length, heads, keys), (batch, length, heads * repeats, values)
     shapes = [of_keys, of_keys, of_values, of_values[:3]]
@@ -257,9 +262,10 @@ def _sample(name, length, heads, keys, values, *, batch=1, repeats=1, gated=True
         g = -rest[0].abs() if gated else None
         state = rest[-1] if states else None
         cu_seqlens = None if ends is None else integers(ends, q, torch.int32)
-        return q, k, v, g, beta.sigmoid(), None, state, states > 0, True, cu_seqlens
+        return q, k, v, g, opened(beta), None, state, states > 0, True, cu_seqlens
 
-    return Sample(name, tuple(shapes), arguments=arguments, terms=length + keys + values)
+    terms = length + keys + values
+    return Sample(name, tuple(shapes), arguments=arguments, terms=terms, backward=length > 0)
 
 
 def _samples():

@@ -11,7 +11,7 @@ from torch import Tensor
 from .._core.registry import Op, Sample, register
 from .._core.routing import require_tensors
 from ._delta_formulas import rule
-from ._delta_rule import call
+from ._delta_rule import call, opened
 
 __all__ = [
     "chunk_gla",
@@ -309,10 +309,11 @@ def _sample(name, kind, length, keys, values, *, batch=1, heads=2, repeats=1, st
     def arguments(q, k, v, g, *rest):
         state = (None, rest[-1], True) if stateful else ()
         if kind == "kda":
-            return q, k, v, -g.abs(), rest[0].sigmoid(), *(state or (None, None, False)), True
+            return q, k, v, -g.abs(), opened(rest[0]), *(state or (None, None, False)), True
         return q, k, v, -g.abs(), *[None] * (kind == "simple" and stateful), *state
 
-    return Sample(name, tuple(shapes), arguments=arguments, terms=length + keys + values)
+    terms = length + keys + values
+    return Sample(name, tuple(shapes), arguments=arguments, terms=terms, backward=length > 0)
 
 
 def _samples_of_kda():

@@ -165,7 +165,7 @@ def _sample(name, batch, length, heads, channels, states, *, groups=1, ends=None
         sequences = None if numbers is None else numbers.expand(batch, -1)
         return x, dt, -A.abs(), B, C, 64, D, z, bias, before, sequences, None, True, (0.0, 2.0), True
 
-    return Sample(name, tuple(shapes), arguments=arguments, terms=states + length)
+    return Sample(name, tuple(shapes), arguments=arguments, terms=states + length, backward=length > 0)
 
 
 register(

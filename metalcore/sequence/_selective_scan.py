@@ -288,7 +288,7 @@ def _sample(name, batch, channels, length, states, *, groups=None, gated=True):
     def arguments(u, delta, A, B, C, *rest):
         return u, delta, -A.abs(), B, C, *(rest or (None, None, None)), True, True
 
-    return Sample(name, tuple(shapes), arguments=arguments, terms=states + length)
+    return Sample(name, tuple(shapes), arguments=arguments, terms=states + length, backward=length > 0)
 
 
 register(
