@@ -6,6 +6,7 @@ csrc/ops defines them, with their kernels for the backends' devices. Python adds
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ __all__ = [
     "composed_kernel",
     "cpu_kernel",
     "derive",
+    "differentiating",
     "fake_kernel",
     "needs_gradient",
     "ops",
@@ -173,6 +175,18 @@ def plain_operator(name, function):
         return run(*inputs)
 
     return call
+
+
+@contextlib.contextmanager
+def differentiating():
+    """Lets PyTorch record a graph, also below autograd, where a kernel in Python computes derivatives by it."""
+    excluded = _is_excluded(_AUTOGRAD)
+    _exclude(_AUTOGRAD, False)
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        _exclude(_AUTOGRAD, excluded)
 
 
 def autograd(name, backward, setup_context, results=None):

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from .._core.operators import differentiating
 from ._taps import wide
 
 __all__ = ["SIZES", "check", "gradients", "rule"]
@@ -144,7 +145,7 @@ def gradients(grad, grad_state, q, k, v, g, beta, state, ends, scale, normalized
     """Computes the gradients of q, k, v, g, beta and state. The final state's may be None, which is 0."""
     tensors = q, k, v, g, beta, state
     differentiable = torch.is_grad_enabled()
-    with torch.enable_grad():
+    with differentiating():
         inputs = [None if t is None else (t if differentiable and t.requires_grad else t.detach()) for t in tensors]
         inputs = [None if t is None else t.view_as(t) if t.requires_grad else t.requires_grad_() for t in inputs]
         results = rule(*inputs, ends, scale, normalized)

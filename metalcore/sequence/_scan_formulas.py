@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from .._core.operators import differentiating
 from ._taps import wide
 
 __all__ = ["STATES", "check", "gradients", "scan"]
@@ -75,7 +76,7 @@ def scan(x, dt, A, B, C, D, z, dt_bias, state, seq_idx, softplus, low, high):
 def gradients(function, tensors, grads):
     """Computes the gradients of a function of tensors, of which some may be None. So may gradients of its results."""
     differentiable = torch.is_grad_enabled()
-    with torch.enable_grad():
+    with differentiating():
         inputs = [None if t is None else (t if differentiable and t.requires_grad else t.detach()) for t in tensors]
         inputs = [None if t is None else t.view_as(t) if t.requires_grad else t.requires_grad_() for t in inputs]
         pairs = [(y, grad.to(y.dtype)) for y, grad in zip(function(*inputs), grads) if grad is not None]
