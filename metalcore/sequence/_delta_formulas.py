@@ -6,12 +6,13 @@ positions are products of matrices. Source: Yang, Kautz, Hatamizadeh, "Gated Del
 
 from __future__ import annotations
 
+import functools
 from itertools import pairwise
 from typing import Any
 
 import torch
 
-from .._core.operators import differentiating
+from ._scan_formulas import gradients as gradients_of
 from ._taps import wide
 
 __all__ = ["SIZES", "check", "gradients", "rule"]
@@ -143,22 +144,5 @@ def _chunk(q, k, v, beta, g, state):
 
 def gradients(grad, grad_state, q, k, v, g, beta, state, ends, scale, normalized):
     """Computes the gradients of q, k, v, g, beta and state. The final state's may be None, which is 0."""
-    tensors = q, k, v, g, beta, state
-    differentiable = torch.is_grad_enabled()
-    with differentiating():
-        inputs = [None if t is None else (t if differentiable and t.requires_grad else t.detach()) for t in tensors]
-        inputs = [None if t is None else t.view_as(t) if t.requires_grad else t.requires_grad_() for t in inputs]
-        results = rule(*inputs, ends, scale, normalized)
-        pairs = [(results[0], grad)] + ([] if grad_state is None else [(results[1], grad_state.to(results[1].dtype))])
-        given = [t for t in inputs if t is not None]
-        found = iter(
-            torch.autograd.grad(
-                [result for result, _ in pairs],
-                given,
-                [value for _, value in pairs],
-                create_graph=differentiable,
-                allow_unused=True,
-                materialize_grads=True,
-            )
-        )
-        return [None if t is None else next(found) for t in inputs]
+    results = functools.partial(rule, ends=ends, scale=scale, normalized=normalized)
+    return gradients_of(results, (q, k, v, g, beta, state), (grad, grad_state))

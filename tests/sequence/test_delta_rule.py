@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from compared import HEADS, check
 from references import DTYPES, assert_near, check_operator, tensor, wide
 
 import metalcore
@@ -45,37 +46,10 @@ def call(function, q, k, v, g, beta, state, ends=None, normalized=True):
     return function(q, k, v, g, beta, None, state, True, normalized, ends)
 
 
-def check(ours, reference, tensors, terms):
-    """Compares results and gradients."""
-    leaves = [t.detach().requires_grad_() for t in tensors]
-    wide_leaves = [wide(t).requires_grad_() for t in tensors]
-    found, expected = ours(*leaves), reference(*wide_leaves)
-    assert found[0].dtype == tensors[0].dtype and found[1].dtype == torch.float32
-    for actual, value in zip(found, expected):
-        assert_near(actual.detach(), value.detach(), terms=terms)
-    grads = [tensor(*t.shape, dtype=t.dtype, device=t.device) for t in found]
-    gradients = torch.autograd.grad(found, leaves, grads, allow_unused=True)
-    wanted = torch.autograd.grad(expected, wide_leaves, [wide(t) for t in grads])
-    for actual, value in zip(gradients, wanted):
-        assert_near(actual, value, terms=terms)
-    return found, gradients
-
-
-# Sizes on both sides of those that kernels are made for.
-SHAPES = {
-    "one": {"keys": 1, "values": 1},
-    "64": {"keys": 64, "values": 33, "repeats": 3},
-    "65": {"keys": 65, "values": 64, "heads": 2},
-    "128": {"keys": 128, "values": 65},
-    "129": {"keys": 129, "values": 129, "repeats": 2},
-    "256": {"keys": 256, "values": 256},
-}
-
-
 @each_dtype
-@pytest.mark.parametrize("size", SHAPES)
+@pytest.mark.parametrize("size", HEADS)
 def test_sizes(device, dtype, size):
-    tensors = inputs(5, **SHAPES[size], dtype=dtype, device=device)
+    tensors = inputs(5, **HEADS[size], dtype=dtype, device=device)
     normalized = size != "one"  # the normalization of one number has no gradient
     check(
         lambda *t: call(metalcore.chunk_gated_delta_rule, *t, None, normalized),
@@ -241,7 +215,7 @@ def test_the_same_bits(device):
 @each_dtype
 @pytest.mark.parametrize("size", ["64", "129"])
 def test_sizes_of_chunks(device, dtype, size):
-    tensors = inputs(66, **SHAPES[size], dtype=dtype, device=device)
+    tensors = inputs(66, **HEADS[size], dtype=dtype, device=device)
     check(lambda *t: call(metalcore.chunk_gated_delta_rule, *t), loop, tensors, 256)
 
 

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from compared import HEADS, check
 from references import DTYPES, assert_near, check_operator, tensor, wide
 
 import metalcore
@@ -60,39 +61,12 @@ def defined(q, k, v, g, state, beta=None, *, function=loop):
     return loop(q, k, v, g, beta, state, normalized=beta is not None)
 
 
-def check(ours, reference, tensors, terms):
-    """Compares results and gradients."""
-    leaves = [t.detach().requires_grad_() for t in tensors]
-    wide_leaves = [wide(t).requires_grad_() for t in tensors]
-    found, expected = ours(*leaves), reference(*wide_leaves)
-    assert found[0].dtype == tensors[0].dtype and found[1].dtype == torch.float32
-    for actual, value in zip(found, expected):
-        assert_near(actual.detach(), value.detach(), terms=terms)
-    grads = [tensor(*t.shape, dtype=t.dtype, device=t.device) for t in found]
-    gradients = torch.autograd.grad(found, leaves, grads, allow_unused=True)
-    wanted = torch.autograd.grad(expected, wide_leaves, [wide(t) for t in grads])
-    for actual, value in zip(gradients, wanted):
-        assert_near(actual, value, terms=terms)
-    return found, gradients
-
-
-# Sizes on both sides of those that kernels are made for.
-SHAPES = {
-    "one": {"keys": 1, "values": 1},
-    "64": {"keys": 64, "values": 33, "repeats": 3},
-    "65": {"keys": 65, "values": 64, "heads": 2},
-    "128": {"keys": 128, "values": 65},
-    "129": {"keys": 129, "values": 129, "repeats": 2},
-    "256": {"keys": 256, "values": 256},
-}
-
-
 @pytest.mark.parametrize("kind", ["kda", "gla"])
 @each_dtype
-@pytest.mark.parametrize("size", SHAPES)
+@pytest.mark.parametrize("size", HEADS)
 def test_sizes(device, dtype, size, kind):
     # The normalization of one number has no gradient.
-    shape = SHAPES[size] | {"keys": max(SHAPES[size]["keys"], 1 + (kind == "kda"))}
+    shape = HEADS[size] | {"keys": max(HEADS[size]["keys"], 1 + (kind == "kda"))}
     tensors = inputs(kind, 5, **shape, dtype=dtype, device=device)
     check(lambda *t: call(kind, *t), defined, tensors, 32)
 
@@ -108,7 +82,7 @@ def test_lengths(device, kind, chunked, length):
 @each_dtype
 @pytest.mark.parametrize("size", ["64", "129"])
 def test_sizes_of_chunks(device, dtype, size):
-    tensors = inputs("simple", 66, **SHAPES[size], dtype=dtype, device=device)
+    tensors = inputs("simple", 66, **HEADS[size], dtype=dtype, device=device)
     check(lambda *t: call("simple", *t), defined, tensors, 256)
 
 

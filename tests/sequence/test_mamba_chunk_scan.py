@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
+from compared import check
 from references import DTYPES, assert_near, tensor, wide
 
 import metalcore
@@ -42,22 +43,6 @@ def inputs(length, heads=2, dim=3, states=5, *, batch=1, groups=1, dtype=torch.f
 
 def ours(x, dt, A, B, C, D=None, z=None, dt_bias=None, state=None, numbers=None, *, softplus=True, limits=(0.0, 2.0)):
     return function(x, dt, A, B, C, 64, D, z, dt_bias, state, numbers, None, softplus, limits, True)
-
-
-def check(found_by, reference, tensors, terms):
-    """Compares results and gradients."""
-    leaves = [None if t is None else t.detach().requires_grad_() for t in tensors]
-    wide_leaves = [None if t is None else wide(t).requires_grad_() for t in tensors]
-    found, expected = found_by(*leaves), reference(*wide_leaves)
-    assert found[0].dtype == tensors[0].dtype and found[1].dtype == torch.float32
-    for actual, value in zip(found, expected):
-        assert_near(actual.detach(), value.detach(), terms=terms)
-    grads = [tensor(*t.shape, dtype=t.dtype, device=t.device) for t in found]
-    given = [[t for t in each if t is not None] for each in (leaves, wide_leaves)]
-    gradients = torch.autograd.grad(found, given[0], grads)
-    for actual, value in zip(gradients, torch.autograd.grad(expected, given[1], [wide(t) for t in grads])):
-        assert_near(actual, value, terms=terms)
-    return found, gradients
 
 
 SHAPES = {

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from compared import check
 from references import DTYPES, assert_near, check_operator, tensor, wide
 
 import metalcore
@@ -53,23 +54,6 @@ def inputs(length, channels=5, states=4, *, batch=1, groups=None, dtype=torch.fl
 
 def ours(*tensors, softplus=True):
     return metalcore.selective_scan(*tensors, softplus, True)
-
-
-def check(function, reference, tensors, terms):
-    """Compares results and gradients."""
-    leaves = [None if t is None else t.detach().requires_grad_() for t in tensors]
-    wide_leaves = [None if t is None else wide(t).requires_grad_() for t in tensors]
-    found, expected = function(*leaves), reference(*wide_leaves)
-    assert found[0].dtype == tensors[0].dtype and found[1].dtype == torch.float32
-    for actual, value in zip(found, expected):
-        assert_near(actual.detach(), value.detach(), terms=terms)
-    grads = [tensor(*t.shape, dtype=t.dtype, device=t.device) for t in found]
-    given = [[t for t in each if t is not None] for each in (leaves, wide_leaves)]
-    gradients = torch.autograd.grad(found, given[0], grads, allow_unused=True)
-    wanted = torch.autograd.grad(expected, given[1], [wide(t) for t in grads])
-    for actual, value in zip(gradients, wanted):
-        assert_near(actual, value, terms=terms)
-    return found, gradients
 
 
 # On both sides of the numbers of states that kernels are made for, and of the channels of a threadgroup.
