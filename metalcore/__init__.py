@@ -47,9 +47,12 @@ from .linalg import *  # noqa: F403
 from .loss import *  # noqa: F403
 from .normalization import *  # noqa: F403
 from .quant import (
+    affine_embedding,
+    affine_linear,
     dequantize,
     dequantize_4bit,
     dequantize_8bit,
+    dequantize_affine,
     linear_4bit,
     quantize,
     quantize_4bit,
@@ -100,6 +103,8 @@ _LAZY_MODULES = frozenset(
 
 __all__ = [
     "active_overrides",
+    "affine_embedding",
+    "affine_linear",
     "attention",
     "capture",
     "compile",
@@ -108,6 +113,7 @@ __all__ = [
     "dequantize",
     "dequantize_4bit",
     "dequantize_8bit",
+    "dequantize_affine",
     "disable_pytorch_overrides",
     "distributed",
     "enable_pytorch_overrides",

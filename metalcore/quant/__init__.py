@@ -1,5 +1,7 @@
-"""Weights that stay packed: in GGML's types, as GGUF files have them, and in bitsandbytes' of 4 and 8 bits."""
+"""Weights that stay packed: in GGML's types, as GGUF files have them, in bitsandbytes' of 4 and 8 bits, and in
+groups with offsets, as GPTQ, AWQ and MLX have them."""
 
+from ._affine import affine_embedding, affine_linear, dequantize_affine
 from ._four_bits import (
     FourBits,
     dequantize_4bit,
@@ -19,9 +21,12 @@ __all__ = [
     "FourBits",
     "Report",
     "Type",
+    "affine_embedding",
+    "affine_linear",
     "dequantize",
     "dequantize_4bit",
     "dequantize_8bit",
+    "dequantize_affine",
     "linear_4bit",
     "quantize",
     "quantize_4bit",

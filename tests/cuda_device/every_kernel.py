@@ -26,6 +26,7 @@ import metalcore  # noqa: E402
 from metalcore._core.accuracy import evaluate  # noqa: E402
 from metalcore._core.registry import OPS  # noqa: E402
 from metalcore.loss._cross_entropy_operators import cross_entropy_ahead  # noqa: E402
+from metalcore.quant._affine import affine_sample  # noqa: E402
 from metalcore.quant._four_bits import four_bits_sample  # noqa: E402
 from metalcore.quant._pack import MADE  # noqa: E402
 from metalcore.quant._types import KERNELS, packed_sample  # noqa: E402
@@ -314,6 +315,13 @@ def quant(device):
             with tuned(family):
                 x = random(device, torch.float32, rows, 512)
                 yield f"linear_4bit {type}", metalcore.linear_4bit(x, packed, state)
+    for bits in (2, 3, 4, 5, 6, 8):
+        weights = *affine_sample(bits, 6, 512, device), bits
+        yield f"dequantize_affine {bits}", metalcore.dequantize_affine(*weights)
+        for family, rows in (("baseline", 1), ("baseline", 3), ("apple7", 3)):
+            with tuned(family):
+                x = random(device, torch.float32, rows, 512)
+                yield f"affine_linear {bits}", metalcore.affine_linear(x, *weights)
     for type in sorted(MADE):
         yield f"quantize {type}", metalcore.quant.quantize(random(device, torch.float32, 2, 512), type)
 

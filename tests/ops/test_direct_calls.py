@@ -12,6 +12,7 @@ ops = torch.ops.metalcore
 
 # Operators without a derivative, besides those in place. PyTorch warns where backward comes through their results.
 WITHOUT_DERIVATIVE = {
+    "affine_rows",
     "causal_conv1d_update",  # inference
     "dequantize_blockwise",
     "embedding_bag_samples",  # results are integers

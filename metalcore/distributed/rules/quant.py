@@ -51,3 +51,27 @@ def blockwise_matmul(call):
 @rule("quantize_blockwise", "dequantize_blockwise")
 def blocks(call):
     return iter(())  # shards of numbers are no shards of blocks
+
+
+_AFFINE = ("packed", "scales", "offsets")
+
+
+@rule("affine_rows")
+def affine_rows(call):
+    if call.rows is None:
+        yield Shard(0), dict.fromkeys(_AFFINE, Shard(0))
+    else:
+        for dim in others(call.rows):
+            yield Shard(dim), {"rows": Shard(dim)}
+
+
+@rule("affine_matmul")
+def affine_matmul(call):
+    last = call.x.ndim - 1
+    for dim in others(call.x, -1):
+        yield Shard(dim), {"x": Shard(dim)}
+    if call.transposed:  # the weight's rows are the terms of the sums
+        yield Partial(), {"x": Shard(last), **dict.fromkeys(_AFFINE, Shard(0))}
+    else:
+        yield Shard(last), dict.fromkeys(_AFFINE, Shard(0))
+    yield Partial(), {"x": Partial()}

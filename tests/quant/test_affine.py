@@ -1,0 +1,130 @@
+"""Weights of 2 to 8 bits in groups: kernels against the formats' formulas in float64."""
+
+import numpy
+import pytest
+import torch
+from rows import tuned
+
+import metalcore
+from metalcore.quant._affine import affine_sample, integers, packed_integers
+
+ops = torch.ops.metalcore
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+each_bits = pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+
+
+def formula(packed, scales, offsets, bits):
+    """scale * q + offset, or scale * (q - zero), in float64; q's lowest bit comes first in a row of bits."""
+    ones = numpy.unpackbits(packed.cpu().numpy(), axis=1, bitorder="little").reshape(len(packed), -1, bits)
+    q = torch.from_numpy((ones.astype(numpy.int64) << numpy.arange(bits)).sum(-1)).double()
+    size = q.shape[1] // scales.shape[1]
+    scale, offset = (each.cpu().double().repeat_interleave(size, 1) for each in (scales, offsets))
+    return scale * (q - offset) if offsets.dtype == torch.uint8 else scale * q + offset
+
+
+@each_bits
+@pytest.mark.parametrize("zeros", [False, True])
+def test_numbers(device, bits, zeros):
+    """Each is the formula's, rounded to float32 and to the result's dtype, on the device and on the CPU."""
+    for dtype, group, length in ((DTYPES[0], 32, 96), (DTYPES[1], 64, 640), (DTYPES[2], 256, 1280)):
+        weights = affine_sample(bits, 5, length, device, group, zeros, dtype)
+        expected = formula(*weights, bits)
+        rows = torch.tensor([[4, 0, 2]], device=device)
+        for result in DTYPES:
+            rounded = expected.float().to(result)
+            for where in (device, "cpu"):
+                moved = [each.to(where) for each in weights]
+                numbers = metalcore.dequantize_affine(*moved, bits, result)
+                assert numbers.dtype is result and torch.equal(numbers.cpu(), rounded)
+                found = metalcore.affine_embedding(rows.to(where), *moved, bits, result)
+                assert torch.equal(found.cpu(), rounded[rows.cpu()])
+        assert metalcore.dequantize_affine(*weights, bits).dtype is dtype
+
+
+@each_bits
+def test_integers_of_bytes(bits):
+    numbers = torch.randint(2**bits, (3, 64))
+    packed = packed_integers(numbers, bits)
+    assert packed.shape == (3, 8 * bits) and torch.equal(integers(packed, bits).long(), numbers)
+
+
+@each_bits
+@pytest.mark.parametrize("zeros", [False, True])
+def test_linear(device, bits, zeros):
+    """Products and gradients, on both sides of the plans' boundaries, against float64."""
+    for rows, length, family in ((1, 64, None), (3, 2080, "baseline"), (3, 160, "apple7"), (9, 96, None)):
+        packed, scales, offsets = affine_sample(bits, 21, length, device, 32, zeros, torch.float16)
+        weights = formula(packed, scales, offsets, bits)
+        # Scales times integers and offsets are summed apart, and each sum has the roundings of its own terms.
+        apart = formula(packed, scales.abs(), torch.zeros_like(offsets), bits)
+        shift = offsets * scales if zeros else offsets
+        apart += shift.cpu().double().abs().repeat_interleave(32, 1)
+        for dtype in DTYPES:
+            x = torch.randn(2, rows, length, device=device).to(dtype)[1].requires_grad_()
+            bias = torch.randn(21, device=device).to(dtype)
+            with tuned(family or "baseline"):
+                y = metalcore.affine_linear(x, packed, scales, offsets, bits, bias)
+            grad = torch.randn_like(y)
+            y.backward(grad)
+            eps = torch.finfo(dtype).eps
+            for ours, left, right, size, add in (
+                (y, x.detach().cpu().double(), weights.T, apart.T, bias.cpu().double()),
+                (x.grad, grad.cpu().double(), weights, apart, 0),
+            ):
+                # Weights are rounded to x's dtype, each sum is float32's, and the result is rounded twice.
+                bound = (left.abs() @ right.abs()) * eps + (left.abs() @ size) * (len(right) + 4) * 2**-24
+                bound += 2 * eps * (left @ right + add).abs() + eps * (left @ right).abs()
+                assert ((ours.detach().cpu().double() - (left @ right + add)).abs() <= bound).all()
+
+
+def test_empty_views_and_batches(device):
+    weights = affine_sample(4, 8, 64, device)
+    assert metalcore.affine_linear(torch.ones(0, 64, device=device), *weights, 4).shape == (0, 8)
+    x = torch.randn(2, 3, 64, device=device)
+    batched = metalcore.affine_linear(x, *weights, 4)
+    assert torch.equal(batched.view(6, 8), metalcore.affine_linear(x.view(6, 64), *weights, 4))
+    views = [torch.stack([each, each], 1)[:, 1] for each in weights]
+    odd = torch.randn(3, 65, device=device)[:, 1:]
+    assert torch.equal(metalcore.affine_linear(odd, *views, 4), metalcore.affine_linear(odd.contiguous(), *weights, 4))
+    for where in (device, "cpu"):
+        none = [each[:0].to(where) for each in weights]
+        assert metalcore.affine_linear(x.to(where), *none, 4).shape == (2, 3, 0)
+        short = [each[:, :0].to(where) for each in weights]
+        assert metalcore.affine_linear(x[..., :0].to(where), *short, 4).eq(0).all()
+        indices = torch.zeros(2, 0, dtype=torch.int64, device=where)
+        assert metalcore.affine_embedding(indices, *[each.to(where) for each in weights], 4).shape == (2, 0, 64)
+
+
+@pytest.mark.parametrize("where", ["device", "cpu"])
+def test_errors(device, where):
+    where = device if where == "device" else where
+    x = torch.ones(4, 64, device=where)
+    packed, scales, offsets = affine_sample(4, 8, 64, where, 32)
+    with pytest.raises(RuntimeError, match="2, 3, 4, 5, 6 or 8, not 7|2, 3, 4, 5, 6 or 8 bits, not 7"):
+        metalcore.affine_linear(x, packed, scales, offsets, 7)
+    with pytest.raises(RuntimeError, match="x of shape .* does not go with 8 rows of 64 weights"):
+        metalcore.affine_linear(x[:, :32], packed, scales, offsets, 4)
+    with pytest.raises(RuntimeError, match="32 weights of 4 bits"):
+        metalcore.dequantize_affine(packed[:, 1:], scales, offsets, 4)
+    with pytest.raises(RuntimeError, match=r"scales and offsets must have shape \(8, groups\)"):
+        metalcore.dequantize_affine(packed, scales, offsets[1:], 4)
+    with pytest.raises(RuntimeError, match="groups of 64 weights must be of 32 weights, or of 64"):
+        metalcore.dequantize_affine(packed, scales.repeat(1, 2), offsets.repeat(1, 2), 4)
+    with pytest.raises(RuntimeError, match="uint8"):
+        metalcore.dequantize_affine(packed, scales, offsets.half(), 4)
+    with pytest.raises(TypeError, match="dequantize_affine: dtype must be"):
+        metalcore.dequantize_affine(packed, scales, offsets, 4, torch.int8)
+    with pytest.raises(TypeError, match="affine_embedding: indices must be"):
+        metalcore.affine_embedding(x, packed, scales, offsets, 4)
+
+
+def test_compiled(device):
+    weights = affine_sample(3, 8, 64, device)
+    x = torch.randn(2, 64, device=device)
+    compiled = torch.compile(metalcore.affine_linear, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x, *weights, 3), metalcore.affine_linear(x, *weights, 3))
+    for call, inputs in (
+        (ops.affine_matmul, (x.requires_grad_(), *weights, 3, False)),
+        (ops.affine_rows, (*weights, None, 3, torch.bfloat16)),
+    ):
+        torch.library.opcheck(call.default, inputs, test_utils=("test_schema", "test_faketensor"))
