@@ -13,6 +13,9 @@
     config = metalcore_transformers.MetalcoreConfig("q4_k_m")     # weights packed as GGUF files have them
     model = AutoModelForCausalLM.from_pretrained(..., quantization_config=config)
 
+    metalcore_transformers.register_quantization()     # checkpoints of GPTQ, AWQ and MLX load as they are
+    model = AutoModelForCausalLM.from_pretrained("mlx-community/…", device_map="mps")
+
 `patch()` enables the overrides (metalcore.overrides) that transformers' models and its Trainer use, and no others.
 docs/transformers.md lists them with what they reach. Nothing changes in a model's modules, parameters or checkpoints.
 """
@@ -30,9 +33,18 @@ from .._core.registry import OPS
 from ..overrides._switches import Request
 
 if TYPE_CHECKING:
+    from ..quant._checkpoints import MlxConfig
     from ..quant._transformers import MetalcoreConfig
 
-__all__ = ["MetalcoreConfig", "active_patches", "patch", "register_attention", "register_quantization", "unpatch"]
+__all__ = [
+    "MetalcoreConfig",
+    "MlxConfig",
+    "active_patches",
+    "patch",
+    "register_attention",
+    "register_quantization",
+    "unpatch",
+]
 
 OVERRIDES = tuple(name for name in overrides.NAMES if ".linalg." not in OPS[name].function.__module__)
 
@@ -140,7 +152,8 @@ def _run_flex_attention():
 
 def register_quantization() -> None:
     """Makes transformers know what MetalcoreConfig writes into a model's config.json, so that from_pretrained loads
-    models whose weights metalcore has packed.
+    models whose weights metalcore has packed; and those of MLX (affine and mxfp4), GPTQ and AWQ. The last two are
+    transformers' own where there is no `mps` device and gptqmodel is installed.
 
     Raises:
         ImportError: transformers is not installed, or older than 5.4.
@@ -159,11 +172,11 @@ def register_quantization() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "MetalcoreConfig":  # its base is a class of transformers
-        from ..quant._transformers import MetalcoreConfig
+    if name in ("MetalcoreConfig", "MlxConfig"):  # their base is a class of transformers
+        from ..quant import _checkpoints, _transformers
 
-        globals()[name] = MetalcoreConfig
-        return MetalcoreConfig
+        globals().update(MetalcoreConfig=_transformers.MetalcoreConfig, MlxConfig=_checkpoints.MlxConfig)
+        return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

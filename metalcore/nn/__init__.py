@@ -7,6 +7,7 @@ import torch
 
 from ..activation import geglu, gelu, log_softmax, quick_gelu, relu, relu2, silu, softmax, swiglu
 from ..normalization import add_layer_norm, add_rms_norm, group_norm, layer_norm, rms_norm
+from ..quant._affine_layers import AffineEmbedding, AffineLinear
 from ..quant._experts import QuantizedExperts
 from ..quant._layers import QuantizedEmbedding, QuantizedLinear
 from ._embeddings import Embedding, EmbeddingBag
@@ -16,6 +17,8 @@ __all__ = [
     "GELU",
     "AddLayerNorm",
     "AddRMSNorm",
+    "AffineEmbedding",
+    "AffineLinear",
     "CrossEntropyLoss",
     "Embedding",
     "EmbeddingBag",

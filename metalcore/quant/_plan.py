@@ -212,7 +212,7 @@ def replace_modules(model: torch.nn.Module, plan: Plan, *, pack: bool, dtype: to
             model.set_submodule(place, new)
         after = sum(buffer.nbytes for buffer in new.buffers(recurse=False))
         rows.append(Packed(name, tuple(type.name for type in types), before if shared is None else 0, after))
-    _untie(model, [row.name for row in rows if row.types])
+    untie(model, [row.name for row in rows if row.types])
     return Report(tuple(rows))
 
 
@@ -241,7 +241,7 @@ def _is_embedding(model, name):
     return isinstance(model.get_submodule(name), torch.nn.Embedding)
 
 
-def _untie(model, packed):
+def untie(model, packed):
     """Removes packed weights from transformers' ties, which are of parameters alone. Their modules tie them."""
     tied = getattr(model, "all_tied_weights_keys", None)
     if tied:

@@ -14,7 +14,10 @@ from transformers.quantizers.auto import (
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from . import _peft  # noqa: F401  peft's adapters know packed layers from then on
+from . import (
+    _checkpoints,
+    _peft,  # noqa: F401  peft's adapters know packed layers from then on
+)
 from ._layers import PackedModule, QuantizedEmbedding
 from ._mixtures import MIXTURES
 from ._plan import Plan, embedding_of, packed_weight, patterns, plan, replace_modules
@@ -175,6 +178,7 @@ def register() -> None:
     if _METHOD not in AUTO_QUANTIZATION_CONFIG_MAPPING:
         register_quantization_config(_METHOD)(MetalcoreConfig)
         register_quantizer(_METHOD)(MetalcoreQuantizer)
+    _checkpoints.register()
 
 
 register()

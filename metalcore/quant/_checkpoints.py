@@ -1,0 +1,328 @@
+"""Packed checkpoints of other libraries, through transformers' from_pretrained: GPTQ's, AWQ's and MLX's.
+
+The headers of the files say which modules are packed, and how. Those get the files' tensors as they are, and once all
+of them are read each becomes one of metalcore's layers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import modeling_utils
+from transformers.quantizers.auto import (
+    AUTO_QUANTIZATION_CONFIG_MAPPING,
+    AUTO_QUANTIZER_MAPPING,
+    register_quantization_config,
+    register_quantizer,
+)
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from .._core.routing import DEVICES
+from ._affine_layers import AffineEmbedding, AffineLinear, TiedAffineLinear
+from ._layers import QuantizedEmbedding, QuantizedLinear, TiedLinear
+from ._plan import untie
+from ._repack import AffineWeight, from_awq, from_gptq, from_mlx, mxfp4_blocks
+
+__all__ = ["MlxConfig", "register"]
+
+
+class MlxConfig(QuantizationConfigMixin):
+    """The configuration of MLX's checkpoints, as their config.json has it. The files' headers say the rest.
+
+    Args:
+        mode: "affine" or "mxfp4".
+        bits, group_size: of most modules.
+        kwargs: what else config.json has, such as the bits of single modules.
+
+    Raises:
+        ValueError: the mode is another.
+
+    Example:
+        >>> from metalcore.integrations.transformers import MlxConfig
+        >>> MlxConfig(bits=4, group_size=64).mode
+        'affine'
+    """
+
+    def __init__(self, bits: int = 4, group_size: int = 64, mode: str = "affine", **kwargs: Any):
+        if mode not in ("affine", "mxfp4"):
+            raise ValueError(f'MlxConfig: mode must be "affine" or "mxfp4", not {mode!r}')
+        self.quant_method = "mlx"  # pyright: ignore[reportAttributeAccessIssue]
+        self.bits, self.group_size, self.mode = bits, group_size, mode
+        self.of_modules = {name: value for name, value in kwargs.items() if name not in ("quant_method", "of_modules")}
+
+
+@dataclasses.dataclass
+class _Format:
+    """How a library's files name a module's tensors.
+
+    Attributes:
+        first: the tensor that every packed module has.
+        others: those that it has besides; `optional` it may have.
+        convert: takes the tensors by name, the length of the weight's rows, and the configuration, and returns an
+            AffineWeight, or bytes of GGML's MXFP4.
+    """
+
+    first: str
+    others: tuple[str, ...]
+    convert: Callable[[Mapping[str, Tensor], int, Any], AffineWeight | Tensor]
+    optional: tuple[str, ...] = ()
+
+
+def _convert_gptq(tensors, length, config):
+    if config.format not in ("gptq", "gptq_v2"):
+        raise ValueError(f'GPTQ\'s format must be "gptq" or "gptq_v2", not {config.format!r}')
+    return from_gptq(
+        tensors["qweight"],
+        tensors["qzeros"],
+        tensors["scales"],
+        tensors.get("g_idx"),
+        length,
+        config.group_size,
+        config.format == "gptq",
+    )
+
+
+def _convert_awq(tensors, length, config):
+    if config.format != "gemm":
+        raise ValueError(f'AWQ\'s version must be "gemm", not {str(config.format)!r}')
+    return from_awq(tensors["qweight"], tensors["qzeros"], tensors["scales"], length, config.group_size)
+
+
+def _convert_mlx(tensors, length, config):
+    if tensors["scales"].dtype != torch.uint8:
+        if "biases" not in tensors:
+            raise ValueError("the file has its scales, and no biases")
+        return from_mlx(tensors["weight"], tensors["scales"], tensors["biases"], length)
+    blocks = mxfp4_blocks(tensors["weight"], tensors["scales"])
+    if blocks.shape[1] // 17 * 32 != length:
+        raise ValueError(f"weight {list(tensors['weight'].shape)} has no rows of {length} numbers of MXFP4")
+    return blocks
+
+
+_GPTQ = _Format("qweight", ("qzeros", "scales"), _convert_gptq, ("g_idx",))
+_AWQ = _Format("qweight", ("qzeros", "scales"), _convert_awq)
+_MLX = _Format("scales", ("weight",), _convert_mlx, ("biases",))
+
+
+class Stored(torch.nn.Module):
+    """The tensors of a packed module as a file has them, until all of them are read. Scales are float32 meanwhile, so
+    that no dtype of a model rounds them."""
+
+    def __init__(self, name: str, module: Any, tensors: Mapping[str, Tensor], convert: Callable):
+        super().__init__()
+        self.name, self.of, self.convert = name, type(module), convert
+        self.dtypes = {leaf: tensor.dtype for leaf, tensor in tensors.items()}
+        self.scale = float(getattr(module, "scalar_embed_scale", 1.0))
+        self.is_embedding = isinstance(module, torch.nn.Embedding)
+        self.dtype = module.weight.dtype
+        self.rows, self.length = module.weight.shape
+        self.bias: torch.nn.Parameter | None = getattr(module, "bias", None)
+        self.converted(tensors)  # which refuses shapes that do not go together
+        for leaf, tensor in tensors.items():
+            dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+            self.register_buffer(leaf, torch.empty(tensor.shape, dtype=dtype, device="meta"))
+
+    def converted(self, tensors: Mapping[str, Tensor]) -> AffineWeight | Tensor:
+        try:
+            weight = self.convert(tensors, self.length)
+            rows = len(weight.packed if isinstance(weight, AffineWeight) else weight)
+            if rows != self.rows:
+                raise ValueError(f"it has {rows} rows of weights, and the model {self.rows}")
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error}") from None
+        return weight
+
+    def layer(self) -> torch.nn.Module:
+        weight = self.converted({leaf: getattr(self, leaf).to(dtype) for leaf, dtype in self.dtypes.items()})
+        if isinstance(weight, AffineWeight):
+            if self.is_embedding:
+                return AffineEmbedding(*weight[:4], dtype=self.dtype, scale=self.scale)
+            return AffineLinear(*weight[:4], bias=self.bias, order=weight.order, dtype=self.dtype)
+        if self.is_embedding:
+            layer = QuantizedEmbedding(self.rows, self.length, "MXFP4", "meta", self.dtype, self.scale)
+        else:
+            layer = QuantizedLinear(self.length, self.rows, "MXFP4", False, "meta", self.dtype)
+            layer.bias = self.bias
+        layer.packed = weight
+        return layer
+
+
+class _Tied(torch.nn.Module):
+    """An output layer until its embedding has been read."""
+
+    def __init__(self, source: str, bias: torch.nn.Parameter | None):
+        super().__init__()
+        self.source, self.bias = source, bias
+
+
+class _Files(HfQuantizer):
+    """Loads what a library has packed."""
+
+    requires_calibration = True
+    format: _Format
+
+    def _process_model_before_weight_loading(self, model, checkpoint_files=None, **kwargs):
+        tensors = _headers(checkpoint_files)
+        modules = dict(model.named_modules(remove_duplicate=False))
+        config, form, places = self.quantization_config, self.format, {}
+        for key in tensors:
+            name, _, leaf = key.rpartition(".")
+            if leaf != form.first or form.others[0] not in _leaves(tensors, name):
+                if leaf == form.first == "qweight":
+                    raise ValueError(f"{name}: the file has its qweight, and no {form.others[0]}")
+                continue
+            place = _place(name, model, modules)
+            module = modules.get(place)
+            if not isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
+                kind = "no module of this model" if module is None else f"a {type(module).__name__}"
+                raise ValueError(
+                    f"{name}: its weight is packed, and it is {kind}; metalcore loads linear layers and embeddings"
+                )
+            places[place] = name
+        tied = {target.rpartition(".")[0]: source.rpartition(".")[0] for target, source in _tied_weights(model).items()}
+        for place, name in places.items():
+            found = _leaves(tensors, name)
+            missing = [leaf for leaf in form.others if leaf not in found]
+            if missing:
+                raise ValueError(f"{name}: the file has its {form.first}, and no {' and no '.join(missing)}")
+            own = {leaf: found[leaf] for leaf in (form.first, *form.others, *form.optional) if leaf in found}
+            convert = functools.partial(
+                lambda convert, config, own, length: convert(own, length, config), form.convert, config
+            )
+            model.set_submodule(place, Stored(name, modules[place], own, convert))
+        for target, source in tied.items():
+            if source in places and target not in places:
+                model.set_submodule(target, _Tied(source, getattr(modules[target], "bias", None)))
+        untie(model, [*places, *(target for target, source in tied.items() if source in places)])
+        return model
+
+    def _process_model_after_weight_loading(self, model, **kwargs):
+        for name, module in list(model.named_modules()):
+            if isinstance(module, Stored):
+                layer = module.layer()
+                layer.train(module.training)
+                model.set_submodule(name, layer)
+        for name, module in list(model.named_modules()):
+            if isinstance(module, _Tied):
+                embedding = model.get_submodule(module.source)
+                tied = TiedAffineLinear if isinstance(embedding, AffineEmbedding) else TiedLinear
+                model.set_submodule(name, tied(embedding, module.bias))
+        return model
+
+    def is_serializable(self) -> Any:
+        return False
+
+    @property
+    def is_trainable(self) -> Any:
+        return True
+
+
+def _tied_weights(model):
+    return getattr(model, "all_tied_weights_keys", None) or {}
+
+
+def _place(name, model, modules):
+    """Returns a checkpoint's module in the model, which may be the checkpoint's base model, or have it."""
+    prefix = f"{model.base_model_prefix}."
+    for place in (name, name.removeprefix(prefix), prefix + name):
+        if place in modules:
+            return place
+    return name
+
+
+def _leaves(tensors, name):
+    return tensors.by_module.get(name, {})
+
+
+class _Headers(dict):
+    """Tensors without memory, by their keys in files."""
+
+    def __init__(self, tensors):
+        super().__init__(tensors)
+        self.by_module: dict[str, dict[str, Tensor]] = {}
+        for key, tensor in tensors.items():
+            name, _, leaf = key.rpartition(".")
+            self.by_module.setdefault(name, {})[leaf] = tensor
+
+
+def _headers(files):
+    """Reads files' headers."""
+    from safetensors import SafetensorError, safe_open
+
+    tensors = {}
+    for file in files or ():
+        if not str(file).endswith(".safetensors"):
+            raise ValueError(f"{file}: packed weights are loaded from safetensors alone")
+        try:
+            with safe_open(file, "pt") as opened:
+                names = opened.keys()  # it is no dict
+                for key in names:
+                    part = opened.get_slice(key)
+                    tensors[key] = torch.empty(part.get_shape(), dtype=_DTYPES[part.get_dtype()], device="meta")
+        except (SafetensorError, KeyError) as error:
+            raise ValueError(f"{file} is damaged, or no file of safetensors: {error}") from None
+    if not tensors:
+        raise ValueError("packed weights are loaded from files, and there are none")
+    return _Headers(tensors)
+
+
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "U16": torch.uint16,
+    "U32": torch.uint32, "U64": torch.uint64, "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+
+
+class _Mlx(_Files):
+    """Loads MLX's checkpoints."""
+
+    format = _MLX
+
+
+def _instead_of(theirs, form):
+    """Returns a class that makes metalcore's quantizer of packed checkpoints where there is an `mps` device, or where
+    the library is not installed, and transformers' own elsewhere."""
+
+    class Files(_Files):
+        format = form
+
+        def __new__(cls, config, pre_quantized=True, **kwargs):
+            if pre_quantized and ("mps" in DEVICES or importlib.util.find_spec("gptqmodel") is None):
+                return super().__new__(cls)
+            return theirs(config, pre_quantized=pre_quantized, **kwargs)
+
+    Files.__name__ = Files.__qualname__ = theirs.__name__
+    return Files
+
+
+def register() -> None:
+    """Makes transformers load these checkpoints by metalcore."""
+    if "mlx" in AUTO_QUANTIZATION_CONFIG_MAPPING:
+        return
+    register_quantization_config("mlx")(MlxConfig)
+    register_quantizer("mlx")(_Mlx)
+    for method, form in (("gptq", _GPTQ), ("awq", _AWQ)):
+        AUTO_QUANTIZER_MAPPING[method] = _instead_of(AUTO_QUANTIZER_MAPPING[method], form)
+    of_transformers = modeling_utils.get_hf_quantizer
+
+    @functools.wraps(of_transformers)
+    def get_hf_quantizer(config, *args, **kwargs):
+        _name_mlx(config)
+        return of_transformers(config, *args, **kwargs)
+
+    modeling_utils.get_hf_quantizer = get_hf_quantizer
+
+
+def _name_mlx(config):
+    """Tells transformers whose configuration it is: MLX writes no method."""
+    found = getattr(config, "quantization_config", None) or getattr(config, "quantization", None)
+    if isinstance(found, dict) and "quant_method" not in found and {"bits", "group_size"} <= found.keys():
+        config.quantization_config = {**found, "quant_method": "mlx"}

@@ -1,0 +1,199 @@
+"""Weights of other libraries' files in metalcore's order of bits: rows of integers, the first of them in the lowest
+bits of the first byte.
+
+Sources of the layouts: github.com/AutoGPTQ/AutoGPTQ, auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py (GPTQ: columns of
+such integers); github.com/casper-hansen/AutoAWQ, awq/modules/linear/gemm.py (AWQ: rows of x's columns, with the
+integers of a word in another order); github.com/ml-explore/mlx, mlx/ops.cpp (MLX: the same rows).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._affine import integers, packed_integers
+
+__all__ = ["AffineWeight", "from_awq", "from_gptq", "from_mlx", "mxfp4_blocks"]
+
+
+class AffineWeight(NamedTuple):
+    """What metalcore.nn.AffineLinear takes."""
+
+    packed: Tensor
+    scales: Tensor
+    offsets: Tensor
+    bits: int
+    order: Tensor | None = None
+
+
+def from_gptq(
+    qweight: Tensor,
+    qzeros: Tensor,
+    scales: Tensor,
+    g_idx: Tensor | None,
+    length: int,
+    group_size: int = -1,
+    zeros_less_one: bool = True,
+) -> AffineWeight:
+    """Takes GPTQ's tensors.
+
+    Args:
+        qweight: int32, (length * bits / 32, rows): each column is a row of integers.
+        qzeros: int32, (groups, rows * bits / 32).
+        scales: (groups, rows).
+        g_idx: the group of each column of x, or None where they are in order.
+        group_size: -1 is all columns.
+        zeros_less_one: whether zero points are stored as one less, as in all files except "gptq_v2".
+
+    Raises:
+        ValueError: shapes, dtypes or groups do not go together.
+    """
+    _require_words(qweight=qweight, qzeros=qzeros)
+    groups, rows = _two(scales, "scales")
+    bits = _bits(qweight.shape[0] * 32, length, (2, 3, 4, 8))
+    if qweight.shape[1] != rows or qzeros.shape != (groups, rows * bits // 32) or rows * bits % 32:
+        raise ValueError(
+            f"qweight {list(qweight.shape)}, qzeros {list(qzeros.shape)} and scales {list(scales.shape)} do not go "
+            "together"
+        )
+    size = _group_size(length, groups, group_size)
+    packed = qweight.T.contiguous().view(torch.uint8)
+    order = None if g_idx is None or g_idx.is_meta else _order(g_idx, length, size)
+    if order is not None:
+        order = order.to(qweight.device)
+        packed = packed_integers(integers(packed, bits).index_select(1, order), bits)
+    zeros = integers(qzeros.contiguous().view(torch.uint8), bits)
+    if zeros_less_one:
+        zeros = (zeros + 1) & (2**bits - 1)
+    return AffineWeight(packed, *_regular(scales.T, zeros.T, length, size), bits, order)
+
+
+def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor, length: int, group_size: int = -1) -> AffineWeight:
+    """Takes AWQ's tensors, of its version "gemm".
+
+    Args:
+        qweight: int32, (length, rows * bits / 32).
+        qzeros: int32, (groups, rows * bits / 32).
+        scales: (groups, rows).
+
+    Raises:
+        ValueError: shapes, dtypes or groups do not go together.
+    """
+    _require_words(qweight=qweight, qzeros=qzeros)
+    groups, rows = _two(scales, "scales")
+    bits = _bits(qweight.shape[1] * 32, rows, tuple(_AWQ_ORDERS))
+    if qweight.shape[0] != length or qzeros.shape != (groups, qweight.shape[1]):
+        raise ValueError(
+            f"qweight {list(qweight.shape)}, qzeros {list(qzeros.shape)} and scales {list(scales.shape)} do not go "
+            f"together, for rows of {length}"
+        )
+    size = _group_size(length, groups, group_size)
+    packed = packed_integers(_in_order(qweight, bits).T.contiguous(), bits)
+    return AffineWeight(packed, *_regular(scales.T, _in_order(qzeros, bits).T, length, size), bits)
+
+
+def from_mlx(weight: Tensor, scales: Tensor, biases: Tensor, length: int) -> AffineWeight:
+    """Takes MLX's tensors of its mode "affine": uint32 (rows, length * bits / 32), and scales and biases of (rows,
+    groups).
+
+    Raises:
+        ValueError: shapes or dtypes do not go together.
+    """
+    _require_words(torch.uint32, weight=weight)
+    bits = _bits(weight.shape[1] * 32, length, (2, 3, 4, 5, 6, 8))
+    rows, groups = _two(scales, "scales")
+    if rows != weight.shape[0] or biases.shape != scales.shape or biases.dtype != scales.dtype:
+        raise ValueError(
+            f"weight {list(weight.shape)}, scales {list(scales.shape)} ({scales.dtype}) and biases "
+            f"{list(biases.shape)} ({biases.dtype}) do not go together"
+        )
+    packed = weight.contiguous().view(torch.uint8)
+    return AffineWeight(packed, *_regular(scales, biases, length, _group_size(length, groups, 0)), bits)
+
+
+def mxfp4_blocks(weight: Tensor, scales: Tensor) -> Tensor:
+    """Takes MLX's tensors of its mode "mxfp4", uint32 (rows, length / 8) and uint8 (rows, length / 32), and returns
+    GGML's MXFP4: blocks of a scale and 32 numbers, of which the first 16 are the lower halves of bytes.
+
+    Raises:
+        ValueError: shapes or dtypes do not go together.
+    """
+    _require_words(torch.uint32, weight=weight)
+    rows, blocks = _two(scales, "scales")
+    if scales.dtype != torch.uint8 or weight.shape != (rows, 4 * blocks):
+        raise ValueError(
+            f"weight {list(weight.shape)} and scales {list(scales.shape)} ({scales.dtype}) are no blocks of 32 numbers "
+            "of MXFP4"
+        )
+    numbers = integers(weight.contiguous().view(torch.uint8), 4).view(rows, blocks, 2, 16)
+    halves = numbers[:, :, 0] | numbers[:, :, 1] << 4
+    return torch.cat([scales[..., None], halves], -1).view(rows, 17 * blocks)
+
+
+# Where the integers of a word stand that are for columns 0, 1, 2 ….
+_AWQ_ORDERS = {4: [0, 4, 1, 5, 2, 6, 3, 7], 8: [0, 2, 1, 3]}
+
+
+def _in_order(words, bits):
+    order = torch.tensor(_AWQ_ORDERS[bits], device=words.device)
+    rows, count = words.shape
+    numbers = integers(words.contiguous().view(torch.uint8), bits).view(rows, count, 32 // bits)
+    return numbers.index_select(2, order).view(rows, count * 32 // bits)
+
+
+def _order(g_idx, length, size):
+    """Returns the columns of x, group by group, or None where they are in this order already."""
+    if g_idx.shape != (length,):
+        raise ValueError(f"g_idx {list(g_idx.shape)} does not have the groups of {length} columns")
+    g_idx = g_idx.cpu().long()
+    wanted = torch.arange(length, device="cpu") // size
+    if torch.equal(g_idx, wanted):
+        return None
+    order = g_idx.argsort(stable=True)
+    if not torch.equal(g_idx[order], wanted):
+        raise ValueError(f"g_idx does not name {-(length // -size)} groups of {size} columns")
+    return order
+
+
+def _regular(scales, offsets, length, size):
+    """Returns scales and offsets of groups as kernels take them: whole ones of a power of 2."""
+    common = math.gcd(size, length)
+    least = common & -common
+    if least < 32:
+        raise ValueError(f"groups of {size} in rows of {length} are not multiples of 32")
+    if least == size and scales.shape[1] * size == length:
+        return scales.contiguous(), offsets.contiguous()
+    groups = torch.arange(0, length, least, device=scales.device) // size
+    return scales.index_select(1, groups), offsets.index_select(1, groups)
+
+
+def _group_size(length, groups, size):
+    """Returns the size of a number of groups of a row: the configuration's if it makes so many, or all alike."""
+    size = length if size == -1 else size
+    if size > 0 and -(length // -size) == groups:
+        return size
+    if groups < 1 or length % groups:
+        raise ValueError(f"{groups} groups of {size} do not make rows of {length}")
+    return length // groups
+
+
+def _bits(all_bits, count, known):
+    bits, rest = divmod(all_bits, count)
+    if rest or bits not in known:
+        raise ValueError(f"{all_bits} bits are not {count} integers of {', '.join(map(str, known))} bits")
+    return bits
+
+
+def _two(tensor, name):
+    if tensor.dim() != 2:
+        raise ValueError(f"{name} {list(tensor.shape)} must have 2 dimensions")
+    return tensor.shape
+
+
+def _require_words(dtype=torch.int32, **tensors):
+    for name, tensor in tensors.items():
+        if tensor.dtype != dtype or tensor.dim() != 2:
+            raise ValueError(f"{name} must be {dtype} with 2 dimensions, not {tensor.dtype} {list(tensor.shape)}")
