@@ -31,6 +31,7 @@ def bench(capsys, device, tmp_path):
 SMALL = {
     "activation": "gelu tanh backward bfloat16",
     "adamw": "float32",
+    "affine": "dequantize_affine",
     "attention": "forward causal bfloat16",
     "call_overhead": "rms_norm",
     "causal_conv1d": "channels last forward+backward bfloat16",
