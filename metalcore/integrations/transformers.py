@@ -13,7 +13,7 @@
     config = metalcore_transformers.MetalcoreConfig("q4_k_m")     # weights packed as GGUF files have them
     model = AutoModelForCausalLM.from_pretrained(..., quantization_config=config)
 
-    metalcore_transformers.register_quantization()     # checkpoints of GPTQ, AWQ and MLX load as they are
+    metalcore_transformers.register_quantization()     # GPTQ's, AWQ's and MLX's checkpoints load as they are
     model = AutoModelForCausalLM.from_pretrained("mlx-community/…", device_map="mps")
 
 `patch()` enables the overrides (metalcore.overrides) that transformers' models and its Trainer use, and no others.
@@ -152,8 +152,9 @@ def _run_flex_attention():
 
 def register_quantization() -> None:
     """Makes transformers know what MetalcoreConfig writes into a model's config.json, so that from_pretrained loads
-    models whose weights metalcore has packed; and those of MLX (affine and mxfp4), GPTQ and AWQ. The last two are
-    transformers' own where there is no `mps` device and gptqmodel is installed.
+    models whose weights metalcore has packed; and those of MLX (affine and mxfp4), GPTQ, AWQ and compressed-tensors
+    (packed integers). The last three are transformers' own where there is no `mps` device and their library is
+    installed.
 
     Raises:
         ImportError: transformers is not installed, or older than 5.4.

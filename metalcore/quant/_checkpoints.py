@@ -1,4 +1,5 @@
-"""Packed checkpoints of other libraries, through transformers' from_pretrained: GPTQ's, AWQ's and MLX's.
+"""Packed checkpoints of other libraries, through transformers' from_pretrained: GPTQ's, AWQ's, MLX's and
+compressed-tensors'.
 
 The headers of the files say which modules are packed, and how. Those get the files' tensors as they are, and once all
 of them are read each becomes one of metalcore's layers.
@@ -28,7 +29,7 @@ from .._core.routing import DEVICES
 from ._affine_layers import AffineEmbedding, AffineLinear, TiedAffineLinear
 from ._layers import QuantizedEmbedding, QuantizedLinear, TiedLinear
 from ._plan import untie
-from ._repack import AffineWeight, from_awq, from_gptq, from_mlx, mxfp4_blocks
+from ._repack import AffineWeight, from_awq, from_compressed, from_gptq, from_mlx, mxfp4_blocks
 
 __all__ = ["MlxConfig", "register"]
 
@@ -56,6 +57,26 @@ class MlxConfig(QuantizationConfigMixin):
         self.quant_method = "mlx"  # pyright: ignore[reportAttributeAccessIssue]
         self.bits, self.group_size, self.mode = bits, group_size, mode
         self.of_modules = {name: value for name, value in kwargs.items() if name not in ("quant_method", "of_modules")}
+
+
+class CompressedConfig(QuantizationConfigMixin):
+    """The configuration of compressed-tensors' format "pack-quantized", for which their package is not needed.
+
+    Raises:
+        ValueError: inputs of layers are to be quantized, too.
+    """
+
+    def __init__(self, config_groups: Mapping[str, Any], ignore: Any = (), **kwargs: Any):
+        self.quant_method = "compressed-tensors"  # pyright: ignore[reportAttributeAccessIssue]
+        self.format, self.config_groups, self.ignore = _COMPRESSED, config_groups, list(ignore or ())
+        for name, group in config_groups.items():
+            if group.get("input_activations") or group.get("output_activations"):
+                raise ValueError(f"compressed-tensors: {name} quantizes what layers are given, and metalcore does not")
+        sizes = {(group.get("weights") or {}).get("group_size") or -1 for group in config_groups.values()}
+        self.group_size = sizes.pop() if len(sizes) == 1 else 0  # 0: as many as there are
+
+
+_COMPRESSED = "pack-quantized"
 
 
 @dataclasses.dataclass
@@ -95,6 +116,17 @@ def _convert_awq(tensors, length, config):
     return from_awq(tensors["qweight"], tensors["qzeros"], tensors["scales"], length, config.group_size)
 
 
+def _convert_compressed(tensors, length, config):
+    return from_compressed(
+        tensors["weight_packed"],
+        tensors["weight_scale"],
+        tensors.get("weight_zero_point"),
+        tensors.get("weight_g_idx"),
+        length,
+        config.group_size,
+    )
+
+
 def _convert_mlx(tensors, length, config):
     if tensors["scales"].dtype != torch.uint8:
         if "biases" not in tensors:
@@ -108,6 +140,12 @@ def _convert_mlx(tensors, length, config):
 
 _GPTQ = _Format("qweight", ("qzeros", "scales"), _convert_gptq, ("g_idx",))
 _AWQ = _Format("qweight", ("qzeros", "scales"), _convert_awq)
+_PACKED = _Format(
+    "weight_packed",
+    ("weight_scale",),
+    _convert_compressed,
+    ("weight_zero_point", "weight_g_idx", "weight_shape"),
+)
 _MLX = _Format("scales", ("weight",), _convert_mlx, ("biases",))
 
 
@@ -175,8 +213,8 @@ class _Files(HfQuantizer):
         for key in tensors:
             name, _, leaf = key.rpartition(".")
             if leaf != form.first or form.others[0] not in _leaves(tensors, name):
-                if leaf == form.first == "qweight":
-                    raise ValueError(f"{name}: the file has its qweight, and no {form.others[0]}")
+                if leaf == form.first != "scales":
+                    raise ValueError(f"{name}: the file has its {leaf}, and no {form.others[0]}")
                 continue
             place = _place(name, model, modules)
             module = modules.get(place)
@@ -287,20 +325,39 @@ class _Mlx(_Files):
     format = _MLX
 
 
+def _is_ours(package):
+    """Returns whether metalcore loads a library's checkpoints: where there is an `mps` device, or where the library is
+    not installed."""
+    return "mps" in DEVICES or importlib.util.find_spec(package) is None
+
+
 def _instead_of(theirs, form):
-    """Returns a class that makes metalcore's quantizer of packed checkpoints where there is an `mps` device, or where
-    the library is not installed, and transformers' own elsewhere."""
+    """Returns a class that makes metalcore's quantizer of packed checkpoints, or transformers' own."""
 
     class Files(_Files):
         format = form
 
         def __new__(cls, config, pre_quantized=True, **kwargs):
-            if pre_quantized and ("mps" in DEVICES or importlib.util.find_spec("gptqmodel") is None):
+            ours = isinstance(config, CompressedConfig) if form is _PACKED else _is_ours("gptqmodel")
+            if pre_quantized and ours:
                 return super().__new__(cls)
             return theirs(config, pre_quantized=pre_quantized, **kwargs)
 
     Files.__name__ = Files.__qualname__ = theirs.__name__
     return Files
+
+
+def _config_instead_of(theirs):
+    """Returns a class whose from_dict makes metalcore's configuration of packed integers, or transformers' own."""
+
+    class Config(theirs):
+        @classmethod
+        def from_dict(cls, config_dict, *args, **kwargs):
+            ours = config_dict.get("format") == _COMPRESSED and _is_ours("compressed_tensors")
+            return (CompressedConfig if ours else theirs).from_dict(config_dict, *args, **kwargs)
+
+    Config.__name__ = Config.__qualname__ = theirs.__name__
+    return Config
 
 
 def register() -> None:
@@ -309,7 +366,9 @@ def register() -> None:
         return
     register_quantization_config("mlx")(MlxConfig)
     register_quantizer("mlx")(_Mlx)
-    for method, form in (("gptq", _GPTQ), ("awq", _AWQ)):
+    configs = AUTO_QUANTIZATION_CONFIG_MAPPING
+    configs["compressed-tensors"] = _config_instead_of(configs["compressed-tensors"])
+    for method, form in (("gptq", _GPTQ), ("awq", _AWQ), ("compressed-tensors", _PACKED)):
         AUTO_QUANTIZER_MAPPING[method] = _instead_of(AUTO_QUANTIZER_MAPPING[method], form)
     of_transformers = modeling_utils.get_hf_quantizer
 

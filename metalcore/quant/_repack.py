@@ -3,7 +3,8 @@ bits of the first byte.
 
 Sources of the layouts: github.com/AutoGPTQ/AutoGPTQ, auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py (GPTQ: columns of
 such integers); github.com/casper-hansen/AutoAWQ, awq/modules/linear/gemm.py (AWQ: rows of x's columns, with the
-integers of a word in another order); github.com/ml-explore/mlx, mlx/ops.cpp (MLX: the same rows).
+integers of a word in another order); github.com/ml-explore/mlx, mlx/ops.cpp, and
+github.com/vllm-project/compressed-tensors, compressed_tensors/compressors (both: the same rows).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from ._affine import integers, packed_integers
 
-__all__ = ["AffineWeight", "from_awq", "from_gptq", "from_mlx", "mxfp4_blocks"]
+__all__ = ["AffineWeight", "from_awq", "from_compressed", "from_gptq", "from_mlx", "mxfp4_blocks"]
 
 
 class AffineWeight(NamedTuple):
@@ -60,11 +61,7 @@ def from_gptq(
             "together"
         )
     size = _group_size(length, groups, group_size)
-    packed = qweight.T.contiguous().view(torch.uint8)
-    order = None if g_idx is None or g_idx.is_meta else _order(g_idx, length, size)
-    if order is not None:
-        order = order.to(qweight.device)
-        packed = packed_integers(integers(packed, bits).index_select(1, order), bits)
+    packed, order = _sorted(qweight.T.contiguous().view(torch.uint8), bits, g_idx, length, size)
     zeros = integers(qzeros.contiguous().view(torch.uint8), bits)
     if zeros_less_one:
         zeros = (zeros + 1) & (2**bits - 1)
@@ -114,6 +111,49 @@ def from_mlx(weight: Tensor, scales: Tensor, biases: Tensor, length: int) -> Aff
     return AffineWeight(packed, *_regular(scales, biases, length, _group_size(length, groups, 0)), bits)
 
 
+def from_compressed(
+    weight_packed: Tensor,
+    weight_scale: Tensor,
+    weight_zero_point: Tensor | None,
+    weight_g_idx: Tensor | None,
+    length: int,
+    group_size: int = -1,
+) -> AffineWeight:
+    """Takes compressed-tensors' tensors of its format "pack-quantized". Its integers have signs, and are stored with
+    half of their range added, as zero points are.
+
+    Args:
+        weight_packed: int32, (rows, length * bits / 32).
+        weight_scale: (rows, groups).
+        weight_zero_point: int32, (rows * bits / 32, groups), or None where all are zero.
+        weight_g_idx: the group of each column of x, or None where they are in order.
+
+    Raises:
+        ValueError: shapes, dtypes or groups do not go together.
+    """
+    _require_words(weight_packed=weight_packed)
+    rows, groups = _two(weight_scale, "weight_scale")
+    bits = _bits(weight_packed.shape[1] * 32, length, (2, 4, 8))
+    if weight_packed.shape[0] != rows:
+        raise ValueError(
+            f"weight_packed {list(weight_packed.shape)} and weight_scale {list(weight_scale.shape)} do not go together"
+        )
+    size = _group_size(length, groups, group_size)
+    packed = weight_packed.contiguous().view(torch.uint8)
+    packed, order = _sorted(packed, bits, weight_g_idx, length, size)
+    if weight_zero_point is None:
+        zeros = torch.full_like(weight_scale, 2 ** (bits - 1), dtype=torch.uint8)
+    else:
+        _require_words(weight_zero_point=weight_zero_point)
+        if weight_zero_point.shape != (rows * bits // 32, groups) or rows * bits % 32:
+            raise ValueError(
+                f"weight_zero_point {list(weight_zero_point.shape)} does not go with weight_scale "
+                f"{list(weight_scale.shape)}"
+            )
+        zeros = integers(weight_zero_point.T.contiguous().view(torch.uint8), bits).T
+    return AffineWeight(packed, *_regular(weight_scale, zeros, length, size), bits, order)
+
+
 def mxfp4_blocks(weight: Tensor, scales: Tensor) -> Tensor:
     """Takes MLX's tensors of its mode "mxfp4", uint32 (rows, length / 8) and uint8 (rows, length / 32), and returns
     GGML's MXFP4: blocks of a scale and 32 numbers, of which the first 16 are the lower halves of bytes.
@@ -142,6 +182,15 @@ def _in_order(words, bits):
     rows, count = words.shape
     numbers = integers(words.contiguous().view(torch.uint8), bits).view(rows, count, 32 // bits)
     return numbers.index_select(2, order).view(rows, count * 32 // bits)
+
+
+def _sorted(packed, bits, g_idx, length, size):
+    """Returns rows with their columns group by group, and the order of x's columns, or None."""
+    order = None if g_idx is None or g_idx.is_meta else _order(g_idx, length, size)
+    if order is None:
+        return packed, None
+    order = order.to(packed.device)
+    return packed_integers(integers(packed, bits).index_select(1, order), bits), order
 
 
 def _order(g_idx, length, size):

@@ -66,6 +66,26 @@ def awq(rows, length, bits=4, group=32):
     return tensors, weight
 
 
+def compressed(rows, length, bits=4, group=32, symmetric=True, order=False):
+    """Integers with signs, stored with half of their range added."""
+    q, scales, zeros = drawn(rows, length, bits, group, symmetric)
+    g_idx = torch.arange(length) // group
+    if order:
+        g_idx = g_idx[torch.randperm(length)]
+    half = 2 ** (bits - 1)
+    weight = scales[:, g_idx].float() * ((q - half) - (zeros - half)[:, g_idx])
+    tensors = {
+        "weight_packed": words(q, bits, 1),
+        "weight_scale": scales,
+        "weight_shape": torch.tensor([rows, length]),
+    }
+    if not symmetric:
+        tensors["weight_zero_point"] = words(zeros, bits, 0)
+    if order:
+        tensors["weight_g_idx"] = g_idx.int()
+    return tensors, weight
+
+
 def mlx(rows, length, bits=4, group=32, dtype=torch.bfloat16):
     q, scales, _ = drawn(rows, length, bits, group)
     scales, biases = scales.to(dtype), (torch.randn(rows, length // group) / 16).to(dtype)
@@ -180,6 +200,33 @@ def test_awq(device, tmp_path):
     expected = reference.model.layers[0].self_attn.k_proj.weight
     assert torch.equal(model.model.layers[0].self_attn.k_proj.weight.cpu(), expected)
     same(model, reference, device)
+
+
+@pytest.mark.parametrize(
+    ("bits", "group", "symmetric", "order"), [(4, 32, True, False), (4, 32, False, True), (8, None, True, False)]
+)
+def test_compressed_tensors(device, tmp_path, bits, group, symmetric, order):
+    """As the package writes them; it is not needed."""
+    reference = model_of()
+    weights = {"num_bits": bits, "group_size": group, "symmetric": symmetric, "type": "int", "strategy": "group"}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}}
+    config = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
+    config["ignore"] = ["lm_head"]
+    pack = lambda rows, length: compressed(rows, length, bits, group or length, symmetric, order)  # noqa: E731
+    state = written(reference, tmp_path, pack, {"quantization_config": config})
+    model = loaded(tmp_path, device, dtype=torch.float32)
+    layer = model.model.layers[0].mlp.down_proj
+    assert isinstance(layer, metalcore.nn.AffineLinear) and layer.bits == bits
+    assert torch.equal(layer.weight.cpu(), reference.model.layers[0].mlp.down_proj.weight)
+    same(model, reference, device)
+    del state["model.layers.0.mlp.up_proj.weight_scale"]
+    safetensors.save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"up_proj: the file has its weight_packed, and no weight_scale"):
+        loaded(tmp_path, device)
+    groups["group_0"]["input_activations"] = {"num_bits": 8}
+    (tmp_path / "config.json").write_text(json.dumps(reference.config.to_dict() | {"quantization_config": config}))
+    with pytest.raises(ValueError, match="group_0 quantizes what layers are given"):
+        loaded(tmp_path, device)
 
 
 @pytest.mark.parametrize("tie", [False, True])
