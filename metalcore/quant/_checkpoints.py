@@ -215,6 +215,10 @@ class _Files(HfQuantizer):
             if leaf != form.first or form.others[0] not in _leaves(tensors, name):
                 if leaf == form.first != "scales":
                     raise ValueError(f"{name}: the file has its {leaf}, and no {form.others[0]}")
+                if form.first == "qweight" and leaf == "scales" and "qweight" not in _leaves(tensors, name):
+                    raise ValueError(
+                        f"{name}: the file has its scales, and no qweight; of activations none are applied"
+                    )
                 continue
             place = _place(name, model, modules)
             module = modules.get(place)

@@ -258,6 +258,7 @@ def test_mlx(device, tmp_path, bits, tie):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (lambda t: t.pop("qweight"), "q_proj: the file has its scales, and no qweight"),
         (lambda t: t.pop("scales"), "q_proj: the file has its qweight, and no scales"),
         (lambda t: t.update(qweight=t["qweight"][1:].clone()), "q_proj: .* bits are not 64 integers"),
         (lambda t: t.update(qzeros=t["qzeros"][:, 1:].clone()), "q_proj: qweight .* do not go together"),
