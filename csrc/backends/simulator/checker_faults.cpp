@@ -190,6 +190,16 @@ void Checker::found(const msl_abi::Finding& finding, const void* caller) {
     case Finding::kWriteBeyond: fail("out-of-bounds write", "writes a " + type + " beyond a variable's end");
     case Finding::kDivision: fail("integer division by zero", "divides an integer by zero, or the smallest one by -1");
     case Finding::kNoReturn: fail("trap", "reaches the end of a function that returns a value");
+    case Finding::kSlice:
+      fail("out-of-bounds slice", "makes a slice that reaches " + std::to_string(finding.index) +
+                                      ", where a dimension has " + plural(finding.count, "element"));
+    case Finding::kUnwritten:
+      fail("unwritten element", "uses element " + std::to_string(finding.index) + " of the " +
+                                    plural(finding.count, "element") +
+                                    " that it has of a cooperative tensor, which nothing has written");
+    case Finding::kScope:
+      fail("divided scope", std::to_string(finding.index) + " of the " + plural(finding.count, "thread") +
+                                " of an operation on tensors come to it");
     case Finding::kStop: fail("trap", "ends the program, by abort() or the like");
     default: fail("trap", "reaches code that must not be reached");
   }

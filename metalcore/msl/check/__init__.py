@@ -57,7 +57,7 @@ def check(source, *, filename="program_source", include_dirs=(), defines=(), str
     """
     defines = [f"__METAL_VERSION__ {version(std)}", *defines]
     try:
-        tokens, _ = preprocess(source, include_dirs=include_dirs, filename=filename, defines=defines)
+        tokens, _, tensors = preprocess(source, include_dirs=include_dirs, filename=filename, defines=defines)
         program = ParsedProgram(tokens)
         refuse_unsupported(program)
         refuse_unknown_attributes(program)

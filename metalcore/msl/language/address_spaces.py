@@ -211,7 +211,9 @@ class _Finder:
 
     def _template_argument(self, i, first):
         """Refuses a type in an address space as an argument of a kernel's template: a variable of that type would lie
-        there, and nothing would tell."""
+        there, and nothing would tell. The elements of a tensor are elsewhere."""
+        if self.tokens[first - 1].text == "<" and self.tokens[first - 2].text == "tensor":
+            return
         for declaration in self.program.declarations:
             if declaration.kind == "instantiation" and declaration.first <= i < declaration.last:
                 raise self._error(i, f"a kernel template's argument cannot be a type in '{self.tokens[i].text}' memory")

@@ -20,14 +20,14 @@ def describe(kernels, addresses):
 
     Returns:
         dict: host name -> dict(function, scope, max_total_threads, arguments), an argument being
-        [name, kind, index, condition] (see kernels.Argument).
+        [name, kind, index, condition] (see kernels.Argument), and for a tensor also the index of its extents.
     """
     return {
         kernel.name: {
             "function": addresses[kernel.name],
             "scope": list(kernel.named_at.scope),
             "max_total_threads": kernel.max_total_threads,
-            "arguments": [[a.name, a.kind, a.index, a.condition] for a in kernel.arguments],
+            "arguments": [[a.name, a.kind, a.index, a.condition, *a.tensor[:1]] for a in kernel.arguments],
         }
         for kernel in kernels
     }
@@ -64,7 +64,7 @@ def _entry(entry, name, kernel, signature):
     caller = f"{scope}::{entry}_caller" if scope else f"{entry}_caller"
     positions = {
         f"{'b' if kind == 'buffer' else 't'}{index}": i
-        for i, (_, kind, index, _) in enumerate(kernel["arguments"])
+        for i, (_, kind, index, *_) in enumerate(kernel["arguments"])
         if kind in ("buffer", "threadgroup")
     }
     members, bound = _block(name, signature, caller, positions)
@@ -107,7 +107,7 @@ def _block(name, signature, caller, positions):
 def _values(name, kernel, scope, bound):
     """Returns the C++ for all arguments, and the checks that stand before the entry."""
     checks, values = [], []
-    for argument, kind, index, condition in kernel["arguments"]:
+    for argument, kind, index, condition, *shape in kernel["arguments"]:
         if kind not in ("buffer", "threadgroup"):
             values.append(f"msl::{kind}()")
             continue
@@ -120,6 +120,8 @@ def _values(name, kernel, scope, bound):
                 raise MSLError(missing)
             checks.append(f'static_assert(!bool({condition}), "{missing}");\n')
             value = "msl::absent()"
+        elif shape:
+            value = f"msl::tensor_argument({value}, {bound[f'b{shape[0]}']})"
         elif condition:
             value = f"msl::given<bool({condition})>({value})"
         values.append(value)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ..errors import error_at
 from .constants import constant_value
+from .numbers import MAX_INDEX
 
 # [[attribute]] -> the value that a thread finds there, named as in host/entry.h.
 BUILTINS = {
@@ -51,7 +52,7 @@ _SYNCHRONIZING_CALLS = (
     "__metal_wait_simdgroup_events",
 )
 _SIMD_TYPE = re.compile(r"simd_[a-z]+[1-4](x[2-4])?")  # of <simd/simd.h>
-_SYNCHRONIZING_TYPES = ("simdgroup_matrix", "simdgroup_float8x8", "simdgroup_half8x8", "simdgroup_bfloat8x8")
+_SYNCHRONIZING_TYPES = {"matmul2d", "simdgroup_matrix"} | {f"simdgroup_{T}8x8" for T in ("float", "half", "bfloat")}
 
 
 @dataclass
@@ -64,6 +65,9 @@ class Argument:
     condition: str = ""  # the function constant that it depends on
     type: str = ""  # what a buffer's reference refers to, as written; "" for pointers
     is_writable: bool = False  # whether the kernel may write to the buffer
+    # For a tensor: the index at which its extents and strides are bound, its elements' type as written, and its number
+    # of dimensions, which is 0 where the program does not write it here.
+    tensor: tuple = ()
 
 
 @dataclass
@@ -234,13 +238,15 @@ def _synchronizes_itself(program, first, last, waits):
 
 
 def _arguments(program, declaration):
-    arguments, implicit, used = [], [], {"buffer": set(), "threadgroup": set()}
+    arguments, implicit, tensors, used = [], [], [], {"buffer": set(), "threadgroup": set()}
     for first, last in program.split_parameters(*declaration.parameters):
         if program.text(first, last) == "void":
             continue
         argument, explicit = _argument(program, declaration, first, last)
         arguments.append(argument)
-        if argument.kind == "buffer":
+        if argument.tensor:
+            tensors.append(argument)
+        elif argument.kind == "buffer":
             argument.type, argument.is_writable = _access(program, first, last)
         if argument.kind in used:
             used[argument.kind].add(argument.index) if explicit else implicit.append(argument)
@@ -248,6 +254,17 @@ def _arguments(program, declaration):
     for argument in implicit:
         argument.index = next(i for i in range(len(arguments) + 64) if i not in used[argument.kind])
         used[argument.kind].add(argument.index)
+    # The extents and strides of tensors take the highest free ones.
+    for argument in tensors:
+        free = [i for i in range(MAX_INDEX + 1) if i not in used["buffer"]]
+        if not free:
+            raise error_at(
+                program.tokens[declaration.name_at],
+                f"kernel '{declaration.name}' has more buffers and tensors than metalcore binds: each tensor takes two "
+                f"of {MAX_INDEX + 1} indices",
+            )
+        argument.tensor = (free[-1], *argument.tensor[1:])
+        used["buffer"].add(free[-1])
     return arguments
 
 
@@ -262,12 +279,15 @@ def _argument(program, declaration, first, last):
             raise error_at(
                 tokens[first], f"{description} is not supported (argument '{name}' of kernel '{declaration.name}')"
             )
+    tensor, is_writable = _tensor(program, first, last if name_at is None else name_at)
+    if tensor and condition:
+        raise error_at(tokens[first], f"tensor '{name}' cannot depend on a function constant")
     for kind in ("buffer", "threadgroup"):
         if kind in attributes:
             index = constant_value(program, attributes[kind])
             if index is None:
                 raise error_at(tokens[first], f"the index of argument '{name}' is no integer constant")
-            return Argument(name, kind, index, condition), True
+            return Argument(name, kind, index, condition, "", is_writable, tensor), True
     for attribute, kind in BUILTINS.items():
         if attribute in attributes:
             return Argument(name, kind), True
@@ -277,6 +297,8 @@ def _argument(program, declaration, first, last):
         raise error_at(
             tokens[first], f"[[{unknown[0]}]] is not supported (argument '{name}' of kernel '{declaration.name}')"
         )
+    if tensor:
+        return Argument(name, "buffer", 0, condition, "", is_writable, tensor), False
     if words & {"threadgroup"}:
         return Argument(name, "threadgroup", 0, condition), False
     if words & {"device", "constant", "*", "&"}:
@@ -285,6 +307,27 @@ def _argument(program, declaration, first, last):
         tokens[first],
         f"argument '{name}' of kernel '{declaration.name}' has no attribute that tells what it is bound to",
     )
+
+
+_TENSOR = re.compile(r"(?:const )?(?:metal :: )?tensor < (.*) >")
+_RANK = re.compile(r"(?:metal :: )?(?:dextents < [\w :]+ , (\d+) >|extents < [\w :]+ ((?:, [^,<>]+ )+)>)")
+
+
+def _tensor(program, first, last):
+    """Returns (the Argument.tensor of a parameter, without its index; whether the kernel may write to it)."""
+    words = []
+    for token in program.tokens[first:last]:
+        meaning = program.aliases().get(token.text, ())
+        words += meaning if _TENSOR.fullmatch(" ".join(meaning)) else [token.text]
+    match = _TENSOR.fullmatch(" ".join(words).replace(">>", "> >"))
+    if match is None:
+        return (), False
+    element, _, rest = match[1].partition(" , ")
+    words = element.split()
+    name = " ".join(word for word in words if word not in ("device", "constant", "const", "metal", "::"))
+    extents = _RANK.match(rest)
+    rank = 0 if extents is None else int(extents[1]) if extents[1] else extents[2].count(",")
+    return (0, name, rank), not {"const", "constant"} & {*words}
 
 
 def _access(program, first, last):

@@ -60,7 +60,7 @@ STANDARD_HEADERS = frozenset(
         "logging math matrix mesh numeric numeric_limits pack packing pixel pull_model quadgroup raster_order_group "
         "raytracing reference_wrapper relational simdgroup simdgroup_matrix stdint stdlib_extras tessellation texture "
         "tuple type_traits types uniform utility vector visible_function_table work_distribution assert barrier "
-        "cooperative_tensor tensor performance_primitives"
+        "performance_primitives"
     ).split()
 ) | {
     "simd/simd.h",
@@ -80,6 +80,17 @@ STANDARD_HEADERS = frozenset(
 }
 
 
+# Headers of Metal 4 that declare tensors and operations on them. Translated code gets all of them where a program
+# includes one.
+TENSOR_HEADERS = frozenset(
+    (
+        "metal_tensor",
+        "metal_cooperative_tensor",
+        "MetalPerformancePrimitives/MetalPerformancePrimitives.h",
+        "MetalPerformancePrimitives/MPPTensorOpsMatMul2d.h",
+    )
+)
+
 _INCLUSIONS = 5_000
 # How many tokens macros may expand to, with every nested expansion counted: this many, and more for each character.
 # MLX's quantized.metal makes 1.5 million tokens of 300,000 characters.
@@ -98,6 +109,7 @@ class _Preprocessor(pcpp.Preprocessor):
         self._expansion = _EXPANSION  # how many tokens macros may still expand to
         super().__init__(Lexer())
         self.included = {}  # path -> content of every file read
+        self.tensors = None  # (file, line) of the first #include of one of TENSOR_HEADERS
         self._importing = False
         self._expanding_in = filename
         self._has_else = []  # for each open #if, whether its #else has been read
@@ -111,11 +123,11 @@ class _Preprocessor(pcpp.Preprocessor):
         raise MSLError(f"{file}:{line}: error: {msg}")
 
     def on_include_not_found(self, is_malformed, is_system_include, curdir, includepath):
-        if includepath in STANDARD_HEADERS:
-            raise pcpp.OutputDirective(pcpp.Action.IgnoreAndRemove)
         directive = self.lastdirective
-        if includepath.startswith("MetalPerformancePrimitives"):
-            self.on_error(directive.source, directive.lineno, "Metal Performance Primitives (mpp::) are not supported")
+        if includepath in TENSOR_HEADERS and self.tensors is None:
+            self.tensors = directive.source, directive.lineno
+        if includepath in STANDARD_HEADERS | TENSOR_HEADERS:
+            raise pcpp.OutputDirective(pcpp.Action.IgnoreAndRemove)
         raise MSLError(f"{directive.source}:{directive.lineno}: error: '{includepath}' file not found")
 
     def on_directive_unknown(self, directive, toks, ifpassthru, precedingtoks):
@@ -248,7 +260,9 @@ class _Preprocessor(pcpp.Preprocessor):
     def _is_there(self, name):
         paths = self.path if name.startswith("<") else self.temp_path + self.path
         name = name.strip('<>"')
-        return name in STANDARD_HEADERS or any(os.path.isfile(os.path.join(path, name)) for path in paths)
+        if name in STANDARD_HEADERS | TENSOR_HEADERS:
+            return True
+        return any(os.path.isfile(os.path.join(path, name)) for path in paths)
 
     def macro_expand_args(self, macro, args):
         if macro.variadic and any(token.value == "__VA_OPT__" for token in macro.value):
@@ -298,7 +312,8 @@ def preprocess(source, *, include_dirs=(), filename="program_source", defines=()
         defines: macros as ``NAME value`` strings.
 
     Returns:
-        (list of Token, dict from the path of each included file to its content).
+        (list of Token, dict from the path of each included file to its content, (file, line) of the first #include of
+        one of TENSOR_HEADERS or None).
 
     Raises:
         MSLError: a directive is malformed, a header is missing, or `#error` is reached.
@@ -323,7 +338,7 @@ def preprocess(source, *, include_dirs=(), filename="program_source", defines=()
         space = ""
     tokens = _without_pragma_operators(tokens)
     refuse_deep_nesting(tokens)
-    return tokens, preprocessor.included
+    return tokens, preprocessor.included, preprocessor.tensors
 
 
 def _next(preprocessor):

@@ -14,8 +14,6 @@ _SWIZZLE = re.compile(r"[xyzw]{2,4}|[rgba]{2,4}")
 _ASSIGNMENTS = {"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>=", "++", "--"}
 _REFUSED = {
     "double": "'double' is not supported in Metal",
-    "mpp": "Metal Performance Primitives (mpp::) are not supported",
-    "tensor_ops": "Metal Performance Primitives (mpp::) are not supported",
     "visible_function_table": "visible function tables are not supported",
     "intersection_function_table": "intersection function tables are not supported",
     "raytracing": "raytracing is not supported",

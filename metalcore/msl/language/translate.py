@@ -33,6 +33,7 @@ from .threadgroup import find_threadgroup_variables, place_threadgroup_variables
 from .unaligned import find_unaligned_accesses
 
 _FUSING = set("+-*/%&|^<>=!:.#")
+_TENSORS = '#include "metal/tensor_ops.h"\n'
 
 
 @dataclass
@@ -84,7 +85,7 @@ def translate(source, *, include_dirs=(), filename="program_source", defines=(),
 
 
 def _translate(source, include_dirs, filename, defines, constants):
-    tokens, included = preprocess(source, include_dirs=include_dirs, filename=filename, defines=defines)
+    tokens, included, tensors = preprocess(source, include_dirs=include_dirs, filename=filename, defines=defines)
     program = ParsedProgram(tokens)
     refuse_unsupported(program)
     spaces = find_address_spaces(program)
@@ -119,9 +120,10 @@ def _translate(source, include_dirs, filename, defines, constants):
     overloads.write()
     addresses = {kernel.name: _address(program, kernel) for kernel in kernels}
     _erase_instantiations(program)
-    text = _print(tokens)
+    prelude = _TENSORS if tensors else ""
+    text = prelude + _print(tokens)
     accesses.apply()
-    return Translation(text, kernels, addresses, included, _print(tokens) if accesses.count else text)
+    return Translation(text, kernels, addresses, included, prelude + _print(tokens) if accesses.count else text)
 
 
 def _mark_kernels(program):
@@ -205,7 +207,9 @@ def _entries(kernels, addresses):
 
 
 def _descriptor(argument, scope):
-    if argument.kind == "buffer":
+    if argument.tensor:
+        descriptor = f"msl::tensor_buffer<{argument.index}, {argument.tensor[0]}>"
+    elif argument.kind == "buffer":
         descriptor = f"msl::buffer<{argument.index}>"
     elif argument.kind == "threadgroup":
         descriptor = f"msl::threadgroup_argument<{argument.index}>"

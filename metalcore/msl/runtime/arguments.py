@@ -18,6 +18,19 @@ _CASTS = {
 }
 
 
+# The elements of tensors: MSL's name -> dtype.
+_ELEMENTS = {
+    "half": torch.float16,
+    "bfloat": torch.bfloat16,
+    "float": torch.float32,
+    **dict.fromkeys(("char", "int8_t"), torch.int8),
+    **dict.fromkeys(("uchar", "uint8_t"), torch.uint8),
+    **dict.fromkeys(("short", "int16_t"), torch.int16),
+    **dict.fromkeys(("int", "int32_t"), torch.int32),
+    **dict.fromkeys(("long", "int64_t"), torch.int64),
+}
+
+
 def checked_constants(constants):
     """Returns the dict of function constants' values that compile_shader was given, checked.
 
@@ -123,6 +136,9 @@ class Arguments:
             raise RuntimeError(f"kernel '{kernel}' is given {len(args)} arguments; {limit}")
         self.casts = self._casts(casts, args)
         self.buffers = [self._bind(i, arg) for i, arg in enumerate(args)]
+        for argument in declared:
+            if argument["tensor"]:
+                self._bind_shape(args, argument)
 
     def _casts(self, casts, args):
         """Returns the casts by the arguments' indices."""
@@ -167,6 +183,29 @@ class Arguments:
         if not tensor.dtype.is_complex:
             self._check(index, [tensor.item()], tensor.dtype)
         return _bytes(tensor)
+
+    def _bind_shape(self, args, argument):
+        """Binds the extents and strides of a tensor beside its memory (see metal/tensor_argument.h)."""
+        index, (at, element, rank) = argument["index"], argument["tensor"]
+        tensor, called = args[index] if index < len(args) else None, self._called(index)
+        if not isinstance(tensor, torch.Tensor) or tensor.device != self.device:
+            raise RuntimeError(f"{called} must be a tensor of the kernel's device, and it is {_described(tensor)}")
+        if rank and tensor.dim() != rank:
+            raise RuntimeError(f"{called} has {rank} dimensions, and the tensor has {tensor.dim()}")
+        wanted = _ELEMENTS.get(element)
+        if wanted is not None and tensor.dtype != wanted:
+            raise RuntimeError(f"{called} has elements of type {element}, and the tensor has {tensor.dtype}")
+        if tensor.dim() == 0 or tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
+            raise RuntimeError(
+                f"{called} needs a tensor of at least one dimension whose last stride is 1, and it has the strides "
+                f"{tensor.stride()}: call contiguous()"
+            )
+        if at < len(args) and args[at] is not None:
+            raise RuntimeError(f"index {at} holds the shape of {called}, and an argument is bound there")
+        strides = [1, *reversed(tensor.stride()[:-1])]
+        numbers = [n for dimension in zip(reversed(tensor.shape), strides) for n in dimension]
+        self.buffers += [None] * (at + 1 - len(self.buffers))
+        self.buffers[at] = struct.pack(f"<iiq{len(numbers)}q", tensor.dim(), tensor.element_size(), 0, *numbers)
 
     def _table(self, tensors):
         if not all(isinstance(tensor, torch.Tensor) and tensor.device == self.device for tensor in tensors):
@@ -244,6 +283,10 @@ def _mismatch(values, dtype, type_):
         return f"{len(values)} number{'s' if len(values) > 1 else ''} for {type_.components}"
     problems = (misfit(value, type_, either_sign=True) for value in values[: type_.components] if not is_float)
     return next(filter(None, problems), None)
+
+
+def _described(value):
+    return f"a tensor on {value.device}" if isinstance(value, torch.Tensor) else repr(value)
 
 
 def _device_name(device):

@@ -20,6 +20,11 @@ def of_call(buffers, lengths):
     return ",".join([*addresses, *(f"t{i}" for i in range(len(lengths))), *values])
 
 
+def shape_bytes(rank):
+    """Returns how many bytes tell a tensor's shape (see metal/tensor_argument.h)."""
+    return 16 + 16 * rank
+
+
 def _capacity(size):
     return max(16, (size + 15) // 16 * 16) if size <= 256 else 1 << (size - 1).bit_length()
 
@@ -36,4 +41,6 @@ def probable(arguments):
             parts["i"].append(f"i{index}:{16 if type in _SCALARS else 0}")
         else:
             parts["b"].append(f"b{index}")
+        if argument["tensor"]:
+            parts["i"].append(f"i{argument['tensor'][0]}:{_capacity(shape_bytes(argument['tensor'][2] or 2))}")
     return ",".join(parts["b"] + parts["t"] + parts["i"])

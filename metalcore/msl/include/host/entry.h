@@ -96,9 +96,15 @@ constexpr uint32_t size_of() {
     return sizeof(T);
 }
 
+// What an argument points to.
+template <class Parameter>
+struct pointee {
+  using type = std::remove_pointer_t<std::remove_reference_t<Parameter>>;
+};
+
 template <class Parameter>
 constexpr msl_abi::Argument describe(const char* name, uint32_t kind, uint32_t index) {
-  using T = std::remove_pointer_t<std::remove_reference_t<Parameter>>;
+  using T = typename pointee<Parameter>::type;
   return {name, kind, index, size_of<T>(), !std::is_const_v<T>, std::is_reference_v<Parameter>};
 }
 

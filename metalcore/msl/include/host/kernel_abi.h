@@ -103,6 +103,9 @@ struct Finding {
     kUnreachable,
     kNoReturn,    // the end of a function that returns a value
     kStop,        // abort() and the like
+    kSlice,       // a slice that begins or ends at `index` of a dimension of `count` elements
+    kUnwritten,   // a read of element `index` of the `count` that a thread has of a cooperative tensor: never written
+    kScope,       // `index` threads come to an operation of `count` threads
   };
   uint32_t kind;
   int64_t index;
