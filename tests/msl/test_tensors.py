@@ -5,8 +5,11 @@ import re
 
 import pytest
 import torch
+from checking import HEAD as HEAD_OF_CHECK
+from checking import assert_found, needs_clang
 
 import metalcore
+from metalcore.msl.check import check
 from metalcore.msl.errors import MSLError
 
 pytestmark = [pytest.mark.only_on("simulator", "cuda"), pytest.mark.usefixtures("compiles_for_cuda")]
@@ -64,7 +67,10 @@ COMBINATIONS = [
 
 def test_every_combination_of_types(device):
     pointers = ", ".join(
-        f"device {name}* {side}_{name}" for side in ("l", "r", "d") for name in DTYPES if (side, name) != ("d", "uint8_t")
+        f"device {name}* {side}_{name}"
+        for side in ("l", "r", "d")
+        for name in DTYPES
+        if (side, name) != ("d", "uint8_t")
     )
     calls = "\n".join(
         f"  one(l_{left}, r_{right}, d_{to} + {i * M * N}, K);" for i, (left, right, to) in enumerate(COMBINATIONS)
@@ -75,7 +81,8 @@ def test_every_combination_of_types(device):
         template <class L, class R, class D>
         void one(device L* l, device R* r, device D* d, int K) {{
           auto left = tensor<device L, dextents<int, 2>, tensor_inline>(l, dextents<int, 2>(K, {M}));
-          auto right = tensor<device R, extents<int, {N}, dynamic_extent>, tensor_inline>(r, extents<int, {N}, dynamic_extent>(K));
+          using Right = extents<int, {N}, dynamic_extent>;
+          auto right = tensor<device R, Right, tensor_inline>(r, Right(K));
           auto to = tensor<device D, extents<int, {N}, {M}>, tensor_inline>(d, extents<int, {N}, {M}>());
           constexpr auto descriptor = matmul2d_descriptor({M}, {N}, dynamic_length_v<int>);
           matmul2d<descriptor, execution_simdgroup> op;
@@ -84,9 +91,13 @@ def test_every_combination_of_types(device):
         kernel void all({pointers}, constant int& K) {{\n{calls}\n}}"""
     )
     count = len(COMBINATIONS)
-    lefts, rights = ({name: random(shape, dtype, device) for name, dtype in DTYPES.items()} for shape in ((M, K), (K, N)))
+    lefts, rights = (
+        {name: random(shape, dtype, device) for name, dtype in DTYPES.items()} for shape in ((M, K), (K, N))
+    )
     results = {
-        name: torch.zeros(count, M, N, dtype=dtype, device=device) for name, dtype in DTYPES.items() if name != "uint8_t"
+        name: torch.zeros(count, M, N, dtype=dtype, device=device)
+        for name, dtype in DTYPES.items()
+        if name != "uint8_t"
     }
     lib.all(*lefts.values(), *rights.values(), *results.values(), K, threads=32, group_size=32)
     for i, (left, right, to) in enumerate(COMBINATIONS):
@@ -94,7 +105,7 @@ def test_every_combination_of_types(device):
         assert_product(results[to][i], (a @ b).to(DTYPES[to]), a, b)
 
 
-# Tensors as arguments, slices, scopes ----------------------------------------------------------------------------------
+# Tensors as arguments, slices, scopes --------------------------------------------------------------------------------
 
 TILES = (
     HEAD
@@ -128,7 +139,9 @@ def tiles(compiles_for_cuda):
     return metalcore.compile_shader(TILES)
 
 
-@pytest.mark.parametrize("name, m, n, threads", [("nn", 8, 12, 1), ("tn", 32, 16, 32), ("nt", 64, 48, 128), ("tt", 32, 16, 64)])
+@pytest.mark.parametrize(
+    "name, m, n, threads", [("nn", 8, 12, 1), ("tn", 32, 16, 32), ("nt", 64, 48, 128), ("tt", 32, 16, 64)]
+)
 def test_tiles_of_strided_tensors(tiles, device, name, m, n, threads):
     rows, columns, inner = 70, 53, 37
     a, b = random((rows, inner), HALF, device), random((inner, columns), HALF, device)
@@ -219,13 +232,14 @@ kernel void staged(device bfloat* a, device bfloat* b, device bfloat* c, uint t 
   threadgroup bfloat tile[48 * 40];
   for (uint i = t; i < 48 * 40; i += 128) tile[i] = a[i];
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  auto A = tensor<threadgroup bfloat, dextents<int, 2>, tensor_inline>(tile, dextents<int, 2>(40, 48), array<int, 2>({1, 40}));
+  auto A = tensor<threadgroup bfloat, dextents<int, 2>, tensor_inline>(tile, dextents<int, 2>(40, 48),
+                                                                       array<int, 2>({1, 40}));
   auto B = tensor<device bfloat, dextents<int, 2>, tensor_inline>(b, dextents<int, 2>{56, 40});
   matmul2d<matmul2d_descriptor(48, 56), execution_simdgroups<4>> op;
   auto to = op.get_destination_cooperative_tensor<decltype(A), decltype(B), bfloat>();
   op.run(A, B, to);
   for (ushort i = 0; i < to.get_capacity(); ++i)
-    if (to.is_valid_element(i)) to[i] = max(to[i], bfloat(0));
+    if (to.is_valid_element(i) && to[i] < bfloat(0)) to[i] = bfloat(0);
   to.store(tensor(c, extents<int, 56, 48>()));
 }
 """
@@ -338,9 +352,8 @@ def faulty(compiles_for_cuda):
 def test_checking_mode_finds(faulty, which, kind):
     x, h = torch.zeros(512, device="mps"), torch.zeros(256, dtype=HALF, device="mps")
     line = next(i for i, text in enumerate((HEAD + FAULTS).splitlines(), 1) if f"which == {which})" in text)
-    with metalcore.simulator.checking(1):
-        with pytest.raises(metalcore.simulator.KernelError) as caught:
-            faulty.fault(x, h, which, threads=32, group_size=32)
+    with metalcore.simulator.checking(1), pytest.raises(metalcore.simulator.KernelError) as caught:
+        faulty.fault(x, h, which, threads=32, group_size=32)
     message = str(caught.value)
     assert re.search(kind, message.replace("\n", " ")), message
     found = int(re.search(r"program_source:(\d+)", message)[1])
@@ -361,19 +374,52 @@ def test_checking_mode_has_other_layouts(faulty):
     "body, message",
     [
         (
-            "auto A = tensor(x, extents<int, 16, 16>()); matmul2d<matmul2d_descriptor(16, 16), execution_simdgroup> op;"
-            "auto B = tensor(h, extents<int, 16, 16>()); op.run(A, A, B);",
+            """auto A = tensor(x, extents<int, 16, 16>()); auto B = tensor(h, extents<int, 16, 16>());
+            matmul2d<matmul2d_descriptor(16, 16), execution_simdgroup> op; op.run(A, A, B);""",
             "matmul2d does not multiply these types into that one",
         ),
         (
-            "matmul2d<matmul2d_descriptor(16, 16), execution_simdgroup> op;"
-            "auto a = op.get_left_input_cooperative_tensor<half, half, float>();",
+            """matmul2d<matmul2d_descriptor(16, 16), execution_simdgroup> op;
+            auto a = op.get_left_input_cooperative_tensor<half, half, float>();""",
             "cooperative tensors as inputs need execution_simdgroup and a fixed k",
         ),
-        ("matmul2d<matmul2d_descriptor(16, 0), execution_simdgroup> op; (void)op;", "the lengths of a matmul2d_descriptor"),
-        ("auto A = tensor(x, extents<int, 16, 16>()); x[0] = A.slice(0).get_extent(0);", "one index for each dimension"),
+        (
+            "matmul2d<matmul2d_descriptor(16, 0), execution_simdgroup> op; (void)op;",
+            "the lengths of a matmul2d_descriptor",
+        ),
+        (
+            "auto A = tensor(x, extents<int, 16, 16>()); x[0] = A.slice(0).get_extent(0);",
+            "one index for each dimension",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(body, message):
     with pytest.raises(MSLError, match=message):
         metalcore.compile_shader(HEAD + f"kernel void k(device float* x, device half* h) {{ {body} }}")
+
+
+# The check ----------------------------------------------------------------------------------------------------------
+
+
+@needs_clang
+@pytest.mark.parametrize("source", [TILES, HELD, HEAD + FAULTS], ids=["tiles", "held", "faults"])
+def test_the_check_takes_tensors(source):
+    findings = check(source, std="metal4.0", strict=False)
+    assert not findings, "\n".join(map(str, findings))
+
+
+@needs_clang
+def test_the_check_finds_what_is_wrong_with_tensors():
+    assert_found(
+        "#include <metal_tensor> //!\nkernel void k(tensor<device half, dextents<int, 2>> a [[buffer(0)]]) {}",
+        "version",
+    )
+    body = """#include <metal_tensor>
+        kernel void k(tensor<device half, dextents<int, 2>> a [[buffer(0)]], device float* x [[buffer(1)]]) {
+          auto b = a.slice(0, 1);
+          auto wrong = a.slice(0); //!
+          tensor<threadgroup float, extents<int, 4>, tensor_inline> t(x, extents<int, 4>()); //!
+        }"""
+    findings = check(HEAD_OF_CHECK + body, filename="kernel.metal", std="metal4.0")
+    lines = {i for i, line in enumerate((HEAD_OF_CHECK + body).splitlines(), 1) if line.endswith("//!")}
+    assert {finding.line for finding in findings} == lines, "\n".join(map(str, findings))

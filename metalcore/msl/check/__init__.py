@@ -67,9 +67,12 @@ def check(source, *, filename="program_source", include_dirs=(), defines=(), str
     except RecursionError:
         return [Finding(filename, 1, 0, "language", TOO_DEEP)]
     findings = declaration_findings(program, variables, strict=strict, std=std)
+    if tensors and version(std) < 400:
+        findings.append(Finding(*tensors, 0, "version", "tensors are new in MSL 4.0, and on a Mac in macOS 26"))
     unknown = lines_of_unknown_values(program)  # where an initializer may be no constant
-    raw = raw_text(program)
-    text, lenient = clang_text(program, variables)
+    headers = '#include "tensor.h"\n' if tensors else ""
+    raw = raw_text(program, headers)
+    text, lenient = clang_text(program, variables, headers)
     errors, tree, more = run_clang(text, raw, strict=strict, std=std)
     errors = [
         error for error in errors if error.rule != "constant-initializer" or (error.file, error.line) not in unknown

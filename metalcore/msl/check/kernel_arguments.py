@@ -56,7 +56,7 @@ def _memory(program, kernel, first, where, attributes, words):
     of_template = [word for word in words if word in parameters]
     if "&&" in words:
         yield Breach(first, "kernel", f"{where} is an rvalue reference")
-    elif "buffer" in attributes and not ({"*", "&", "["} & set(words) or of_template):
+    elif "buffer" in attributes and not ({"*", "&", "[", "tensor"} & set(words) or of_template):
         message = (
             f"{where} is a buffer passed by value; it must be a pointer or a reference, as 'constant {words[-1]}&'"
         )

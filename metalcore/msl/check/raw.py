@@ -15,7 +15,8 @@ _HEAD = """#define MSL_SWIZZLES_2(T)
 #define MSL_SWIZZLES_3(T)
 #define MSL_SWIZZLES_4(T)
 #include "prelude.h"
-#define device __global
+"""
+_SPACES = """#define device __global
 #define constant __constant
 #define threadgroup __local
 #define thread __private
@@ -31,8 +32,12 @@ _NAMES = (
 )
 
 
-def raw_text(program):
-    """Returns the program, none of whose tokens has changed yet, as Clang reads it in its own order."""
+def raw_text(program, headers=""):
+    """Returns the program, none of whose tokens has changed yet, as Clang reads it in its own order.
+
+    Args:
+        headers: #include lines of further headers.
+    """
     tokens = program.tokens
     texts, attribute, nameless = {}, 0, _nameless_parameters(program)
     for i, token in enumerate(tokens):
@@ -53,7 +58,12 @@ def raw_text(program):
     for declaration in program.declarations:
         if declaration.kind == "instantiation":
             texts.update(_of_instantiation(program, declaration))
-    return _HEAD + print_tokens([_Token(token, texts.get(i, token.text)) for i, token in enumerate(tokens)])
+    return (
+        _HEAD
+        + headers
+        + _SPACES
+        + print_tokens([_Token(token, texts.get(i, token.text)) for i, token in enumerate(tokens)])
+    )
 
 
 class _Token:

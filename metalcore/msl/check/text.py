@@ -33,19 +33,20 @@ _UNTYPED = re.compile(r"(?i)(?!0x)(\d+\.\d*|\.\d+)(e[+-]?\d+)?|(?!0x)\d+e[+-]?\d
 _BFLOAT = re.compile(r"(?i)(?!0x)(.*\d\.?)bf")
 
 
-def clang_text(program, variables):
+def clang_text(program, variables, headers=""):
     """Returns the program as Clang reads it, with the headers it needs.
 
     Args:
         program: its tokens are changed.
         variables: its threadgroup variables, from find_threadgroup_variables().
+        headers: #include lines of further headers.
 
     Returns:
         (the text, places {(file, line)} of references that are in no address space in the text, and in `thread` in
         MSL).
     """
     tokens = program.tokens
-    prelude = "".join([*_swizzles(program), '#include "prelude.h"\n', *_constructors(program)])
+    prelude = "".join([*_swizzles(program), '#include "prelude.h"\n', headers, *_constructors(program)])
     for declaration in program.walk():
         if declaration.kind == "variable" and "function_constant" in declaration.attributes:
             for token in tokens[declaration.head : declaration.name_at]:
