@@ -97,7 +97,7 @@ def _blank(text):
 
 def _parted(text, name):
     """(the words of a program that are in no instantiation, [(a kernel's name, the instantiation)])."""
-    tokens, _ = preprocess(text, filename=name)
+    tokens, *_ = preprocess(text, filename=name)
     words, found, i = [], [], 0
     while i < len(tokens):
         if tokens[i].text == "template" and i + 1 < len(tokens) and tokens[i + 1].text == "[":
