@@ -1,7 +1,6 @@
 """A build without a backend: PyTorch's own ops take every call."""
 
-import subprocess
-import sys
+from processes import python
 
 WITHOUT_BACKENDS = """
 import importlib.machinery, importlib.util, sys, types
@@ -23,9 +22,7 @@ if device == "mps" and not torch.backends.mps.is_available():
 
 
 def run(program, device="cpu"):
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_BACKENDS + program, device], capture_output=True, text=True, timeout=300
-    )
+    done = python("-c", WITHOUT_BACKENDS + program, device, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -2,12 +2,11 @@
 
 import json
 import random
-import subprocess
-import sys
 
 import pytest
 import torch
 from c_program import HERE, LIBRARY, compiled
+from processes import python
 from saved_programs import PATTERNS, Block, Mlp, Pair, Pooled, Residual, Runs, read_like, replayed
 from saved_programs import compiled as compiled_program
 
@@ -309,8 +308,8 @@ said("free", None)
 
 
 def test_arguments_are_checked(saved):
-    command = [sys.executable, "-c", ERRORS, str(LIBRARY / "libmetalcore.so"), str(saved[Pair, torch.float32][0])]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = python("-c", ERRORS, LIBRARY / "libmetalcore.so", saved[Pair, torch.float32][0])
+    assert done.returncode == 0, done.stderr
     bad = "METALCORE_INVALID_ARGUMENT metalcore_program_"
     assert done.stdout.splitlines() == [
         f"{bad}load: path is NULL",

@@ -1,11 +1,11 @@
 """python -m metalcore: what it prints, and how it refuses."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from processes import python
 
 from metalcore.cli import explain, main
 
@@ -163,6 +163,6 @@ def test_usage_errors(capsys, arguments):
 
 
 def test_as_a_module():
-    found = subprocess.run([sys.executable, "-m", "metalcore", "--help"], capture_output=True, text=True, cwd=ROOT)
+    found = python("-m", "metalcore", "--help", cwd=ROOT)
     assert found.returncode == 0
     assert all(word in found.stdout for word in ("info", "explain", "bench"))

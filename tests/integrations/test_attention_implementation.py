@@ -1,12 +1,10 @@
 """attn_implementation="metalcore": the numbers of eager attention, for training and for generation."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 import transformers
 from models import SIZES, decoder, tokens
+from processes import python
 from transformers import masking_utils
 
 import metalcore
@@ -335,5 +333,5 @@ print([row.ran for row in metalcore.report().rows if "attn_implementation" in ro
 
 @pytest.mark.only_on("simulator")
 def test_overrides_make_the_name_known_and_count_it():
-    done = subprocess.run([sys.executable, "-c", ENABLED], capture_output=True, text=True, timeout=300)
+    done = python("-c", ENABLED, timeout=300)
     assert done.stdout == "[2]\n", done.stderr

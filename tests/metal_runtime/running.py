@@ -2,11 +2,11 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from processes import python
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -29,13 +29,7 @@ from metalcore import _C
 def run(extension, *command, **environment):
     """Returns what a Python program prints. The program must exit with 0."""
     path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [sys.executable, *command],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=1800,
-        env={**os.environ, "METALCORE_TEST_EXTENSION": str(extension), "PYTHONPATH": path, **environment},
-    )
+    environment = {**os.environ, "METALCORE_TEST_EXTENSION": str(extension), "PYTHONPATH": path, **environment}
+    done = python(*command, env=environment, cwd=ROOT, timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -81,11 +81,11 @@ found = [_C.mps_refused(), sorted(dispatched)]
 def test_every_op_where_metal_refuses_every_kernel(extension):
     run(
         extension,
-        "-W",
-        "ignore::RuntimeWarning",
         "-c",
         PROGRAM
         + """
+import warnings
+warnings.simplefilter("ignore", RuntimeWarning)
 from metalcore._core.accuracy import shares
 from metalcore._core.registry import OPS
 PACKS = {"quantize"}
@@ -146,11 +146,10 @@ assert use_runtime.counts()[1] == [1, 0, 0] and _C.mps_refused().keys() == {"act
     # Where warnings are errors, the call that would have warned raises one.
     said = run(
         copied,
-        "-W",
-        "error::RuntimeWarning",
         "-c",
         WARNED
         + """
+warnings.simplefilter("error", RuntimeWarning)
 for call in (metalcore.silu, metalcore.silu):
     try:
         call(x)

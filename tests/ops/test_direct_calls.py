@@ -1,10 +1,8 @@
 """Direct calls of operators, as a loaded program or a compiled graph makes them, with input that they do not take."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
+from processes import python
 
 import metalcore
 
@@ -149,4 +147,5 @@ for name in torch._C._dispatch_get_all_op_names():
         if not name.endswith("_") and name.removeprefix("metalcore::") not in {WITHOUT_DERIVATIVE}:
             assert torch._C._dispatch_has_kernel_for_dispatch_key(name, "Autograd"), name
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+    done = python("-c", program, timeout=300)
+    assert done.returncode == 0, done.stderr

@@ -1,14 +1,13 @@
 """metalcore.report(), and the one warning of enable_pytorch_overrides, which says that nothing can be accelerated."""
 
 import json
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from processes import python
 
 import metalcore
 
@@ -124,7 +123,7 @@ import metalcore.simulator
 torch.nn.functional.silu(torch.ones(3, device="mps"))
 print([(row.what, row.ran) for row in metalcore.report().rows if row.ran])
 """
-    result = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, cwd=ROOT, timeout=300)
+    result = python("-c", program, cwd=ROOT, timeout=300)
     assert result.stderr == ""
     warning, ran = result.stdout.splitlines()
     assert warning.startswith("metalcore's overrides accelerate nothing here: PyTorch finds no mps")

@@ -2,11 +2,10 @@
 
 import pickle
 import re
-import subprocess
-import sys
 
 import pytest
 from checked_kernels import COPY, HEADER, select
+from processes import python
 from seeded_accesses import ACCESSES
 from seeded_lane_reads import LANE_READS
 from seeded_races import RACES
@@ -78,5 +77,5 @@ with metalcore.simulator.checking():
     except metalcore.simulator.KernelError as error:
         print(error.line, error.kind, error.thread.position_in_grid)
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    result = python("-c", code)
     assert result.stdout == "None out-of-bounds read (3, 0, 0)\n", result.stderr

@@ -1,13 +1,12 @@
 """Checking mode is on in its blocks (nested, and of several threads), by the environment, and in forked children."""
 
 import os
-import subprocess
-import sys
 import threading
 
 import pytest
 import torch
 from checked_kernels import COPY
+from processes import python
 
 import metalcore
 from metalcore.simulator import KernelError, checking
@@ -59,14 +58,14 @@ def test_seed_must_fit(seed):
 def test_the_environment_switches_checking_on(setting, expected):
     code = "from metalcore.simulator.checking_mode import enabled; print(enabled())"
     environment = {**os.environ, "METALCORE_CHECK": setting}
-    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    result = python("-c", code, env=environment)
     assert result.stdout == f"{expected}\n", result.stderr
 
 
 @pytest.mark.parametrize("variable", ["METALCORE_CHECK", "METALCORE_FTZ"])
 def test_a_setting_that_is_none_is_refused(variable):
     environment = {**os.environ, variable: "2"}
-    result = subprocess.run([sys.executable, "-c", "import metalcore"], env=environment, capture_output=True, text=True)
+    result = python("-c", "import metalcore", env=environment)
     assert (
         f"ValueError: metalcore: {variable} must be 1, on, yes or true, or 0, off, no or false, got '2'"
         in result.stderr

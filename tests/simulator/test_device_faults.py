@@ -1,10 +1,9 @@
 """A fault in a built-in kernel reaches Python as KernelError, whichever way calls the kernel."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import python
 
 from metalcore import _C
 
@@ -49,8 +48,7 @@ for call in sys.argv[2:]:
 
 def test_faults_of_built_in_kernels(tmp_path):
     (tmp_path / "broken.metal").write_text(BROKEN)
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path), *CALLS.values()]
-    result = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=300)
+    result = python("-c", PROGRAM, tmp_path, *CALLS.values(), cwd=ROOT, timeout=300)
     assert result.returncode == 0, result.stderr
     said = ["out-of-bounds write 5 (1, 0, 0) True kernel 'silu_packed_float' of broken.metal", "16.0"]
     lines = result.stdout.splitlines()

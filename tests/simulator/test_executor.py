@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import python
 
 from metalcore import _C
 from metalcore.msl.runtime import host
@@ -258,7 +259,7 @@ PRELUDE = """
 
 def run_script(library_file, script):
     code = textwrap.dedent(PRELUDE) + textwrap.dedent(script)
-    return subprocess.run([sys.executable, "-c", code, library_file], capture_output=True, text=True, timeout=120)
+    return python("-c", code, library_file, timeout=120)
 
 
 def test_a_forked_child_can_dispatch(library_file):

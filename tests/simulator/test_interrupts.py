@@ -2,12 +2,12 @@
 
 import os
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 import torch
+from processes import python
 
 import metalcore
 from metalcore import _C
@@ -119,13 +119,7 @@ def check(what):
 
 
 def run(body, **environment):
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM + textwrap.dedent(body)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, **environment},
-    )
+    done = python("-c", PROGRAM + textwrap.dedent(body), timeout=120, env={**os.environ, **environment})
     return done.stdout.split(), done.stderr
 
 

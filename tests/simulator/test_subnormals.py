@@ -2,11 +2,10 @@
 which Apple's GPUs do, and float16's. PyTorch's own operators are not concerned."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
+from processes import python
 
 import metalcore
 from metalcore import _C
@@ -129,7 +128,7 @@ signal.setitimer(signal.ITIMER_REAL, 0.2)
 library.spin(x, threads=1)
 print((y * 0.5).sum().item() == 9 * 2.0**-1071)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = python("-c", code, timeout=120)
     assert done.stdout == "True\nTrue\n", done.stderr
 
 
@@ -139,5 +138,5 @@ print((y * 0.5).sum().item() == 9 * 2.0**-1071)
 def test_the_environment_switches_it_on(setting, expected):
     code = "from metalcore import _C; print(_C.simulator_info()['flushing'])"
     environment = {**os.environ, "METALCORE_FTZ": setting}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    done = python("-c", code, env=environment)
     assert done.stdout == f"{expected}\n", done.stderr

@@ -1,12 +1,11 @@
 """The CPU stops some kernels: the dispatch ends with KernelError, and the process goes on."""
 
 import platform
-import subprocess
-import sys
 import textwrap
 
 import pytest
 import torch
+from processes import python
 
 import metalcore
 from metalcore.msl.errors import MSLError
@@ -106,9 +105,8 @@ def test_checking_finds_the_line(device, library, name, threading):
         assert x.unique().tolist() == [{"division": 2, "modulo": 1}.get(name, 3)]
 
 
-def run(program, *flags):
-    command = [sys.executable, *flags, "-c", textwrap.dedent(program)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+def run(program):
+    return python("-c", textwrap.dedent(program), timeout=120)
 
 
 BROKEN = """
