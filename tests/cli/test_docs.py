@@ -8,10 +8,10 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import python
 
 from metalcore.cli import main
 
@@ -45,10 +45,9 @@ def commands():
     return [pytest.param(line, marks=where(line)) for line in chosen]
 
 
-def run(command, folder):
+def run(*command, cwd, **variables):
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": paths, "METALCORE_CACHE_DIR": str(folder / "cache")}
-    found = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    found = python(*command, cwd=cwd, env={**os.environ, "PYTHONPATH": paths, **variables})
     assert found.returncode == 0, found.stderr
     return found.stdout
 
@@ -91,7 +90,7 @@ def test_command(command, tmp_path, monkeypatch, capsys):
         assert main(arguments) == 0
         said = capsys.readouterr().out
     else:
-        said = run([sys.executable, "-m", module, *arguments], tmp_path)
+        said = run("-m", module, *arguments, cwd=tmp_path, METALCORE_CACHE_DIR=str(tmp_path / "cache"))
     assert said.strip() or " check " in command  # `check` prints nothing about a right program
 
 
@@ -105,4 +104,5 @@ def test_checking_mode_in_the_docs_finds_the_fault(capsys):
 @pytest.mark.only_on("simulator", "mps")
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
 def test_example(example, tmp_path):
-    assert run([sys.executable, str(example)], tmp_path).strip()
+    """What one compiles others find in the cache: kernels where the build has none, and those of programs."""
+    assert run(example, cwd=tmp_path).strip()
