@@ -13,6 +13,7 @@ from metalcore.msl.check import check
 from metalcore.msl.language.translate import translate
 from metalcore.msl.nvidia import nvrtc
 from metalcore.msl.runtime import signatures
+from tools import register_gate
 
 FOLDER = Path(__file__).parent
 TORCH = Path(torch.__file__).parent / "include"
@@ -43,7 +44,8 @@ def test_it_compiles_for_cuda(style):
         (kernel.name, signatures.probable([vars(a) for a in kernel.arguments if a.kind in ("buffer", "threadgroup")]))
         for kernel in translation.kernels
     ]
-    nvrtc.find().compile(translation.cuda_source(requests)[0], 90, msl=source(style))
+    flags = (*nvrtc.FLAGS, *register_gate.fast())
+    nvrtc.find().compile(translation.cuda_source(requests)[0], 90, flags=flags, msl=source(style))
 
 
 # tinygrad
