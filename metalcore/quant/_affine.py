@@ -284,7 +284,7 @@ def _numbers_samples(indices):
     def sample(bits, group, zeros):
         def arguments(x):
             weights = *affine_sample(bits, 9, 320, x.device, group, zeros), bits
-            return (torch.tensor([[3, 8], [0, 3]], device=x.device), *weights) if indices else weights
+            return (torch.arange(4, device=x.device).mul(4).view(2, 2) % 9, *weights) if indices else weights
 
         return Sample(f"{bits} bits{', zero points' * zeros}", ((1,),), arguments=arguments)
 

@@ -74,10 +74,6 @@ def test_includes_are_searched_in_order_and_recorded(tmp_path):
         ("\n\n#error no such GPU", "program_source:3: error: #error no such GPU"),
         ("#define F(a, b) a\nF(1)", "program_source:2: error: .*requires 2 arguments"),
         ("#ifdef A\n", "program_source:1: error: Unterminated #ifdef"),
-        (
-            "#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>",
-            "program_source:1: error: Metal Performance Primitives",
-        ),
         ("\n#ifdef\n#endif", "program_source:2: error: #ifdef wants the name of a macro"),
         ("#define", "program_source:1: error: #define wants the name of a macro"),
         ("#define 3 4", "program_source:1: error: #define wants the name of a macro"),
