@@ -56,6 +56,33 @@ METAL_FUNC void metalcore_multiply_matrices(thread metal::simdgroup_matrix<float
   }
 }
 
+template <typename T>
+METAL_FUNC metal::simdgroup_matrix<float, 8, 8> metalcore_as_floats(thread const metal::simdgroup_matrix<T, 8, 8>& of) {
+  metal::simdgroup_matrix<T, 8, 8> from = of;
+  metal::simdgroup_matrix<float, 8, 8> to;
+  to.thread_elements() = static_cast<metal::float2>(from.thread_elements());
+  return to;
+}
+
+// The same for operands of which one has floats and the other has not.
+template <typename A, typename B, uint kDown, uint kDepth, uint kTerms, uint kAcross>
+METAL_FUNC void metalcore_multiply_mixed(thread metal::simdgroup_matrix<float, 8, 8> (&sums)[kDown][kAcross],
+                                         thread const metal::simdgroup_matrix<A, 8, 8> (&left)[kDown][kDepth],
+                                         uint first,
+                                         thread const metal::simdgroup_matrix<B, 8, 8> (&right)[kTerms][kAcross],
+                                         long) {
+#pragma unroll
+  for (uint k = 0; k < kTerms; ++k) {
+#pragma unroll
+    for (uint n = 0; n < kAcross; ++n) {
+#pragma unroll
+      for (uint m = 0; m < kDown; ++m)
+        metal::simdgroup_multiply_accumulate(sums[m][n], metalcore_as_floats(left[m][first + k]),
+                                             metalcore_as_floats(right[k][n]), sums[m][n]);
+    }
+  }
+}
+
 // The place of a lane's first element in a fragment; its second one is in the next column. The lanes of a row differ in
 // the bits 0 and 3 of their numbers.
 struct Place {
@@ -108,4 +135,9 @@ template <typename T, uint kDown, uint kDepth, uint kTerms, uint kAcross>
 METAL_FUNC void multiply(thread Fragments<float, kDown, kAcross>& sums, thread const Fragments<T, kDown, kDepth>& a,
                          uint first, thread const RightFragments<T, kTerms, kAcross>& b) {
   metalcore_multiply_matrices(sums.at, a.at, first, b.at, 0);
+}
+template <typename A, typename B, uint kDown, uint kDepth, uint kTerms, uint kAcross>
+METAL_FUNC void multiply(thread Fragments<float, kDown, kAcross>& sums, thread const Fragments<A, kDown, kDepth>& a,
+                         uint first, thread const RightFragments<B, kTerms, kAcross>& b) {
+  metalcore_multiply_mixed(sums.at, a.at, first, b.at, 0);
 }

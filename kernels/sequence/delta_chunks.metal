@@ -15,10 +15,12 @@ template <typename T>
     device float* scores [[buffer(6)]], device float* factors [[buffer(7)]],
     constant DeltaRuleParams& params [[buffer(8)]], uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
-  constexpr uint kWidth = 32 / sizeof(T), kPitch = kWidth + 16 / sizeof(T), kTall = kChunk + 4;
-  threadgroup T keys[kChunk * kPitch];
-  threadgroup T queries[kChunk * kPitch];
-  threadgroup float system[kChunk * kTall];     // M by columns
+  constexpr uint kWidth = 128 / sizeof(T), kPitch = kWidth + 16 / sizeof(T), kTall = kChunk + 4;
+  constexpr uint kTerms = 4 / sizeof(T);  // fragments of a row at a time
+  alignas(16) threadgroup T keys[2 * kChunk * kPitch];
+  threadgroup T* const queries = keys + kChunk * kPitch;
+  // M by columns, once keys and queries are not needed.
+  threadgroup float* const system = reinterpret_cast<threadgroup float*>(keys);
   threadgroup float lengths[2][kChunk];         // of q and k, their inverses
   threadgroup float high[kChunk], low[kChunk];  // the logarithm of d(i), in two parts, since differences count
   threadgroup float strengths[kChunk];
@@ -40,16 +42,20 @@ template <typename T>
     clear(products);
     for (uint first = 0; first < params.keys; first += kWidth) {
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      fetch_slice<kWidth, kPitch>(keys, k, params.k[1], count, first, params.keys, One(), thread_index);
+      fetch_rows<kWidth, kPitch>(keys, k, params.k[1], count, first, params.keys, params.wide, thread_index);
       if (of_queries)
-        fetch_slice<kWidth, kPitch>(queries, q, params.q[1], count, first, params.keys, One(), thread_index);
+        fetch_rows<kWidth, kPitch>(queries, q, params.q[1], count, first, params.keys, params.wide, thread_index);
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      Fragments<T, 2, kWidth / 8> rows;
-      RightFragments<T, kWidth / 8, kChunk / 8> columns;
-      load<kPitch>(rows, (of_queries ? queries : keys) + simdgroup * kOwn * kPitch);
-      load_transposed<kPitch>(columns, keys);
-      multiply(products, rows, 0, columns);
+#pragma unroll 1
+      for (uint term = 0; term < kWidth; term += kTerms * 8) {
+        Fragments<T, 2, kTerms> rows;
+        RightFragments<T, kTerms, kChunk / 8> columns;
+        load<kPitch>(rows, (of_queries ? queries : keys) + simdgroup * kOwn * kPitch + term);
+        load_transposed<kPitch>(columns, keys + term);
+        multiply(products, rows, 0, columns);
+      }
     }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
     for (uint m = 0; m < 2; ++m) {
 #pragma unroll
@@ -81,13 +87,15 @@ template <typename T>
   // A thread has a column of the inverse, by substitution of some rows at a time.
   constexpr uint kBlock = 16;
   if (params.corrects && thread_index < kChunk) {
+    // Its part below the diagonal lies on the other side of M's.
     device float* const column = inverses + chunk * kChunk + thread_index;
+    threadgroup float* const found = system + thread_index;
     for (uint first = 0; first < kChunk; first += kBlock) {
       float values[kBlock];
 #pragma unroll
       for (uint i = 0; i < kBlock; ++i) values[i] = first + i == thread_index ? 1.0f : 0.0f;
       for (uint j = 0; j < first; ++j) {
-        const float known = column[j * kChunk];
+        const float known = j < thread_index ? 0.0f : j == thread_index ? 1.0f : found[j * kTall];
 #pragma unroll
         for (uint i = 0; i < kBlock; ++i) values[i] -= system[j * kTall + first + i] * known;
       }
@@ -96,13 +104,15 @@ template <typename T>
 #pragma unroll
         for (uint below = i + 1; below < kBlock; ++below)
           values[below] -= system[(first + i) * kTall + first + below] * values[i];
+        if (first + i > thread_index) found[(first + i) * kTall] = values[i];
         column[(first + i) * kChunk] = values[i];
       }
     }
   }
 }
 
-template <uint KEYS, uint WIDTH, typename T>
+// BYTES of a key or query are in threadgroup memory at once.
+template <uint KEYS, uint BYTES, typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(DELTA_THREADS)]] void gated_delta_rule_walk(
     device const T* q [[buffer(0)]], device const T* k [[buffer(1)]], device const T* v [[buffer(2)]],
     device const float* beta [[buffer(3)]], device const int* ends [[buffer(4)]],
@@ -111,11 +121,15 @@ template <uint KEYS, uint WIDTH, typename T>
     device float* final_state [[buffer(10)]], device float* errors [[buffer(11)]], device float* kept [[buffer(12)]],
     constant DeltaRuleParams& params [[buffer(13)]], uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
-  constexpr uint kColumns = DELTA_COLUMNS, kPitch = kColumns + 4, kSlice = WIDTH + 4;
-  threadgroup float matrix[KEYS * kPitch];
-  threadgroup float slice[kChunk * kSlice];
-  threadgroup float updates[kChunk * kPitch];
-  const uint lane = thread_index % 32, simdgroup = thread_index / 32;
+  constexpr uint kColumns = DELTA_COLUMNS, kPitch = kColumns + 4, kMatrix = KEYS + 4;
+  constexpr uint kWidth = BYTES / sizeof(T), kSlice = kWidth + 16 / sizeof(T);
+  alignas(16) threadgroup float matrix[kColumns * kMatrix];  // the state's columns as rows
+  alignas(16) threadgroup T keys[kChunk * kSlice];
+  alignas(16) threadgroup T queries[kChunk * kSlice];
+  alignas(16) threadgroup float updates[kChunk * kPitch];
+  threadgroup float* const learned = reinterpret_cast<threadgroup float*>(queries);  // updates as the state has them
+  const uint lane = thread_index % 32, simdgroup = thread_index / 32, own = simdgroup * kOwn;
+  const Place place = place_of(lane);
   const uint blocks = (params.values + kColumns - 1) / kColumns;
   const uint head = group / blocks % params.value_heads, sequence = group / blocks / params.value_heads;
   const uint block = group % blocks * kColumns;  // the first column
@@ -126,83 +140,100 @@ template <uint KEYS, uint WIDTH, typename T>
   v += span.batch * params.v[0] + head * params.v[2];
   const ulong size = ulong(params.keys) * params.values;  // of a state
   const ulong first_state = (ulong(sequence) * params.value_heads + head) * size;
-  fetch_state<KEYS, kPitch>(matrix, state + first_state, params.has_state, block, params, thread_index);
+  fetch_state<KEYS, kMatrix>(matrix, state + first_state, params.has_state, block, params, thread_index);
   for (uint begin = span.begin; begin < span.end; begin += kChunk) {
     const uint count = min(kChunk, span.end - begin);
     const ulong chunk = (span.place + (begin - span.begin) / kChunk) * params.value_heads + head;
     const ulong at = (ulong(span.batch) * params.length + begin) * params.value_heads + head;
     device const float* const own_factors = factors + chunk * 4 * kChunk;
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    put_state<kPitch>(kept + chunk * size, matrix, params.for_derivative, block, params, thread_index);
+    device const T* const own_keys = k + begin * params.k[1];
     Fragments<float, 2, 2> by_key, by_query;
     clear(by_key);
     clear(by_query);
-    for (uint first = 0; first < params.keys; first += WIDTH) {
+    for (uint first = 0; first < params.keys; first += kWidth) {
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      if (params.corrects)
-        fetch_slice<WIDTH, kSlice>(slice, k + begin * params.k[1], params.k[1], count, first, params.keys, own_factors,
-                                   thread_index);
+      if (first == 0)
+        put_state<kMatrix>(kept + chunk * size, matrix, params.for_derivative, block, params, thread_index);
+      fetch_rows<kWidth, kSlice>(keys, own_keys, params.k[1], count, first, params.keys, params.wide, thread_index);
+      fetch_rows<kWidth, kSlice>(queries, q + begin * params.q[1], params.q[1], count, first, params.keys, params.wide,
+                                 thread_index);
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      if (params.corrects)
-        add_tiles<WIDTH, kSlice, kPitch>(by_key, slice + simdgroup * kOwn * kSlice, matrix + first * kPitch);
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      fetch_slice<WIDTH, kSlice>(slice, q + begin * params.q[1], params.q[1], count, first, params.keys,
-                                 own_factors + kChunk, thread_index);
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      add_tiles<WIDTH, kSlice, kPitch>(by_query, slice + simdgroup * kOwn * kSlice, matrix + first * kPitch);
+      add_tiles<kWidth, kSlice, kMatrix>(by_key, by_query, keys + own * kSlice, queries + own * kSlice, matrix + first);
     }
-    threadgroup float* const own = updates + simdgroup * kOwn * kPitch;
-    store<kPitch>(by_key, own);
-    for (uint i = lane; i < kOwn * kColumns; i += 32) {
-      const uint row = simdgroup * kOwn + i / kColumns, column = block + i % kColumns;
-      const bool inside = row < count && column < params.values;
-      const float value = inside ? static_cast<float>(v[(begin + row) * params.v[1] + column]) : 0.0f;
-      threadgroup float* const update = own + i / kColumns * kPitch + i % kColumns;
-      *update = value - *update;
+    scale_rows(by_query, own_factors + kChunk + own, 1.0f, lane);
+    scale_rows(by_key, own_factors + own, -1.0f, lane);
+    if (!params.corrects) clear(by_key);
+#pragma unroll
+    for (uint m = 0; m < 2; ++m) {
+      const uint row = own + m * 8 + place.row;
+#pragma unroll
+      for (uint i = 0; i < 4; ++i) {
+        const uint column = block + i / 2 * 8 + place.column + i % 2;
+        if (row < count && column < params.values)
+          elements(by_key.at[m][i / 2])[i % 2] += static_cast<float>(v[(begin + row) * params.v[1] + column]);
+      }
     }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    clear(by_key);
-    if (params.corrects)
+    if (params.corrects) {
+      store<kPitch>(by_key, updates + own * kPitch);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      clear(by_key);
       add_lower<false, kPitch>(by_key, inverses + chunk * kChunk * kChunk, updates, simdgroup);
-    else
-      load<kPitch>(by_key, own);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    store<kPitch>(by_key, own);
-    for (uint i = lane; i < kOwn * kColumns; i += 32) {
-      const uint row = simdgroup * kOwn + i / kColumns, column = block + i % kColumns;
-      threadgroup float* const update = own + i / kColumns * kPitch + i % kColumns;
-      if (params.for_derivative && row < count && column < params.values)
-        errors[(at + ulong(row) * params.value_heads) * params.values + column] = *update;
-      *update *= strength_of(beta + at, row, count, params);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    add_lower<false, kPitch>(by_query, scores + chunk * kChunk * kChunk, updates, simdgroup);
-    threadgroup float* const results = slice + simdgroup * kOwn * kPitch;
-    store<kPitch>(by_query, results);
-    for (uint i = lane; !params.for_derivative && i < kOwn * kColumns; i += 32) {
-      const uint row = simdgroup * kOwn + i / kColumns, column = block + i % kColumns;
-      if (row < count && column < params.values)
-        out[(at + ulong(row) * params.value_heads) * params.values + column] =
-            static_cast<T>(results[i / kColumns * kPitch + i % kColumns]);
+#pragma unroll
+    for (uint m = 0; m < 2; ++m) {
+      const uint row = own + m * 8 + place.row;
+      const float strength = strength_of(beta + at, row, count, params);
+#pragma unroll
+      for (uint n = 0; n < 2; ++n) {
+        thread float2& update = elements(by_key.at[m][n]);
+#pragma unroll
+        for (uint i = 0; i < 2; ++i) {
+          const uint column = block + n * 8 + place.column + i;
+          if (params.for_derivative && row < count && column < params.values)
+            errors[(at + ulong(row) * params.value_heads) * params.values + column] = update[i];
+        }
+        update *= strength;
+      }
     }
-    // The state, of which a simdgroup has some fragments in each slice.
+    store<kPitch>(by_key, updates + own * kPitch);
+    scale_rows(by_key, own_factors + 2 * kChunk + own, 1.0f, lane);
+    store<kPitch>(by_key, learned + own * kPitch);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (!params.for_derivative) {
+      add_lower<false, kPitch>(by_query, scores + chunk * kChunk * kChunk, updates, simdgroup);
+#pragma unroll
+      for (uint m = 0; m < 2; ++m) {
+        const uint row = own + m * 8 + place.row;
+#pragma unroll
+        for (uint i = 0; i < 4; ++i) {
+          const uint column = block + i / 2 * 8 + place.column + i % 2;
+          if (row < count && column < params.values)
+            out[(at + ulong(row) * params.value_heads) * params.values + column] =
+                static_cast<T>(elements(by_query.at[m][i / 2])[i % 2]);
+        }
+      }
+    }
+    // The state, from the last slice of keys on, which is here already.
     const float decay = own_factors[4 * kChunk - 1];
-    for (uint first = 0; first < params.keys; first += WIDTH) {
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      fetch_slice<WIDTH, kSlice>(slice, k + begin * params.k[1], params.k[1], count, first, params.keys,
-                                 own_factors + 2 * kChunk, thread_index);
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      add_outer<WIDTH, kSlice, kPitch>(matrix + first * kPitch, decay, slice, updates, simdgroup);
+    for (uint slice = (params.keys + kWidth - 1) / kWidth; slice-- > 0;) {
+      const uint first = slice * kWidth;
+      if (first + kWidth < params.keys) {
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        fetch_rows<kWidth, kSlice>(keys, own_keys, params.k[1], count, first, params.keys, params.wide, thread_index);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+      }
+      add_outer<kWidth, kMatrix, kPitch, kSlice>(matrix + first, decay, learned, keys, simdgroup);
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  put_state<kPitch>(final_state + first_state, matrix, !params.for_derivative, block, params, thread_index);
+  put_state<kMatrix>(final_state + first_state, matrix, !params.for_derivative, block, params, thread_index);
 }
 
-#define INSTANTIATE_CHUNKS(types, T)                                                 \
-  INSTANTIATE("gated_delta_rule_inverse", types, gated_delta_rule_inverse<T>)        \
-  INSTANTIATE("gated_delta_rule_walk_128", types, gated_delta_rule_walk<128, 32, T>) \
-  INSTANTIATE("gated_delta_rule_walk_256", types, gated_delta_rule_walk<256, 16, T>)
+#define INSTANTIATE_CHUNKS(types, T)                                                  \
+  INSTANTIATE("gated_delta_rule_inverse", types, gated_delta_rule_inverse<T>)         \
+  INSTANTIATE("gated_delta_rule_walk_128", types, gated_delta_rule_walk<128, 128, T>) \
+  INSTANTIATE("gated_delta_rule_walk_256", types, gated_delta_rule_walk<256, 64, T>)
 INSTANTIATE_CHUNKS("_float", float)
 INSTANTIATE_CHUNKS("_half", half)
 INSTANTIATE_CHUNKS("_bfloat", bfloat)

@@ -17,7 +17,7 @@
 // that comes from adding to S, beta y, counts as negative, and at the chunk's last position the sum of S D is added.
 #include "sequence/delta_tiles.h"
 
-template <uint KEYS, uint WIDTH, typename T>
+template <uint KEYS, uint BYTES, typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(DELTA_THREADS)]] void gated_delta_rule_walk_back(
     device const T* grad [[buffer(0)]], device const float* grad_state [[buffer(1)]], device const T* q [[buffer(2)]],
     device const T* k [[buffer(3)]], device const float* beta [[buffer(4)]], device const int* ends [[buffer(5)]],
@@ -26,11 +26,14 @@ template <uint KEYS, uint WIDTH, typename T>
     device float* kept [[buffer(11)]], device float* state_grad [[buffer(12)]],
     constant DeltaRuleParams& params [[buffer(13)]], uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
-  constexpr uint kColumns = DELTA_COLUMNS, kPitch = kColumns + 4, kSlice = WIDTH + 4;
-  threadgroup float matrix[KEYS * kPitch];
-  threadgroup float slice[kChunk * kSlice];
-  threadgroup float tile[kChunk * kPitch];
-  const uint lane = thread_index % 32, simdgroup = thread_index / 32;
+  constexpr uint kColumns = DELTA_COLUMNS, kPitch = kColumns + 4, kMatrix = KEYS + 4;
+  constexpr uint kWidth = BYTES / sizeof(T), kSlice = kWidth + 16 / sizeof(T);
+  alignas(16) threadgroup float matrix[kColumns * kMatrix];  // the columns of D as rows
+  alignas(16) threadgroup T slice[kChunk * kSlice];
+  alignas(16) threadgroup float grads[kChunk * kPitch];  // of results
+  alignas(16) threadgroup float tile[kChunk * kPitch];
+  const uint lane = thread_index % 32, simdgroup = thread_index / 32, own = simdgroup * kOwn;
+  const Place place = place_of(lane);
   const uint blocks = (params.values + kColumns - 1) / kColumns;
   const uint head = group / blocks % params.value_heads, sequence = group / blocks / params.value_heads;
   const uint block = group % blocks * kColumns;  // the first column
@@ -41,66 +44,78 @@ template <uint KEYS, uint WIDTH, typename T>
   grad += span.batch * params.grad[0] + head * params.grad[2];
   const ulong size = ulong(params.keys) * params.values;  // of a state
   const ulong first_state = (ulong(sequence) * params.value_heads + head) * size;
-  fetch_state<KEYS, kPitch>(matrix, grad_state + first_state, params.has_state_grad, block, params, thread_index);
+  fetch_state<KEYS, kMatrix>(matrix, grad_state + first_state, params.has_state_grad, block, params, thread_index);
   for (uint chunks = (span.end - span.begin + kChunk - 1) / kChunk; chunks-- > 0;) {
     const uint begin = span.begin + chunks * kChunk, count = min(kChunk, span.end - begin);
     const ulong chunk = (span.place + chunks) * params.value_heads + head;
     const ulong at = (ulong(span.batch) * params.length + begin) * params.value_heads + head;
     device const float* const own_factors = factors + chunk * 4 * kChunk;
-    const float decay = own_factors[4 * kChunk - 1];
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    put_state<kPitch>(kept + chunk * size, matrix, true, block, params, thread_index);
-    fetch_slice<kColumns, kPitch>(tile, grad + begin * params.grad[1], params.grad[1], count, block, params.values,
-                                  One(), thread_index);
+    device const T* const own_keys = k + begin * params.k[1];
     Fragments<float, 2, 2> sums;  // E
     clear(sums);
-    for (uint first = 0; first < params.keys; first += WIDTH) {
+    for (uint first = 0; first < params.keys; first += kWidth) {
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      fetch_slice<WIDTH, kSlice>(slice, k + begin * params.k[1], params.k[1], count, first, params.keys,
-                                 own_factors + 2 * kChunk, thread_index);
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      add_tiles<WIDTH, kSlice, kPitch>(sums, slice + simdgroup * kOwn * kSlice, matrix + first * kPitch);
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      fetch_slice<WIDTH, kSlice>(slice, q + begin * params.q[1], params.q[1], count, first, params.keys,
-                                 own_factors + kChunk, thread_index);
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      add_outer<WIDTH, kSlice, kPitch>(matrix + first * kPitch, decay, slice, tile, simdgroup);
-    }
-    add_lower<true, kPitch>(sums, scores + chunk * kChunk * kChunk, tile, simdgroup);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    threadgroup float* const own = tile + simdgroup * kOwn * kPitch;
-    store<kPitch>(sums, own);
-    for (uint i = lane; i < kOwn * kColumns; i += 32)
-      own[i / kColumns * kPitch + i % kColumns] *=
-          strength_of(beta + at, simdgroup * kOwn + i / kColumns, count, params);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    clear(sums);
-    if (params.corrects)
-      add_lower<true, kPitch>(sums, inverses + chunk * kChunk * kChunk, tile, simdgroup);
-    else
-      load<kPitch>(sums, own);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    store<kPitch>(sums, own);
-    for (uint i = lane; i < kOwn * kColumns; i += 32) {
-      const uint row = simdgroup * kOwn + i / kColumns, column = block + i % kColumns;
-      threadgroup float* const value_grad = own + i / kColumns * kPitch + i % kColumns;
-      if (row < count && column < params.values) {
-        const ulong place = (at + ulong(row) * params.value_heads) * params.values + column;
-        gv[place] = static_cast<T>(*value_grad);
-        value_grads[place] = *value_grad;
+      fetch_rows<kWidth, kSlice>(slice, own_keys, params.k[1], count, first, params.keys, params.wide, thread_index);
+      if (first == 0) {
+        put_state<kMatrix>(kept + chunk * size, matrix, true, block, params, thread_index);
+        fetch_slice<kColumns, kPitch>(grads, grad + begin * params.grad[1], params.grad[1], count, block, params.values,
+                                      params.wide, One(), thread_index);
       }
-      *value_grad = -*value_grad;
-    }
-    for (uint first = 0; first < (params.corrects ? params.keys : 0); first += WIDTH) {
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      fetch_slice<WIDTH, kSlice>(slice, k + begin * params.k[1], params.k[1], count, first, params.keys, own_factors,
+      add_tiles<kWidth, kSlice, kMatrix>(sums, slice + own * kSlice, matrix + first);
+    }
+    scale_rows(sums, own_factors + 2 * kChunk + own, 1.0f, lane);
+    add_lower<true, kPitch>(sums, scores + chunk * kChunk * kChunk, grads, simdgroup);
+#pragma unroll
+    for (uint m = 0; m < 2; ++m) {
+      const float strength = strength_of(beta + at, own + m * 8 + place.row, count, params);
+      for (uint n = 0; n < 2; ++n) elements(sums.at[m][n]) *= strength;
+    }
+    if (params.corrects) {
+      store<kPitch>(sums, tile + own * kPitch);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      clear(sums);
+      add_lower<true, kPitch>(sums, inverses + chunk * kChunk * kChunk, tile, simdgroup);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+    for (uint m = 0; m < 2; ++m) {
+      const uint row = own + m * 8 + place.row;
+#pragma unroll
+      for (uint i = 0; i < 4; ++i) {
+        const uint column = block + i / 2 * 8 + place.column + i % 2;
+        if (row >= count || column >= params.values) continue;
+        const ulong to = (at + ulong(row) * params.value_heads) * params.values + column;
+        const float value_grad = elements(sums.at[m][i / 2])[i % 2];
+        gv[to] = static_cast<T>(value_grad);
+        value_grads[to] = value_grad;
+      }
+    }
+    scale_rows(sums, own_factors + own, -1.0f, lane);
+    store<kPitch>(sums, tile + own * kPitch);
+    for (uint i = lane; i < kOwn * kColumns; i += 32)
+      grads[(own + i / kColumns) * kPitch + i % kColumns] *= own_factors[kChunk + own + i / kColumns];
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    // D, from the last slice of keys on, which is here already.
+    const float decay = own_factors[4 * kChunk - 1];
+    for (uint i = (params.keys + kWidth - 1) / kWidth; i-- > 0;) {
+      const uint first = i * kWidth;
+      if (params.corrects && first + kWidth < params.keys) {
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        fetch_rows<kWidth, kSlice>(slice, own_keys, params.k[1], count, first, params.keys, params.wide, thread_index);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+      }
+      if (params.corrects) add_outer<kWidth, kMatrix, kPitch, kSlice>(matrix + first, decay, tile, slice, simdgroup);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      fetch_rows<kWidth, kSlice>(slice, q + begin * params.q[1], params.q[1], count, first, params.keys, params.wide,
                                  thread_index);
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      add_outer<WIDTH, kSlice, kPitch>(matrix + first * kPitch, 1.0f, slice, tile, simdgroup);
+      add_outer<kWidth, kMatrix, kPitch, kSlice>(matrix + first, params.corrects ? 1.0f : decay, grads, slice,
+                                                 simdgroup);
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  put_state<kPitch>(state_grad + first_state, matrix, params.has_state, block, params, thread_index);
+  put_state<kMatrix>(state_grad + first_state, matrix, params.has_state, block, params, thread_index);
 }
 
 constexpr constant uint kRows = 64;                           // of a state, which a chunk's positions meet at once
@@ -110,16 +125,16 @@ constexpr constant uint kTall = kChunk + 4, kPitch = 16 + 4;  // of products, an
 template <typename T>
 inline void add_products(thread Fragments<float, 2, 8>& sums, threadgroup float* tiles, device const T* narrow,
                          device const float* wide, bool is_narrow, long stride, uint count, device const float* b,
-                         long b_stride, uint b_count, uint size, uint thread_index) {
+                         long b_stride, uint b_count, uint size, bool vectors, uint thread_index) {
   constexpr uint kWidth = 16;
   threadgroup float* const others = tiles + kChunk * kPitch;
   for (uint first = 0; first < size; first += kWidth) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (is_narrow)
-      fetch_slice<kWidth, kPitch>(tiles, narrow, stride, count, first, size, One(), thread_index);
+      fetch_slice<kWidth, kPitch>(tiles, narrow, stride, count, first, size, vectors, One(), thread_index);
     else
-      fetch_slice<kWidth, kPitch>(tiles, wide, stride, count, first, size, One(), thread_index);
-    fetch_slice<kWidth, kPitch>(others, b, b_stride, b_count, first, size, One(), thread_index);
+      fetch_slice<kWidth, kPitch>(tiles, wide, stride, count, first, size, vectors, One(), thread_index);
+    fetch_slice<kWidth, kPitch>(others, b, b_stride, b_count, first, size, vectors, One(), thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll 1
     for (uint term = 0; term < kWidth; term += 8) {
@@ -135,7 +150,7 @@ inline void add_products(thread Fragments<float, 2, 8>& sums, threadgroup float*
 // sums += a b or aᵀ b, where a is the lower triangular tile of scores, and b has rows in device memory, times factors.
 template <bool TRANSPOSED, typename T>
 inline void add_scores(thread Fragments<float, 2, 8>& sums, threadgroup float* tiles, threadgroup const float* scores,
-                       device const T* x, long stride, uint count, uint first_column, uint size,
+                       device const T* x, long stride, uint count, uint first_column, uint size, bool wide,
                        threadgroup const float* factors, uint thread_index) {
   constexpr uint kTerms = 32;
   const uint own = thread_index / 32 * kOwn;
@@ -143,7 +158,7 @@ inline void add_scores(thread Fragments<float, 2, 8>& sums, threadgroup float* t
   for (uint first = 0; first < kChunk; first += kTerms) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
     fetch_slice<kRows, kTall, kTerms>(tiles, x + first * stride, stride, max(count, first) - first, first_column, size,
-                                      factors + first, thread_index);
+                                      wide, factors + first, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll 1
     for (uint term = first; term < first + kTerms; term += 8) {
@@ -161,17 +176,6 @@ inline void add_scores(thread Fragments<float, 2, 8>& sums, threadgroup float* t
       load<kTall>(terms, tiles + (term - first) * kTall);
       multiply(sums, rows, 0, terms);
     }
-  }
-}
-
-inline void scale_rows(thread Fragments<float, 2, 8>& sums, threadgroup const float* factors, float factor,
-                       uint thread_index) {
-  const uint row = thread_index / 32 * kOwn + place_of(thread_index % 32).row;
-#pragma unroll
-  for (uint m = 0; m < 2; ++m) {
-    const float of_row = factors[row + m * 8] * factor;
-#pragma unroll
-    for (uint n = 0; n < 8; ++n) elements(sums.at[m][n]) *= of_row;
   }
 }
 
@@ -218,8 +222,8 @@ template <typename T>
     device float* gq [[buffer(10)]], device float* gk [[buffer(11)]], device float* gg [[buffer(12)]],
     device float* gbeta [[buffer(13)]], constant DeltaRuleParams& params [[buffer(14)]],
     uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
-  threadgroup float scores[kChunk * kTall];
-  threadgroup float tiles[2 * kChunk * kPitch];
+  alignas(16) threadgroup float scores[kChunk * kTall];
+  alignas(16) threadgroup float tiles[2 * kChunk * kPitch];
   threadgroup float lengths[2][kChunk];         // of q and k, their inverses
   threadgroup float high[kChunk], low[kChunk];  // the logarithm of d(i)
   threadgroup float since[kChunk], until[kChunk], strengths[kChunk], learned[kChunk];
@@ -264,8 +268,8 @@ template <typename T>
       overlap += states[matrix + i] * state_grads[matrix + i];
     clear(sums);
     add_products(sums, tiles, grad, errors, false, value_stride, count, state_grads + matrix, params.values, rows,
-                 params.values, thread_index);
-    scale_rows(sums, until, 1.0f, thread_index);
+                 params.values, params.wide, thread_index);
+    scale_rows(sums, until + simdgroup * kOwn, 1.0f, lane);
     put(sums, tiles, false, 1.0f, strengths, gk, key_stride, k, params.k[1], lengths[1], carried, count, first,
         params.keys, thread_index);
   }
@@ -279,7 +283,7 @@ template <typename T>
     const long grad_stride = of_results ? params.grad[1] : value_stride;
     clear(sums);
     add_products(sums, tiles, grad, value_grads, of_results, grad_stride, count, errors, value_stride, count,
-                 params.values, thread_index);
+                 params.values, params.wide, thread_index);
 #pragma unroll
     for (uint m = 0; m < 2; ++m) {
 #pragma unroll
@@ -296,13 +300,16 @@ template <typename T>
       const uint rows = min(kRows, params.keys - first);
       clear(sums);
       add_products(sums, tiles, grad, value_grads, of_results, grad_stride, count,
-                   states + ulong(first) * params.values, params.values, rows, params.values, thread_index);
-      scale_rows(sums, since, scale, thread_index);
-      add_scores<false>(sums, tiles, scores, k, params.k[1], count, first, params.keys, learned, thread_index);
+                   states + ulong(first) * params.values, params.values, rows, params.values, params.wide,
+                   thread_index);
+      scale_rows(sums, since + simdgroup * kOwn, scale, lane);
+      add_scores<false>(sums, tiles, scores, k, params.k[1], count, first, params.keys, params.wide, learned,
+                        thread_index);
       put(sums, tiles, !of_results, sign, One(), of_results ? gq : gk, key_stride, x, stride, lengths[pass], reads,
           count, first, params.keys, thread_index);
       clear(sums);
-      add_scores<true>(sums, tiles, scores, x, stride, count, first, params.keys, lengths[pass], thread_index);
+      add_scores<true>(sums, tiles, scores, x, stride, count, first, params.keys, params.wide, lengths[pass],
+                       thread_index);
       put(sums, tiles, true, sign, strengths, gk, key_stride, k, params.k[1], lengths[1], writes, count, first,
           params.keys, thread_index);
     }
@@ -325,9 +332,9 @@ template <typename T>
   gg[own] = behind + sum;
 }
 
-#define INSTANTIATE_BACK(types, T)                                                             \
-  INSTANTIATE("gated_delta_rule_walk_back_128", types, gated_delta_rule_walk_back<128, 32, T>) \
-  INSTANTIATE("gated_delta_rule_walk_back_256", types, gated_delta_rule_walk_back<256, 16, T>) \
+#define INSTANTIATE_BACK(types, T)                                                              \
+  INSTANTIATE("gated_delta_rule_walk_back_128", types, gated_delta_rule_walk_back<128, 128, T>) \
+  INSTANTIATE("gated_delta_rule_walk_back_256", types, gated_delta_rule_walk_back<256, 64, T>)  \
   INSTANTIATE("gated_delta_rule_chunks", types, gated_delta_rule_chunks<T>)
 INSTANTIATE_BACK("_float", float)
 INSTANTIATE_BACK("_half", half)

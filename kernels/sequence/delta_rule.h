@@ -36,6 +36,7 @@ struct DeltaRuleParams {
   uint32_t has_state_grad;  // of the final state
   uint32_t for_derivative;  // the forward pass writes what the derivative needs in the place of results
   uint32_t row_blocks;      // threadgroups that share the rows of a state
+  uint32_t wide;            // all rows of q, k and grad are whole vectors of 16 bytes
   float scale;
   int64_t q[3];
   int64_t k[3];

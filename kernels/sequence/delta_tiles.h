@@ -12,10 +12,29 @@ struct One {
   float operator[](uint) const { return 1.0f; }
 };
 
-// Brings `count` rows from `first` on, of which WIDTH elements, into a tile, times their factors. The rest is zero.
+// Brings `count` rows of x, of which WIDTH elements from `first` on, into a tile, times their factors. The rest is
+// zero. Where rows are `wide`, they and the tile's are whole vectors, and a thread's loads do not wait for each other.
 template <uint WIDTH, uint kPitch, uint ROWS = kChunk, typename T, typename U, typename F>
 inline void fetch_slice(threadgroup U* tile, device const T* x, long stride, uint count, uint first, uint size,
-                        F factors, uint thread_index) {
+                        bool wide, F factors, uint thread_index) {
+  if (wide) {
+    constexpr uint kStep = DELTA_THREADS * 4 / WIDTH, kVectors = ROWS / kStep;
+    const uint column = thread_index % (WIDTH / 4) * 4, begin = thread_index / (WIDTH / 4);
+    x += begin * stride + first + column;
+    vec<T, 4> vectors[kVectors];
+#pragma unroll
+    for (uint i = 0; i < kVectors; ++i) {
+      vectors[i] = vec<T, 4>(T(0.0f));
+      if (first + column < size && begin + i * kStep < count)
+        vectors[i] = *reinterpret_cast<device const vec<T, 4>*>(x);
+      x += kStep * stride;
+    }
+#pragma unroll
+    for (uint i = 0; i < kVectors; ++i)
+      *reinterpret_cast<threadgroup vec<U, 4>*>(tile + (begin + i * kStep) * kPitch + column) =
+          static_cast<vec<U, 4>>(static_cast<float4>(vectors[i]) * factors[begin + i * kStep]);
+    return;
+  }
   constexpr uint kStep = DELTA_THREADS / WIDTH;  // rows between those of a thread
   const uint column = thread_index % WIDTH, begin = thread_index / WIDTH;
   const bool inside = first + column < size;
@@ -26,17 +45,50 @@ inline void fetch_slice(threadgroup U* tile, device const T* x, long stride, uin
     *tile = static_cast<U>(inside && row < count ? static_cast<float>(*x) * factors[row] : 0.0f);
 }
 
+// The same as they are.
+template <uint WIDTH, uint kPitch, typename T>
+inline void fetch_rows(threadgroup T* tile, device const T* x, long stride, uint count, uint first, uint size,
+                       bool wide, uint thread_index) {
+  constexpr uint kVector = 16 / sizeof(T), kStep = DELTA_THREADS * kVector / WIDTH, kVectors = kChunk / kStep;
+  if (!wide) return fetch_slice<WIDTH, kPitch>(tile, x, stride, count, first, size, false, One(), thread_index);
+  const uint column = thread_index % (WIDTH / kVector) * kVector, begin = thread_index / (WIDTH / kVector);
+  const bool inside = first + column < size;
+  x += begin * stride + first + column;
+  uint4 words[kVectors];
+#pragma unroll
+  for (uint i = 0; i < kVectors; ++i) {
+    words[i] = uint4(0);
+    if (inside && begin + i * kStep < count) words[i] = *reinterpret_cast<device const uint4*>(x);
+    x += kStep * stride;
+  }
+#pragma unroll
+  for (uint i = 0; i < kVectors; ++i)
+    *reinterpret_cast<threadgroup uint4*>(tile + (begin + i * kStep) * kPitch + column) = words[i];
+}
+
 // The inverse lengths of a chunk's queries and keys, or 1.
 template <typename T>
 inline void measure(threadgroup float* of_queries, threadgroup float* of_keys, device const T* q, device const T* k,
                     uint count, constant DeltaRuleParams& params, uint simdgroup, uint lane) {
-  for (uint i = simdgroup; i < kChunk; i += kSimdgroups) {
+  constexpr uint kLanes = 8;  // of a row: loads of several rows do not wait for each other
+  for (uint i = simdgroup * kOwn + lane / kLanes; i < (simdgroup + 1) * kOwn; i += 32 / kLanes) {
+    float sum_q = 0.0f, sum_k = 0.0f;
     const bool normalized = params.normalized && i < count;
-    const float of_q = normalized ? inverse_length_of(q + i * params.q[1], params.keys, lane) : 1.0f;
-    const float of_k = normalized ? inverse_length_of(k + i * params.k[1], params.keys, lane) : 1.0f;
-    if (lane == 0) {
-      of_queries[i] = of_q;
-      of_keys[i] = of_k;
+    device const T* const row_q = q + i * params.q[1];
+    device const T* const row_k = k + i * params.k[1];
+#pragma unroll 8
+    for (uint n = lane % kLanes; n < (normalized ? params.keys : 0); n += kLanes) {
+      sum_q += static_cast<float>(row_q[n]) * static_cast<float>(row_q[n]);
+      sum_k += static_cast<float>(row_k[n]) * static_cast<float>(row_k[n]);
+    }
+#pragma unroll
+    for (ushort step = 1; step < kLanes; step *= 2) {
+      sum_q += simd_shuffle_xor(sum_q, step);
+      sum_k += simd_shuffle_xor(sum_k, step);
+    }
+    if (lane % kLanes == 0) {
+      of_queries[i] = normalized ? inverse_length(sum_q) : 1.0f;
+      of_keys[i] = normalized ? inverse_length(sum_k) : 1.0f;
     }
   }
 }
@@ -50,14 +102,20 @@ inline float strength_of(device const float* beta, uint i, uint count, constant 
 // The sums of the gates from the chunk's beginning on, in two parts, since their differences count.
 inline void add_gates(threadgroup float* high, threadgroup float* low, device const float* g, uint count,
                       constant DeltaRuleParams& params, uint thread_index) {
-  if (thread_index >= kChunk) return;
+  if (thread_index < kChunk) {
+    const bool given = params.has_gate && thread_index < count;
+    low[thread_index] = given ? max(g[ulong(thread_index) * params.value_heads], -1e4f) : 0.0f;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
   float sum = 0.0f, rest = 0.0f;
-  for (uint i = 0; params.has_gate && i < min(count, thread_index + 1); ++i) {
-    const float term = max(g[ulong(i) * params.value_heads], -1e4f) + rest, next = sum + term;
+  for (uint i = 0; i <= min(thread_index, kChunk - 1); ++i) {
+    const float term = low[i] + rest, next = sum + term;
     const float part = next - sum;
     rest = (sum - (next - part)) + (term - part);
     sum = next;
   }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (thread_index >= kChunk) return;
   high[thread_index] = sum;
   low[thread_index] = rest;
 }
@@ -65,16 +123,43 @@ inline float decay_of(threadgroup const float* high, threadgroup const float* lo
   return exp(min((high[later] - high[earlier]) + (low[later] - low[earlier]), 0.0f));
 }
 
-// sums += a b of tiles, where a has WIDTH columns, of which some take part at a time: more do not fit in registers.
-template <uint WIDTH, uint kLeft, uint kRight>
-inline void add_tiles(thread Fragments<float, 2, 2>& sums, threadgroup const float* a, threadgroup const float* b) {
+// sums += a bᵀ of tiles, where a has WIDTH columns, of which some take part at a time: more do not fit in registers.
+template <uint WIDTH, uint kLeft, uint kRight, typename T>
+inline void add_tiles(thread Fragments<float, 2, 2>& sums, threadgroup const T* a, threadgroup const float* b) {
 #pragma unroll 1
   for (uint term = 0; term < WIDTH; term += 16) {
-    Fragments<float, 2, 2> rows;
+    Fragments<T, 2, 2> rows;
     RightFragments<float, 2, 2> terms;
     load<kLeft>(rows, a + term);
-    load<kRight>(terms, b + term * kRight);
+    load_transposed<kRight>(terms, b + term);
     multiply(sums, rows, 0, terms);
+  }
+}
+
+// The same for two products with the same b.
+template <uint WIDTH, uint kLeft, uint kRight, typename T>
+inline void add_tiles(thread Fragments<float, 2, 2>& sums, thread Fragments<float, 2, 2>& others,
+                      threadgroup const T* a, threadgroup const T* other, threadgroup const float* b) {
+#pragma unroll 1
+  for (uint term = 0; term < WIDTH; term += 16) {
+    Fragments<T, 2, 2> rows;
+    RightFragments<float, 2, 2> terms;
+    load_transposed<kRight>(terms, b + term);
+    load<kLeft>(rows, a + term);
+    multiply(sums, rows, 0, terms);
+    load<kLeft>(rows, other + term);
+    multiply(others, rows, 0, terms);
+  }
+}
+
+// Products' rows times their factors, of which factors[0] is for the simdgroup's first row.
+template <uint kAcross, typename F>
+inline void scale_rows(thread Fragments<float, 2, kAcross>& sums, F factors, float factor, uint lane) {
+#pragma unroll
+  for (uint m = 0; m < 2; ++m) {
+    const float of_row = factors[m * 8 + place_of(lane).row] * factor;
+#pragma unroll
+    for (uint n = 0; n < kAcross; ++n) elements(sums.at[m][n]) *= of_row;
   }
 }
 
@@ -114,46 +199,56 @@ inline void add_lower(thread Fragments<float, 2, 2>& sums, device const float* a
   }
 }
 
-// WIDTH rows of a matrix of DELTA_COLUMNS become theirs times the decay, plus sliceᵀ tile.
-template <uint WIDTH, uint kSlice, uint kPitch>
-inline void add_outer(threadgroup float* matrix, float decay, threadgroup const float* slice,
-                      threadgroup const float* tile, uint simdgroup) {
-  constexpr uint kAcross = DELTA_COLUMNS / 8, kDown = WIDTH / 8 * kAcross / kSimdgroups;
-  const uint down = simdgroup / kAcross * kDown * 8, across = simdgroup % kAcross * 8;
-  matrix += down * kPitch + across;
-  Fragments<float, kDown, 1> sums;
-  load<kPitch>(sums, matrix);
+// WIDTH columns of a matrix of DELTA_COLUMNS rows become theirs times the decay, plus tileᵀ slice.
+template <uint WIDTH, uint kMatrix, uint kPitch, uint kSlice, typename T>
+inline void add_outer(threadgroup float* matrix, float decay, threadgroup const float* tile, threadgroup const T* slice,
+                      uint simdgroup) {
+  constexpr uint kShared = WIDTH / 8 < kSimdgroups ? 2 : 1;  // simdgroups that share columns
+  constexpr uint kDown = DELTA_COLUMNS / 8 / kShared, kAcross = WIDTH / 8 * kShared / kSimdgroups;
+  const uint down = simdgroup % kShared * kDown * 8, across = simdgroup / kShared * kAcross * 8;
+  matrix += down * kMatrix + across;
+  Fragments<float, kDown, kAcross> sums;
+  load<kMatrix>(sums, matrix);
 #pragma unroll
-  for (uint m = 0; m < kDown; ++m) elements(sums.at[m][0]) *= decay;
-#pragma unroll 2
-  for (uint i = 0; i < kChunk / 8; ++i) {
-    Fragments<float, kDown, 1> rows;
-    RightFragments<float, 1, 1> terms;
+  for (uint m = 0; m < kDown; ++m) {
 #pragma unroll
-    for (uint m = 0; m < kDown; ++m)
-      simdgroup_load(rows.at[m][0], slice + i * 8 * kSlice + down + m * 8, kSlice, ulong2(0), true);
-    load<kPitch>(terms, tile + i * 8 * kPitch + across);
+    for (uint n = 0; n < kAcross; ++n) elements(sums.at[m][n]) *= decay;
+  }
+#pragma unroll 1
+  for (uint i = 0; i < kChunk; i += 16) {
+    Fragments<float, kDown, 2> rows;
+    RightFragments<T, 2, kAcross> terms;
+#pragma unroll
+    for (uint m = 0; m < kDown; ++m) {
+#pragma unroll
+      for (uint k = 0; k < 2; ++k)
+        simdgroup_load(rows.at[m][k], tile + (i + k * 8) * kPitch + down + m * 8, kPitch, ulong2(0), true);
+    }
+    load<kSlice>(terms, slice + i * kSlice + across);
     multiply(sums, rows, 0, terms);
   }
 #pragma unroll
-  for (uint m = 0; m < kDown; ++m) simdgroup_store(sums.at[m][0], matrix + m * 8 * kPitch, kPitch);
+  for (uint m = 0; m < kDown; ++m) {
+#pragma unroll
+    for (uint n = 0; n < kAcross; ++n) simdgroup_store(sums.at[m][n], matrix + m * 8 * kMatrix + n * 8, kMatrix);
+  }
 }
 
-// Brings columns of a state into threadgroup memory. Those that are not given are zero.
-template <uint KEYS, uint kPitch>
+// Brings columns of a state into threadgroup memory, as rows. Those that are not given are zero.
+template <uint KEYS, uint kMatrix>
 inline void fetch_state(threadgroup float* matrix, device const float* state, bool given, uint block,
                         constant DeltaRuleParams& params, uint thread_index) {
   for (uint i = thread_index; i < KEYS * DELTA_COLUMNS; i += DELTA_THREADS) {
     const uint row = i / DELTA_COLUMNS, column = block + i % DELTA_COLUMNS;
     const bool inside = given && row < params.keys && column < params.values;
-    matrix[row * kPitch + i % DELTA_COLUMNS] = inside ? state[ulong(row) * params.values + column] : 0.0f;
+    matrix[i % DELTA_COLUMNS * kMatrix + row] = inside ? state[ulong(row) * params.values + column] : 0.0f;
   }
 }
-template <uint kPitch>
+template <uint kMatrix>
 inline void put_state(device float* state, threadgroup const float* matrix, bool wanted, uint block,
                       constant DeltaRuleParams& params, uint thread_index) {
   for (uint i = thread_index; wanted && i < params.keys * DELTA_COLUMNS; i += DELTA_THREADS) {
     const uint row = i / DELTA_COLUMNS, column = block + i % DELTA_COLUMNS;
-    if (column < params.values) state[ulong(row) * params.values + column] = matrix[row * kPitch + i % DELTA_COLUMNS];
+    if (column < params.values) state[ulong(row) * params.values + column] = matrix[i % DELTA_COLUMNS * kMatrix + row];
   }
 }

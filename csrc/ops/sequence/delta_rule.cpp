@@ -3,6 +3,7 @@
 #include "../../../kernels/sequence/delta_rule.h"
 
 #include "../common/common.h"
+#include "../common/rows.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -27,6 +28,13 @@ void check_float32_of(const char* op, const char* argument, const Tensor& x, con
             std::equal(found.begin(), found.end(), sizes.begin()),
         "metalcore::", op, ": ", argument, " must be float32 of the shape ", shape_text(sizes), ", and is ",
         dtype_name(x.scalar_type()), " of ", shape_text(x));
+}
+
+// Whether every row of a head is whole vectors of 16 bytes.
+bool is_wide(const Tensor& x) {
+  bool all = aligned16(x, 0, x.size(3));
+  for (int64_t d = 0; d < 3; ++d) all = all && (x.size(d) == 1 || aligned16(x, x.stride(d), 0));
+  return all;
 }
 
 struct Call {
@@ -100,6 +108,7 @@ Call call_of(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, 
       .row_blocks = 1,
       .scale = static_cast<float>(scale),
   };
+  call.params.wide = is_wide(call.q) && is_wide(call.k);
   put_strides(call.params.q, call.q);
   put_strides(call.params.k, call.k);
   put_strides(call.params.v, call.v);
@@ -225,6 +234,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_back
   }
   const Tensor given = with_rows(grad);
   const MaybeTensor given_state = as_contiguous(grad_state);
+  params.wide = params.wide && is_wide(given);
   put_strides(params.grad, given);
   const int64_t positions = int64_t{params.batch} * params.length * params.value_heads;
   const int64_t states = call.chunks * params.value_heads * params.keys * params.values;
