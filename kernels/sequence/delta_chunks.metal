@@ -167,10 +167,10 @@ template <uint KEYS, uint BYTES, typename T>
     for (uint m = 0; m < 2; ++m) {
       const uint row = own + m * 8 + place.row;
 #pragma unroll
-      for (uint i = 0; i < 4; ++i) {
-        const uint column = block + i / 2 * 8 + place.column + i % 2;
-        if (row < count && column < params.values)
-          elements(by_key.at[m][i / 2])[i % 2] += static_cast<float>(v[(begin + row) * params.v[1] + column]);
+      for (uint n = 0; n < 2; ++n) {
+        const uint column = block + n * 8 + place.column;
+        elements(by_key.at[m][n]) +=
+            pair_of(v + (begin + row) * params.v[1] + column, row < count ? rest_of(column, params.values) : 0);
       }
     }
     if (params.corrects) {
@@ -186,14 +186,11 @@ template <uint KEYS, uint BYTES, typename T>
       const float strength = strength_of(beta + at, row, count, params);
 #pragma unroll
       for (uint n = 0; n < 2; ++n) {
-        thread float2& update = elements(by_key.at[m][n]);
-#pragma unroll
-        for (uint i = 0; i < 2; ++i) {
-          const uint column = block + n * 8 + place.column + i;
-          if (params.for_derivative && row < count && column < params.values)
-            errors[(at + ulong(row) * params.value_heads) * params.values + column] = update[i];
-        }
-        update *= strength;
+        const uint column = block + n * 8 + place.column;
+        if (params.for_derivative)
+          put_pair(errors + (at + ulong(row) * params.value_heads) * params.values + column, elements(by_key.at[m][n]),
+                   row < count ? rest_of(column, params.values) : 0);
+        elements(by_key.at[m][n]) *= strength;
       }
     }
     store<kPitch>(by_key, updates + own * kPitch);
@@ -206,11 +203,10 @@ template <uint KEYS, uint BYTES, typename T>
       for (uint m = 0; m < 2; ++m) {
         const uint row = own + m * 8 + place.row;
 #pragma unroll
-        for (uint i = 0; i < 4; ++i) {
-          const uint column = block + i / 2 * 8 + place.column + i % 2;
-          if (row < count && column < params.values)
-            out[(at + ulong(row) * params.value_heads) * params.values + column] =
-                static_cast<T>(elements(by_query.at[m][i / 2])[i % 2]);
+        for (uint n = 0; n < 2; ++n) {
+          const uint column = block + n * 8 + place.column;
+          put_pair(out + (at + ulong(row) * params.value_heads) * params.values + column, elements(by_query.at[m][n]),
+                   row < count ? rest_of(column, params.values) : 0);
         }
       }
     }

@@ -53,6 +53,7 @@ template <uint KEYS, uint BYTES, typename T>
     device const T* const own_keys = k + begin * params.k[1];
     Fragments<float, 2, 2> sums;  // E
     clear(sums);
+#pragma unroll 1
     for (uint first = 0; first < params.keys; first += kWidth) {
       threadgroup_barrier(mem_flags::mem_threadgroup);
       fetch_rows<kWidth, kSlice>(slice, own_keys, params.k[1], count, first, params.keys, params.wide, thread_index);
@@ -69,6 +70,7 @@ template <uint KEYS, uint BYTES, typename T>
 #pragma unroll
     for (uint m = 0; m < 2; ++m) {
       const float strength = strength_of(beta + at, own + m * 8 + place.row, count, params);
+#pragma unroll
       for (uint n = 0; n < 2; ++n) elements(sums.at[m][n]) *= strength;
     }
     if (params.corrects) {
@@ -82,13 +84,11 @@ template <uint KEYS, uint BYTES, typename T>
     for (uint m = 0; m < 2; ++m) {
       const uint row = own + m * 8 + place.row;
 #pragma unroll
-      for (uint i = 0; i < 4; ++i) {
-        const uint column = block + i / 2 * 8 + place.column + i % 2;
-        if (row >= count || column >= params.values) continue;
+      for (uint n = 0; n < 2; ++n) {
+        const uint column = block + n * 8 + place.column, rest = row < count ? rest_of(column, params.values) : 0;
         const ulong to = (at + ulong(row) * params.value_heads) * params.values + column;
-        const float value_grad = elements(sums.at[m][i / 2])[i % 2];
-        gv[to] = static_cast<T>(value_grad);
-        value_grads[to] = value_grad;
+        put_pair(gv + to, elements(sums.at[m][n]), rest);
+        put_pair(value_grads + to, elements(sums.at[m][n]), rest);
       }
     }
     scale_rows(sums, own_factors + own, -1.0f, lane);
@@ -98,6 +98,7 @@ template <uint KEYS, uint BYTES, typename T>
     threadgroup_barrier(mem_flags::mem_threadgroup);
     // D, from the last slice of keys on, which is here already.
     const float decay = own_factors[4 * kChunk - 1];
+#pragma unroll 1
     for (uint i = (params.keys + kWidth - 1) / kWidth; i-- > 0;) {
       const uint first = i * kWidth;
       if (params.corrects && first + kWidth < params.keys) {

@@ -163,6 +163,18 @@ inline void scale_rows(thread Fragments<float, 2, kAcross>& sums, F factors, flo
   }
 }
 
+// Two neighbouring elements of a row, as far as `rest` elements are left of it.
+inline uint rest_of(uint column, uint size) { return max(size, column) - column; }
+template <typename T>
+inline float2 pair_of(device const T* row, uint rest) {
+  return float2(rest > 0 ? static_cast<float>(row[0]) : 0.0f, rest > 1 ? static_cast<float>(row[1]) : 0.0f);
+}
+template <typename T>
+inline void put_pair(device T* row, float2 pair, uint rest) {
+  if (rest > 0) row[0] = static_cast<T>(pair.x);
+  if (rest > 1) row[1] = static_cast<T>(pair.y);
+}
+
 // Puts a simdgroup's rows of a product into a tile, for its lanes.
 template <uint kPitch>
 inline void store(thread const Fragments<float, 2, 2>& sums, threadgroup float* tile) {
@@ -180,6 +192,7 @@ inline void add_lower(thread Fragments<float, 2, 2>& sums, device const float* a
                       uint simdgroup) {
   constexpr uint kTerms = 2;
   const uint own = simdgroup * kOwn, begin = TRANSPOSED ? own : 0, end = TRANSPOSED ? kChunk : own + kOwn;
+#pragma unroll 1
   for (uint first = begin; first < end; first += kTerms * 8) {
     Fragments<float, 2, kTerms> rows;
 #pragma unroll
@@ -234,21 +247,27 @@ inline void add_outer(threadgroup float* matrix, float decay, threadgroup const 
   }
 }
 
-// Brings columns of a state into threadgroup memory, as rows. Those that are not given are zero.
+// Brings columns of a state into threadgroup memory, as rows. Those that are not given are zero. A place in memory
+// moves from row to row, as in Columns.
+constexpr constant uint kStateRows = DELTA_THREADS / DELTA_COLUMNS;  // between those of a thread
 template <uint KEYS, uint kMatrix>
 inline void fetch_state(threadgroup float* matrix, device const float* state, bool given, uint block,
                         constant DeltaRuleParams& params, uint thread_index) {
-  for (uint i = thread_index; i < KEYS * DELTA_COLUMNS; i += DELTA_THREADS) {
-    const uint row = i / DELTA_COLUMNS, column = block + i % DELTA_COLUMNS;
-    const bool inside = given && row < params.keys && column < params.values;
-    matrix[i % DELTA_COLUMNS * kMatrix + row] = inside ? state[ulong(row) * params.values + column] : 0.0f;
+  const uint column = thread_index % DELTA_COLUMNS, begin = thread_index / DELTA_COLUMNS;
+  state += ulong(begin) * params.values + block + column;
+#pragma unroll 1
+  for (uint row = begin; row < KEYS; row += kStateRows, state += kStateRows * params.values) {
+    const bool inside = given && row < params.keys && block + column < params.values;
+    matrix[column * kMatrix + row] = inside ? *state : 0.0f;
   }
 }
 template <uint kMatrix>
 inline void put_state(device float* state, threadgroup const float* matrix, bool wanted, uint block,
                       constant DeltaRuleParams& params, uint thread_index) {
-  for (uint i = thread_index; wanted && i < params.keys * DELTA_COLUMNS; i += DELTA_THREADS) {
-    const uint row = i / DELTA_COLUMNS, column = block + i % DELTA_COLUMNS;
-    if (column < params.values) state[ulong(row) * params.values + column] = matrix[i % DELTA_COLUMNS * kMatrix + row];
-  }
+  const uint column = thread_index % DELTA_COLUMNS, begin = thread_index / DELTA_COLUMNS;
+  if (!wanted || block + column >= params.values) return;
+  state += ulong(begin) * params.values + block + column;
+#pragma unroll 1
+  for (uint row = begin; row < params.keys; row += kStateRows, state += kStateRows * params.values)
+    *state = matrix[column * kMatrix + row];
 }

@@ -126,30 +126,21 @@ METAL_FUNC void add_joined(Accumulator& sum, const metal::simdgroup_matrix<T, 8,
     add_product(sum, T(), word_of(upper[k]), word_of(lower[k]), word_of(right[k][n]));
 }
 
-// A pair of bfloats, or of finite floats as three bfloats each. Floats that are not finite give NaN.
+// A pair of bfloats, halves or floats as sums of one, two or three pairs of bfloats. Floats that are not finite give
+// NaN.
+template <class T>
+constexpr int parts_in = std::is_same_v<T, bfloat> ? 1
+                         : std::is_same_v<T, half> ? 2
+                                                   : 3;
 struct Words {
   uint32_t part[3];
 };
-METAL_FUNC Words words_of(const metal::simdgroup_matrix<bfloat, 8, 8>& matrix) {
-  const uint32_t word = word_of(matrix);
-  return {{word, word, word}};
-}
-METAL_FUNC Words words_of(const metal::simdgroup_matrix<float, 8, 8>& matrix) {
-  const Floats v = matrix.thread_elements(), rest = without_first_bits(v);
+template <class T>
+METAL_FUNC Words words_of(const metal::simdgroup_matrix<T, 8, 8>& matrix) {
+  const auto pair = matrix.thread_elements();
+  if constexpr (std::is_same_v<T, bfloat>) return {{word_of(matrix), 0, 0}};
+  const Floats v(float(pair.x), float(pair.y)), rest = without_first_bits(v);
   return {{upper_halves(v), upper_halves(rest), upper_halves(without_first_bits(rest))}};
-}
-
-template <class T, uint32_t kDown, uint32_t kAcross>
-METAL_FUNC void widen(metal::simdgroup_matrix<float, 8, 8> (&to)[kDown][kAcross],
-                      const metal::simdgroup_matrix<T, 8, 8>* from, uint32_t pitch) {
-  MSL_UNROLL
-  for (uint32_t i = 0; i < kDown; ++i) {
-    MSL_UNROLL
-    for (uint32_t j = 0; j < kAcross; ++j) {
-      const auto pair = from[i * pitch + j].thread_elements();
-      to[i][j].thread_elements() = Floats(float(pair.x), float(pair.y));
-    }
-  }
 }
 
 }  // namespace msl
@@ -227,43 +218,42 @@ METAL_FUNC void metalcore_multiply_matrices(simdgroup_matrix<float, 8, 8> (&sums
   }
 }
 
-// A bfloat is one part of three that a float has, so that the product has a third of the parts of floats' products.
+// Products of parts that a float's last bit does not show are left out, so that bfloats times floats are three
+// products.
 template <class A, class B, uint32_t kDown, uint32_t kDepth, uint32_t kTerms, uint32_t kAcross>
 METAL_FUNC void metalcore_multiply_mixed(simdgroup_matrix<float, 8, 8> (&sums)[kDown][kAcross],
                                          const simdgroup_matrix<A, 8, 8> (&left)[kDown][kDepth], uint32_t first,
                                          const simdgroup_matrix<B, 8, 8> (&right)[kTerms][kAcross], int) {
-  if constexpr (std::is_same_v<A, half> || std::is_same_v<B, half>) {
-    simdgroup_matrix<float, 8, 8> rows[kDown][kTerms], terms[kTerms][kAcross];
-    msl::widen(rows, &left[0][first], kDepth);
-    msl::widen(terms, &right[0][0], kAcross);
-    metalcore_multiply_matrices(sums, rows, 0, terms, 0);
-  } else {
-    constexpr uint32_t kJoined = msl::joined_count(kTerms, 2);
+  constexpr uint32_t kJoined = msl::joined_count(kTerms, 2);
+  MSL_UNROLL
+  for (uint32_t m = 0; m < kDown; m += 2) {
+    const uint32_t below = m + 1 < kDown ? m + 1 : m;
     MSL_UNROLL
-    for (uint32_t m = 0; m < kDown; m += 2) {
-      const uint32_t below = m + 1 < kDown ? m + 1 : m;
+    for (uint32_t k = 0; k < kTerms; k += kJoined) {
+      const uint32_t next = k + kJoined - 1;
+      const msl::Words upper = msl::words_of(left[m][first + k]), lower = msl::words_of(left[below][first + k]);
+      const msl::Words upper_next = msl::words_of(left[m][first + next]),
+                       lower_next = msl::words_of(left[below][first + next]);
       MSL_UNROLL
-      for (uint32_t k = 0; k < kTerms; k += kJoined) {
-        const uint32_t next = k + kJoined - 1;
-        const msl::Words upper = msl::words_of(left[m][first + k]), lower = msl::words_of(left[below][first + k]);
-        const msl::Words upper_next = msl::words_of(left[m][first + next]),
-                         lower_next = msl::words_of(left[below][first + next]);
+      for (uint32_t n = 0; n < kAcross; ++n) {
+        const msl::Words terms = msl::words_of(right[k][n]), terms_next = msl::words_of(right[next][n]);
+        msl::Accumulator sum = {};
         MSL_UNROLL
-        for (uint32_t n = 0; n < kAcross; ++n) {
-          const msl::Words terms = msl::words_of(right[k][n]), terms_next = msl::words_of(right[next][n]);
-          msl::Accumulator sum = {};
+        for (int parts = 2; parts >= 0; --parts) {
           MSL_UNROLL
-          for (int i = 2; i >= 0; --i) {
+          for (int i = 0; i <= parts; ++i) {
+            const int j = parts - i;
+            if (i >= msl::parts_in<A> || j >= msl::parts_in<B>) continue;
             if constexpr (kJoined == 2)
               msl::add_products(sum, bfloat(), upper.part[i], upper_next.part[i], lower.part[i], lower_next.part[i],
-                                terms.part[i], terms_next.part[i]);
+                                terms.part[j], terms_next.part[j]);
             else
-              msl::add_product(sum, bfloat(), upper.part[i], lower.part[i], terms.part[i]);
+              msl::add_product(sum, bfloat(), upper.part[i], lower.part[i], terms.part[j]);
           }
-          const msl::Floats high = sums[m][n].thread_elements(), low = sums[below][n].thread_elements();
-          sums[below][n].thread_elements() = msl::Floats(low.x + sum.lower[0], low.y + sum.lower[1]);
-          sums[m][n].thread_elements() = msl::Floats(high.x + sum.upper[0], high.y + sum.upper[1]);
         }
+        const msl::Floats high = sums[m][n].thread_elements(), low = sums[below][n].thread_elements();
+        sums[below][n].thread_elements() = msl::Floats(low.x + sum.lower[0], low.y + sum.lower[1]);
+        sums[m][n].thread_elements() = msl::Floats(high.x + sum.upper[0], high.y + sum.upper[1]);
       }
     }
   }
