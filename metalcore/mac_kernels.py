@@ -57,6 +57,7 @@ _WIDE_QR = (((2, 12), None, "it needs memory for m x m entries, and takes long f
 _SVD_OF_2_14 = (
     ((2, 14), (2, 15), "it raises for batches of 8192 elements and more, and U may be wrong (pytorch#195937, #196112)"),
 )
+_FP8_OF_2_15 = (((2, 15), None, "it takes up to 8 times the time of bfloat16's product (pytorch#196916)"),)
 # By operators of aten. Those that are not here have no kernel: PyTorch computes them by MPSGraph or by other operators.
 KERNELS: dict[str, MacKernel] = {
     "relu": MacKernel((2, 12), "relu_dense_vec4|relu_dense_castout|clamp_scalar_dense_ilp_"),
@@ -82,6 +83,7 @@ KERNELS: dict[str, MacKernel] = {
     "scaled_dot_product_attention": MacKernel(OLDEST, "sdpa_vector_2pass_1_float_"),
     "scaled_dot_product_attention, many queries": MacKernel((2, 13), "prefill_attention_float16_bq"),
     "scaled_dot_product_attention, matrix units": MacKernel((2, 14), "prefill_attention_mpp_a10_float16_bq"),
+    "_scaled_mm_v2": MacKernel((2, 15), "aten::_scaled_mm_v2.out", _FP8_OF_2_15),
     "linalg_solve_triangular": MacKernel(OLDEST, "MPSMatrixSolveTriangular|triangular_solve_float"),
     "linalg_cholesky_ex": MacKernel(OLDEST, "applyTRSML"),
     "linalg_lu_factor_ex": MacKernel(OLDEST, "aten::linalg_lu_factor_ex.out"),
@@ -156,7 +158,7 @@ def lacking(release: Release) -> list[str]:
 
     Example:
         >>> metalcore.mac_kernels.lacking((2, 15))
-        ['ormqr', 'linalg_qr']
+        ['ormqr', '_scaled_mm_v2', 'linalg_qr']
     """
     return [*_WITHOUT, *(name for name in KERNELS if not has_own(name, release) or fault(name, release))]
 

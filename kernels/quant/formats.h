@@ -10,6 +10,7 @@
 //   apart         the distance of a slice's two runs
 //   unit          how many units 1 is in the first run; `upper_unit` in the second one
 //   bias          what q is less than the packed integer
+//   zero          what is added to a weight: 0, so that none is -0, or -0 where some are
 //   has_offset    whether weights are scale * q + offset
 //   entries       of the table that q is looked up in, or 0
 //   load(at, s)   the packed bytes that slice s of the block at `at` needs
@@ -164,13 +165,13 @@ inline void look_up(thread Slice& slice, uint4 low, T table) {
 
 struct Block32 {
   typedef uint Word;
-  static constexpr constant float unit = kUnit, upper_unit = kUnit;
+  static constexpr constant float unit = kUnit, upper_unit = kUnit, zero = 0.0f;
   static constexpr constant uint slices = 1, apart = 16, entries = 0;
   static uint first(uint) { return 0; }
 };
 struct Block256 {
   typedef uint Word;
-  static constexpr constant float unit = kUnit, upper_unit = kUnit;
+  static constexpr constant float unit = kUnit, upper_unit = kUnit, zero = 0.0f;
   static constexpr constant uint slices = 8, apart = 32, entries = 0;
   static uint first(uint s) { return s / 2 * 64 + s % 2 * 16; }
 };
@@ -362,7 +363,7 @@ struct Q5_K : Block256 {
 
 struct Q6_K {
   typedef uint Word;
-  static constexpr constant float unit = kUnit, upper_unit = kUnit;
+  static constexpr constant float unit = kUnit, upper_unit = kUnit, zero = 0.0f;
   static constexpr constant uint number = 14, bytes = 210, slices = 8, apart = 64, entries = 0;
   static constexpr constant float bias = 32.0f;
   static constexpr constant bool has_offset = false;
@@ -486,6 +487,6 @@ struct Shared<F, true> {
 template <typename F>
 inline float4 weights(Slice slice, uint i) {
   const uint run = i / 4;
-  const float4 q = slice.q[i] * (run ? F::upper_unit : F::unit) + (0.0f - F::bias);  // never -0
+  const float4 q = slice.q[i] * (run ? F::upper_unit : F::unit) + (F::zero - F::bias);
   return F::has_offset ? fma(float4(slice.scale[run]), q, float4(slice.offset[run])) : slice.scale[run] * q;
 }

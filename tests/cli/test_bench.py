@@ -60,6 +60,7 @@ SMALL = {
     "replay": "inputs bound",
     "rms_norm": "add_rms_norm forward float16",
     "rope": "interleaved backward bfloat16",
+    "scaled": "dequantize_scaled",
     "selective_scan": "selective_scan forward+backward bfloat16",
     "softmax": "log_softmax backward float32",
     "solve_triangular": "8x8x8",

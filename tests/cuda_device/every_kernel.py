@@ -29,6 +29,7 @@ from metalcore.loss._cross_entropy_operators import cross_entropy_ahead  # noqa:
 from metalcore.quant._affine import affine_sample  # noqa: E402
 from metalcore.quant._four_bits import four_bits_sample  # noqa: E402
 from metalcore.quant._pack import MADE  # noqa: E402
+from metalcore.quant._scaled import FORMATS, scaled_sample  # noqa: E402
 from metalcore.quant._types import KERNELS, packed_sample  # noqa: E402
 from metalcore.recording import on_meta, record  # noqa: E402
 
@@ -322,6 +323,15 @@ def quant(device):
             with tuned(family):
                 x = random(device, torch.float32, rows, 512)
                 yield f"affine_linear {bits}", metalcore.affine_linear(x, *weights)
+    for format in FORMATS:
+        x = random(device, torch.float32, 3, 512)
+        made = metalcore.quantize_scaled(x, format)
+        yield f"quantize_scaled {format}", made.packed
+        yield f"dequantize_scaled {format}", metalcore.dequantize_scaled(made)
+        weight = scaled_sample(format, 6, 512, device)
+        for family, rows in (("baseline", 1), ("baseline", 3), ("apple7", 3)):
+            with tuned(family):
+                yield f"scaled_linear {format}", metalcore.scaled_linear(x[:rows], weight)
     for type in sorted(MADE):
         yield f"quantize {type}", metalcore.quant.quantize(random(device, torch.float32, 2, 512), type)
 

@@ -75,3 +75,28 @@ def affine_matmul(call):
     else:
         yield Shard(last), dict.fromkeys(_AFFINE, Shard(0))
     yield Partial(), {"x": Partial()}
+
+
+@rule("scaled_rows")
+def scaled_rows(call):
+    if call.rows is not None:  # scales are of several rows, which stay together
+        for dim in others(call.rows):
+            yield Shard(dim), {"rows": Shard(dim)}
+
+
+@rule("scaled_matmul")
+def scaled_matmul(call):
+    for dim in others(call.x, -1):
+        yield Shard(dim), {"x": Shard(dim)}
+    yield Partial(), {"x": Partial()}
+
+
+@rule("scaled_matmul_experts")
+def scaled_matmul_experts(call):
+    if call.x.shape[0] == call.experts.shape[0]:
+        yield Shard(0), {"x": Shard(0), "experts": Shard(0)}
+
+
+@rule("scaled_quantize")
+def scaled_quantize(call):
+    return iter(())  # shards of numbers are no shards of blocks
