@@ -16,10 +16,12 @@ template <typename F>
   write_rows<F>(from, rows, results, p, kept, at, lane, simdgroup);
 }
 
-#define SCALED_ROWS(F)                                                      \
-  template [[host_name("scaled_rows_" #F)]] [[kernel]] void scaled_rows<F>( \
+#define SCALED_ROWS(name, F)                                                   \
+  template [[host_name("scaled_rows_" #name)]] [[kernel]] void scaled_rows<F>( \
       SCALED_TYPES, device const long*, device uint4*, constant QuantRowsParams&, uint, uint, uint);
-FOR_SCALED(SCALED_ROWS)
+SCALED_ROWS(E4M3, E4M3Reader<true>)
+SCALED_ROWS(E5M2, E5M2)
+SCALED_ROWS(E2M1, E2M1)
 
 #define SCALED_MV_KERNEL(M, simdgroups_at_most, step_rows)                                                           \
   template <typename F>                                                                                              \
@@ -42,4 +44,6 @@ SCALED_MV_KERNEL(4, QUANT_MV4_SIMDGROUPS, QUANT_MV4_STEP)
       SCALED_TYPES, device const uint4*, device float*, device ushort*, device const int*, \
       constant ScaledExpertsParams&, constant QuantMvParams&, uint, uint, uint);
 #define SCALED_MV(F) SCALED_MV_OF(F, 1) SCALED_MV_OF(F, 2) SCALED_MV_OF(F, 4)
-FOR_SCALED(SCALED_MV)
+SCALED_MV(E4M3)
+SCALED_MV(E5M2)
+SCALED_MV(E2M1)

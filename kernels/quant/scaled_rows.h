@@ -89,7 +89,9 @@ struct ScaledFormat : Block32 {
   }
 };
 
-struct E4M3 : ScaledFormat<2> {
+// In a product a NaN may take the place of its whole slice, which needs fewer registers than its own place does.
+template <bool in_place>
+struct E4M3Reader : ScaledFormat<2> {
   static constexpr constant float unit = kE4M3Unit, upper_unit = unit;
   static Slice decode(Packed p, uint) {
     Slice slice = with_scales(p);
@@ -102,7 +104,9 @@ struct E4M3 : ScaledFormat<2> {
       slice.q[i] = float4(even.x, odd.x, even.y, odd.y);
       nan |= any_nan_e4m3(word);
     }
-    if (nan) {
+    if constexpr (!in_place) {
+      if (nan) slice.scale = float2(NAN);
+    } else if (nan) {
 #pragma unroll
       for (uint k = 0; k < 32; ++k) {
         const uint word = k < 16 ? p.low[k / 4 % 4] : p.high[k / 4 % 4];
@@ -112,6 +116,7 @@ struct E4M3 : ScaledFormat<2> {
     return slice;
   }
 };
+typedef E4M3Reader<false> E4M3;
 
 // The upper half of a float16.
 struct E5M2 : ScaledFormat<2> {
@@ -142,8 +147,6 @@ struct E2M1 : ScaledFormat<1> {
     return slice;
   }
 };
-
-#define FOR_SCALED(FOR) FOR(E4M3) FOR(E5M2) FOR(E2M1)
 
 // The buffers and bytes of packed numbers, from buffer 0 on, and the reader that a kernel makes of them.
 #define SCALED_ARGUMENTS                                                                       \

@@ -226,6 +226,18 @@ def test_linear(device, format):
                 assert ((ours.detach().cpu().double() - expected).abs() <= bound).all()
 
 
+@pytest.mark.parametrize(("format", "code"), [("e4m3", 0x7F), ("e4m3", 0xFF), ("e5m2", 0x7E), ("e5m2", 0xFC)])
+def test_products_with_nan_and_infinity(device, format, code):
+    """They reach their own row of the result, and no other."""
+    weight = scaled_sample(format, 21, 96, device)
+    weight.packed[5, 70] = code
+    x = torch.ones(2, 96, device=device)
+    expected = x @ metalcore.dequantize_scaled(weight).T
+    found = metalcore.scaled_linear(x, weight)
+    assert torch.equal(found.isfinite(), expected.isfinite()) and found.isfinite().logical_not().sum() == 2
+    assert torch.equal(found[:, 5].isnan(), expected[:, 5].isnan())
+
+
 @pytest.mark.parametrize("format", ["e4m3", "nvfp4"])
 def test_experts(device, format):
     """Few and many tokens, with x of tokens and of each expert, and the gradient; experts that do not exist are NaN."""
