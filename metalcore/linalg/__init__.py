@@ -9,6 +9,7 @@ from ._lu import lu, lu_factor, lu_factor_ex, lu_solve
 from ._solve import inv, inv_ex, solve, solve_ex
 from ._det import det, slogdet
 from ._eigh import eigh, eigvalsh
+from ._eig import eig, eigvals
 from ._svd import svd, svdvals
 from ._polar import polar
 from ._lstsq import lstsq
@@ -24,7 +25,9 @@ __all__ = [
     "cholesky_solve",
     "cond",
     "det",
+    "eig",
     "eigh",
+    "eigvals",
     "eigvalsh",
     "geqrf",
     "householder_product",

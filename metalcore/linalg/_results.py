@@ -4,6 +4,7 @@
 
 from torch.return_types import (
     linalg_cholesky_ex,
+    linalg_eig,
     linalg_eigh,
     linalg_inv_ex,
     linalg_lstsq,
@@ -18,6 +19,7 @@ from torch.return_types import (
 
 __all__ = [
     "linalg_cholesky_ex",
+    "linalg_eig",
     "linalg_eigh",
     "linalg_inv_ex",
     "linalg_lstsq",

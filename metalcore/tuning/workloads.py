@@ -158,6 +158,10 @@ def _jacobi(scale) -> Iterator[Workload]:
     yield from _squares(scale, "svd", "eigh")
 
 
+def _eig(scale) -> Iterator[Workload]:
+    yield from _squares(scale, "eig")
+
+
 def _lu(scale):
     yield from _squares(scale, "lu_factor", ("solve", 1), ("lu_solve", 4))
 
@@ -245,6 +249,7 @@ _TABLES: dict[str, Callable[[Scale], Iterator[Workload]]] = {
     "joined_linear": _joined,
     "rows": _row_lengths,
     "cholesky": _cholesky,
+    "eig": _eig,
     "jacobi": _jacobi,
     "lu": _lu,
     "norm": _row_lengths,

@@ -39,6 +39,15 @@ FUNCTIONS = {
     "det": (torch.linalg.det, "det", (A,)),
     "slogdet": (torch.linalg.slogdet, "slogdet", (A,)),
     "eigh": (lambda a: [torch.linalg.eigh(a).eigenvalues, torch.linalg.eigh(a).eigenvectors.square()], "eigh", (SPD,)),
+    "eig": (
+        lambda a: [
+            torch.linalg.eig(a).eigenvalues.real.sort().values,
+            torch.linalg.eig(a).eigenvectors.abs().sum(-1),
+            torch.linalg.eigvals(a).abs().sort().values,
+        ],
+        "eig",
+        (A,),
+    ),
     "lstsq": (lambda a, b: torch.linalg.lstsq(a, b, driver="gelsy").solution, "qr_pivoted", (A, A)),
     "svd": (lambda a: [torch.linalg.svd(a, full_matrices=False).S, torch.linalg.svdvals(a)], "svd", (A,)),
 }

@@ -66,7 +66,8 @@ NotFinite::NotFinite(const Tensor& copy, Entries entries) {
 Tensor NotFinite::mark(const Tensor& result) const {
   if (matrices_.empty() || result.numel() == 0) return result;
   const Tensor marked = as_contiguous(result);
-  const int64_t each = marked.numel() / batch_;
+  const int64_t floats = marked.scalar_type() == ScalarType::ComplexFloat ? 2 : 1;
+  const int64_t each = floats * marked.numel() / batch_;
   float* const data = static_cast<float*>(marked.data_ptr());
   for (int64_t matrix : matrices_) std::fill_n(data + matrix * each, each, std::numeric_limits<float>::quiet_NaN());
   return marked;

@@ -42,7 +42,7 @@ def svd(call):
         yield (vectors, Shard(dim), vectors), {"A": Shard(dim)}
 
 
-@rule("eigh")
+@rule("eigh", "eig")
 def eigh(call):
     for dim in batches(call.A):
         yield (Shard(dim), _if(call.compute_v, dim)), {"A": Shard(dim)}

@@ -1,0 +1,140 @@
+// eig(A, compute_v) -> (L, V): complex eigenvalues and eigenvectors of general float32 matrices of any strides. Results
+// are row-major, and V has no elements without compute_v.
+#include "../../../kernels/linalg/eig.h"
+
+#include "../../gpu/cost.h"
+#include "../../gpu/limits.h"
+#include "../../gpu/tuning.h"
+#include "cpu_route.h"
+#include "matrices.h"
+
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace metalcore {
+namespace {
+
+enum class EigVariant { empty, simd, block, device, torch, cpu };
+
+const char* name_of(EigVariant variant) {
+  switch (variant) {
+    case EigVariant::empty: return "empty";
+    case EigVariant::simd: return "simd";
+    case EigVariant::block: return "block";
+    case EigVariant::device: return "device";
+    case EigVariant::torch: return "torch";
+    case EigVariant::cpu: return "cpu";
+  }
+  return "";
+}
+
+struct EigTuning {
+  const char* family;
+  TorchRegions torch = {}, cpu = {};
+};
+
+// Apple's regions are estimates. The QR sweeps of an n x n matrix have about 0.65 n² steps, each with two barriers of a
+// threadgroup, for which 1 µs is assumed: 43 ms for n = 256 and 170 ms for n = 512. LAPACK (geev) needs about 25 n³
+// flops, most of which wait for memory: about 40 ms and 250 ms on one core of an M1. A GPU works on a matrix per core
+// at once, so that several matrices favour it. Above 512, the command buffer would take longer than 200 ms.
+constexpr TorchRegions kSlowOnApple = {{.above = 256, .max_batch = 4}, {.above = 512}};
+
+const gpu::Table<EigTuning> eig_tuning("eig",
+                                       {{"torch", &EigTuning::torch, {.calls = "linalg_eig"}},
+                                        {"cpu", &EigTuning::cpu, {.only_on = "mps"}}},
+                                       {{.family = "baseline"},
+                                        {.family = "apple7", .cpu = kSlowOnApple},
+                                        {.family = "apple8", .cpu = kSlowOnApple},
+                                        {.family = "apple9", .cpu = kSlowOnApple},
+                                        {.family = "apple10", .cpu = kSlowOnApple},
+                                        {.family = "hopper"}});
+
+struct EigPlan {
+  EigVariant variant;
+  std::string why, kernel;
+  uint32_t matrices_per_threadgroup, threads;
+};
+
+EigPlan plan_eig(int64_t n, int64_t batch, bool compute_v, const EigTuning& tuning) {
+  const std::string size = times(n, n), count = std::to_string(batch) + " of " + size + ": ";
+  const std::string values = compute_v ? "" : "_values";
+  if (batch == 0 || n == 0) return {EigVariant::empty, size + " has no eigenvalues", "", 0, 0};
+  if (tuning.cpu.contain(n, batch)) return {EigVariant::cpu, count + faster_on_cpu(tuning.family), "", 0, 0};
+  if (tuning.torch.contain(n, batch)) return {EigVariant::torch, count + faster_by_torch(tuning.family), "", 0, 0};
+  if (n > EIG_DEVICE)
+    return {EigVariant::cpu, size + " is more than the kernels hold: PyTorch's op on the CPU, for which the host waits",
+            "", 0, 0};
+  if (n <= 32)
+    return {EigVariant::simd, size + ": QR sweeps by a simdgroup, in threadgroup memory",
+            "eig_simd" + values + (n <= 16 ? "_16" : "_32"), EIG_SIMDGROUPS, 32 * EIG_SIMDGROUPS};
+  if (n <= EIG_BLOCK)
+    return {EigVariant::block, size + ": QR sweeps by a threadgroup, in its memory", "eig_block" + values, 1,
+            EIG_BLOCK};
+  return {EigVariant::device, size + ": QR sweeps by a threadgroup, in device memory", "eig_device" + values, 1,
+          EIG_DEVICE_THREADS};
+}
+
+// Arithmetic of all parts, as LAPACK's working notes count it: with the eigenvectors, or the values alone.
+double eig_flops(int64_t n, bool compute_v) {
+  const auto size = static_cast<double>(n);
+  return (compute_v ? 27.0 : 11.0) * size * size * size;
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor> eig(const Tensor& input, bool compute_v) {
+  const MatrixShape s = check_square("eig", input);
+  const EigPlan plan = plan_eig(s.rows, s.batch, compute_v, eig_tuning(input));
+  gpu::note_plan("eig", name_of(plan.variant), [&] { return plan.why; });
+  const auto complex = [&](const std::vector<int64_t>& sizes) {
+    return new_tensor(sizes, ScalarType::ComplexFloat, input);
+  };
+  if (plan.variant == EigVariant::torch || plan.variant == EigVariant::cpu) {
+    const bool on_cpu = plan.variant == EigVariant::cpu;
+    if (!compute_v) {
+      auto [l] = on_cpu ? decompose_on_cpu<1>("aten::linalg_eigvals", input, Entries::all)
+                        : call_torch<1>("aten::linalg_eigvals", "", input);
+      return {l, complex({0})};
+    }
+    auto [l, v] = on_cpu ? decompose_on_cpu<2>("aten::linalg_eig", input, Entries::all)
+                         : call_torch<2>("aten::linalg_eig", "", input);
+    return {l, as_contiguous(v)};
+  }
+  const Tensor l = complex(batch_sizes(input, {s.rows}));
+  const Tensor v = complex(compute_v ? batch_sizes(input, {s.rows, s.rows}) : std::vector<int64_t>{0});
+  if (plan.variant == EigVariant::empty) return {l, v};
+  const Matrices a = matrices(input);
+  const int64_t square = s.rows * s.rows;
+  const auto scratch = [&](bool wanted, int64_t floats) {
+    return new_tensor({wanted ? s.batch : 0, floats}, ScalarType::Float, input);
+  };
+  const bool in_device_memory = plan.variant == EigVariant::device;
+  const Tensor z = scratch(compute_v, square), x = scratch(compute_v, 2 * square),
+               h = scratch(in_device_memory, square);
+  EigParams params{a.batch_stride, a.row_stride, a.column_stride, grid_side(s.batch), grid_side(s.rows)};
+  gpu::record(a.tensor, [&](gpu::Recording& recording) {
+    const gpu::Work each{eig_flops(s.rows, compute_v), (compute_v ? 36.0 : 12.0) * static_cast<double>(square)};
+    gpu::in_pieces(recording, s.batch, each, [&](const gpu::Piece& piece) {
+      const auto complex_of = [&](const Tensor& tensor, int64_t elements) {
+        return piece.of(gpu::view_of(tensor), 8 * elements);
+      };
+      const auto optional = [&](bool wanted, const gpu::BufferView& view) { return wanted ? view : gpu::view_of(l); };
+      params.matrices = grid_side(piece.count);
+      recording.kernel(plan.kernel).buffer(0, piece.of(a.tensor, a.batch_stride)).buffer(1, complex_of(l, s.rows));
+      recording.buffer(2, optional(compute_v, complex_of(v, square)));
+      recording.buffer(3, optional(compute_v, piece.of(z, square)));
+      recording.buffer(4, optional(compute_v, piece.of(x, 2 * square))).bytes(5, params);
+      if (in_device_memory) recording.buffer(6, piece.of(h, square));
+      recording.work(piece.work.flops, piece.work.bytes);
+      recording.dispatch_threadgroups({ceil_div(params.matrices, plan.matrices_per_threadgroup)}, {plan.threads});
+    });
+  });
+  return {l, v};
+}
+
+}  // namespace metalcore
+
+STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) { m.def("eig(Tensor A, bool compute_v) -> (Tensor, Tensor)"); }
+
+METALCORE_KERNELS(m) { m.impl<&metalcore::eig>("eig"); }

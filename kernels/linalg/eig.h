@@ -1,0 +1,17 @@
+// Arguments of the kernels of eig, shared with the host. Strides are in elements.
+#pragma once
+
+#ifndef __METAL_VERSION__
+#include <cstdint>
+#endif
+
+#define EIG_SIMDGROUPS 4        // matrices in a threadgroup of the kernels that give a simdgroup to each
+#define EIG_BLOCK 64            // the largest matrix in threadgroup memory
+#define EIG_DEVICE 1024         // the largest matrix in device memory
+#define EIG_DEVICE_THREADS 256  // that share such a matrix
+
+// eig.metal. Results are contiguous.
+struct EigParams {
+  int64_t batch_stride, row_stride, column_stride;  // A's
+  uint32_t matrices, size;
+};

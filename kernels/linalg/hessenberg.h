@@ -1,0 +1,167 @@
+// Threads that share a general matrix h with rows of `stride` floats; balancing; and the reduction to upper Hessenberg
+// form, in which an orthogonal Z makes all entries below the subdiagonal zero.
+//
+// Z is column by column: entry (i, j) is z[j * n + i]. A reflector that is applied from the right changes each row of Z
+// by itself. One thread has the row, and needs no barrier for it.
+#pragma once
+
+#include <metal_stdlib>
+
+#include "householder.h"
+
+// All decisions of a team are those of numbers that are the same in its threads. No barrier stands in a branch.
+template <uint SIMDGROUPS, bool IN_DEVICE_MEMORY>
+struct Team {
+  static constexpr constant uint kThreads = 32 * SIMDGROUPS;
+  static constexpr constant uint kFloats = SIMDGROUPS == 1 ? 1 : 2 * SIMDGROUPS;
+
+  threadgroup float* memory;  // kFloats, whose halves take turns
+  uint index;                 // the thread's
+  uint turn;
+
+  void wait() thread const {
+    if (SIMDGROUPS == 1)
+      metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
+    else if (IN_DEVICE_MEMORY)
+      wait_for_device_memory();
+    else
+      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  }
+  void wait_for_device_memory() thread const {
+    if (SIMDGROUPS == 1)
+      metal::simdgroup_barrier(metal::mem_flags::mem_device | metal::mem_flags::mem_threadgroup);
+    else
+      metal::threadgroup_barrier(metal::mem_flags::mem_device | metal::mem_flags::mem_threadgroup);
+  }
+
+  threadgroup const float* publish(float value) thread {
+    threadgroup float* const half_of_memory = memory + turn * SIMDGROUPS;
+    turn ^= 1;
+    if (index % 32 == 0) half_of_memory[index / 32] = value;
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    return half_of_memory;
+  }
+  float sum(float value) thread {
+    value = metal::simd_sum(value);
+    if (SIMDGROUPS == 1) return value;
+    threadgroup const float* const published = publish(value);
+    float total = published[0];
+    for (uint s = 1; s < SIMDGROUPS; ++s) total += published[s];
+    return total;
+  }
+  // The values must not be NaN.
+  float max(float value) thread {
+    value = metal::simd_max(value);
+    if (SIMDGROUPS == 1) return value;
+    threadgroup const float* const published = publish(value);
+    for (uint s = 0; s < SIMDGROUPS; ++s) value = metal::max(value, published[s]);
+    return value;
+  }
+};
+
+// Multiplies h by a power of two that makes its largest entry about one, and returns it. It returns 0 if there are NaN
+// or infinities, and makes h zero.
+template <typename Threads, typename Rows>
+inline float scale_matrix(Rows h, uint stride, uint n, thread Threads& team) {
+  uint bits = 0;  // of magnitudes, which compare as the numbers do, with NaN above infinity
+  for (uint i = 0; i < n; ++i)
+    for (uint j = team.index; j < n; j += Threads::kThreads)
+      bits = metal::max(bits, as_type<uint>(metal::abs(h[i * stride + j])));
+  const float largest = team.max(bits < 0x7f800000 ? as_type<float>(bits) : INFINITY);
+  const float scale = largest < INFINITY ? scale_to_one(largest) : 0.0f;
+  for (uint i = 0; i < n; ++i)
+    for (uint j = team.index; j < n; j += Threads::kThreads)
+      h[i * stride + j] = scale > 0.0f ? h[i * stride + j] * scale : 0.0f;
+  team.wait();
+  return scale;
+}
+
+constant constexpr uint kBalancePasses = 12;      // 2 or 3 are usual
+constant constexpr float kMostBalance = 0x1p48f;  // of a power of two, and its inverse the least
+
+// Makes D⁻¹ h D of h, with powers of two d that bring the norms of each row and of its column together (Parlett and
+// Reinsch 1969). The norms include the diagonal, or balancing would harm matrices such as Frank's (James, Langou and
+// Lowery 2014).
+template <typename Threads, typename Rows>
+inline void balance(Rows h, uint stride, uint n, threadgroup float* d, thread Threads& team) {
+  for (uint i = team.index; i < n; i += Threads::kThreads) d[i] = 1.0f;
+  team.wait();
+  bool changed = true;
+  for (uint pass = 0; pass < kBalancePasses && changed; ++pass) {
+    changed = false;
+    for (uint i = 0; i < n; ++i) {
+      float of_column = 0.0f, of_row = 0.0f;
+      for (uint j = team.index; j < n; j += Threads::kThreads) {
+        of_column = metal::fma(h[j * stride + i], h[j * stride + i], of_column);
+        of_row = metal::fma(h[i * stride + j], h[i * stride + j], of_row);
+      }
+      of_column = metal::precise::sqrt(team.sum(of_column));
+      of_row = metal::precise::sqrt(team.sum(of_row));
+      const float before = d[i];
+      float factor = metal::exp2(metal::rint(0.5f * (metal::log2(of_row) - metal::log2(of_column))));
+      factor = metal::clamp(factor * before, 1.0f / kMostBalance, kMostBalance) / before;
+      const bool better =
+          metal::min(of_column, of_row) > 0.0f && of_column * factor + of_row / factor < 0.95f * (of_column + of_row);
+      team.wait();
+      if (better) {
+        for (uint j = team.index; j < n; j += Threads::kThreads) {
+          if (j == i) continue;
+          h[j * stride + i] *= factor;
+          h[i * stride + j] /= factor;
+        }
+        if (team.index == 0) d[i] = before * factor;
+        changed = true;
+      }
+      team.wait();
+    }
+  }
+}
+
+template <typename Threads>
+inline void set_to_identity(device float* z, uint n, thread const Threads& team) {
+  for (uint i = team.index; i < n; i += Threads::kThreads)
+    for (uint j = 0; j < n; ++j) z[j * n + i] = i == j ? 1.0f : 0.0f;
+}
+
+// Subtracts tau (x v) v from a row x whose entries are `step` apart, in columns first to n - 1.
+template <typename Row>
+inline void reflect_row(Row x, uint step, uint first, uint n, threadgroup const float* v, float tau) {
+  float sum = 0.0f;
+  for (uint j = first; j < n; ++j) sum = metal::fma(x[j * step], v[j], sum);
+  sum *= tau;
+  for (uint j = first; j < n; ++j) x[j * step] = metal::fma(-sum, v[j], x[j * step]);
+}
+
+// Reduces h. v is memory for n floats. With ACCUMULATE, Z becomes Z times the reflectors.
+template <bool ACCUMULATE, typename Threads, typename Rows>
+inline void reduce_to_hessenberg(Rows h, uint stride, uint n, device float* z, threadgroup float* v,
+                                 thread Threads& team) {
+  for (uint k = 0; k + 2 < n; ++k) {
+    float largest = 0.0f, squares = 0.0f;
+    for (uint i = k + 2 + team.index; i < n; i += Threads::kThreads)
+      largest = metal::max(largest, metal::abs(h[i * stride + k]));
+    largest = team.max(largest);
+    const float alpha = h[(k + 1) * stride + k];
+    const float scale = scale_to_one(metal::max(largest, metal::abs(alpha)));
+    for (uint i = k + 2 + team.index; i < n; i += Threads::kThreads) {
+      const float x = h[i * stride + k] * scale;
+      squares = metal::fma(x, x, squares);
+    }
+    const Reflector r = make_reflector(alpha, largest, team.sum(squares), scale);
+    for (uint i = k + 2 + team.index; i < n; i += Threads::kThreads) {
+      v[i] = h[i * stride + k] * scale * r.inverse;
+      h[i * stride + k] = 0.0f;
+    }
+    if (team.index == 0) v[k + 1] = 1.0f;
+    team.wait();
+    if (team.index == 0) h[(k + 1) * stride + k] = r.beta;
+    for (uint j = k + 1 + team.index; j < n; j += Threads::kThreads)
+      reflect_row(h + j, stride, k + 1, n, v, r.tau);  // column j
+    team.wait();
+    for (uint i = team.index; i < n; i += Threads::kThreads) {
+      reflect_row(h + i * stride, 1, k + 1, n, v, r.tau);
+      if (ACCUMULATE) reflect_row(z + i, n, k + 1, n, v, r.tau);
+    }
+    team.wait();
+  }
+}

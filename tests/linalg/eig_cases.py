@@ -1,0 +1,82 @@
+"""General square matrices by name that eigenvalue solvers find hard, and the conditions that eig must meet."""
+
+import torch
+from matrices import EPS, check_below, norm, unit
+
+
+def general(n):
+    """n x n in float32: defective, ill-conditioned, non-normal, close pairs, graded, of extreme magnitude."""
+    random, ones = torch.randn(n, n).double(), torch.ones(n, n).double()
+    index = torch.arange(n).double()
+    rows, columns = index[:, None], index
+    down, up = (10.0 ** torch.linspace(side, -side, n).double() for side in (15, -15))
+    above, below = ones.triu(1).tril(1), ones.tril(-1).triu(-1)
+    basis = torch.linalg.qr(random).Q
+    companion = below.clone()
+    companion[:, -1] = -torch.randn(n)
+    pairs = torch.diag(1 + index // 2 * 1e-4) + (above - below) * (torch.maximum(rows, columns) % 2)
+    return {
+        name: matrix.float()
+        for name, matrix in {
+            "random": random,
+            "zero": 0 * ones,
+            "identity": torch.eye(n),
+            "diagonal": torch.diag(index - n / 2),
+            "upper triangular": random.triu(),
+            "lower triangular": random.tril(),
+            "ones": ones,
+            "Grcar": ones.triu().tril(3) - below,
+            "Frank": (n - torch.maximum(rows, columns)).triu(-1),
+            "Jordan block": 2 * torch.eye(n) + above,
+            "Jordan block, transposed": 2 * torch.eye(n) + below,
+            "nilpotent": above,
+            "defective": basis @ (torch.diag(index // 3) + above * (columns % 3 > 0)) @ basis.mT,
+            "companion": companion,
+            "Clement": above * columns + below * (n - columns - 1),
+            "cyclic": torch.eye(n).roll(1, 0),
+            "orthogonal": basis,
+            "skew-symmetric": random - random.mT,
+            "symmetric": random + random.mT,
+            "rank one": random[:, :1] @ random[:1],
+            "close pairs": basis @ pairs @ basis.mT,
+            "rows from 1e15 to 1e-15": random * down[:, None],
+            "similar, from 1e15 to 1e-15": random * down[:, None] * up,
+            "all about 1e30": random * 1e30,
+            "all about 1e-30": random * 1e-30,
+        }.items()
+    }
+
+
+def check_eig(A, L, V, names):
+    """A V = V L, the columns of V have norm one, and complex eigenvalues are pairs of conjugates, with a real largest
+    entry of the eigenvector."""
+    n = A.shape[-1]
+    assert L.dtype == V.dtype == torch.complex64 and L.shape == A.shape[:-1] and V.shape == A.shape
+    bound = 10 * max(n, 8) * EPS
+    first = L.imag > 0
+    assert torch.equal(L[first].conj(), L[first.roll(1, -1)]) and not first[..., -1].any()
+    assert torch.equal(first.roll(1, -1), L.imag < 0)
+    columns = V.mT
+    assert torch.equal(columns[first].conj(), columns[first.roll(1, -1)])
+    assert not columns[L.imag == 0].imag.any()
+    largest_entries = columns[first].gather(-1, columns[first].abs().argmax(-1, keepdim=True))
+    assert (largest_entries.imag.abs() <= 4 * EPS * largest_entries.real).all()
+    A, largest = unit(A)
+    L, V = L.to(torch.complex128) / largest[..., 0], V.to(torch.complex128)
+    check_below((torch.linalg.vector_norm(V, dim=-2) - 1).abs().amax(-1), n * EPS, "norms of one", names)
+    residual = torch.linalg.matrix_norm(A.to(V.dtype) @ V - V * L[..., None, :])
+    check_below(residual / norm(A).clamp(min=1e-300), bound, "A V = V L", names)
+
+
+def check_values(A, L, names):
+    """For each eigenvalue w there is a matrix A + E, with a small E, that has it: A - w I has a tiny singular value."""
+    n = A.shape[-1]
+    A, largest = unit(A)
+    shifted = A.to(torch.complex128)[..., None, :, :] - (L.to(torch.complex128) / largest[..., 0])[
+        ..., None, None
+    ] * torch.eye(n)
+    least = torch.linalg.svdvals(shifted)[..., -1].amax(-1)
+    check_below(least / norm(A).clamp(min=1e-300), 10 * max(n, 8) * EPS, "eigenvalues", names)
+    trace = torch.diagonal(A, dim1=-2, dim2=-1).sum(-1)
+    error = ((L.to(torch.complex128) / largest[..., 0]).sum(-1) - trace).abs()
+    check_below(error / norm(A).clamp(min=1e-300), 10 * max(n, 8) ** 1.5 * EPS, "the trace", names)

@@ -1,0 +1,147 @@
+"""eig and eigvals against LAPACK in float64, and as replacements for torch.linalg's."""
+
+import pytest
+import torch
+from eig_cases import check_eig, check_values, general
+from jacobi_cases import plan
+from rows import FAMILIES, tuned
+from spectral import LAYOUTS, placed, same_error
+
+import metalcore
+
+SIZES = {"simd": [1, 2, 3, 5, 16, 17, 32], "block": [33, 64], "device": [65, 90]}
+
+
+def check(device, A, names):
+    with tuned("baseline"):
+        L, V = metalcore.eig(A.to(device))
+        values = metalcore.eigvals(A.to(device))
+    check_eig(A, L.cpu(), V.cpu(), names)
+    check_values(A, values.cpu(), names)
+
+
+@pytest.mark.parametrize("variant, n", [(variant, n) for variant in SIZES for n in SIZES[variant]])
+def test_hard_matrices(device, variant, n):
+    with tuned("baseline"):
+        assert plan("baseline", "eig", (n, n))[0] == plan("baseline", "eigvals", (n, n))[0] == variant
+    cases = general(n)
+    names = list(cases) if n < 60 else ["random", "Frank", "close pairs", "nilpotent"]
+    check(device, torch.stack([cases[name] for name in names]), names)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_no_kernel_holds_goes_to_the_cpu(family):
+    assert plan(family, "eig", (1025, 1025))[0] == "cpu"
+    on_apple = family.startswith("apple")
+    assert plan(family, "eig", (257, 257))[0] == ("cpu" if on_apple else "device")
+    assert plan(family, "eig", (5, 257, 257))[0] == plan(family, "eig", (256, 256))[0] == "device"
+    assert plan(family, "eig", (100, 513, 513))[0] == ("cpu" if on_apple else "device")
+
+
+@pytest.mark.only_on("simulator")
+def test_on_the_cpu(device):
+    A = torch.eye(257).repeat(2, 1, 1)
+    A[:, :6, :6] = torch.randn(2, 6, 6)
+    A[1, 0, 3] = float("nan")
+    with tuned("apple7"):
+        L, V = (x.cpu() for x in metalcore.eig(A.to(device)))
+        values = metalcore.eigvals(A.to(device)).cpu()
+    assert L[1].isnan().all() and V[1].isnan().all() and values[1].isnan().all()
+    check_eig(A[:1], L[:1], V[:1], ["padded"])
+    assert (values[0] - L[0]).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_strides(device, layout):
+    A = LAYOUTS[layout]()
+    L, V = metalcore.eig(placed(A, device))
+    assert L.is_contiguous() and V.is_contiguous()
+    expected = metalcore.eig(A.contiguous().to(device))
+    assert torch.equal(L.cpu(), expected[0].cpu()) and torch.equal(V.cpu(), expected[1].cpu())
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (2, 0, 0), (0, 3, 3), (0, 70, 70), (3, 0, 5, 5)])
+def test_empty(device, shape):
+    A = torch.empty(shape, device=device)
+    for ours, theirs in zip(metalcore.eig(A), torch.linalg.eig(torch.empty(shape))):
+        assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
+    assert metalcore.eigvals(A).shape == shape[:-1]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("n", [2, 16, 30, 50, 70])
+def test_a_bad_matrix_spoils_its_own_batch_entry_only(device, n, bad):
+    A = torch.randn(3, n, n)
+    A[1, n - 1, 0] = bad
+    L, V = (x.cpu() for x in metalcore.eig(A.to(device)))
+    assert L[1].isnan().all() and V[1].isnan().all()
+    check_eig(A[::2], L[::2], V[::2], ["random"] * 2)
+    L = metalcore.eigvals(A.to(device)).cpu()
+    assert L[1].isnan().all() and not L[::2].isnan().any()
+
+
+def test_many_matrices_have_the_same_bits_as_one(device):
+    A = torch.randn(3, 7, 12, 12, device=device)
+    L, V = metalcore.eig(A)
+    check_eig(A.cpu(), L.cpu(), V.cpu(), None)
+    for one, other in zip(metalcore.eig(A[1, 4]), (L[1, 4], V[1, 4])):
+        assert torch.equal(one, other)
+
+
+def test_out(device):
+    A = torch.randn(3, 4, 4, device=device)
+    expected = metalcore.eig(A)
+    L, V = (torch.empty(0, device=device, dtype=torch.complex64) for _ in "LV")
+    result = metalcore.eig(A, out=(L, V))
+    assert isinstance(result, torch.return_types.linalg_eig)
+    assert result.eigenvalues is L and result.eigenvectors is V
+    assert torch.equal(L, expected.eigenvalues) and torch.equal(V, expected.eigenvectors)
+    values = torch.empty(0, device=device, dtype=torch.complex64)
+    assert metalcore.eigvals(A, out=values) is values
+    with pytest.raises(RuntimeError, match="Expected out tensor to have dtype"):
+        metalcore.eigvals(A, out=torch.empty(0, device=device))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda linalg, device: linalg.eig(torch.randn(3, 4, device=device)),
+        lambda linalg, device: linalg.eigvals(torch.randn(2, 4, 3, device=device)),
+        lambda linalg, device: linalg.eig(torch.randn(3, device=device)),
+    ],
+)
+def test_errors_are_torchs(device, call):
+    same_error(call, metalcore, torch.linalg, device)
+
+
+def _loss(linalg, A):
+    """Depends on no norm and no phase of an eigenvector."""
+    L, V = linalg.eig(A)
+    weights = torch.linspace(-1, 1, A.shape[-1]).to(A.device)
+    magnitudes = V.real.square() + V.imag.square()
+    return (L.real.sin() + L.imag.square()).sum() + (weights[:, None] * magnitudes * L.real.unsqueeze(-2)).sum()
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (2, 9, 9)])
+def test_gradient(device, shape):
+    A = torch.randn(shape, dtype=torch.float64)
+    exact = A.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(_loss(torch.linalg, exact), exact)
+    ours = A.float().to(device).requires_grad_()
+    (found,) = torch.autograd.grad(_loss(metalcore, ours), ours)
+    condition = torch.linalg.cond(torch.linalg.eig(A)[1]).max().item() ** 2
+    assert found.dtype == torch.float32
+    bound = 100 * condition * shape[-1] * torch.finfo(torch.float32).eps
+    assert (found.cpu() - expected).abs().max() <= bound * expected.abs().max()
+    values = torch.autograd.grad(metalcore.eigvals(ours).real.sum(), ours)[0]  # the trace
+    assert (values.cpu() - torch.eye(shape[-1])).abs().max() <= bound
+
+
+@pytest.mark.only_on("simulator")
+@pytest.mark.parametrize("n", [3, 20, 34])
+def test_kernels_are_clean_in_checking_mode(device, n):
+    A = torch.randn(2, n, n)
+    with metalcore.simulator.checking():
+        L, V = metalcore.eig(A.to(device))
+        metalcore.eigvals(A.to(device))
+    check_eig(A, L.cpu(), V.cpu(), ["random"] * 2)
