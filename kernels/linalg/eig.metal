@@ -6,18 +6,28 @@ using namespace metal;
 #include "eig.h"
 #include "eigenvectors.h"
 
+template <typename Threads, typename Rows>
+inline void load_scaled(device const float* a, constant EigParams& p, Rows h, uint stride, uint n, float scale,
+                        thread const Threads& team) {
+  for (uint i = 0; i < n; ++i)
+    for (uint j = team.index; j < n; j += Threads::kThreads)
+      h[i * stride + j] = scale > 0.0f ? a[i * p.row_stride + j * p.column_stride] * scale : 0.0f;
+}
+
 // h has rows of `stride` floats, z n * n floats and x n * n pairs of floats. `reflectors` and d have n entries.
 template <bool VECTORS, typename Threads, typename Rows>
 inline void eig_of(device const float* a, Rows h, uint stride, device float* z, device float2* x,
                    threadgroup float4* reflectors, threadgroup float* d, device float2* values, device float2* vectors,
                    constant EigParams& p, bool live, thread Threads& team) {
   const uint n = live ? p.size : 0;  // a simdgroup without a matrix does nothing
-  for (uint i = 0; i < n; ++i)
-    for (uint j = team.index; j < n; j += Threads::kThreads)
-      h[i * stride + j] = a[i * p.row_stride + j * p.column_stride];
+  load_scaled(a, p, h, stride, n, 1.0f, team);
   team.wait();
   const float scale = scale_matrix(h, stride, n, team);
-  balance(h, stride, n, d, team);
+  if (!balance(h, stride, n, d, 1.0f, team)) {
+    for (uint i = team.index; i < n; i += Threads::kThreads) d[i] = 1.0f;
+    load_scaled(a, p, h, stride, n, scale, team);
+  }
+  team.wait();
   const float balanced_scale = scale_matrix(h, stride, n, team);
   if (VECTORS) set_to_identity(z, n, team);
   reduce_to_hessenberg<VECTORS>(h, stride, n, z, reinterpret_cast<threadgroup float*>(reflectors), team);

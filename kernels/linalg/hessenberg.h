@@ -59,15 +59,21 @@ struct Team {
   }
 };
 
-// Multiplies h by a power of two that makes its largest entry about one, and returns it. It returns 0 if there are NaN
-// or infinities, and makes h zero.
+// The largest magnitude, or infinity for a matrix with NaN.
 template <typename Threads, typename Rows>
-inline float scale_matrix(Rows h, uint stride, uint n, thread Threads& team) {
+inline float largest_entry(Rows h, uint stride, uint n, thread Threads& team) {
   uint bits = 0;  // of magnitudes, which compare as the numbers do, with NaN above infinity
   for (uint i = 0; i < n; ++i)
     for (uint j = team.index; j < n; j += Threads::kThreads)
       bits = metal::max(bits, as_type<uint>(metal::abs(h[i * stride + j])));
-  const float largest = team.max(bits < 0x7f800000 ? as_type<float>(bits) : INFINITY);
+  return team.max(bits < 0x7f800000 ? as_type<float>(bits) : INFINITY);
+}
+
+// Multiplies h by a power of two that makes its largest entry about one, and returns it. It returns 0 if there are NaN
+// or infinities, and makes h zero.
+template <typename Threads, typename Rows>
+inline float scale_matrix(Rows h, uint stride, uint n, thread Threads& team) {
+  const float largest = largest_entry(h, stride, n, team);
   const float scale = largest < INFINITY ? scale_to_one(largest) : 0.0f;
   for (uint i = 0; i < n; ++i)
     for (uint j = team.index; j < n; j += Threads::kThreads)
@@ -78,12 +84,17 @@ inline float scale_matrix(Rows h, uint stride, uint n, thread Threads& team) {
 
 constant constexpr uint kBalancePasses = 12;      // 2 or 3 are usual
 constant constexpr float kMostBalance = 0x1p48f;  // of a power of two, and its inverse the least
+constant constexpr float kMostHarm = 16.0f;
 
 // Makes D⁻¹ h D of h, with powers of two d that bring the norms of each row and of its column together (Parlett and
 // Reinsch 1969). The norms include the diagonal, or balancing would harm matrices such as Frank's (James, Langou and
 // Lowery 2014).
+//
+// An error of D⁻¹ h D grows by up to the range of d when the eigenvectors are those of h again. The largest entry is
+// `largest` before. The result is whether that entry has shrunk by nearly as much, so that the error is still small
+// beside h.
 template <typename Threads, typename Rows>
-inline void balance(Rows h, uint stride, uint n, threadgroup float* d, thread Threads& team) {
+inline bool balance(Rows h, uint stride, uint n, threadgroup float* d, float largest, thread Threads& team) {
   for (uint i = team.index; i < n; i += Threads::kThreads) d[i] = 1.0f;
   team.wait();
   bool changed = true;
@@ -115,6 +126,13 @@ inline void balance(Rows h, uint stride, uint n, threadgroup float* d, thread Th
       team.wait();
     }
   }
+  float most = 0.0f, inverse_of_least = 0.0f;
+  for (uint i = team.index; i < n; i += Threads::kThreads) {
+    most = metal::max(most, d[i]);
+    inverse_of_least = metal::max(inverse_of_least, 1.0f / d[i]);
+  }
+  const float range = team.max(most) * team.max(inverse_of_least);
+  return largest_entry(h, stride, n, team) * range <= kMostHarm * largest;
 }
 
 template <typename Threads>

@@ -25,7 +25,7 @@ def test_hard_matrices(device, variant, n):
     with tuned("baseline"):
         assert plan("baseline", "eig", (n, n))[0] == plan("baseline", "eigvals", (n, n))[0] == variant
     cases = general(n)
-    names = list(cases) if n < 60 else ["random", "Frank", "close pairs", "nilpotent"]
+    names = list(cases) if n < 60 else ["random", "Frank", "close pairs", "nilpotent", "columns from 1e-15 to 1e15"]
     check(device, torch.stack([cases[name] for name in names]), names)
 
 
