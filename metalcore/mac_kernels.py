@@ -101,7 +101,7 @@ KERNELS: dict[str, MacKernel] = {
 }
 
 # Operators that a plan may call (csrc/gpu/tunable.h) and that have no kernel yet.
-_WITHOUT = ("ormqr",)
+_WITHOUT = ("ormqr", "linalg_eig")
 
 
 def this_release() -> Release:
@@ -158,7 +158,7 @@ def lacking(release: Release) -> list[str]:
 
     Example:
         >>> metalcore.mac_kernels.lacking((2, 15))
-        ['ormqr', '_scaled_mm_v2', 'linalg_qr']
+        ['ormqr', 'linalg_eig', '_scaled_mm_v2', 'linalg_qr']
     """
     return [*_WITHOUT, *(name for name in KERNELS if not has_own(name, release) or fault(name, release))]
 

@@ -1,5 +1,6 @@
-// Eigenvalues and eigenvectors of general real matrices: balancing, reduction to upper Hessenberg form, QR sweeps to
-// the real Schur form, and back-substitution. If a matrix has NaN or infinities, all its results are NaN.
+// Eigenvalues and eigenvectors of general real matrices: isolated eigenvalues, balancing, reduction to upper Hessenberg
+// form, QR sweeps to the real Schur form, and back-substitution. If a matrix has NaN or infinities, all its results are
+// NaN.
 #include <metal_stdlib>
 using namespace metal;
 
@@ -7,30 +8,37 @@ using namespace metal;
 #include "eigenvectors.h"
 
 template <typename Threads, typename Rows>
-inline void load_scaled(device const float* a, constant EigParams& p, Rows h, uint stride, uint n, float scale,
-                        thread const Threads& team) {
+inline void load_scaled(device const float* a, constant EigParams& p, threadgroup const ushort* order, Rows h,
+                        uint stride, uint n, float scale, thread const Threads& team) {
   for (uint i = 0; i < n; ++i)
     for (uint j = team.index; j < n; j += Threads::kThreads)
-      h[i * stride + j] = scale > 0.0f ? a[i * p.row_stride + j * p.column_stride] * scale : 0.0f;
+      h[i * stride + j] = scale > 0.0f ? a[order[i] * p.row_stride + order[j] * p.column_stride] * scale : 0.0f;
 }
 
-// h has rows of `stride` floats, z n * n floats and x n * n pairs of floats. `reflectors` and d have n entries.
+// h has rows of `stride` floats, z n * n floats and x n * n pairs of floats. `reflectors`, d and `order` have n
+// entries.
 template <bool VECTORS, typename Threads, typename Rows>
 inline void eig_of(device const float* a, Rows h, uint stride, device float* z, device float2* x,
-                   threadgroup float4* reflectors, threadgroup float* d, device float2* values, device float2* vectors,
-                   constant EigParams& p, bool live, thread Threads& team) {
+                   threadgroup float4* reflectors, threadgroup float* d, threadgroup ushort* order,
+                   device float2* values, device float2* vectors, constant EigParams& p, bool live,
+                   thread Threads& team) {
   const uint n = live ? p.size : 0;  // a simdgroup without a matrix does nothing
-  load_scaled(a, p, h, stride, n, 1.0f, team);
+  threadgroup float* const memory = reinterpret_cast<threadgroup float*>(reflectors);
+  for (uint i = team.index; i < n; i += Threads::kThreads) order[i] = ushort(i);
+  team.wait();
+  load_scaled(a, p, order, h, stride, n, 1.0f, team);
   team.wait();
   const float scale = scale_matrix(h, stride, n, team);
-  if (!balance(h, stride, n, d, 1.0f, team)) {
-    for (uint i = team.index; i < n; i += Threads::kThreads) d[i] = 1.0f;
-    load_scaled(a, p, h, stride, n, scale, team);
-  }
+  const Range range = isolate_eigenvalues(h, stride, n, memory, order, team);
+  load_scaled(a, p, order, h, stride, n, scale, team);
+  team.wait();
+  const bool harmful = !balance(h, stride, n, range, d, 1.0f, team);
+  for (uint i = team.index; i < n && harmful; i += Threads::kThreads) d[i] = 1.0f;
+  if (harmful) load_scaled(a, p, order, h, stride, n, scale, team);
   team.wait();
   const float balanced_scale = scale_matrix(h, stride, n, team);
   if (VECTORS) set_to_identity(z, n, team);
-  reduce_to_hessenberg<VECTORS>(h, stride, n, z, reinterpret_cast<threadgroup float*>(reflectors), team);
+  reduce_to_hessenberg<VECTORS>(h, stride, n, z, memory, team);
   const bool found = reduce_to_schur<VECTORS>(h, stride, n, z, reflectors, team);
   const bool good = scale > 0.0f && found;
   team.wait_for_device_memory();  // others read rows of Z
@@ -44,7 +52,7 @@ inline void eig_of(device const float* a, Rows h, uint stride, device float* z, 
       const bool is_pair = begins_pair(h, stride, n, i);
       const uint last = is_pair ? i + 1 : i;
       solve_for_eigenvector(h, stride, n, i, last, w, x + i);
-      write_eigenvector(z, d, x + i, n, last, is_pair, vectors + i);
+      write_eigenvector(z, d, order, x + i, n, last, is_pair, vectors + i);
     }
   }
 }
@@ -58,12 +66,13 @@ template <uint SIZE, bool VECTORS>
     uint lane [[thread_index_in_simdgroup]]) {
   threadgroup float h[EIG_SIMDGROUPS * SIZE * (SIZE + 1)], d[EIG_SIMDGROUPS * SIZE];
   threadgroup float4 reflectors[EIG_SIMDGROUPS * SIZE];
+  threadgroup ushort order[EIG_SIMDGROUPS * SIZE];
   const uint matrix = group * EIG_SIMDGROUPS + simdgroup;
   const ulong square = VECTORS ? ulong(matrix) * p.size * p.size : 0;
   Team<1, false> team = {nullptr, lane, 0};
   eig_of<VECTORS>(a + matrix * p.batch_stride, h + simdgroup * SIZE * (SIZE + 1), SIZE + 1, z + square, x + square,
-                  reflectors + simdgroup * SIZE, d + simdgroup * SIZE, values + ulong(matrix) * p.size,
-                  vectors + square, p, matrix < p.matrices, team);
+                  reflectors + simdgroup * SIZE, d + simdgroup * SIZE, order + simdgroup * SIZE,
+                  values + ulong(matrix) * p.size, vectors + square, p, matrix < p.matrices, team);
 }
 
 // A threadgroup takes a matrix of up to EIG_BLOCK columns.
@@ -75,10 +84,11 @@ template <bool VECTORS>
   typedef Team<EIG_BLOCK / 32, false> Threads;
   threadgroup float h[EIG_BLOCK * (EIG_BLOCK + 1)], d[EIG_BLOCK], memory[Threads::kFloats];
   threadgroup float4 reflectors[EIG_BLOCK];
+  threadgroup ushort order[EIG_BLOCK];
   const ulong square = VECTORS ? ulong(matrix) * p.size * p.size : 0;
   Threads team = {memory, thread_index, 0};
   eig_of<VECTORS>(a + matrix * p.batch_stride, static_cast<threadgroup float*>(h), EIG_BLOCK + 1, z + square,
-                  x + square, reflectors, d, values + ulong(matrix) * p.size, vectors + square, p, true, team);
+                  x + square, reflectors, d, order, values + ulong(matrix) * p.size, vectors + square, p, true, team);
 }
 
 // A threadgroup takes a matrix of up to EIG_DEVICE columns, and works in device memory.
@@ -91,9 +101,10 @@ template <bool VECTORS>
   typedef Team<EIG_DEVICE_THREADS / 32, true> Threads;
   threadgroup float d[EIG_DEVICE], memory[Threads::kFloats];
   threadgroup float4 reflectors[EIG_DEVICE];
+  threadgroup ushort order[EIG_DEVICE];
   const ulong own = ulong(matrix) * p.size * p.size, square = VECTORS ? own : 0;
   Threads team = {memory, thread_index, 0};
-  eig_of<VECTORS>(a + matrix * p.batch_stride, h + own, p.size, z + square, x + square, reflectors, d,
+  eig_of<VECTORS>(a + matrix * p.batch_stride, h + own, p.size, z + square, x + square, reflectors, d, order,
                   values + ulong(matrix) * p.size, vectors + square, p, true, team);
 }
 

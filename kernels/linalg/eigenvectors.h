@@ -101,16 +101,17 @@ inline void solve_for_eigenvector(Rows t, uint stride, uint n, uint top, uint la
   }
 }
 
-// Writes column `top` of D Z X, with norm one and the largest entry real, and for a pair the conjugate beside it. Rows
-// of `vectors` have n numbers.
-inline void write_eigenvector(device const float* z, threadgroup const float* d, device const float2* x, uint n,
-                              uint last, bool is_pair, device float2* vectors) {
+// Writes column `top` of P D Z X, with norm one and the largest entry real, and for a pair the conjugate beside it. P
+// brings row i to row order[i]. Rows of `vectors` have n numbers.
+inline void write_eigenvector(device const float* z, threadgroup const float* d, threadgroup const ushort* order,
+                              device const float2* x, uint n, uint last, bool is_pair, device float2* vectors) {
   float most = 0.0f;
   for (uint i = 0; i < n; ++i) {
     float2 sum = float2(0.0f);
     for (uint j = 0; j <= last; ++j) sum = metal::fma(float2(z[j * n + i]), x[j * n], sum);
-    vectors[i * n] = sum * d[i];
-    most = metal::max(most, size_of(vectors[i * n]));
+    sum *= d[i];
+    vectors[order[i] * n] = sum;
+    most = metal::max(most, size_of(sum));
   }
   const float scale = scale_to_one(most);
   float squares = 0.0f, largest = 0.0f;

@@ -82,6 +82,60 @@ inline float scale_matrix(Rows h, uint stride, uint n, thread Threads& team) {
   return scale;
 }
 
+// The rows and columns from `first` to `end` - 1.
+struct Range {
+  uint first, end;
+};
+
+// One of two searches for eigenvalues that stand alone. A row without entries other than the diagonal's in the columns
+// that remain goes to the end of `order`, and then no longer remains; with COLUMNS a column goes to the beginning. The
+// entries of `counts` and `remains` are those of each thread's own rows.
+template <bool COLUMNS, typename Threads, typename Rows>
+inline void isolate(Rows h, uint stride, uint n, threadgroup float* counts, threadgroup float* remains,
+                    threadgroup ushort* order, thread Range& range, thread Threads& team) {
+  const uint along = COLUMNS ? stride : 1, across = COLUMNS ? 1 : stride;
+  for (uint i = team.index; i < n; i += Threads::kThreads) {
+    counts[i] = 0.0f;
+    for (uint j = 0; j < n; ++j)
+      if (j != i && h[i * across + j * along] != 0.0f) counts[i] += remains[j];
+  }
+  float found = 1.0f;
+  for (uint step = 0; step < n && found > 0.0f; ++step) {
+    found = 0.0f;
+    for (uint i = team.index; i < n; i += Threads::kThreads)
+      if (remains[i] > 0.0f && counts[i] == 0.0f) found = float(i + 1);
+    found = team.max(found);
+    if (found == 0.0f) continue;
+    const uint gone = uint(found) - 1;
+    if (team.index == 0) order[COLUMNS ? range.first : range.end - 1] = ushort(gone);
+    range.first += COLUMNS ? 1 : 0;
+    range.end -= COLUMNS ? 0 : 1;
+    for (uint i = team.index; i < n; i += Threads::kThreads) {
+      if (i == gone) remains[i] = 0.0f;
+      if (i != gone && h[i * across + gone * along] != 0.0f) counts[i] -= 1.0f;
+    }
+  }
+  team.wait();
+}
+
+// Finds an order of rows and columns in which h is upper triangular, except for the rows and columns of the result.
+// `memory` is for 2 n floats.
+template <typename Threads, typename Rows>
+inline Range isolate_eigenvalues(Rows h, uint stride, uint n, threadgroup float* memory, threadgroup ushort* order,
+                                 thread Threads& team) {
+  Range range = {0, n};
+  threadgroup float* const remains = memory + n;
+  for (uint i = team.index; i < n; i += Threads::kThreads) remains[i] = 1.0f;
+  team.wait();
+  isolate<false>(h, stride, n, memory, remains, order, range, team);
+  isolate<true>(h, stride, n, memory, remains, order, range, team);
+  uint place = range.first;
+  for (uint i = 0; i < n && team.index == 0; ++i)
+    if (remains[i] > 0.0f) order[place++] = ushort(i);
+  team.wait();
+  return range;
+}
+
 constant constexpr uint kBalancePasses = 12;      // 2 or 3 are usual
 constant constexpr float kMostBalance = 0x1p48f;  // of a power of two, and its inverse the least
 constant constexpr float kMostHarm = 16.0f;
@@ -90,19 +144,22 @@ constant constexpr float kMostHarm = 16.0f;
 // Reinsch 1969). The norms include the diagonal, or balancing would harm matrices such as Frank's (James, Langou and
 // Lowery 2014).
 //
+// Rows and columns outside of `range` are scaled by what the others have in it, and have no d of their own.
+//
 // An error of D⁻¹ h D grows by up to the range of d when the eigenvectors are those of h again. The largest entry is
 // `largest` before. The result is whether that entry has shrunk by nearly as much, so that the error is still small
 // beside h.
 template <typename Threads, typename Rows>
-inline bool balance(Rows h, uint stride, uint n, threadgroup float* d, float largest, thread Threads& team) {
+inline bool balance(Rows h, uint stride, uint n, Range range, threadgroup float* d, float largest,
+                    thread Threads& team) {
   for (uint i = team.index; i < n; i += Threads::kThreads) d[i] = 1.0f;
   team.wait();
   bool changed = true;
   for (uint pass = 0; pass < kBalancePasses && changed; ++pass) {
     changed = false;
-    for (uint i = 0; i < n; ++i) {
+    for (uint i = range.first; i < range.end; ++i) {
       float of_column = 0.0f, of_row = 0.0f;
-      for (uint j = team.index; j < n; j += Threads::kThreads) {
+      for (uint j = range.first + team.index; j < range.end; j += Threads::kThreads) {
         of_column = metal::fma(h[j * stride + i], h[j * stride + i], of_column);
         of_row = metal::fma(h[i * stride + j], h[i * stride + j], of_row);
       }
@@ -131,8 +188,8 @@ inline bool balance(Rows h, uint stride, uint n, threadgroup float* d, float lar
     most = metal::max(most, d[i]);
     inverse_of_least = metal::max(inverse_of_least, 1.0f / d[i]);
   }
-  const float range = team.max(most) * team.max(inverse_of_least);
-  return largest_entry(h, stride, n, team) * range <= kMostHarm * largest;
+  const float ratio = team.max(most) * team.max(inverse_of_least);
+  return largest_entry(h, stride, n, team) * ratio <= kMostHarm * largest;
 }
 
 template <typename Threads>

@@ -39,6 +39,7 @@ SMALL = {
     "compile": "compile_shader",
     "conv": "residual relu channels_last float32",
     "decode": "bfloat16",
+    "eig": "8x8x8",
     "eigh": "8x8x8",
     "embedding": "embedding forward float32",
     "flex": "forward, causal",

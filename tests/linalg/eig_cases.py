@@ -82,3 +82,14 @@ def check_values(A, L, names):
     trace = torch.diagonal(A, dim1=-2, dim2=-1).sum(-1)
     error = ((L.to(torch.complex128) / largest[..., 0]).sum(-1) - trace).abs()
     check_below(error / norm(A).clamp(min=1e-300), 10 * max(n, 8) ** 1.5 * EPS, "the trace", names)
+
+
+def isolated(n):
+    """n x n matrices that are triangular in some order of rows and columns, and n x n ones of which a block is not."""
+    triangle = torch.randn(n, n).tril()
+    block = triangle.clone()
+    block[n // 3 : n // 3 + 2, n // 3 : n // 3 + 2] = torch.tensor([[5.0, 1.0], [-2.0, 5.0]])
+    order = torch.randperm(n)
+    matrices = {"lower triangular": triangle, "Jordan block": torch.eye(n) + torch.ones(n, n).tril(-1).triu(-1)}
+    matrices |= {"in another order": triangle[order][:, order], "with a block": block[order][:, order]}
+    return matrices

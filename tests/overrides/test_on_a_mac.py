@@ -49,6 +49,7 @@ ON_UNTIL = {
     "scaled_dot_product_attention": {"scaled_dot_product_attention": None},
     "qr": {"linalg_qr": None},  # by a fault of PyTorch's since it has one
     "eigh": {"_linalg_eigh": (2, 13)},
+    "eig": {"linalg_eig": None, "_linalg_eigvals": None},
     "svd": {"_linalg_svd": (2, 14)},  # by a fault of 2.14's
     "lstsq": {"linalg_lstsq": (2, 14)},
     "lu_solve": {"linalg_lu_solve": (2, 13)},
@@ -294,7 +295,7 @@ def test_what_pytorch_has_is_data():
     ],
 )
 def test_what_tune_may_choose(release, has):
-    asked = {"geqrf", "_linalg_eigh", "linalg_lu_solve", "_linalg_svd", "linalg_qr", "ormqr"}
+    asked = {"geqrf", "_linalg_eigh", "linalg_lu_solve", "_linalg_svd", "linalg_qr", "ormqr", "linalg_eig"}
     assert asked - set(mac_kernels.lacking(release)) == has
 
 

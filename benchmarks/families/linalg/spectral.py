@@ -10,6 +10,22 @@ from ...harness.case import family
 from .decompositions import NO_SLOWER, matrices
 
 
+@family
+def eig(scale):
+    """Eigenvalues and eigenvectors of general matrices, batches and single ones, against torch.linalg.eig."""
+    words = {
+        "gpu": "1024x32x32=50 1024x64x64=50 4096x8x8 1024x16x16 64x100x100 16x128x128 32x32 64x64 128x128 256x256",
+        "simulator": "256x8x8 64x16x16 16x32x32 2x64x64",
+        "quick": "8x8x8 2x40x40",
+    }
+    return matrices(
+        "eig",
+        words[scale],
+        numbers=lambda m, n, sides: n * (3 * n + 2),  # L and V are complex
+        least=NO_SLOWER if scale == "gpu" else None,
+    )
+
+
 def symmetric(device, shape, sides):
     A = torch.randn(shape, device=device)
     return (A + A.mT,)

@@ -84,7 +84,7 @@ double eig_flops(int64_t n, bool compute_v) {
 }  // namespace
 
 std::tuple<Tensor, Tensor> eig(const Tensor& input, bool compute_v) {
-  const MatrixShape s = check_square("eig", input);
+  const MatrixShape s = check_square(compute_v ? "eig" : "eigvals", input);
   const EigPlan plan = plan_eig(s.rows, s.batch, compute_v, eig_tuning(input));
   gpu::note_plan("eig", name_of(plan.variant), [&] { return plan.why; });
   const auto complex = [&](const std::vector<int64_t>& sizes) {
