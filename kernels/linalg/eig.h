@@ -5,12 +5,17 @@
 #include <cstdint>
 #endif
 
-#define EIG_SIMDGROUPS 4        // matrices in a threadgroup of the kernels that give a simdgroup to each
-#define EIG_BLOCK 64            // the largest matrix in threadgroup memory
+// Matrices in a threadgroup of the kernels that give a simdgroup to each.
+#define EIG_SIMDGROUPS 4
+#define EIG_COMPLEX_SIMDGROUPS 2
+// The largest matrix in threadgroup memory, and the threads that share one.
+#define EIG_BLOCK 64
+#define EIG_COMPLEX_BLOCK 60
+#define EIG_BLOCK_THREADS 64
 #define EIG_DEVICE 1024         // the largest matrix in device memory
 #define EIG_DEVICE_THREADS 256  // that share such a matrix
 
-// eig.metal. Results are contiguous.
+// eig.metal and eig_complex.metal. Results are contiguous.
 struct EigParams {
   int64_t batch_stride, row_stride, column_stride;  // A's
   uint32_t matrices, size;

@@ -1,24 +1,12 @@
-// Eigenvectors of a real Schur form t by back-substitution, and their products with Z. A thread has an eigenvalue, or
+// Eigenvectors of a Schur form t by back-substitution, and their products with Z. A thread has an eigenvalue, or
 // the pair of a 2 x 2 block, from its eigenvector in the Schur form to the result. Entry i of the former is x[i * n].
 #pragma once
 
 #include <metal_stdlib>
 
-#include "francis.h"
+#include "sweeps.h"
 
 constant constexpr float kMostEntry = 0x1p40f;  // of an eigenvector before it is scaled
-
-inline float2 times(float2 a, float2 b) { return float2(a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x); }
-inline float size_of(float2 a) { return metal::max(metal::abs(a.x), metal::abs(a.y)); }
-
-// a / b for b other than zero (Smith 1962).
-inline float2 quotient(float2 a, float2 b) {
-  const bool real = metal::abs(b.x) >= metal::abs(b.y);
-  const float most = real ? b.x : b.y, ratio = (real ? b.y : b.x) / most;
-  const float2 numerator = real ? float2(metal::fma(a.y, ratio, a.x), metal::fma(-a.x, ratio, a.y))
-                                : float2(metal::fma(a.x, ratio, a.y), metal::fma(a.y, ratio, -a.x));
-  return numerator / metal::fma(ratio, real ? b.y : b.x, most);
-}
 
 // Two factors, both powers of two, by which an eigenvector is multiplied before an entry of it is s / by: their product
 // might be below float32's numbers.
@@ -27,29 +15,31 @@ inline float2 factors_before(float s, float by) {
   return float2(scale_to_one(s), by < 1.0f ? inverse_of_scale(scale_to_one(by)) : 1.0f);
 }
 
-template <typename Rows>
+template <typename Threads, typename Rows>
 inline bool begins_pair(Rows t, uint stride, uint n, uint i) {
-  return i + 1 < n && t[(i + 1) * stride + i] != 0.0f;
+  return BulgeOf<typename Threads::Number>::Type::kPairs && i + 1 < n && size_of(t[(i + 1) * stride + i]) > 0.0f;
 }
 
 // The eigenvalue of row i; the first of a pair has the positive imaginary part.
-template <typename Rows>
+template <typename Threads, typename Rows>
 inline float2 eigenvalue_of(Rows t, uint stride, uint n, uint i) {
-  const bool first = begins_pair(t, stride, n, i), second = i > 0 && begins_pair(t, stride, n, i - 1);
+  const bool first = begins_pair<Threads>(t, stride, n, i);
+  const bool second = i > 0 && begins_pair<Threads>(t, stride, n, i - 1);
   const uint top = second ? i - 1 : i;
-  if (!first && !second) return float2(t[i * stride + i], 0.0f);
-  const float imaginary = metal::precise::sqrt(metal::abs(t[top * stride + top + 1])) *
-                          metal::precise::sqrt(metal::abs(t[(top + 1) * stride + top]));
-  return float2(t[i * stride + i], second ? -imaginary : imaginary);
+  const float2 on_diagonal = to_complex(t[i * stride + i]);
+  if (!first && !second) return on_diagonal;
+  const float imaginary = metal::precise::sqrt(size_of(t[top * stride + top + 1])) *
+                          metal::precise::sqrt(size_of(t[(top + 1) * stride + top]));
+  return float2(on_diagonal.x, second ? -imaginary : imaginary);
 }
 
 // Writes the eigenvector of row `top` of the Schur form. Rows up to `last` are not zero.
-template <typename Rows>
+template <typename Threads, typename Rows>
 inline void solve_for_eigenvector(Rows t, uint stride, uint n, uint top, uint last, float2 w, device float2* x) {
   const float least = metal::max(FLT_EPSILON * (metal::abs(w.x) + metal::abs(w.y)), kEigFloor);
   x[top * n] = float2(1.0f, 0.0f);
   if (last > top) {
-    const float above = t[top * stride + last], below = t[last * stride + top];
+    const float above = to_complex(t[top * stride + last]).x, below = to_complex(t[last * stride + top]).x;
     if (metal::abs(above) >= metal::abs(below)) {
       x[last * n] = float2(0.0f, w.y / above);
     } else {
@@ -58,17 +48,18 @@ inline void solve_for_eigenvector(Rows t, uint stride, uint n, uint top, uint la
     }
   }
   for (uint below = top; below > 0;) {  // the rows from here on are done
-    const uint second = below - 1, first = second > 0 && begins_pair(t, stride, n, second - 1) ? second - 1 : second;
+    const uint second = below - 1;
+    const uint first = second > 0 && begins_pair<Threads>(t, stride, n, second - 1) ? second - 1 : second;
     float2 s1 = float2(0.0f), s2 = float2(0.0f);
     for (uint j = below; j <= last; ++j) {
       const float2 entry = x[j * n];
-      s1 -= t[first * stride + j] * entry;
-      s2 -= t[second * stride + j] * entry;
+      s1 = add_product(s1, -t[first * stride + j], entry);
+      s2 = add_product(s2, -t[second * stride + j], entry);
     }
     // [p q; r u] (x1, x2) = (s1, s2), with the larger one of p and r as the pivot.
-    float2 p = float2(t[first * stride + first], 0.0f) - w, u = float2(t[second * stride + second], 0.0f) - w;
+    float2 p = to_complex(t[first * stride + first]) - w, u = to_complex(t[second * stride + second]) - w;
     if (first != second) {
-      float2 q = float2(t[first * stride + second], 0.0f), r = float2(t[second * stride + first], 0.0f);
+      float2 q = to_complex(t[first * stride + second]), r = to_complex(t[second * stride + first]);
       if (size_of(r) > size_of(p)) {
         const float2 row[3] = {p, q, s1};
         p = r, q = u, s1 = s2;
@@ -101,14 +92,16 @@ inline void solve_for_eigenvector(Rows t, uint stride, uint n, uint top, uint la
   }
 }
 
-// Writes column `top` of P D Z X, with norm one and the largest entry real, and for a pair the conjugate beside it. P
-// brings row i to row order[i]. Rows of `vectors` have n numbers.
-inline void write_eigenvector(device const float* z, threadgroup const float* d, threadgroup const ushort* order,
-                              device const float2* x, uint n, uint last, bool is_pair, device float2* vectors) {
+// Writes column `top` of P D Z X, with norm one, if `turns` with a real largest entry, and for a pair with the
+// conjugate beside it. P brings row i to row order[i]. Rows of `vectors` have n numbers.
+template <typename Number>
+inline void write_eigenvector(device const Number* z, threadgroup const float* d, threadgroup const ushort* order,
+                              device const float2* x, uint n, uint last, bool turns, bool is_pair,
+                              device float2* vectors) {
   float most = 0.0f;
   for (uint i = 0; i < n; ++i) {
     float2 sum = float2(0.0f);
-    for (uint j = 0; j <= last; ++j) sum = metal::fma(float2(z[j * n + i]), x[j * n], sum);
+    for (uint j = 0; j <= last; ++j) sum = add_product(sum, z[j * n + i], x[j * n]);
     sum *= d[i];
     vectors[order[i] * n] = sum;
     most = metal::max(most, size_of(sum));
@@ -127,8 +120,7 @@ inline void write_eigenvector(device const float* z, threadgroup const float* d,
   }
   // The conjugate of the largest entry's direction, over the norm.
   const float norm = metal::precise::sqrt(squares);
-  const float2 factor =
-      is_pair ? float2(turn.x, -turn.y) / (metal::precise::sqrt(largest) * norm) : float2(1.0f / norm, 0.0f);
+  const float2 factor = turns ? conjugate(turn) / (metal::precise::sqrt(largest) * norm) : float2(1.0f / norm, 0.0f);
   for (uint i = 0; i < n; ++i) {
     const float2 entry = vectors[i * n] * scale;
     // The largest entry is real without a rounding error.

@@ -1,5 +1,5 @@
-// Threads that share a general matrix h with rows of `stride` floats; balancing; and the reduction to upper Hessenberg
-// form, in which an orthogonal Z makes all entries below the subdiagonal zero.
+// Threads that share a general matrix h with rows of `stride` numbers, real or complex; balancing; and the reduction to
+// upper Hessenberg form, in which an orthogonal or unitary Z makes all entries below the subdiagonal zero.
 //
 // Z is column by column: entry (i, j) is z[j * n + i]. A reflector that is applied from the right changes each row of Z
 // by itself. One thread has the row, and needs no barrier for it.
@@ -7,11 +7,13 @@
 
 #include <metal_stdlib>
 
-#include "householder.h"
+#include "eig.h"
+#include "scalars.h"
 
 // All decisions of a team are those of numbers that are the same in its threads. No barrier stands in a branch.
-template <uint SIMDGROUPS, bool IN_DEVICE_MEMORY>
+template <typename T, uint SIMDGROUPS, bool IN_DEVICE_MEMORY>
 struct Team {
+  typedef T Number;  // of the matrix: float or float2
   static constexpr constant uint kThreads = 32 * SIMDGROUPS;
   static constexpr constant uint kFloats = SIMDGROUPS == 1 ? 1 : 2 * SIMDGROUPS;
 
@@ -59,13 +61,26 @@ struct Team {
   }
 };
 
+struct InOrder {
+  uint operator[](uint i) thread const { return i; }
+};
+
+// Copies the rows and columns of a in this order.
+template <typename Threads, typename Order, typename Rows>
+inline void load_scaled(device const typename Threads::Number* a, constant EigParams& p, Order order, Rows h,
+                        uint stride, uint n, float scale, thread const Threads& team) {
+  for (uint i = 0; i < n; ++i)
+    for (uint j = team.index; j < n; j += Threads::kThreads)
+      h[i * stride + j] = scale > 0.0f ? a[order[i] * p.row_stride + order[j] * p.column_stride] * scale
+                                       : typename Threads::Number(0.0f);
+}
+
 // The largest magnitude, or infinity for a matrix with NaN.
 template <typename Threads, typename Rows>
 inline float largest_entry(Rows h, uint stride, uint n, thread Threads& team) {
-  uint bits = 0;  // of magnitudes, which compare as the numbers do, with NaN above infinity
+  uint bits = 0;
   for (uint i = 0; i < n; ++i)
-    for (uint j = team.index; j < n; j += Threads::kThreads)
-      bits = metal::max(bits, as_type<uint>(metal::abs(h[i * stride + j])));
+    for (uint j = team.index; j < n; j += Threads::kThreads) bits = metal::max(bits, bits_of(h[i * stride + j]));
   return team.max(bits < 0x7f800000 ? as_type<float>(bits) : INFINITY);
 }
 
@@ -77,7 +92,7 @@ inline float scale_matrix(Rows h, uint stride, uint n, thread Threads& team) {
   const float scale = largest < INFINITY ? scale_to_one(largest) : 0.0f;
   for (uint i = 0; i < n; ++i)
     for (uint j = team.index; j < n; j += Threads::kThreads)
-      h[i * stride + j] = scale > 0.0f ? h[i * stride + j] * scale : 0.0f;
+      h[i * stride + j] = scale > 0.0f ? h[i * stride + j] * scale : typename Threads::Number(0.0f);
   team.wait();
   return scale;
 }
@@ -97,7 +112,7 @@ inline void isolate(Rows h, uint stride, uint n, threadgroup float* counts, thre
   for (uint i = team.index; i < n; i += Threads::kThreads) {
     counts[i] = 0.0f;
     for (uint j = 0; j < n; ++j)
-      if (j != i && h[i * across + j * along] != 0.0f) counts[i] += remains[j];
+      if (j != i && size_of(h[i * across + j * along]) > 0.0f) counts[i] += remains[j];
   }
   float found = 1.0f;
   for (uint step = 0; step < n && found > 0.0f; ++step) {
@@ -112,7 +127,7 @@ inline void isolate(Rows h, uint stride, uint n, threadgroup float* counts, thre
     range.end -= COLUMNS ? 0 : 1;
     for (uint i = team.index; i < n; i += Threads::kThreads) {
       if (i == gone) remains[i] = 0.0f;
-      if (i != gone && h[i * across + gone * along] != 0.0f) counts[i] -= 1.0f;
+      if (i != gone && size_of(h[i * across + gone * along]) > 0.0f) counts[i] -= 1.0f;
     }
   }
   team.wait();
@@ -160,8 +175,8 @@ inline bool balance(Rows h, uint stride, uint n, Range range, threadgroup float*
     for (uint i = range.first; i < range.end; ++i) {
       float of_column = 0.0f, of_row = 0.0f;
       for (uint j = range.first + team.index; j < range.end; j += Threads::kThreads) {
-        of_column = metal::fma(h[j * stride + i], h[j * stride + i], of_column);
-        of_row = metal::fma(h[i * stride + j], h[i * stride + j], of_row);
+        of_column = add_square(of_column, h[j * stride + i]);
+        of_row = add_square(of_row, h[i * stride + j]);
       }
       of_column = metal::precise::sqrt(team.sum(of_column));
       of_row = metal::precise::sqrt(team.sum(of_row));
@@ -192,50 +207,51 @@ inline bool balance(Rows h, uint stride, uint n, Range range, threadgroup float*
   return largest_entry(h, stride, n, team) * ratio <= kMostHarm * largest;
 }
 
-template <typename Threads>
-inline void set_to_identity(device float* z, uint n, thread const Threads& team) {
+template <typename Threads, typename Number>
+inline void set_to_identity(device Number* z, uint n, thread const Threads& team) {
   for (uint i = team.index; i < n; i += Threads::kThreads)
-    for (uint j = 0; j < n; ++j) z[j * n + i] = i == j ? 1.0f : 0.0f;
+    for (uint j = 0; j < n; ++j) z[j * n + i] = number<Number>(i == j ? 1.0f : 0.0f);
 }
 
-// Subtracts tau (x v) v from a row x whose entries are `step` apart, in columns first to n - 1.
-template <typename Row>
-inline void reflect_row(Row x, uint step, uint first, uint n, threadgroup const float* v, float tau) {
-  float sum = 0.0f;
-  for (uint j = first; j < n; ++j) sum = metal::fma(x[j * step], v[j], sum);
-  sum *= tau;
-  for (uint j = first; j < n; ++j) x[j * step] = metal::fma(-sum, v[j], x[j * step]);
+// Applies I - tau v vᴴ from the right to a row x whose entries are `step` apart, in columns first to n - 1; or, with
+// COLUMN, its conjugate transpose from the left to a column.
+template <bool COLUMN, typename Row, typename Number>
+inline void reflect_row(Row x, uint step, uint first, uint n, threadgroup const Number* v, Number tau) {
+  Number sum = Number(0.0f);
+  for (uint j = first; j < n; ++j) sum = add_product(sum, COLUMN ? conjugate(v[j]) : Number(v[j]), x[j * step]);
+  sum = times(COLUMN ? conjugate(tau) : tau, sum);
+  for (uint j = first; j < n; ++j)
+    x[j * step] = add_product(x[j * step], -sum, COLUMN ? Number(v[j]) : conjugate(v[j]));
 }
 
-// Reduces h. v is memory for n floats. With ACCUMULATE, Z becomes Z times the reflectors.
+// Reduces h. v is memory for n numbers. With ACCUMULATE, Z becomes Z times the reflectors.
 template <bool ACCUMULATE, typename Threads, typename Rows>
-inline void reduce_to_hessenberg(Rows h, uint stride, uint n, device float* z, threadgroup float* v,
-                                 thread Threads& team) {
+inline void reduce_to_hessenberg(Rows h, uint stride, uint n, device typename Threads::Number* z,
+                                 threadgroup typename Threads::Number* v, thread Threads& team) {
+  typedef typename Threads::Number Number;
   for (uint k = 0; k + 2 < n; ++k) {
     float largest = 0.0f, squares = 0.0f;
     for (uint i = k + 2 + team.index; i < n; i += Threads::kThreads)
-      largest = metal::max(largest, metal::abs(h[i * stride + k]));
+      largest = metal::max(largest, size_of(h[i * stride + k]));
     largest = team.max(largest);
-    const float alpha = h[(k + 1) * stride + k];
-    const float scale = scale_to_one(metal::max(largest, metal::abs(alpha)));
+    const Number alpha = h[(k + 1) * stride + k];
+    const float scale = scale_to_one(metal::max(largest, size_of(alpha)));
+    for (uint i = k + 2 + team.index; i < n; i += Threads::kThreads)
+      squares = add_square(squares, h[i * stride + k] * scale);
+    const auto r = make_reflector(alpha, largest, team.sum(squares), scale);
     for (uint i = k + 2 + team.index; i < n; i += Threads::kThreads) {
-      const float x = h[i * stride + k] * scale;
-      squares = metal::fma(x, x, squares);
+      v[i] = times(h[i * stride + k] * scale, r.inverse);
+      h[i * stride + k] = Number(0.0f);
     }
-    const Reflector r = make_reflector(alpha, largest, team.sum(squares), scale);
-    for (uint i = k + 2 + team.index; i < n; i += Threads::kThreads) {
-      v[i] = h[i * stride + k] * scale * r.inverse;
-      h[i * stride + k] = 0.0f;
-    }
-    if (team.index == 0) v[k + 1] = 1.0f;
+    if (team.index == 0) v[k + 1] = number<Number>(1.0f);
     team.wait();
     if (team.index == 0) h[(k + 1) * stride + k] = r.beta;
     for (uint j = k + 1 + team.index; j < n; j += Threads::kThreads)
-      reflect_row(h + j, stride, k + 1, n, v, r.tau);  // column j
+      reflect_row<true>(h + j, stride, k + 1, n, v, r.tau);  // column j
     team.wait();
     for (uint i = team.index; i < n; i += Threads::kThreads) {
-      reflect_row(h + i * stride, 1, k + 1, n, v, r.tau);
-      if (ACCUMULATE) reflect_row(z + i, n, k + 1, n, v, r.tau);
+      reflect_row<false>(h + i * stride, 1, k + 1, n, v, r.tau);
+      if (ACCUMULATE) reflect_row<false>(z + i, n, k + 1, n, v, r.tau);
     }
     team.wait();
   }

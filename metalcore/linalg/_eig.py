@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient, ops
-from .._core.registry import Op, Sample, register
+from .._core.registry import FLOAT_DTYPES, Op, Sample, register
 from .._core.routing import accelerated
 from .._core.tensors import beside
 from ._common import Tensors, in_float32, without_autocast, write_out
-from ._pytorch import by_torch, override, takes_square
+from ._pytorch import by_torch, override
 from ._results import linalg_eig
 from ._solve import solve
 
@@ -22,15 +22,16 @@ def eig(A: torch.Tensor, *, out: Tensors | None = None) -> linalg_eig:
     GPUs single ones from 257 rows on, go to LAPACK on the CPU, and the host waits for the result.
 
     Args:
-        A: (*, n, n), any strides. float32; float16 and bfloat16 are computed in float32. Other input, such as complex
-            matrices, goes to PyTorch's op.
+        A: (*, n, n), any strides, float32 or complex64; float16 and bfloat16 are computed in float32. Other input goes
+            to PyTorch's op.
         out: a pair of complex64 tensors to write L and V to.
 
     Returns:
         A torch.return_types.linalg_eig: the named tuple (eigenvalues, eigenvectors), (*, n) and (*, n, n), complex64.
-        The columns of V have norm one. Complex eigenvalues come in pairs, first the one with the positive imaginary
-        part; their eigenvectors are conjugates, with a real largest entry. The order of eigenvalues has no meaning. V
-        is singular, or nearly so, where A has fewer eigenvectors than rows.
+        The columns of V have norm one. If A is real, complex eigenvalues come in pairs, first the one with the positive
+        imaginary part; their eigenvectors are conjugates, with a real largest entry. If A is complex, all eigenvectors
+        have one. The order of eigenvalues has no meaning. V is singular, or nearly so, where A has fewer eigenvectors
+        than rows.
         Both have gradients of any order, by PyTorch's formula (Boeddeker et al. 2017). The gradients hold for functions
         that do not depend on the eigenvectors' norms and phases. Unlike PyTorch, the derivative does not check that,
         because the check would have to wait for the GPU. It is infinite or NaN where eigenvalues repeat.
@@ -49,9 +50,9 @@ def eig(A: torch.Tensor, *, out: Tensors | None = None) -> linalg_eig:
         >>> metalcore.eig(A).eigenvalues.tolist()
         [1j, -1j]
     """
-    if not accelerated(A):
+    if not accelerated(A, dtypes=_DTYPES):
         return by_torch(torch.linalg.eig, A, out=out)
-    return linalg_eig(tuple(write_out("linalg_eig", out, lambda: in_float32(lambda A: _eig(A, True), A), A)))
+    return linalg_eig(tuple(write_out("linalg_eig", out, lambda: _computed(A, True), A)))
 
 
 def eigvals(A: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -72,13 +73,16 @@ def eigvals(A: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor
         >>> metalcore.eigvals(torch.tensor([[0.0, 1.0], [-1.0, 0.0]], device="mps")).tolist()
         [1j, -1j]
     """
-    if not accelerated(A):
+    if not accelerated(A, dtypes=_DTYPES):
         return by_torch(torch.linalg.eigvals, A, out=out)
+    return write_out("linalg_eigvals", out, lambda: _computed(A, needs_gradient(A))[0], A)
 
-    def values():
-        return in_float32(lambda A: _eig(A, needs_gradient(A)), A)[0]
 
-    return write_out("linalg_eigvals", out, values, A)
+_DTYPES = FLOAT_DTYPES | {torch.complex64}
+
+
+def _computed(A, compute_v):
+    return _eig(A, compute_v) if A.is_complex() else in_float32(lambda A: _eig(A, compute_v), A)
 
 
 @cpu_kernel("eig")
@@ -98,7 +102,7 @@ def _(A, compute_v):
 
 
 def _save(ctx, inputs, output):
-    ctx.compute_v = inputs[1]
+    ctx.is_complex, ctx.compute_v = inputs[0].is_complex(), inputs[1]
     ctx.save_for_backward(*output)
     ctx.set_materialize_grads(False)
 
@@ -106,15 +110,16 @@ def _save(ctx, inputs, output):
 def _backward(ctx, grad_L, grad_V):
     if not ctx.compute_v:
         raise RuntimeError("metalcore::eig: the derivative needs V; use compute_v=True.")
-    return _gradient(*ctx.saved_tensors, grad_L, grad_V), None
+    if grad_L is None and grad_V is None:
+        return None, None
+    gradient = _gradient(*ctx.saved_tensors, grad_L, grad_V)
+    return gradient if ctx.is_complex else gradient.real, None
 
 
 @without_autocast
 def _gradient(L, V, grad_L, grad_V):
-    """Computes the real part of V⁻ᴴ (diag(grad_L) + (Vᴴ grad_V - Vᴴ V diag(Re(Vᴴ grad_V))) / E) Vᴴ, where E[i, j] is
-    the conjugate of L[j] - L[i]."""
-    if grad_V is None and grad_L is None:
-        return None
+    """Computes V⁻ᴴ (diag(grad_L) + (Vᴴ grad_V - Vᴴ V diag(Re(Vᴴ grad_V))) / E) Vᴴ, where E[i, j] is the conjugate of
+    L[j] - L[i]."""
     Vh = V.mH
     if grad_V is None:
         M = grad_L.unsqueeze(-1) * Vh
@@ -131,10 +136,10 @@ def _gradient(L, V, grad_L, grad_V):
 
 
 def _solve(A, B):
-    """Returns the real part of A⁻¹ B for complex matrices, by real matrices of twice the size: [Re A, -Im A; Im A,
-    Re A] times (Re X, Im X) is (Re B, Im B)."""
+    """Returns A⁻¹ B for complex matrices, by real matrices of twice the size: [Re A, -Im A; Im A, Re A] times (Re X, Im
+    X) is (Re B, Im B)."""
     wide = torch.cat([torch.cat([A.real, -A.imag], -1), torch.cat([A.imag, A.real], -1)], -2)
-    return solve(wide, torch.cat([B.real, B.imag], -2))[..., : A.shape[-1], :]
+    return torch.complex(*solve(wide, torch.cat([B.real, B.imag], -2)).chunk(2, -2))
 
 
 _eig = autograd("eig", _backward, _save)
@@ -143,12 +148,19 @@ _eig = autograd("eig", _backward, _save)
 # The overrides of PyTorch's operators
 
 
+_IN_PYTORCH = frozenset({torch.float32, torch.complex64})
+
+
+def _takes(A):
+    return accelerated(A, dtypes=_IN_PYTORCH) and A.dim() >= 2 and A.shape[-2] == A.shape[-1]
+
+
 def _override(A):
-    return _eig(A, True) if takes_square(A) else None
+    return _eig(A, True) if _takes(A) else None
 
 
 def _override_values(A):
-    return ops.eig(A, False)[0] if takes_square(A) else None
+    return ops.eig(A, False)[0] if _takes(A) else None
 
 
 def _with_pairs(a):
@@ -188,9 +200,9 @@ register(
         operators=("eig",),
         # PyTorch's derivative solves complex systems, for which it has no kernel on a Mac.
         override=(
-            override("linalg_eig", _override, at_autograd=True),
-            override("linalg_eig", _override),
-            override("_linalg_eigvals", _override_values),
+            override("linalg_eig", _override, at_autograd=True, dtypes=_IN_PYTORCH),
+            override("linalg_eig", _override, dtypes=_IN_PYTORCH),
+            override("_linalg_eigvals", _override_values, dtypes=_IN_PYTORCH),
         ),
         samples=_samples,
     )

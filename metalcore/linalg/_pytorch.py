@@ -90,10 +90,10 @@ DTYPES = frozenset({torch.float32})
 _inside = threading.local()
 
 
-def override(operator, take, **options) -> Override:
+def override(operator, take, *, dtypes=DTYPES, **options) -> Override:
     """Returns the override of an operator of aten. `take` has the operator's arguments, and returns None for those that
     it does not take. For the options see Override."""
-    return Override(operator, _outermost(take), dtypes=DTYPES, **options)
+    return Override(operator, _outermost(take), dtypes=dtypes, **options)
 
 
 def _outermost(take):

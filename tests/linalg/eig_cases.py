@@ -1,7 +1,7 @@
 """General square matrices by name that eigenvalue solvers find hard, and the conditions that eig must meet."""
 
 import torch
-from matrices import EPS, check_below, norm, unit
+from matrices import EPS, check_below
 
 
 def general(n):
@@ -48,40 +48,56 @@ def general(n):
     }
 
 
+def general_complex(n):
+    """The matrices of general(), each times a number and similar to itself by a diagonal matrix, all of magnitude
+    one."""
+    phases = torch.polar(torch.ones(n + 1), 6.28 * torch.rand(n + 1))
+    turn = phases[n] * phases[:n, None] * phases[:n].conj()
+    return {"random, complex": torch.randn(n, n, dtype=torch.complex64)} | {
+        name: A * turn for name, A in general(n).items()
+    }
+
+
 def check_eig(A, L, V, names):
-    """A V = V L, the columns of V have norm one, and complex eigenvalues are pairs of conjugates, with a real largest
-    entry of the eigenvector."""
+    """A V = V L, and the columns of V have norm one. Those of pairs of conjugates, or of a complex A, have a real
+    largest entry."""
     n = A.shape[-1]
     assert L.dtype == V.dtype == torch.complex64 and L.shape == A.shape[:-1] and V.shape == A.shape
-    bound = 10 * max(n, 8) * EPS
-    first = L.imag > 0
-    assert torch.equal(L[first].conj(), L[first.roll(1, -1)]) and not first[..., -1].any()
-    assert torch.equal(first.roll(1, -1), L.imag < 0)
-    columns = V.mT
-    assert torch.equal(columns[first].conj(), columns[first.roll(1, -1)])
-    assert not columns[L.imag == 0].imag.any()
-    magnitudes = columns[first].abs()
+    columns, turned = V.mT, torch.ones_like(L, dtype=torch.bool)
+    if not A.is_complex():
+        turned = first = L.imag > 0
+        assert torch.equal(L[first].conj(), L[first.roll(1, -1)]) and not first[..., -1].any()
+        assert torch.equal(first.roll(1, -1), L.imag < 0)
+        assert torch.equal(columns[first].conj(), columns[first.roll(1, -1)])
+        assert not columns[L.imag == 0].imag.any()
+    magnitudes = columns[turned].abs()
     largest_entries = magnitudes >= (1 - 8 * EPS) * magnitudes.amax(-1, keepdim=True)  # rounding hides which
-    assert ((columns[first].imag == 0) & largest_entries).any(-1).all()
-    A, largest = unit(A)
-    L, V = L.to(torch.complex128) / largest[..., 0], V.to(torch.complex128)
-    check_below((torch.linalg.vector_norm(V, dim=-2) - 1).abs().amax(-1), n * EPS, "norms of one", names)
-    residual = torch.linalg.matrix_norm(A.to(V.dtype) @ V - V * L[..., None, :])
-    check_below(residual / norm(A).clamp(min=1e-300), bound, "A V = V L", names)
+    assert ((columns[turned].imag == 0) & largest_entries).any(-1).all()
+    check_residual(A, L.diag_embed(), V, names)
+    norms = torch.linalg.vector_norm(V.to(torch.complex128), dim=-2)
+    check_below((norms - 1).abs().amax(-1), n * EPS, "norms of one", names)
+
+
+def check_residual(A, T, V, names):
+    """A V = V T."""
+    A, T, V = (x.to(torch.complex128) for x in (A, T, V))
+    largest = A.abs().amax(dim=(-2, -1), keepdim=True).clamp(min=1e-300)
+    A = A / largest
+    residual = torch.linalg.matrix_norm(A @ V - V @ (T / largest))
+    bound = 10 * max(A.shape[-1], 8) * EPS
+    check_below(residual / torch.linalg.matrix_norm(A).clamp(min=1e-300), bound, "A V = V T", names)
 
 
 def check_values(A, L, names):
     """For each eigenvalue w there is a matrix A + E, with a small E, that has it: A - w I has a tiny singular value."""
-    n = A.shape[-1]
-    A, largest = unit(A)
-    shifted = A.to(torch.complex128)[..., None, :, :] - (L.to(torch.complex128) / largest[..., 0])[
-        ..., None, None
-    ] * torch.eye(n)
-    least = torch.linalg.svdvals(shifted)[..., -1].amax(-1)
-    check_below(least / norm(A).clamp(min=1e-300), 10 * max(n, 8) * EPS, "eigenvalues", names)
-    trace = torch.diagonal(A, dim1=-2, dim2=-1).sum(-1)
-    error = ((L.to(torch.complex128) / largest[..., 0]).sum(-1) - trace).abs()
-    check_below(error / norm(A).clamp(min=1e-300), 10 * max(n, 8) ** 1.5 * EPS, "the trace", names)
+    n, A, L = A.shape[-1], A.to(torch.complex128), L.to(torch.complex128)
+    largest = A.abs().amax(dim=(-2, -1), keepdim=True).clamp(min=1e-300)
+    A, L = A / largest, L / largest[..., 0]
+    norms = torch.linalg.matrix_norm(A).clamp(min=1e-300)
+    least = torch.linalg.svdvals(A[..., None, :, :] - L[..., None, None] * torch.eye(n))[..., -1].amax(-1)
+    check_below(least / norms, 10 * max(n, 8) * EPS, "eigenvalues", names)
+    error = (L.sum(-1) - torch.diagonal(A, dim1=-2, dim2=-1).sum(-1)).abs()
+    check_below(error / norms, 10 * max(n, 8) ** 1.5 * EPS, "the trace", names)
 
 
 def isolated(n):

@@ -13,17 +13,22 @@ from metalcore.linalg import _pytorch
 
 pytestmark = pytest.mark.only_on("simulator", "mps")
 
-LACKING = {"_linalg_svd", "_linalg_eigh", "geqrf", "ormqr", "linalg_lstsq"}
+LACKING = {"_linalg_svd", "_linalg_eigh", "linalg_eig", "_linalg_eigvals", "geqrf", "ormqr", "linalg_lstsq"}
 if "linalg_lu_solve" in _pytorch._ONLY_ON_THE_CPU:  # PyTorch 2.13 has a kernel
     LACKING.add("linalg_lu_solve")
 
 
+REAL_ALONE = {"_linalg_solve_ex", "linalg_lu_factor_ex", "linalg_inv_ex"}
+
+
 class AsOnAMac(TorchDispatchMode):
-    """Raises PyTorch's error for an operator without an MPS kernel."""
+    """Raises PyTorch's error for an operator without an MPS kernel, or without one of complex numbers."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == "aten" and func.overloadpacket.__name__ in LACKING:
-            if any(isinstance(value, torch.Tensor) and value.is_mps for value in tree_leaves((args, kwargs))):
+        name = func.overloadpacket.__name__
+        if func.namespace == "aten" and name in LACKING | REAL_ALONE:
+            values = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.is_mps]
+            if any(name in LACKING or x.is_complex() for x in values):
                 raise NotImplementedError(f"The operator '{func}' is not currently implemented for the MPS device.")
         return func(*args, **kwargs or {})
 
@@ -37,6 +42,21 @@ def test_the_mode_refuses_what_a_mac_refuses(device):
 def test_kernels_and_derivatives_need_none_of_them(device, name):
     with AsOnAMac():
         CASES[name].make(device).run()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_the_override_of_eig_has_a_derivative(device, dtype):
+    A = torch.randn(2, 5, 5, dtype=dtype)
+
+    def gradient(A):
+        A = A.requires_grad_()
+        L, V = torch.linalg.eig(A)
+        loss = L.real.sin().sum() + (V.abs().square() * L.real.unsqueeze(-2)).sum() + torch.linalg.eigvals(A).imag.sum()
+        return torch.autograd.grad(loss, A)[0]
+
+    with AsOnAMac(), metalcore.enable_pytorch_overrides("eig"):
+        found = gradient(A.to(device))
+    torch.testing.assert_close(found.cpu(), gradient(A), rtol=1e-2, atol=1e-2)
 
 
 # Each takes a batch of square matrices.

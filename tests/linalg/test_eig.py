@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from eig_cases import check_eig, check_values, general, isolated
+from eig_cases import check_eig, check_values, general, general_complex, isolated
 from jacobi_cases import plan
 from matrices import EPS
 from rows import FAMILIES, tuned
@@ -21,13 +21,25 @@ def check(device, A, names):
     check_values(A, values.cpu(), names)
 
 
+def hard(cases, n):
+    """All of the matrices, or some of large ones."""
+    names = list(cases) if n < 60 else ["random", "Frank", "close pairs", "nilpotent", "columns from 1e-15 to 1e15"]
+    return torch.stack([cases[name] for name in names]), names
+
+
 @pytest.mark.parametrize("variant, n", [(variant, n) for variant in SIZES for n in SIZES[variant]])
 def test_hard_matrices(device, variant, n):
     with tuned("baseline"):
         assert plan("baseline", "eig", (n, n))[0] == plan("baseline", "eigvals", (n, n))[0] == variant
-    cases = general(n)
-    names = list(cases) if n < 60 else ["random", "Frank", "close pairs", "nilpotent", "columns from 1e-15 to 1e15"]
-    check(device, torch.stack([cases[name] for name in names]), names)
+    check(device, *hard(general(n), n))
+
+
+@pytest.mark.parametrize("variant, n", [*(("simd", n) for n in (1, 2, 3, 16, 32)), ("block", 60), ("device", 61)])
+def test_hard_complex_matrices(device, variant, n):
+    A, names = hard(general_complex(n), n)
+    with tuned("baseline"):
+        assert metalcore.explain("eig", A.to(device)).variant == variant
+    check(device, A, names)
 
 
 @pytest.mark.parametrize("n", [5, 20, 40, 70])
@@ -85,10 +97,12 @@ def test_empty(device, shape):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("n", [2, 16, 30, 50, 70])
-def test_a_bad_matrix_spoils_its_own_batch_entry_only(device, n, bad):
-    A = torch.randn(3, n, n)
-    A[1, n - 1, 0] = bad
+@pytest.mark.parametrize(
+    "n, dtype", [*((n, torch.float32) for n in (2, 16, 30, 50, 70)), *((n, torch.complex64) for n in (2, 40, 70))]
+)
+def test_a_bad_matrix_spoils_its_own_batch_entry_only(device, n, dtype, bad):
+    A = torch.randn(3, n, n, dtype=dtype)
+    A[1, n - 1, 0] = complex(1, bad) if dtype.is_complex else bad
     L, V = (x.cpu() for x in metalcore.eig(A.to(device)))
     assert L[1].isnan().all() and V[1].isnan().all()
     check_eig(A[::2], L[::2], V[::2], ["random"] * 2)
@@ -138,15 +152,16 @@ def _loss(linalg, A):
     return (L.real.sin() + L.imag.square()).sum() + (weights[:, None] * magnitudes * L.real.unsqueeze(-2)).sum()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
 @pytest.mark.parametrize("shape", [(4, 4), (2, 9, 9)])
-def test_gradient(device, shape):
-    A = torch.randn(shape, dtype=torch.float64)
+def test_gradient(device, shape, dtype):
+    A = torch.randn(shape, dtype=torch.promote_types(dtype, torch.float64))
     exact = A.clone().requires_grad_()
     (expected,) = torch.autograd.grad(_loss(torch.linalg, exact), exact)
-    ours = A.float().to(device).requires_grad_()
+    ours = A.to(device, dtype).requires_grad_()
     (found,) = torch.autograd.grad(_loss(metalcore, ours), ours)
     condition = torch.linalg.cond(torch.linalg.eig(A)[1]).max().item() ** 2
-    assert found.dtype == torch.float32
+    assert found.dtype == dtype
     bound = 100 * condition * shape[-1] * torch.finfo(torch.float32).eps
     assert (found.cpu() - expected).abs().max() <= bound * expected.abs().max()
     values = torch.autograd.grad(metalcore.eigvals(ours).real.sum(), ours)[0]  # the trace

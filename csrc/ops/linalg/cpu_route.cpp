@@ -45,7 +45,8 @@ int64_t& calls_on_cpu() {
 }
 
 NotFinite::NotFinite(const Tensor& copy, Entries entries) {
-  const MatrixShape s = matrix_shape(copy.sizes());
+  MatrixShape s = matrix_shape(copy.sizes());
+  if (copy.scalar_type() == ScalarType::ComplexFloat) s.columns *= 2;  // their parts, of matrices that are read whole
   batch_ = s.batch;
   if (without_memory(copy)) return;
   float* const data = static_cast<float*>(copy.data_ptr());

@@ -1,5 +1,5 @@
-// eig(A, compute_v) -> (L, V): complex eigenvalues and eigenvectors of general float32 matrices of any strides. Results
-// are row-major, and V has no elements without compute_v.
+// eig(A, compute_v) -> (L, V): complex eigenvalues and eigenvectors of general matrices, float32 or complex64, of any
+// strides. Results are row-major, and V has no elements without compute_v.
 #include "../../../kernels/linalg/eig.h"
 
 #include "../../gpu/cost.h"
@@ -56,9 +56,10 @@ struct EigPlan {
   uint32_t matrices_per_threadgroup, threads;
 };
 
-EigPlan plan_eig(int64_t n, int64_t batch, bool compute_v, const EigTuning& tuning) {
+EigPlan plan_eig(int64_t n, int64_t batch, bool is_complex, bool compute_v, const EigTuning& tuning) {
   const std::string size = times(n, n), count = std::to_string(batch) + " of " + size + ": ";
-  const std::string values = compute_v ? "" : "_values";
+  const std::string name = is_complex ? "eig_complex" : "eig", values = compute_v ? "" : "_values";
+  const uint32_t simdgroups = is_complex ? EIG_COMPLEX_SIMDGROUPS : EIG_SIMDGROUPS;
   if (batch == 0 || n == 0) return {EigVariant::empty, size + " has no eigenvalues", "", 0, 0};
   if (tuning.cpu.contain(n, batch)) return {EigVariant::cpu, count + faster_on_cpu(tuning.family), "", 0, 0};
   if (tuning.torch.contain(n, batch)) return {EigVariant::torch, count + faster_by_torch(tuning.family), "", 0, 0};
@@ -67,25 +68,27 @@ EigPlan plan_eig(int64_t n, int64_t batch, bool compute_v, const EigTuning& tuni
             "", 0, 0};
   if (n <= 32)
     return {EigVariant::simd, size + ": QR sweeps by a simdgroup, in threadgroup memory",
-            "eig_simd" + values + (n <= 16 ? "_16" : "_32"), EIG_SIMDGROUPS, 32 * EIG_SIMDGROUPS};
-  if (n <= EIG_BLOCK)
-    return {EigVariant::block, size + ": QR sweeps by a threadgroup, in its memory", "eig_block" + values, 1,
-            EIG_BLOCK};
-  return {EigVariant::device, size + ": QR sweeps by a threadgroup, in device memory", "eig_device" + values, 1,
+            name + "_simd" + values + (n <= 16 ? "_16" : "_32"), simdgroups, 32 * simdgroups};
+  if (n <= (is_complex ? EIG_COMPLEX_BLOCK : EIG_BLOCK))
+    return {EigVariant::block, size + ": QR sweeps by a threadgroup, in its memory", name + "_block" + values, 1,
+            EIG_BLOCK_THREADS};
+  return {EigVariant::device, size + ": QR sweeps by a threadgroup, in device memory", name + "_device" + values, 1,
           EIG_DEVICE_THREADS};
 }
 
 // Arithmetic of all parts, as LAPACK's working notes count it: with the eigenvectors, or the values alone.
-double eig_flops(int64_t n, bool compute_v) {
+double eig_flops(int64_t n, bool is_complex, bool compute_v) {
   const auto size = static_cast<double>(n);
-  return (compute_v ? 27.0 : 11.0) * size * size * size;
+  return (is_complex ? 4.0 : 1.0) * (compute_v ? 27.0 : 11.0) * size * size * size;
 }
 
 }  // namespace
 
 std::tuple<Tensor, Tensor> eig(const Tensor& input, bool compute_v) {
-  const MatrixShape s = check_square(compute_v ? "eig" : "eigvals", input);
-  const EigPlan plan = plan_eig(s.rows, s.batch, compute_v, eig_tuning(input));
+  const char* const name = compute_v ? "eig" : "eigvals";
+  const bool is_complex = input.scalar_type() == ScalarType::ComplexFloat;
+  const MatrixShape s = is_complex ? check_square(name, sizes_of(input)) : check_square(name, input);
+  const EigPlan plan = plan_eig(s.rows, s.batch, is_complex, compute_v, eig_tuning(input));
   gpu::note_plan("eig", name_of(plan.variant), [&] { return plan.why; });
   const auto complex = [&](const std::vector<int64_t>& sizes) {
     return new_tensor(sizes, ScalarType::ComplexFloat, input);
@@ -105,27 +108,29 @@ std::tuple<Tensor, Tensor> eig(const Tensor& input, bool compute_v) {
   const Tensor v = complex(compute_v ? batch_sizes(input, {s.rows, s.rows}) : std::vector<int64_t>{0});
   if (plan.variant == EigVariant::empty) return {l, v};
   const Matrices a = matrices(input);
-  const int64_t square = s.rows * s.rows;
-  const auto scratch = [&](bool wanted, int64_t floats) {
-    return new_tensor({wanted ? s.batch : 0, floats}, ScalarType::Float, input);
+  const int64_t square = s.rows * s.rows, floats = is_complex ? 2 : 1;  // floats of a number
+  const auto scratch = [&](bool wanted, int64_t count) {
+    return new_tensor({wanted ? s.batch : 0, count}, ScalarType::Float, input);
   };
   const bool in_device_memory = plan.variant == EigVariant::device;
-  const Tensor z = scratch(compute_v, square), x = scratch(compute_v, 2 * square),
-               h = scratch(in_device_memory, square);
+  const Tensor z = scratch(compute_v, floats * square), x = scratch(compute_v, 2 * square),
+               h = scratch(in_device_memory, floats * square);
   EigParams params{a.batch_stride, a.row_stride, a.column_stride, grid_side(s.batch), grid_side(s.rows)};
   gpu::record(a.tensor, [&](gpu::Recording& recording) {
-    const gpu::Work each{eig_flops(s.rows, compute_v), (compute_v ? 36.0 : 12.0) * static_cast<double>(square)};
+    const gpu::Work each{eig_flops(s.rows, is_complex, compute_v),
+                         ((compute_v ? 32.0 : 8.0) + 4.0 * static_cast<double>(floats)) * static_cast<double>(square)};
     gpu::in_pieces(recording, s.batch, each, [&](const gpu::Piece& piece) {
       const auto complex_of = [&](const Tensor& tensor, int64_t elements) {
         return piece.of(gpu::view_of(tensor), 8 * elements);
       };
+      const gpu::BufferView matrices_of_piece = piece.of(gpu::view_of(a.tensor), 4 * floats * a.batch_stride);
       const auto optional = [&](bool wanted, const gpu::BufferView& view) { return wanted ? view : gpu::view_of(l); };
       params.matrices = grid_side(piece.count);
-      recording.kernel(plan.kernel).buffer(0, piece.of(a.tensor, a.batch_stride)).buffer(1, complex_of(l, s.rows));
+      recording.kernel(plan.kernel).buffer(0, matrices_of_piece).buffer(1, complex_of(l, s.rows));
       recording.buffer(2, optional(compute_v, complex_of(v, square)));
-      recording.buffer(3, optional(compute_v, piece.of(z, square)));
+      recording.buffer(3, optional(compute_v, piece.of(z, floats * square)));
       recording.buffer(4, optional(compute_v, piece.of(x, 2 * square))).bytes(5, params);
-      if (in_device_memory) recording.buffer(6, piece.of(h, square));
+      if (in_device_memory) recording.buffer(6, piece.of(h, floats * square));
       recording.work(piece.work.flops, piece.work.bytes);
       recording.dispatch_threadgroups({ceil_div(params.matrices, plan.matrices_per_threadgroup)}, {plan.threads});
     });
