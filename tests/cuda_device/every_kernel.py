@@ -362,6 +362,13 @@ def eigh(device):
             yield f"eigh {n}x{n}", tensor
 
 
+def eig(device):
+    for n, is_complex, compute_v in itertools.product((16, 32, 60, 65), (False, True), (True, False)):
+        A = random(device, torch.float32, 3, n, n, 2)
+        for tensor in torch.ops.metalcore.eig(torch.view_as_complex(A) if is_complex else A[..., 0], compute_v):
+            yield f"eig {n}x{n}", tensor
+
+
 # name -> device -> [(what, result)]
 SECTIONS = {
     f"{section.__name__}-{str(dtype).removeprefix('torch.')}": functools.partial(section, dtype=dtype)
@@ -381,7 +388,7 @@ SECTIONS = {
         state_updates,
     )
     for dtype in DTYPES
-} | {section.__name__: section for section in (qr, lstsq, cholesky, lu, triangular, svd, eigh, quant)}
+} | {section.__name__: section for section in (qr, lstsq, cholesky, lu, triangular, svd, eigh, eig, quant)}
 
 
 def watched(results, launched):
