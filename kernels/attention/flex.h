@@ -61,8 +61,8 @@ struct FlexWalk {
   METAL_FUNC bool masked() const { return number < partial_count; }
   METAL_FUNC void seek() {
     for (; number < count; ++number) {
-      const uint which = masked() ? number : number - partial_count, cut = which % cuts * cut_size;
-      const uint block = uint((masked() ? partial : full)[which / cuts]);
+      const uint which = masked() ? number : number - partial_count, index = cuts == 1 ? which : which / cuts;
+      const uint cut = (which - index * cuts) * cut_size, block = uint((masked() ? partial : full)[index]);
       if (block >= blocks) continue;  // such a number must not lead outside of the tensors
       at = block * block_size + cut;
       end = metal::min(at + metal::min(cut_size, block_size - cut), length);
@@ -111,23 +111,20 @@ METAL_FUNC int64_t flex_number(constant FlexParams& p, uint batch, uint head, ui
   return (int64_t(batch) * p.heads + head) * p.q_length + query;
 }
 
-// A weight of softmax, and the score before the caller's function.
-struct FlexWeight {
-  float value, score;
-};
-template <typename Mods>
-METAL_FUNC FlexWeight flex_weight(thread const Mods& mods, float product, float scale, float lse, bool seen,
-                                  bool masked, uint batch, uint head, uint query, uint key) {
+// For gradients, in the place of a product: a weight of softmax; and in that of a weight's gradient: the one of the
+// score before the caller's function. A query without keys has an infinite `lse`.
+template <bool kEdge, bool kWithDerivative, typename Mods>
+METAL_FUNC void flex_gradient(thread const Mods& mods, thread float& product, thread float& gradient, float scale,
+                              float lse, float subtracted, bool exists, bool masked, uint batch, uint head, uint query,
+                              uint key) {
+  const int b = int(batch), h = int(head), q = int(query), k = int(key);
   const float score = product * scale;
-  seen = seen && lse != -INFINITY && (!masked || mods.mask(int(batch), int(head), int(query), int(key)));
-  if (!seen) return {0.0f, score};
-  const float changed = mods.score(score, int(batch), int(head), int(query), int(key)) * kLog2E;
-  return {metal::fast::exp2(metal::min(changed - lse, 0.0f)), score};
-}
-// The gradient of the score before the caller's function, from that of the changed one.
-template <typename Mods>
-METAL_FUNC float flex_derivative(thread const Mods& mods, FlexWeight weight, float gradient, uint batch, uint head,
-                                 uint query, uint key) {
-  if (weight.value == 0.0f) return 0.0f;  // what is hidden has no slope, also where the function has an infinite one
-  return mods.derivative(weight.score, weight.value * gradient, int(batch), int(head), int(query), int(key));
+  const float changed =
+      Mods::kPlain ? metal::fma(product, scale * kLog2E, -lse) : mods.score(score, b, h, q, k) * kLog2E - lse;
+  product = metal::fast::exp2(metal::min(changed, 0.0f));
+  if (kEdge) product = exists & (!masked | mods.mask(b, h, q, k)) ? product : 0.0f;
+  if (!kWithDerivative) return;
+  // What is hidden has no slope, also where the function has an infinite one.
+  const float slope = mods.derivative(score, product * (gradient - subtracted), b, h, q, k);
+  gradient = product == 0.0f ? 0.0f : slope;
 }

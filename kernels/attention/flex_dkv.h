@@ -3,16 +3,41 @@
 
 #include "flex.h"
 
+// `kOwn` of the operands that a threadgroup keeps, its values and then its keys, stay in threadgroup memory.
 template <typename T, uint kSize, uint kDown, uint kSimds, uint kQueries, bool kNarrow, bool kWithKeys,
-          bool kWithValues>
+          bool kWithValues, uint kOwn>
 constexpr uint flex_dkv_tile() {
-  return ((kWithKeys && kWithValues ? 2 * kQueries : kQueries) +
-          (kNarrow ? (kWithKeys ? 16 : 8) * kDown * kSimds : 0)) *
-         (kSize + 16 / sizeof(T));
+  return ((kWithKeys && kWithValues ? 2 * kQueries : kQueries) + kOwn * 8 * kDown * kSimds) * (kSize + 16 / sizeof(T));
+}
+
+// Weights in the place of `scores`, and the gradients of scores in that of `products`.
+template <bool kEdge, bool kWithKeys, typename Mods, uint kDown, uint kAcross>
+METAL_FUNC void gradients_of_keys(thread Fragments<float, kDown, kAcross>& scores,
+                                  thread Fragments<float, kDown, kAcross>& products, thread const Mods& mods,
+                                  float scale, threadgroup const float* logarithms, threadgroup const float* subtracted,
+                                  bool masked, FlexPlace at, uint head, uint query, uint key, Place place) {
+#pragma unroll
+  for (uint n = 0; n < kAcross; ++n) {
+    const uint number = n * 8 + place.column;
+    const metal::float2 lse = metal::float2(logarithms[number], logarithms[number + 1]);
+    const metal::float2 delta = metal::float2(subtracted[number], subtracted[number + 1]);
+#pragma unroll
+    for (uint m = 0; m < kDown; ++m) {
+      const uint row = key + m * 8 + place.row;
+#pragma unroll
+      for (uint i = 0; i < 2; ++i) {
+        float weight = elements(scores.at[m][n])[i], slope = elements(products.at[m][n])[i];
+        flex_gradient<kEdge, kWithKeys>(mods, weight, slope, scale, lse[i], delta[i], row < at.end, masked, at.batch,
+                                        head, query + number + i, row);
+        elements(scores.at[m][n])[i] = weight;
+        if (kWithKeys) elements(products.at[m][n])[i] = slope;
+      }
+    }
+  }
 }
 
 template <typename T, uint kSize, uint kDown, uint kSimds, uint kQueries, bool kNarrow, bool kWithKeys,
-          bool kWithValues, typename Mods>
+          bool kWithValues, uint kOwn, typename Mods>
 METAL_FUNC void flex_dkv(device T* dk, device T* dv, device const T* q, device const T* k, device const T* v,
                          device const int* counts, device const int* indices, device const int* full_counts,
                          device const int* full_indices, device const float* lse, device const float* delta,
@@ -20,11 +45,12 @@ METAL_FUNC void flex_dkv(device T* dk, device T* dv, device const T* q, device c
                          thread const Mods& mods, uint group, uint thread_index, uint simd, uint lane) {
   constexpr bool kBoth = kWithKeys && kWithValues;
   constexpr uint kPitch = kSize + 16 / sizeof(T), kAcross = kQueries / 8, kKeys = 8 * kDown * kSimds;
+  constexpr bool kEarly = !kNarrow && sizeof(T) == 2 && kBoth;  // the next tiles are loaded meanwhile
   constexpr uint kTileRows = kBoth ? 2 * kQueries : kQueries;
   threadgroup T* const queries = tile;
   threadgroup T* const gradients = kBoth ? tile + kQueries * kPitch : tile;
-  threadgroup T* const own_keys = kNarrow ? tile + kTileRows * kPitch : tile;
-  threadgroup T* const own_values = kNarrow && kWithKeys ? own_keys + kKeys * kPitch : own_keys;
+  threadgroup T* const own_values = kOwn > 0 ? tile + kTileRows * kPitch : tile;
+  threadgroup T* const own_keys = kOwn > 1 ? own_values + kKeys * kPitch : kNarrow ? own_values : tile;
   threadgroup float* const logarithms = numbers;
   threadgroup float* const subtracted = numbers + kQueries;
 
@@ -37,7 +63,8 @@ METAL_FUNC void flex_dkv(device T* dk, device T* dv, device const T* q, device c
   const float scale = p.scale_number();
   const bool vectors = p.vectors != 0;
 
-  OwnRows<kNarrow, T, kDown, kSize / 8> keys, values;
+  OwnRows<kNarrow, T, kDown, kSize / 8, (kOwn > 1)> keys;
+  OwnRows<kNarrow, T, kDown, kSize / 8, (kOwn > 0)> values;
   load_by_tile<kTileRows, kPitch, kSimds>(keys, own_keys, rows_of(k, p.k, at.batch, at.head, 0), at.begin, at.end,
                                           uint(p.head_size), vectors, thread_index, simd);
   if (kWithKeys)
@@ -52,24 +79,48 @@ METAL_FUNC void flex_dkv(device T* dk, device T* dv, device const T* q, device c
   for (uint head = at.head * uint(p.group); head < (at.head + 1) * uint(p.group); ++head) {
     const StridedRows<T> q_rows = rows_of(q, p.q, at.batch, head, 0);
     const StridedRows<T> gradient_rows = rows_of(d_out, p.d_out, at.batch, head, 0);
-    for (FlexWalk walk = flex_walk(p, counts, indices, full_counts, full_indices, at.batch, head, at.block,
-                                   uint(p.tables.q_block), q_length, kQueries, 1);
-         walk.more(); walk.next()) {
+    const int64_t first_number = flex_number(p, at.batch, head, 0);
+    using Ahead = RowsAhead<T, kQueries, kSize, kPitch, 32 * kSimds, StridedRows<T>>;
+    Ahead queries_ahead(q_rows, q_length, uint(p.head_size), vectors, thread_index);
+    Ahead gradients_ahead(gradient_rows, q_length, uint(p.value_size), vectors, thread_index);
+    // A thread's logarithm and what it subtracts. Queries that see nothing or do not exist have weights of 0.
+    metal::float2 ahead;
+    FlexWalk walk = flex_walk(p, counts, indices, full_counts, full_indices, at.batch, head, at.block,
+                              uint(p.tables.q_block), q_length, kQueries, 1);
+    const auto load_numbers = [&]() {
+      const uint query = walk.at + thread_index;
+      ahead = metal::float2(INFINITY, 0.0f);
+      if (thread_index >= kQueries || query >= walk.end) return;
+      const float logarithm = lse[first_number + query];
+      ahead = metal::float2(logarithm == -INFINITY ? INFINITY : logarithm, delta[first_number + query]);
+    };
+    if (kEarly && walk.more()) {
+      queries_ahead.load(walk.at);
+      gradients_ahead.load(walk.at);
+      load_numbers();
+    }
+    while (walk.more()) {
       const uint query = walk.at;
+      const bool masked = walk.masked();
+      if (!kEarly) load_numbers();
       metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-      if (kWithValues)
-        load_rows<T, kQueries, kSize, kPitch, 32 * kSimds>(queries, q_rows, query, q_length, uint(p.head_size), vectors,
-                                                           thread_index);
-      if (kWithKeys)
-        load_rows<T, kQueries, kSize, kPitch, 32 * kSimds>(gradients, gradient_rows, query, q_length,
-                                                           uint(p.value_size), vectors, thread_index);
-      for (uint i = thread_index; i < kQueries; i += 32 * kSimds) {
-        const bool exists = query + i < walk.end;
-        const int64_t number = flex_number(p, at.batch, head, query + i);
-        logarithms[i] = exists ? lse[number] : -INFINITY;
-        subtracted[i] = exists ? delta[number] : 0.0f;
+      if (kEarly) {
+        queries_ahead.store(queries, query);
+        gradients_ahead.store(gradients, query);
+      } else {
+        if (kWithValues)
+          load_rows<T, kQueries, kSize, kPitch, 32 * kSimds>(queries, q_rows, query, q_length, uint(p.head_size),
+                                                             vectors, thread_index);
+        if (kWithKeys)
+          load_rows<T, kQueries, kSize, kPitch, 32 * kSimds>(gradients, gradient_rows, query, q_length,
+                                                             uint(p.value_size), vectors, thread_index);
+      }
+      if (thread_index < kQueries) {
+        logarithms[thread_index] = ahead.x;
+        subtracted[thread_index] = ahead.y;
       }
       metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      walk.next();
 
       Fragments<float, kDown, kAcross> scores, products;
       if (!kWithValues) {
@@ -79,37 +130,27 @@ METAL_FUNC void flex_dkv(device T* dk, device T* dv, device const T* q, device c
       }
       product_transposed<kPitch>(scores, keys, queries);
       if (kBoth) product_transposed<kPitch>(products, values, gradients);
-#pragma unroll
-      for (uint m = 0; m < kDown; ++m) {
-        const uint row = key + m * 8 + place.row;
-#pragma unroll
-        for (uint n = 0; n < kAcross; ++n) {
-          thread metal::float2& two = elements(scores.at[m][n]);
-          thread metal::float2& gradient = elements(products.at[m][n]);
-#pragma unroll
-          for (uint i = 0; i < 2; ++i) {
-            const uint number = n * 8 + place.column + i, column = query + number;
-            const FlexWeight weight = flex_weight(mods, two[i], scale, logarithms[number], row < at.end, walk.masked(),
-                                                  at.batch, head, column, row);
-            two[i] = weight.value;
-            if (kWithKeys)
-              gradient[i] =
-                  flex_derivative(mods, weight, gradient[i] - subtracted[number], at.batch, head, column, row);
-          }
-        }
+      if (masked || at.begin + kKeys > at.end)
+        gradients_of_keys<true, kWithKeys>(scores, products, mods, scale, logarithms, subtracted, masked, at, head,
+                                           query, key, place);
+      else
+        gradients_of_keys<false, kWithKeys>(scores, products, mods, scale, logarithms, subtracted, masked, at, head,
+                                            query, key, place);
+      Fragments<metal::conditional_t<kNarrow, float, T>, kDown, kAcross> weights, slopes;
+      if (kWithValues) round_to(weights, scores);
+      if (kWithKeys) round_to(slopes, products);
+      if (kEarly && walk.more()) {
+        queries_ahead.load(walk.at);
+        gradients_ahead.load(walk.at);
+        load_numbers();
       }
-      Fragments<metal::conditional_t<kNarrow, float, T>, kDown, kAcross> rounded;
       if (kWithValues) {
-        round_to(rounded, scores);
         if (!kWithKeys)
           exchange_rows<T, kQueries, kSize, kPitch, 32 * kSimds>(gradients, gradient_rows, query, q_length,
                                                                  uint(p.value_size), vectors, thread_index);
-        add_product<kPitch, kNarrow>(v_sums, ones, rounded, gradients);
+        add_product<kPitch, kNarrow>(v_sums, ones, weights, gradients);
       }
-      if (kWithKeys) {
-        round_to(rounded, products);
-        add_product<kPitch, kNarrow>(k_sums, ones, rounded, queries);
-      }
+      if (kWithKeys) add_product<kPitch, kNarrow>(k_sums, ones, slopes, queries);
     }
   }
 

@@ -9,6 +9,30 @@ constexpr uint flex_dq_tile() {
   return ((kNarrow ? kKeys : 2 * kKeys) + (kNarrow ? 16 * kDown * kSimds : 0)) * (kSize + 16 / sizeof(T));
 }
 
+// The gradients of scores, in the place of `scores`.
+template <bool kEdge, typename Mods, uint kDown, uint kAcross>
+METAL_FUNC void gradients_of_queries(thread Fragments<float, kDown, kAcross>& scores,
+                                     thread Fragments<float, kDown, kAcross>& products, thread const Mods& mods,
+                                     float scale, thread const float* logarithms, thread const float* subtracted,
+                                     bool masked, FlexPlace at, uint query, uint key, uint end, Place place) {
+#pragma unroll
+  for (uint m = 0; m < kDown; ++m) {
+#pragma unroll
+    for (uint n = 0; n < kAcross; ++n) {
+      thread metal::float2& two = elements(scores.at[m][n]);
+      metal::float2 gradient = elements(products.at[m][n]);
+#pragma unroll
+      for (uint i = 0; i < 2; ++i) {
+        const uint column = key + n * 8 + place.column + i;
+        float weight = two[i], slope = gradient[i];
+        flex_gradient<kEdge, true>(mods, weight, slope, scale, logarithms[m], subtracted[m], column < end, masked,
+                                   at.batch, at.head, query + m * 8 + place.row, column);
+        two[i] = slope;
+      }
+    }
+  }
+}
+
 template <typename T, uint kSize, uint kDown, uint kSimds, uint kKeys, bool kNarrow, typename Mods>
 METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, device const T* k, device const T* v,
                         device const int* counts, device const int* indices, device const int* full_counts,
@@ -16,6 +40,7 @@ METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, de
                         device const T* d_out, device const float* d_lse, threadgroup T* tile, constant FlexParams& p,
                         thread const Mods& mods, uint group, uint thread_index, uint simd, uint lane) {
   constexpr uint kPitch = kSize + 16 / sizeof(T), kAcross = kKeys / 8, kQueries = 8 * kDown * kSimds;
+  constexpr bool kEarly = !kNarrow && sizeof(T) == 2;  // there are registers to load the next tiles into meanwhile
   constexpr uint kTileRows = kNarrow ? kKeys : 2 * kKeys;
   threadgroup T* const keys = tile;
   threadgroup T* const values = kNarrow ? tile : tile + kKeys * kPitch;
@@ -46,10 +71,10 @@ METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, de
     sum += metal::simd_shuffle_xor(sum, 1);
     sum += metal::simd_shuffle_xor(sum, 8);
     const uint row = query + m * 8 + place.row;
-    logarithms[m] = -INFINITY;
+    logarithms[m] = INFINITY;
     if (row < at.end) {
       const int64_t number = flex_number(p, at.batch, at.head, row);
-      logarithms[m] = lse[number];
+      if (lse[number] != -INFINITY) logarithms[m] = lse[number];
       if (p.has_lse_gradient != 0) sum -= d_lse[number] * kLog2E;  // that of a logarithm to base 2
       if (place.column == 0) delta[number] = sum;
     }
@@ -64,42 +89,49 @@ METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, de
   Fragments<float, kDown, kSize / 8> sums;
   clear(sums);
   const StridedRows<T> k_rows = rows_of(k, p.k, at.batch, k_head, 0), v_rows = rows_of(v, p.v, at.batch, k_head, 0);
-  for (FlexWalk walk = flex_walk(p, counts, indices, full_counts, full_indices, at.batch, at.head, at.block,
-                                 uint(p.tables.k_block), k_length, kKeys, 1);
-       walk.more(); walk.next()) {
-    const uint key = walk.at;
+  using Ahead = RowsAhead<T, kKeys, kSize, kPitch, 32 * kSimds, StridedRows<T>>;
+  Ahead keys_ahead(k_rows, k_length, uint(p.head_size), vectors, thread_index);
+  Ahead values_ahead(v_rows, k_length, uint(p.value_size), vectors, thread_index);
+  FlexWalk walk = flex_walk(p, counts, indices, full_counts, full_indices, at.batch, at.head, at.block,
+                            uint(p.tables.k_block), k_length, kKeys, 1);
+  if (kEarly && walk.more()) {
+    keys_ahead.load(walk.at);
+    values_ahead.load(walk.at);
+  }
+  while (walk.more()) {
+    const uint key = walk.at, end = walk.end;
+    const bool masked = walk.masked(), edge = masked || key + kKeys > end;
+    walk.next();
     Fragments<float, kDown, kAcross> scores, products;
     if (kNarrow) {
       exchange_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(values, v_rows, key, k_length, uint(p.value_size), vectors,
                                                           thread_index);
       product_transposed<kPitch>(products, gradients, values);
+      exchange_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(keys, k_rows, key, k_length, uint(p.head_size), vectors,
+                                                          thread_index);
+    } else {
+      if (!kEarly) {
+        keys_ahead.load(key);
+        values_ahead.load(key);
+      }
+      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      keys_ahead.store(keys, key);
+      values_ahead.store(values, key);
+      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     }
-    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    load_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(keys, k_rows, key, k_length, uint(p.head_size), vectors,
-                                                    thread_index);
-    if (!kNarrow)
-      load_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(values, v_rows, key, k_length, uint(p.value_size), vectors,
-                                                      thread_index);
-    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    if (kEarly && walk.more()) {
+      keys_ahead.load(walk.at);
+      values_ahead.load(walk.at);
+    }
 
     product_transposed<kPitch>(scores, queries, keys);
     if (!kNarrow) product_transposed<kPitch>(products, gradients, values);
-#pragma unroll
-    for (uint m = 0; m < kDown; ++m) {
-      const uint row = query + m * 8 + place.row;
-#pragma unroll
-      for (uint n = 0; n < kAcross; ++n) {
-        thread metal::float2& two = elements(scores.at[m][n]);
-        const metal::float2 gradient = elements(products.at[m][n]);
-#pragma unroll
-        for (uint i = 0; i < 2; ++i) {
-          const uint column = key + n * 8 + place.column + i;
-          const FlexWeight weight = flex_weight(mods, two[i], scale, logarithms[m], column < walk.end, walk.masked(),
-                                                at.batch, at.head, row, column);
-          two[i] = flex_derivative(mods, weight, gradient[i] - subtracted[m], at.batch, at.head, row, column);
-        }
-      }
-    }
+    if (edge)
+      gradients_of_queries<true>(scores, products, mods, scale, logarithms, subtracted, masked, at, query, key, end,
+                                 place);
+    else
+      gradients_of_queries<false>(scores, products, mods, scale, logarithms, subtracted, masked, at, query, key, end,
+                                  place);
     Fragments<metal::conditional_t<kNarrow, float, T>, kDown, kAcross> rounded;
     round_to(rounded, scores);
     add_product<kPitch, kNarrow>(sums, ones, rounded, keys);

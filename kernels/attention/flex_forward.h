@@ -9,6 +9,48 @@ constexpr uint flex_forward_tile() {
   return ((kNarrow ? kKeys : 2 * kKeys) + (kNarrow ? 8 * kDown * kSimds : 0)) * (kSize + 16 / sizeof(T));
 }
 
+// The logarithms to base 2 of products' exponentials.
+template <typename Mods, uint kDown, uint kAcross>
+METAL_FUNC void scale_scores(thread Fragments<float, kDown, kAcross>& scores, thread const Mods& mods, float scale,
+                             FlexPlace at, uint query, uint key, Place place) {
+#pragma unroll
+  for (uint m = 0; m < kDown; ++m) {
+    const uint row = query + m * 8 + place.row;
+#pragma unroll
+    for (uint n = 0; n < kAcross; ++n) {
+      thread metal::float2& two = elements(scores.at[m][n]);
+      if (Mods::kPlain) {
+        two *= scale * kLog2E;
+        continue;
+      }
+#pragma unroll
+      for (uint i = 0; i < 2; ++i) {
+        const uint column = key + n * 8 + place.column + i;
+        two[i] = mods.score(two[i] * scale, int(at.batch), int(at.head), int(row), int(column)) * kLog2E;
+      }
+    }
+  }
+}
+
+// Hides the scores of keys from `end` on, and those that the mask hides.
+template <typename Mods, uint kDown, uint kAcross>
+METAL_FUNC void hide_scores(thread Fragments<float, kDown, kAcross>& scores, thread const Mods& mods, bool is_masked,
+                            FlexPlace at, uint query, uint key, uint end, Place place) {
+#pragma unroll
+  for (uint m = 0; m < kDown; ++m) {
+    const uint row = query + m * 8 + place.row;
+#pragma unroll
+    for (uint n = 0; n < kAcross; ++n) {
+#pragma unroll
+      for (uint i = 0; i < 2; ++i) {
+        const uint column = key + n * 8 + place.column + i;
+        const bool seen = (column < end) & (!is_masked | mods.mask(int(at.batch), int(at.head), int(row), int(column)));
+        if (!seen) elements(scores.at[m][n])[i] = -INFINITY;
+      }
+    }
+  }
+}
+
 // `Out` is the type of results of all keys, or float for those of a part of them.
 template <typename T, uint kSize, uint kDown, uint kSimds, uint kKeys, bool kNarrow, typename Out, typename Mods>
 METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* largest_scores, device const T* q,
@@ -82,24 +124,14 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
                                                       thread_index);
     }
     float shrink[kDown];
+    scale_scores(scores, mods, scale, at, query, key, place);
+    if (edge) hide_scores(scores, mods, is_masked, at, query, key, end, place);
 #pragma unroll
     for (uint m = 0; m < kDown; ++m) {
-      const uint row = query + m * 8 + place.row;
       float most = largest[m];
 #pragma unroll
       for (uint n = 0; n < kAcross; ++n) {
-        thread metal::float2& two = elements(scores.at[m][n]);
-#pragma unroll
-        for (uint i = 0; i < 2; ++i) {
-          const uint column = key + n * 8 + place.column + i;
-          float score = mods.score(two[i] * scale, int(at.batch), int(at.head), int(row), int(column)) * kLog2E;
-          if (edge) {
-            const bool seen =
-                column < end && (!is_masked || mods.mask(int(at.batch), int(at.head), int(row), int(column)));
-            if (!seen) score = -INFINITY;
-          }
-          two[i] = score;
-        }
+        const metal::float2 two = elements(scores.at[m][n]);
         most = metal::max(most, metal::max(two.x, two.y));
       }
       most = metal::max(most, metal::simd_shuffle_xor(most, 1));

@@ -49,6 +49,9 @@ template <typename T, uint kRows, uint kSize, uint kPitch, uint kThreads, typena
 struct RowsAhead {
   static constexpr constant uint kPack = 16 / sizeof(T), kPacks = kSize / kPack;
   static constexpr constant uint kShare = (kRows * kPacks + kThreads - 1) / kThreads;
+  // A thread's packs are in one column, kStep rows apart, and every one of them is in the tile.
+  static constexpr constant bool kColumn = kThreads % kPacks == 0 && kRows * kPacks % kThreads == 0;
+  static constexpr constant uint kStep = kThreads / kPacks;
 
   Rows rows;
   uint count, size;
@@ -60,9 +63,14 @@ struct RowsAhead {
       : rows(rows), count(count), size(size), vectors(vectors), thread_index(thread_index) {}
 
   METAL_FUNC void load(uint first) {
-    if (!vectors) {
+    if (!vectors) return;
+    if (kColumn && size == kSize && first + kRows <= count) {  // mostly: no row or element is missing
+      device const T* from = rows.row(first + thread_index / kPacks) + thread_index % kPacks * kPack;
 #pragma unroll
-      for (uint s = 0; s < kShare; ++s) packs[s] = Pack<T>();
+      for (uint s = 0; s < kShare; ++s) {
+        packs[s] = *reinterpret_cast<device const Pack<T>*>(from);
+        from += kStep * rows.stride;
+      }
       return;
     }
 #pragma unroll
@@ -75,10 +83,13 @@ struct RowsAhead {
   }
   METAL_FUNC void store(threadgroup T* tile, uint first) const {
     if (vectors) {
+      threadgroup T* const to = tile + thread_index / kPacks * kPitch + thread_index % kPacks * kPack;
 #pragma unroll
       for (uint s = 0; s < kShare; ++s) {
         const uint index = s * kThreads + thread_index;
-        if (index < kRows * kPacks)
+        if (kColumn)
+          *reinterpret_cast<threadgroup Pack<T>*>(to + s * kStep * kPitch) = packs[s];
+        else if (index < kRows * kPacks)
           *reinterpret_cast<threadgroup Pack<T>*>(tile + index / kPacks * kPitch + index % kPacks * kPack) = packs[s];
       }
       return;
@@ -163,6 +174,18 @@ template <typename T, uint kDown, uint kDepth>
 struct SharedRows {
   threadgroup const T* first;
 };
+// The same of a wide kernel, whose registers do not hold them beside its sums.
+template <typename T, uint kDown, uint kDepth>
+struct TileRows {
+  threadgroup const T* first;
+};
+template <uint kPitch, typename T, uint kDown, uint kDepth, uint kTerms, uint kAcross>
+METAL_FUNC void multiply_rows(thread Fragments<float, kDown, kAcross>& sums, thread const TileRows<T, kDown, kDepth>& a,
+                              uint first, thread const RightFragments<T, kTerms, kAcross>& b) {
+  Fragments<T, kDown, kTerms> terms;
+  load<kPitch>(terms, a.first + first * 8);
+  multiply(sums, terms, 0, b);
+}
 template <uint kPitch, typename T, typename Right, uint kDown, uint kDepth, uint kAcross>
 METAL_FUNC void multiply_rows(thread Fragments<float, kDown, kAcross>& sums,
                               thread const Fragments<T, kDown, kDepth>& a, uint first, thread const Right& b) {
@@ -194,6 +217,10 @@ METAL_FUNC void sum_of_parts(thread Fragments<float, kDown, kAcross>& c, thread 
       load_transposed<kPitch>(b, tile + k * 8);
       multiply_rows<kPitch>(part, a, k, b);
     }
+    if (kPart == kDepth) {
+      c = part;
+      return;
+    }
 #pragma unroll
     for (uint m = 0; m < kDown; ++m) {
 #pragma unroll
@@ -202,9 +229,9 @@ METAL_FUNC void sum_of_parts(thread Fragments<float, kDown, kAcross>& c, thread 
   }
 }
 // Sums of float are made of shorter ones, which loses fewer bits.
-template <uint kPitch, typename T, uint kDown, uint kDepth, uint kAcross>
-METAL_FUNC void product_transposed(thread Fragments<float, kDown, kAcross>& c,
-                                   thread const Fragments<T, kDown, kDepth>& a, threadgroup const T* tile) {
+template <uint kPitch, template <typename, uint, uint> class Rows, typename T, uint kDown, uint kDepth, uint kAcross>
+METAL_FUNC void product_transposed(thread Fragments<float, kDown, kAcross>& c, thread const Rows<T, kDown, kDepth>& a,
+                                   threadgroup const T* tile) {
   constexpr uint kPart = sizeof(T) == 4 ? 4 : kDepth, kTerms = kDown == 1 ? 4 : 2;
   sum_of_parts<RightFragments<T, kTerms, kAcross>, kDepth, kPart, kTerms, kPitch>(c, a, tile);
 }
@@ -257,17 +284,29 @@ METAL_FUNC void load_by_tile(thread Fragments<T, kDown, kAcross>& fragments, thr
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 }
 
-// Loads rows for a narrow kernel: all of them stay in `own`, and no tile takes a part.
+// Loads rows that stay in `own`: no tile takes a part.
+template <uint kPitch, uint kSimds, uint kDown, uint kAcross, typename T, typename Rows>
+METAL_FUNC threadgroup const T* load_own(threadgroup T* own, Rows rows, uint first, uint count, uint size, bool vectors,
+                                         uint thread_index, uint simd) {
+  exchange_rows<T, 8 * kDown * kSimds, 8 * kAcross, kPitch, 32 * kSimds>(own, rows, first, count, size, vectors,
+                                                                         thread_index);
+  return own + simd * 8 * kDown * kPitch;
+}
 template <uint kRows, uint kPitch, uint kSimds, typename T, uint kDown, uint kAcross, typename Rows>
 METAL_FUNC void load_by_tile(thread SharedRows<T, kDown, kAcross>& shared, threadgroup T* own, Rows rows, uint first,
                              uint count, uint size, bool vectors, uint thread_index, uint simd) {
-  exchange_rows<T, 8 * kDown * kSimds, 8 * kAcross, kPitch, 32 * kSimds>(own, rows, first, count, size, vectors,
-                                                                         thread_index);
-  shared.first = own + simd * 8 * kDown * kPitch;
+  shared.first = load_own<kPitch, kSimds, kDown, kAcross>(own, rows, first, count, size, vectors, thread_index, simd);
+}
+template <uint kRows, uint kPitch, uint kSimds, typename T, uint kDown, uint kAcross, typename Rows>
+METAL_FUNC void load_by_tile(thread TileRows<T, kDown, kAcross>& shared, threadgroup T* own, Rows rows, uint first,
+                             uint count, uint size, bool vectors, uint thread_index, uint simd) {
+  shared.first = load_own<kPitch, kSimds, kDown, kAcross>(own, rows, first, count, size, vectors, thread_index, simd);
 }
 // What a kernel has of its simdgroup's rows.
-template <bool kNarrow, typename T, uint kDown, uint kDepth>
-using OwnRows = metal::conditional_t<kNarrow, SharedRows<T, kDown, kDepth>, Fragments<T, kDown, kDepth>>;
+template <bool kNarrow, typename T, uint kDown, uint kDepth, bool kInTile = false>
+using OwnRows =
+    metal::conditional_t<kNarrow, SharedRows<T, kDown, kDepth>,
+                         metal::conditional_t<kInTile, TileRows<T, kDown, kDepth>, Fragments<T, kDown, kDepth>>>;
 
 template <uint kDown>
 METAL_FUNC void fill(thread float (&values)[kDown], float value) {

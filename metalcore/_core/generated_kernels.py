@@ -15,18 +15,21 @@ from .. import _C
 
 # Each operation of a generated kernel rounds as it is written: a product and a sum do not become one operation.
 _CUDA_FLAGS = ("--fmad=false",)
+_CONVERGENT = "-DMSL_CONVERGENT=1"  # see msl/include/cuda/target/lanes.h
 MARK = "KERNEL_NAME"
 
 _sources: dict[str, str] = {}  # by kernel
+_convergent: set[str] = set()
 _lock = threading.Lock()
 
 
-def add(stem: str, source: str) -> str:
+def add(stem: str, source: str, convergent: bool = False) -> str:
     """Makes a kernel known to recordings.
 
     Args:
         stem: the beginning of its name.
         source: MSL whose one kernel is called KERNEL_NAME.
+        convergent: whole simdgroups call its simd functions, so that these need not find the active lanes.
 
     Returns:
         The kernel's name, which ends in a digest of the source.
@@ -37,6 +40,8 @@ def add(stem: str, source: str) -> str:
     with _lock:
         if name not in _sources:
             _sources[name] = source.replace(MARK, name)
+            if convergent:
+                _convergent.add(name)
             _C.add_generated(name, _sources[name])
     return name
 
@@ -72,7 +77,8 @@ def _cuda_number(kernel):
     def load():
         return program.translation.program, program.translation.cuda_kernels()
 
-    return cuda.register(cuda.CudaProgram(program.digest, load, msl=program.source, flags=_CUDA_FLAGS))
+    flags = (*_CUDA_FLAGS, _CONVERGENT) if kernel in _convergent else _CUDA_FLAGS
+    return cuda.register(cuda.CudaProgram(program.digest, load, msl=program.source, flags=flags))
 
 
 @functools.cache

@@ -86,13 +86,15 @@ class Call(NamedTuple):
 
 
 class _Tiles(NamedTuple):
-    """A threadgroup has `simds` simdgroups of 8 * `down` rows each, and walks over `across` others at once."""
+    """A threadgroup has `simds` simdgroups of 8 * `down` rows each, and walks over `across` others at once. For the
+    gradients of keys and values, `own` of its values and keys stay in its memory."""
 
     size: int
     down: int
     simds: int
     across: int
     is_narrow: bool
+    own: int = 2
 
     @property
     def rows(self) -> int:
@@ -103,12 +105,22 @@ class _Tiles(NamedTuple):
         return f"{self.size}, {self.down}, {self.simds}, {self.across}, {str(self.is_narrow).lower()}"
 
 
+# Tiles of heads of 128 elements of 16 bits, where threads have 255 registers and threadgroups 48 KiB. The simulator has
+# Metal's 32 KiB, and takes half of them at once.
+_LARGE = {
+    "forward": _Tiles(128, 2, 8, 64, False),
+    "dq": _Tiles(128, 2, 8, 32, False),
+    "dkv": _Tiles(128, 2, 4, 32, False, own=1),
+}
+
+
 def _first(value: int, *limits: tuple[int, int], otherwise: int) -> int:
     return next((number for limit, number in limits if value <= limit), otherwise)
 
 
-def _tiles(call: Call, kernel: str) -> _Tiles:
-    """Returns the tiles of the kernels that attention without functions has: see kernels/attention/attention.h."""
+def _tiles(call: Call, kernel: str, block: int) -> _Tiles:
+    """Returns the tiles of the kernels that attention without functions has: see kernels/attention/attention.h. Blocks
+    of so many rows take more of them."""
     size, row = call.size, call.size * call.q.element_size()
     is_narrow = (_C.chosen_tuning() or _C.gpu_family(call.q.device.type)).startswith("apple")
     if is_narrow:
@@ -119,18 +131,21 @@ def _tiles(call: Call, kernel: str) -> _Tiles:
         longest = 128 if kernel == "dkv" else 256
         return _Tiles(size, 1, both, _first(row, (longest, 16), otherwise=8), True)
     across = _first(row, (128, 64), (256, 32), (512, 16), otherwise=8)
+    if size == 128 and row == 256 and block >= 128:
+        large = _LARGE[kernel]
+        return large if call.q.is_cuda else large._replace(across=large.across // 2)
     if kernel == "forward":
         return _Tiles(size, _first(size, (128, 2), otherwise=1), 4, across, False)
     if kernel == "dq":
         return _Tiles(size, _first(row, (256, 2), otherwise=1), 4, across, False)
     across = 32 if row == 384 and size == 192 else across
-    return _Tiles(size, _first(row, (128, 2), otherwise=1), 4, across, False)
+    return _Tiles(size, _first(row, (128, 2), otherwise=1), 4, across, False, own=0)
 
 
 def forward(call: Call, tables: Tables, functions: Functions) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the results, and the logarithms of softmax's sums and the largest scores, both to base 2."""
     q, (batch, heads, length, _), size = call.q, call.q.shape, call.v.shape[3]
-    tiles = _tiles(call, "forward")
+    tiles = _tiles(call, "forward", tables.q_block)
     splits, cuts = _splits(call, tables, tiles)
     out = like(q, size)
     # Results of parts of the keys are floats (batch, length, splits, heads, size).
@@ -171,7 +186,9 @@ def dq(call, tables, functions: Functions, out, lse, d_out, d_lse):
     delta = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     inputs = [("T", q), ("T", call.k), ("T", call.v), *_tables(tables)]
     inputs += [("T", out), ("float", lse), ("T", d_out), ("float", lse if d_lse is None else d_lse)]
-    launch = _Launch("dq", call, tables, _tiles(call, "dq"), functions, [("T", gradient), ("float", delta)], inputs)
+    launch = _Launch(
+        "dq", call, tables, _tiles(call, "dq", tables.q_block), functions, [("T", gradient), ("float", delta)], inputs
+    )
     strides = {"out": out, "d_out": d_out, "dq": gradient}
     launch.run(strides, tables.q_block, q.shape[2], q.shape[1], 3 * call.k.shape[2], has_lse=d_lse is not None)
     return gradient, delta
@@ -181,14 +198,14 @@ def dkv(call, tables, functions: Functions, lse, delta, d_out):
     """Returns the gradients of keys and values."""
     q, k, v = call.q, call.k, call.v
     dk, dv = like(k, k.shape[3]), like(v, v.shape[3])
-    tiles = _tiles(call, "dkv")
-    kinds = [(True, True)]
+    tiles = _tiles(call, "dkv", tables.k_block)
+    kinds = [(True, True, tiles.own)]
     if tiles.is_narrow and tiles.size >= 128:  # a thread's registers do not hold the sums of both
         tiles = tiles._replace(across=_first(tiles.size * q.element_size(), (256, 16), otherwise=8))
-        kinds = [(True, False), (False, True)]
+        kinds = [(True, False, 2), (False, True, 1)]
     inputs = [("T", q), ("T", k), ("T", v), *_tables(tables), ("float", lse), ("float", delta), ("T", d_out)]
-    for of_keys, of_values in kinds:
-        more = f", {str(of_keys).lower()}, {str(of_values).lower()}"
+    for of_keys, of_values, own in kinds:
+        more = f", {str(of_keys).lower()}, {str(of_values).lower()}, {own}"
         launch = _Launch("dkv", call, tables, tiles, functions, [("T", dk), ("T", dv)], inputs, more)
         work = 4 * q.shape[2] * (q.shape[1] // k.shape[1])
         launch.run({"d_out": d_out, "dk": dk, "dv": dv}, tables.k_block, k.shape[2], k.shape[1], work)
@@ -276,7 +293,7 @@ class _Launch:
         if key not in known:
             mods = functions.mods()
             places = [next(i for i, x in enumerate(captures) if x is tensor) for tensor in mods.tensors]
-            name = generated_kernels.add(f"flex_{self.kernel}", self._source(mods, more))
+            name = generated_kernels.add(f"flex_{self.kernel}", self._source(mods, more), convergent=True)
             if len(known) >= _KEPT:
                 known.clear()
             known[key] = name, mods.numbers, places, functions.graphs  # whose ids nothing else has as long as they live

@@ -49,6 +49,7 @@ class Mods:
         self.tensors: list[Tensor] = []
         self._places: dict[int, int] = {}
         self._methods: list[str] = []
+        self._is_plain = True
 
     def number(self, value: int) -> str:
         """Returns the text of a number of the buffer."""
@@ -85,6 +86,7 @@ class Mods:
 
     def plain_derivative(self, text: str) -> None:
         """Adds the derivative of a function that leaves scores as they are, or does not read them."""
+        self._is_plain &= text == "gradient"
         arguments = ", ".join(f"int {argument}" for argument in ARGUMENTS)
         self._methods.append(
             f"  float derivative(float score, float gradient, {arguments}) const {{ return {text}; }}\n"
@@ -105,8 +107,10 @@ class Mods:
                 (returned,) = returned
         value = lowering.value(returned, ())
         text = value.text if result == "float" or value.dtype == torch.bool else f"({value.text} != 0)"
-        if result == "float" and kind(value.dtype) != "f":
-            text = f"float({text})"
+        if result == "float":
+            self._is_plain &= text == more[-1]
+            if kind(value.dtype) != "f":
+                text = f"float({text})"
         return [*lowering.statements, f"return {text};"]
 
     def members(self) -> list[str]:
@@ -115,7 +119,10 @@ class Mods:
     def text(self) -> str:
         """Returns the struct."""
         members = "".join(f"  {member};\n" for member in self.members())
-        return f"struct Mods {{\n{members}\n{''.join(self._methods)}}};\n"
+        plain = (
+            f"  static constexpr constant bool kPlain = {str(self._is_plain).lower()};  // scores stay as they are\n"
+        )
+        return f"struct Mods {{\n{plain}{members}\n{''.join(self._methods)}}};\n"
 
 
 class _ModLowering(Lowering):
