@@ -1,5 +1,6 @@
 """Scaled dot product attention."""
 
+from . import _flex_on_mps  # noqa: F401  (PyTorch's function of this name)
 from ._sdpa import scaled_dot_product_attention
 
 __all__ = ["scaled_dot_product_attention"]

@@ -20,7 +20,6 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 
-from .._core.environment import after_import
 from .compiling import optimize
 from .options import Options
 from .patterns import choose
@@ -278,20 +277,4 @@ def register() -> None:
         register_backend(backend, name="metalcore")
 
 
-def _allow_gradients():
-    """Lets PyTorch's flex_attention take tensors on `mps` that need a gradient. It refuses them, since PyTorch has no
-    kernel for the derivative there."""
-    from torch.nn.attention import flex_attention
-
-    checks = flex_attention._validate_device
-
-    @functools.wraps(checks)
-    def validate_device(query, key, value):
-        if query.device.type != "mps":
-            checks(query, key, value)
-
-    flex_attention._validate_device = validate_device  # pyright: ignore[reportPrivateImportUsage]
-
-
 register()
-after_import("torch.nn.attention.flex_attention", _allow_gradients)

@@ -111,9 +111,15 @@ def derivative_of(score: Captured, dtype: torch.dtype, device) -> GraphModule:
 class _Scattering(Interpreter):
     """Runs a graph whose reads of captured tensors have a derivative that adds to elements, which vmap knows."""
 
+    def run(self, *args, **kwargs):
+        self._count = 0
+        return super().run(*args, **kwargs)
+
     def placeholder(self, target, args, kwargs):
         value = super().placeholder(target, args, kwargs)
-        if isinstance(value, Tensor) and value.requires_grad and str(target).startswith("captured") and not value.dim():
+        self._count += 1
+        is_captured = self._count > 1 + INDICES and isinstance(value, Tensor)
+        if is_captured and value.requires_grad and not value.dim():
             return mod_index(value.reshape(1), [torch.zeros((), dtype=torch.int64, device=value.device)])
         return value
 

@@ -17,7 +17,7 @@ from ..pointwise.numbers import MEMORY, Unsupported
 from . import launches
 from .graphs import Captured, trace_mod, with_captures
 
-__all__ = ["captured_gradients", "flex_backward", "flex_forward", "takes"]
+__all__ = ["captured_gradients", "flex_backward", "flex_forward", "marked", "takes"]
 
 _CHUNK = 1 << 24  # scores of a part of the queries, where PyTorch's ops compute gradients of what a function captures
 
@@ -136,7 +136,7 @@ def flex_backward(
         arguments = (mask, block_mask, scale, out, logsumexp, d_out, grad_logsumexp)
         gradients = backward(query, key, value, score, joint_graph, *arguments)
     except Unsupported:
-        captures = _marked(score_captures, wanted)
+        captures = marked(score_captures, wanted)
         of_torch = sdpa_dense_backward(
             *(query, key, value, out, logsumexp, grad_out, grad_logsumexp, fw_graph, joint_graph, block_mask, scale),
             *(kernel_options, captures, mask_captures),  # pyright: ignore[reportArgumentType]
@@ -153,7 +153,7 @@ for function in (flex_forward, flex_backward):
     function.pure = True  # pyright: ignore[reportFunctionMemberAccess]  (programs may move other operations across it)
 
 
-def _marked(captures, wanted):
+def marked(captures, wanted):
     """Returns captured tensors of which those that need a gradient say so."""
     return tuple(x.detach().requires_grad_(want) if isinstance(x, Tensor) else x for x, want in zip(captures, wanted))
 
@@ -196,9 +196,9 @@ def captured_gradients(
 ) -> tuple[Tensor | None, ...]:
     """Returns the gradients of what score_mod captures. PyTorch's ops compute them for a part of the queries at a time,
     and add up what falls on one element in an order that is always the same."""
-    marked = _marked(score_captures, wanted)
+    captured = marked(score_captures, wanted)
     rows = max(1, _CHUNK // max(1, query.shape[0] * query.shape[1] * key.shape[2]))
-    sums: list[Tensor | None] = [None] * len(marked)
+    sums: list[Tensor | None] = [None] * len(captured)
     for first in range(0, query.shape[2], rows):
         part = slice(first, first + rows)
 
@@ -209,11 +209,11 @@ def captured_gradients(
             *(query[:, :, part], key, value, out[:, :, part], lse[:, :, part], d_out[:, :, part]),
             None if d_lse is None else d_lse[:, :, part],
             *(moved(score_mod, 3), moved(joint, 3), (*block_mask[:-1], moved(block_mask[-1], 2)), scale, {}),
-            *(marked, mask_captures),
+            *(captured, mask_captures),
         )[3]
         for i, gradient in enumerate(gradients):
             if gradient is not None and wanted[i]:
                 wide = gradient.to(torch.float32) if gradient.dtype in FLOAT_DTYPES else gradient
                 before = sums[i]
                 sums[i] = wide if before is None else before + wide
-    return tuple(None if s is None else s.to(x.dtype) for s, x in zip(sums, marked))
+    return tuple(None if s is None else s.to(x.dtype) for s, x in zip(sums, captured))
