@@ -128,3 +128,53 @@ METAL_FUNC void flex_gradient(thread const Mods& mods, thread float& product, th
   const float slope = mods.derivative(score, product * (gradient - subtracted), b, h, q, k);
   gradient = product == 0.0f ? 0.0f : slope;
 }
+
+// c = factors c + a b. Sums of 16-bit products of wide kernels are added where they are.
+template <bool kDirect>
+struct FlexSums {
+  template <uint kPitch, bool kNarrow, typename M, typename T, uint kDown, uint kDepth, uint kAcross>
+  static METAL_FUNC void add(thread Fragments<float, kDown, kAcross>& c, thread const float* factors,
+                             thread const Fragments<M, kDown, kDepth>& a, threadgroup const T* tile) {
+    add_product<kPitch, kNarrow>(c, factors, a, tile);
+  }
+};
+template <>
+struct FlexSums<true> {
+  template <uint kPitch, bool kNarrow, typename T, uint kDown, uint kDepth, uint kAcross>
+  static METAL_FUNC void add(thread Fragments<float, kDown, kAcross>& c, thread const float* factors,
+                             thread const Fragments<T, kDown, kDepth>& a, threadgroup const T* tile) {
+    bool changes = false;
+#pragma unroll
+    for (uint m = 0; m < kDown; ++m) changes |= factors[m] != 1.0f;
+    if (metal::simd_any(changes)) {
+#pragma unroll
+      for (uint m = 0; m < kDown; ++m) {
+#pragma unroll
+        for (uint n = 0; n < kAcross; ++n) elements(c.at[m][n]) *= factors[m];
+      }
+    }
+    add_to_sums<kPitch>(c, a, tile);
+  }
+};
+
+// Writes factors[m] times the sums to rows of a new tensor, of which elements follow each other.
+template <typename T, uint kDown, uint kAcross>
+METAL_FUNC void flex_store(thread Fragments<float, kDown, kAcross>& sums, thread const float* factors, device T* tensor,
+                           int64_t stride, uint first, uint count, uint size, Place place) {
+  if (size % 2 != 0) {
+    store(sums, factors, tensor, stride, first, count, size, place);
+    return;
+  }
+#pragma unroll
+  for (uint m = 0; m < kDown; ++m) {
+    const uint row = first + m * 8 + place.row;
+    if (row >= count) continue;
+    device T* const to = tensor + int64_t(row) * stride + place.column;
+#pragma unroll
+    for (uint n = 0; n < kAcross; ++n) {
+      if (n * 8 + place.column < size)
+        *reinterpret_cast<device metal::vec<T, 2>*>(to + n * 8) =
+            metal::vec<T, 2>(elements(sums.at[m][n]) * factors[m]);
+    }
+  }
+}

@@ -148,14 +148,17 @@ METAL_FUNC void flex_dkv(device T* dk, device T* dv, device const T* q, device c
         if (!kWithKeys)
           exchange_rows<T, kQueries, kSize, kPitch, 32 * kSimds>(gradients, gradient_rows, query, q_length,
                                                                  uint(p.value_size), vectors, thread_index);
-        add_product<kPitch, kNarrow>(v_sums, ones, weights, gradients);
+        FlexSums<(!kNarrow && sizeof(T) == 2)>::template add<kPitch, kNarrow>(v_sums, ones, weights, gradients);
       }
-      if (kWithKeys) add_product<kPitch, kNarrow>(k_sums, ones, slopes, queries);
+      if (kWithKeys)
+        FlexSums<(!kNarrow && sizeof(T) == 2)>::template add<kPitch, kNarrow>(k_sums, ones, slopes, queries);
     }
   }
 
   if (kWithValues)
-    store(v_sums, ones, first_row(dv, p.dv, at.batch, at.head, 0), p.dv.row, key, at.end, uint(p.value_size), place);
+    flex_store(v_sums, ones, first_row(dv, p.dv, at.batch, at.head, 0), p.dv.row, key, at.end, uint(p.value_size),
+               place);
   if (kWithKeys)
-    store(k_sums, factors, first_row(dk, p.dk, at.batch, at.head, 0), p.dk.row, key, at.end, uint(p.head_size), place);
+    flex_store(k_sums, factors, first_row(dk, p.dk, at.batch, at.head, 0), p.dk.row, key, at.end, uint(p.head_size),
+               place);
 }

@@ -56,6 +56,17 @@ METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, de
   const float scale = p.scale_number();
   const bool vectors = p.vectors != 0;
 
+  const StridedRows<T> k_rows = rows_of(k, p.k, at.batch, k_head, 0), v_rows = rows_of(v, p.v, at.batch, k_head, 0);
+  using Ahead = RowsAhead<T, kKeys, kSize, kPitch, 32 * kSimds, StridedRows<T>>;
+  Ahead keys_ahead(k_rows, k_length, uint(p.head_size), vectors, thread_index);
+  Ahead values_ahead(v_rows, k_length, uint(p.value_size), vectors, thread_index);
+  FlexWalk walk = flex_walk(p, counts, indices, full_counts, full_indices, at.batch, at.head, at.block,
+                            uint(p.tables.k_block), k_length, kKeys, 1);
+  if (kEarly && walk.more()) {
+    keys_ahead.load(walk.at);
+    values_ahead.load(walk.at);
+  }
+
   // Results are needed before the queries are.
   OwnRows<kNarrow, T, kDown, kSize / 8> queries, gradients;
   load_by_tile<kTileRows, kPitch, kSimds>(queries, own_queries, rows_of(out, p.out, at.batch, at.head, 0), at.begin,
@@ -88,16 +99,6 @@ METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, de
   fill(factors, scale);
   Fragments<float, kDown, kSize / 8> sums;
   clear(sums);
-  const StridedRows<T> k_rows = rows_of(k, p.k, at.batch, k_head, 0), v_rows = rows_of(v, p.v, at.batch, k_head, 0);
-  using Ahead = RowsAhead<T, kKeys, kSize, kPitch, 32 * kSimds, StridedRows<T>>;
-  Ahead keys_ahead(k_rows, k_length, uint(p.head_size), vectors, thread_index);
-  Ahead values_ahead(v_rows, k_length, uint(p.value_size), vectors, thread_index);
-  FlexWalk walk = flex_walk(p, counts, indices, full_counts, full_indices, at.batch, at.head, at.block,
-                            uint(p.tables.k_block), k_length, kKeys, 1);
-  if (kEarly && walk.more()) {
-    keys_ahead.load(walk.at);
-    values_ahead.load(walk.at);
-  }
   while (walk.more()) {
     const uint key = walk.at, end = walk.end;
     const bool masked = walk.masked(), edge = masked || key + kKeys > end;
@@ -134,8 +135,9 @@ METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, de
                                   place);
     Fragments<metal::conditional_t<kNarrow, float, T>, kDown, kAcross> rounded;
     round_to(rounded, scores);
-    add_product<kPitch, kNarrow>(sums, ones, rounded, keys);
+    FlexSums<(!kNarrow && sizeof(T) == 2)>::template add<kPitch, kNarrow>(sums, ones, rounded, keys);
   }
 
-  store(sums, factors, first_row(dq, p.dq, at.batch, at.head, 0), p.dq.row, query, at.end, uint(p.head_size), place);
+  flex_store(sums, factors, first_row(dq, p.dq, at.batch, at.head, 0), p.dq.row, query, at.end, uint(p.head_size),
+             place);
 }

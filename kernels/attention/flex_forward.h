@@ -59,7 +59,7 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
                              constant FlexParams& p, thread const Mods& mods, uint group, uint thread_index, uint simd,
                              uint lane) {
   constexpr uint kPitch = kSize + 16 / sizeof(T), kAcross = kKeys / 8, kQueries = 8 * kDown * kSimds;
-  constexpr bool kEarly = !kNarrow && sizeof(T) == 2;  // there are registers to load the next tiles into meanwhile
+  constexpr bool kEarly = !kNarrow && sizeof(T) == 2 && kDown <= 2;  // there are registers to load the next tiles into meanwhile
   constexpr uint kTileRows = kNarrow ? kKeys : 2 * kKeys;
   threadgroup T* const keys = tile;
   threadgroup T* const values = kNarrow ? tile : tile + kKeys * kPitch;
@@ -74,9 +74,6 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
   const uint query = at.begin + simd * 8 * kDown;
   const float scale = p.scale_number();
 
-  OwnRows<kNarrow, T, kDown, kSize / 8> queries;
-  load_by_tile<kTileRows, kPitch, kSimds>(queries, own, rows_of(q, p.q, at.batch, at.head, 0), at.begin, at.end,
-                                          uint(p.head_size), p.vectors != 0, thread_index, simd);
   Fragments<float, kDown, kSize / 8> sums;
   clear(sums);
   float largest[kDown], total[kDown];
@@ -94,6 +91,9 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
     keys_ahead.load(walk.at);
     values_ahead.load(walk.at);
   }
+  OwnRows<kNarrow, T, kDown, kSize / 8> queries;
+  load_by_tile<kTileRows, kPitch, kSimds>(queries, own, rows_of(q, p.q, at.batch, at.head, 0), at.begin, at.end,
+                                          uint(p.head_size), p.vectors != 0, thread_index, simd);
   while (walk.more()) {
     const uint key = walk.at, end = walk.end;
     const bool is_masked = walk.masked(), edge = is_masked || key + kKeys > end;
@@ -151,7 +151,7 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
     Fragments<metal::conditional_t<kNarrow, float, T>, kDown, kAcross> weights;
     round_to(weights, scores);
     if (kNarrow) metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    add_product<kPitch, kNarrow>(sums, shrink, weights, values);
+    FlexSums<(!kNarrow && sizeof(T) == 2)>::template add<kPitch, kNarrow>(sums, shrink, weights, values);
   }
 
   float factors[kDown];
@@ -168,6 +168,6 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
     }
     factors[m] = total[m] == 0.0f ? 0.0f : 1.0f / total[m];
   }
-  store(sums, factors, first_row(out + split * p.out_part, p.out, at.batch, at.head, 0), p.out.row, query, at.end,
-        uint(p.value_size), place);
+  flex_store(sums, factors, first_row(out + split * p.out_part, p.out, at.batch, at.head, 0), p.out.row, query, at.end,
+             uint(p.value_size), place);
 }

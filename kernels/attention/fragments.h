@@ -268,6 +268,33 @@ METAL_FUNC void add_product(thread Fragments<float, kDown, kAcross>& c, thread c
   }
 }
 
+// c += a b in the sums themselves, which lose bits that 16 bits of a result do not have.
+template <uint kPitch, typename T, uint kDown, uint kDepth, uint kAcross>
+METAL_FUNC void add_to_sums(thread Fragments<float, kDown, kAcross>& c, thread const Fragments<T, kDown, kDepth>& a,
+                            threadgroup const T* tile) {
+  constexpr uint kTerms = 2, kColumns = 4;
+#pragma unroll
+  for (uint n = 0; n < kAcross; n += kColumns) {
+    Fragments<float, kDown, kColumns> part;
+#pragma unroll
+    for (uint m = 0; m < kDown; ++m) {
+#pragma unroll
+      for (uint i = 0; i < kColumns; ++i) part.at[m][i] = c.at[m][n + i];
+    }
+#pragma unroll
+    for (uint k = 0; k < kDepth; k += kTerms) {
+      RightFragments<T, kTerms, kColumns> b;
+      load<kPitch>(b, tile + k * 8 * kPitch + n * 8);
+      multiply(part, a, k, b);
+    }
+#pragma unroll
+    for (uint m = 0; m < kDown; ++m) {
+#pragma unroll
+      for (uint i = 0; i < kColumns; ++i) c.at[m][n + i] = part.at[m][i];
+    }
+  }
+}
+
 // Loads the 8 * kDown rows of each simdgroup by way of a tile of kRows rows, which several may share in turn.
 template <uint kRows, uint kPitch, uint kSimds, typename T, uint kDown, uint kAcross, typename Rows>
 METAL_FUNC void load_by_tile(thread Fragments<T, kDown, kAcross>& fragments, threadgroup T* tile, Rows rows, uint first,
