@@ -1,9 +1,9 @@
 // Draws a class from the distribution of each row of logits, without a sort. A threadgroup has a row.
 //
-// With a small top_k it is drawn from the logits that may be among the k largest, which two walks along the row
-// collect. Else the k-th largest logit, and in either case the one at which the largest have a mass of top_p, are found
-// digit by digit of their ordered bits: one walk sums the logits' counts or masses by the digit's 16 values. The class
-// is then where the sum of the masses of what is left reaches a random part of the whole, in the order of the threads.
+// With a small top_k it is drawn from the logits that may be among the k largest, in their order. Else the k-th largest
+// logit and the one at which the largest have a mass of top_p are found digit by digit of their ordered bits: one walk
+// sums the logits' counts or masses by the digit's 16 values. The class is then where the sum of the masses of what is
+// left reaches a random part of the whole, in the order of the threads.
 #include "sampling/candidates.h"
 
 // NaN has no probability, and -0 is 0.
@@ -11,14 +11,16 @@ template <typename T>
 struct Row {
   device const T* x;
 
-  float at(uint i) const {
-    const float value = static_cast<float>(x[i]) + 0.0f;
-    return isnan(value) ? -INFINITY : value;
-  }
+  static constexpr constant bool sorted = false;
+
+  static float number(float value) { return isnan(value) ? -INFINITY : value + 0.0f; }
+  float at(uint i) const { return number(static_cast<float>(x[i])); }
 };
 
+// The largest come first.
 struct Keys {
   threadgroup const uint* keys;
+  static constexpr constant bool sorted = true;
 
   float at(uint i) const { return number_of(keys[i]); }
 };
@@ -32,6 +34,7 @@ struct Logits {
   uint least;   // ordered bits of the smallest logit that is kept
   float floor;  // the smallest logit that is kept
 
+  static float number(float value) { return Source::number(value); }
   float at(uint i) const { return source.at(i); }
   static uint ordered(float value) { return ordered_bits(value); }
   bool keeps(float value) const { return ordered(value) >= least && value >= floor; }
@@ -47,36 +50,88 @@ inline uint smallest(uint value, threadgroup uint* scratch, Threadgroup team) {
   return simd_min(team.lane < team.threads / 32 ? scratch[team.lane] : ~0u);
 }
 
-// Where the thread has the point: the place of the class. Else ~0.
+// The elements of a thread: of sorted ones a run, so that the threads' order is theirs.
+struct Own {
+  uint first, end, step;
+
+  Own(uint length, bool sorted, Threadgroup team) {
+    const uint run = (length + team.threads - 1) / team.threads;
+    first = sorted ? min(team.thread_index * run, length) : team.thread_index;
+    end = sorted ? min(first + run, length) : length;
+    step = sorted ? 1 : team.threads;
+  }
+};
+
+// The threads' numbers before this one's, those up to it, and all. Each end is the next thread's begin, so that one
+// thread has what lies between the ends.
+struct Sums {
+  float begin, end, all;
+
+  Sums(float own, threadgroup float* totals, Threadgroup team) {
+    const float within = simd_prefix_inclusive_sum(own), previous = simd_shuffle_up(within, 1);
+    if (team.lane == 31) totals[team.simdgroup] = within;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    float before = 0.0f;  // of the simdgroups before this one
+    all = 0.0f;
+    for (uint s = 0; s < team.threads / 32; ++s) {
+      before = s == team.simdgroup ? all : before;
+      all += totals[s];
+    }
+    begin = team.lane > 0 ? before + previous : before;
+    end = before + within;
+  }
+};
+
+// The key of the last of those sorted logits that are needed for a mass of top_p.
+inline uint last_of(Logits<Keys> logits, Own part, float top_p, threadgroup float* totals, threadgroup uint* last,
+                    Threadgroup team) {
+  float own = 0.0f;
+  for (uint i = part.first; i < part.end; i += part.step)
+    own += logits.source.keys[i] >= logits.least ? logits.mass(logits.at(i)) : 0.0f;
+  const Sums sums(own, totals, team);
+  const float target = top_p * sums.all;
+  if (sums.begin < target && target <= sums.end) {
+    float sum = sums.begin;
+    uint i = part.first;
+    for (; i + 1 < part.end; ++i) {
+      sum += logits.mass(logits.at(i));
+      if (sum >= target) break;
+    }
+    *last = logits.source.keys[i];
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  return *last;
+}
+
+// Where the thread has the point: the place of the class. Else ~0. `totals` has room for 32 numbers and another.
 template <typename T, typename Source>
 inline uint drawn(Logits<Source> logits, SampleOptions options, float uniform, threadgroup float* totals,
                   Threadgroup team) {
-  if (options.top_p < 1.0f) logits.least = max(logits.least, selected<true, T>(logits, options.top_p, team));
+  const Own part(logits.length, Source::sorted, team);
+  if (options.top_p < 1.0f) {
+    uint last;
+    if constexpr (Source::sorted)
+      last = last_of(logits, part, options.top_p, totals, reinterpret_cast<threadgroup uint*>(totals + 32), team);
+    else
+      last = selected<true, T>(logits, options.top_p, team);
+    logits.least = max(logits.least, last);
+  }
   if (options.min_p > 0.0f) logits.floor = logits.maximum + options.temperature * log(options.min_p);
   // The largest one stays, whatever roundings do.
   logits.floor = min(logits.floor, logits.maximum);
 
   float own = 0.0f;
-  for (uint i = team.thread_index; i < logits.length; i += team.threads) {
+  for (uint i = part.first; i < part.end; i += part.step) {
     const float value = logits.at(i);
     if (logits.keeps(value)) own += logits.mass(value);
   }
-  const float within = simd_prefix_inclusive_sum(own), previous = simd_shuffle_up(within, 1);
-  if (team.lane == 31) totals[team.simdgroup] = within;
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  float before = 0.0f, all = 0.0f;  // of the simdgroups before this one, and of all
-  for (uint s = 0; s < team.threads / 32; ++s) {
-    before = s == team.simdgroup ? all : before;
-    all += totals[s];
-  }
-  // Each end is the next thread's begin, so that one thread has the point.
-  const float begin = team.lane > 0 ? before + previous : before, end = before + within;
-  float point = uniform * all;
-  point = point < all ? point : 0.0f;
-  if (!(begin <= point && point < end)) return ~0u;
-  float sum = begin;
+  const Sums sums(own, totals, team);
+  float point = uniform * sums.all;
+  point = point < sums.all ? point : 0.0f;
+  if (!(sums.begin <= point && point < sums.end)) return ~0u;
+  float sum = sums.begin;
   uint chosen = 0;
-  for (uint i = team.thread_index; i < logits.length; i += team.threads) {
+  for (uint i = part.first; i < part.end; i += part.step) {
     const float value = logits.at(i);
     const float mass = logits.keeps(value) ? logits.mass(value) : 0.0f;
     if (mass == 0.0f) continue;
@@ -93,11 +148,11 @@ template <typename T>
     constant SampleParams& params [[buffer(3)]], device const SampleOptions* own_options [[buffer(4)]],
     uint row [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
     uint threads [[threads_per_threadgroup]]) {
-  threadgroup float scratch[2 * 32 * kDigits];
-  threadgroup float totals[32];
+  threadgroup float scratch[kScratch];
+  threadgroup float totals[32 + 1];
   threadgroup uint keys[2 * kCandidates];
   threadgroup uint* const places = keys + kCandidates;
-  threadgroup atomic_uint counter;
+  threadgroup atomic_uint counters[2];
   const Threadgroup team(thread_index, threads, scratch);
   const SampleOptions options = {params.per_row ? own_options[row].temperature : params.options.temperature,
                                  params.per_row ? own_options[row].top_k : params.options.top_k,
@@ -110,7 +165,8 @@ template <typename T>
   const bool limited = options.top_k > 0.0f && options.top_k < length;
   if (limited && !greedy && options.top_k <= static_cast<float>(TOP_K_MOST)) {
     const uint k = static_cast<uint>(ceil(options.top_k));
-    const uint count = candidates<T>(logits, k, keys, places, &counter, team);
+    const uint past = (params.start + row * params.x_stride) % kPackElements<T>;
+    const uint count = candidates<T>(logits, logits.source.x, past, k, keys, places, counters, team);
     if (count <= kCandidates) {
       const Logits<Keys> few = {{keys}, count, scale, number_of(keys[0]), keys[k - 1], -INFINITY};
       const uint place =

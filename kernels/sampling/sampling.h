@@ -17,6 +17,7 @@ struct SampleParams {
   uint32_t length;   // of a row
   uint32_t per_row;  // rows have options of their own
   SampleOptions options;
+  uint32_t start;    // elements by which the first row begins past a multiple of 16 bytes
   int64_t x_stride;  // from row to row
 };
 
@@ -31,6 +32,7 @@ struct TopKParams {
   uint32_t length;  // of a row
   uint32_t k;
   uint32_t smallest;
+  uint32_t start;  // elements by which the first row begins past a multiple of 16 bytes
   int64_t x_stride;
 };
 

@@ -1,7 +1,6 @@
 // The k largest or smallest numbers of each row, in their order, with their indices. A threadgroup has a row: it finds
 // the k-th number, collects what lies before it and as many equal ones as are needed, and sorts these few. Where k is
-// small, it collects what may be among them instead, which takes two walks along the row. Of equal numbers those with
-// lower indices come first.
+// small, it collects what may be among them instead. Of equal numbers those with lower indices come first.
 #include "sampling/candidates.h"
 
 template <typename T>
@@ -11,7 +10,8 @@ struct Candidates {
   bool smallest;
   uint least;
 
-  float at(uint i) const { return static_cast<float>(x[i]) + 0.0f; }
+  static float number(float value) { return value + 0.0f; }
+  float at(uint i) const { return number(x[i]); }
   // NaN is larger than all numbers.
   uint ordered(float value) const {
     const uint bits = isnan(value) ? ~0u : ordered_bits(value);
@@ -69,18 +69,19 @@ template <typename T>
     device const T* x [[buffer(0)]], device T* values [[buffer(1)]], device long* indices [[buffer(2)]],
     constant TopKParams& params [[buffer(3)]], uint row [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
-  threadgroup float scratch[2 * 32 * kDigits];
+  threadgroup float scratch[kScratch];
   threadgroup uint2 counts[32];
   threadgroup uint keys[2 * kCandidates];
   threadgroup uint* const places = keys + kCandidates;
-  threadgroup atomic_uint counter;
+  threadgroup atomic_uint counters[2];
   const Threadgroup team(thread_index, threads, scratch);
   const Candidates<T> numbers = {x + row * params.x_stride, params.length, params.smallest != 0, 0};
-  if (candidates<T>(numbers, params.k, keys, places, &counter, team) > kCandidates) {
-    const uint count = power_of_two(params.k);
+  const uint past = (params.start + row * params.x_stride) % kPackElements<T>;
+  if (candidates<T>(numbers, numbers.x, past, params.k, keys, places, counters, team) > kCandidates) {
+    const uint count = max(64u, power_of_two(params.k));
     collect<T, threadgroup uint*>(numbers, params.k, count, keys, places, counts, team);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    sort_entries<false, threadgroup uint*>(keys, places, count, team);
+    sort_entries<threadgroup uint*>(keys, places, count, team);
   }
   write<T, threadgroup uint*>(numbers, params.k, ulong(row) * params.k, places, values, indices, team);
 }
@@ -102,7 +103,7 @@ template <typename T>
   device uint* const places = keys + count;
   collect<T, device uint*>(numbers, params.k, count, keys, places, counts, team);
   threadgroup_barrier(mem_flags::mem_device);
-  sort_entries<true, device uint*>(keys, places, count, team);
+  sort_entries<device uint*>(keys, places, count, team);
   write<T, device uint*>(numbers, params.k, ulong(row) * params.k, places, values, indices, team);
 }
 

@@ -14,6 +14,11 @@
 namespace metalcore {
 namespace {
 
+// Elements by which the tensor begins past a multiple of 16 bytes.
+uint32_t start_of(const Tensor& tensor) {
+  return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 / tensor.element_size());
+}
+
 Tensor sample(const Tensor& x, const Tensor& uniform_, double temperature, int64_t top_k, double top_p, double min_p,
               const MaybeTensor& options_) {
   const char* op = "sample";
@@ -53,6 +58,7 @@ void sample_into(const Tensor& classes, const Tensor& x, const Tensor& uniform, 
                                                 .top_k = static_cast<float>(std::clamp<int64_t>(top_k, 0, length)),
                                                 .top_p = static_cast<float>(top_p),
                                                 .min_p = static_cast<float>(min_p)},
+                                    .start = start_of(logits.tensor),
                                     .x_stride = logits.stride});
     recording.buffer(4, options);
     recording.dispatch_threadgroups({grid_side(rows)}, {selection_threads(length, row_tuning(x).looped_threads)});
@@ -96,9 +102,11 @@ void topk_into(const Tensor& values, const Tensor& indices, const Tensor& x, boo
   gpu::record(values, [&](gpu::Recording& recording) {
     recording.kernel(is_long ? "top_k_long_" : "top_k_", suffix(x.scalar_type()));
     recording.buffer(0, numbers.tensor).buffer(1, values).buffer(2, indices);
-    recording.bytes(
-        3,
-        TopKParams{.length = grid_side(length), .k = grid_side(k), .smallest = !largest, .x_stride = numbers.stride});
+    recording.bytes(3, TopKParams{.length = grid_side(length),
+                                  .k = grid_side(k),
+                                  .smallest = !largest,
+                                  .start = start_of(numbers.tensor),
+                                  .x_stride = numbers.stride});
     if (sorted) recording.buffer(4, sorted);
     recording.dispatch_threadgroups({grid_side(rows)}, {selection_threads(length, row_tuning(x).looped_threads)});
   });
