@@ -2,6 +2,7 @@
 
     python -m benchmarks.peers gemm --mlx ~/mlx
     python -m benchmarks.peers attention --mlx ~/mlx --ggml ~/llama.cpp --filter "decode bfloat16"
+    python -m benchmarks.peers affine --mlx ~/mlx --filter "4 bits"
     python -m benchmarks.peers quant --ggml ~/llama.cpp --type Q4_K
     python -m benchmarks.peers liger --filter "rms_norm backward"
 
@@ -19,10 +20,10 @@ import torch
 from metalcore.cli import devices
 
 from ..harness import run as harness
-from . import attention, gemm, liger, quant
+from . import affine, attention, gemm, liger, quant
 from .published import Launches, compile_all
 
-PARTS = {"gemm": gemm, "attention": attention, "quant": quant, "liger": liger}
+PARTS = {"gemm": gemm, "affine": affine, "attention": attention, "quant": quant, "liger": liger}
 CAPABILITY = 90  # that --compile takes where there is no GPU
 
 

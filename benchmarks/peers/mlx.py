@@ -13,6 +13,14 @@ from .published import Launch, Launches, Published, checkout, struct_argument
 KERNELS = "mlx/backend/metal/kernels"
 NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
 VECTOR_NAMES = {torch.bfloat16: "bfloat16_t", torch.float16: "float16_t", torch.float32: "float"}
+# The headers of packed weights, one after the other, and a product with a vector of bfloat16, float16 or float32.
+PACKED = """
+#include "mlx/backend/metal/kernels/utils.h"
+#include "mlx/backend/metal/kernels/steel/gemm/gemm.h"
+#include "mlx/backend/metal/kernels/quantized_utils.h"
+#include "mlx/backend/metal/kernels/{header}.h"
+instantiate_kernel("{kernel}", {function}, {name}, {group}, {bits}, false)
+"""
 # Fewer keys take one pass.
 TWO_PASSES = 1024
 
@@ -27,6 +35,27 @@ class MLX:
         self.gemm = published("steel/gemm/kernels/steel_gemm_fused")
         self.attention_file = published("steel/attn/kernels/steel_attention")
         self.vector = published("scaled_dot_product_attention")
+        self.folder = folder
+
+    def matvec(self, mode, bits, x, packed, scales, offsets=None):
+        """x Wᵀ for one row of x and weights packed as "affine" or "mxfp4" says, where no tile is cut off."""
+        rows, length = packed.shape[0], x.shape[1]
+        group = length // scales.shape[1]
+        header, prefix = ("quantized", "affine") if mode == "affine" else ("fp_quantized", "fp")
+        file = checkout("--mlx", self.folder, f"{KERNELS}/{header}.h")
+        name, out = VECTOR_NAMES[x.dtype], torch.empty(1, rows, device=x.device, dtype=x.dtype)
+        kernel = f"{mode}_qmv_fast_{name}_gs_{group}_b_{bits}_batch_0"
+        text = PACKED.format(
+            header=header, kernel=kernel, function=f"{prefix}_qmv_fast", name=name, group=group, bits=bits
+        )
+        # No batch: its shapes and strides are not read.
+        sizes, strides = (torch.zeros(1, device=x.device, dtype=dtype) for dtype in (torch.int32, torch.int64))
+        batch = 0, sizes, strides, 0, sizes, *[strides] * (2 if offsets is None else 3)
+        third = torch.ones(1, device=x.device) if offsets is None else offsets  # a scale of all, which is not read
+        arguments = packed, scales, third, x, out, length, rows, *batch
+        published = Published(file, (Path(self.folder).resolve(),), text=text)
+        constants = {200: True, 201: True, 202: True}
+        return Launches(out, Launch(published, constants, kernel, arguments, (1, rows // 8, 1), (32, 2, 1)))
 
     def matmul(self, layout, swizzle, a, b):
         """a @ b ("nn"), or a @ b.T ("nt"), in tiles of 64 x 64."""

@@ -26,6 +26,7 @@ class Published:
     Attributes:
         include_dirs: where its `#include` looks.
         macros: names that the project's build defines.
+        text: the program, in place of the file's text. It can include the file and instantiate few of its templates.
         aligned: whether its kernels read tensors only where these are aligned. metalcore's tests of addresses, which
             such kernels do not need, would cost them time.
     """
@@ -34,6 +35,7 @@ class Published:
     include_dirs: tuple[Path, ...] = ()
     macros: tuple[str, ...] = ()
     aligned: bool = True
+    text: str = ""
 
     def library(self, constants, make=metalcore.compile_shader):
         """The compiled program with these values of its function constants. `make` compiles it."""
@@ -43,7 +45,7 @@ class Published:
 @functools.cache
 def _library(published, constants, make):
     macros = "".join(f"#define {name} 1\n" for name in published.macros)
-    source = f'{macros}#line 1 "{published.file.name}"\n{published.file.read_text(encoding="utf-8")}'
+    source = f'{macros}#line 1 "{published.file.name}"\n{published.text or published.file.read_text(encoding="utf-8")}'
     directories, aligned = published.include_dirs, published.aligned
     return make(source, include_dirs=directories, constants=dict(constants), aligned=aligned)
 

@@ -42,6 +42,42 @@ kernel void product(const device T* a [[buffer(0)]], const device T* b [[buffer(
 NAMED(nn, false)
 NAMED(nt, true)
 """
+UTILS = """
+#include <metal_stdlib>
+using namespace metal;
+typedef half float16_t;
+typedef bfloat bfloat16_t;
+#define instantiate_kernel(name, function, ...) \\
+  template [[host_name(name)]] kernel decltype(function<__VA_ARGS__>) function<__VA_ARGS__>;
+"""
+# A threadgroup of two simdgroups has 8 rows, and each of 8 threads a row.
+AFFINE = """
+constant bool unused_200 [[function_constant(200)]];
+constant bool unused_201 [[function_constant(201)]];
+constant bool unused_202 [[function_constant(202)]];
+template <typename T, int group, int bits, bool batched>
+kernel void affine_qmv_fast(const device uint* w [[buffer(0)]], const device T* scales [[buffer(1)]],
+                            const device T* offsets [[buffer(2)]], const device T* x [[buffer(3)]],
+                            device T* y [[buffer(4)]], const constant int& length [[buffer(5)]],
+                            const constant int& rows [[buffer(6)]], const constant int& unused_7 [[buffer(7)]],
+                            const constant int* unused_8 [[buffer(8)]], const constant long* unused_9 [[buffer(9)]],
+                            const constant int& unused_10 [[buffer(10)]], const constant int* unused_11 [[buffer(11)]],
+                            const constant long* unused_12 [[buffer(12)]],
+                            const constant long* unused_13 [[buffer(13)]],
+                            const constant long* unused_14 [[buffer(14)]], uint3 at [[thread_position_in_grid]]) {
+  int row = at.y / 2 * 8 + at.x;
+  if (at.x >= 8 || at.y % 2 != 0 || row >= rows) return;
+  float sum = 0;
+  for (int k = 0; k < length; k++) {
+    ulong from = ((ulong)row * length + k) * bits;
+    ulong two = w[from / 32] | (from % 32 + bits > 32 ? (ulong)w[from / 32 + 1] << 32 : 0);
+    int in_group = (row * length + k) / group;
+    float q = (two >> from % 32) & ((1 << bits) - 1);
+    sum += (scales[in_group] * q + offsets[in_group]) * x[k];
+  }
+  y[row] = (T)sum;
+}
+"""
 ROWS_OF_Q8_0 = """
 #include "ggml-common.h"
 #include "ggml-metal-impl.h"
@@ -90,6 +126,9 @@ def mlx(tmp_path):
         }
         files = {f"{MLX_KERNELS}/{name}.metal": text for name, text in kernels.items()}
         files[f"{MLX_KERNELS}/product.h"] = f"#define FACTOR {factor}\n{PRODUCT}"
+        empty = dict.fromkeys(("steel/gemm/gemm", "quantized_utils"), "")
+        for name, text in {"utils": UTILS, "quantized": AFFINE, **empty}.items():
+            files[f"{MLX_KERNELS}/{name}.h"] = text
         return write(tmp_path / "mlx", files)
 
     return make
@@ -129,6 +168,12 @@ def test_a_published_product(peers, mlx):
     assert [result["name"] for result in data["results"]] == names
     assert all(result["theirs"]["median"] > 0 and result["shape"] == "80x80x80" for result in data["results"])
     assert "metalcore  peer" in out and data["settings"]["against"] == "peer"
+
+
+def test_published_products_of_few_bits(peers, mlx):
+    status, _, err, data = peers("affine", "--mlx", mlx("1.0f"), "--filter", "3 bits bfloat16")
+    assert status == 0, err
+    assert [result["name"] for result in data["results"]] == ["affine 3 bits, MLX"]
 
 
 def test_a_result_that_is_wrong_is_shown_and_fails(peers, mlx):
