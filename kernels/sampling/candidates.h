@@ -13,6 +13,7 @@
 constexpr constant uint kCandidates = 2048;  // that memory has room for
 constexpr constant uint kGroups = 4;         // of a thread
 constexpr constant uint kAtOnce = 4;         // loads of 16 bytes on their way
+constexpr constant uint kAgain = 2;          // in the second walk
 constexpr constant uint kLeastLength = 16;   // of a row
 constexpr constant uint kCounts = 64;        // of simdgroups, for two steps
 constexpr constant uint kScratch = kCounts + 1024;
@@ -170,11 +171,11 @@ inline uint candidates(Row row, device const T* x, uint past, uint k, threadgrou
   threadgroup_barrier(mem_flags::mem_threadgroup);
   const uint threads = atomic_load_explicit(counters, memory_order_relaxed);
   const uint loads = threads * ((count + team.threads - 1) / team.threads);
-  for (uint first = 0; first < loads; first += kAtOnce * team.threads) {
-    Pack<T> loaded[kAtOnce];
-    uint at[kAtOnce];
+  for (uint first = 0; first < loads; first += kAgain * team.threads) {
+    Pack<T> loaded[kAgain];
+    uint at[kAgain];
 #pragma unroll
-    for (uint j = 0; j < kAtOnce; ++j) {
+    for (uint j = 0; j < kAgain; ++j) {
       const uint load = first + j * team.threads + team.thread_index;
       at[j] = load < loads ? load / threads * team.threads + reaching[load % threads] : count;
       loaded[j] = packs[min(at[j], count - 1)];
@@ -182,7 +183,7 @@ inline uint candidates(Row row, device const T* x, uint past, uint k, threadgrou
     uint found = first == 0 && edges.present && edge >= least;
     const bool at_edge = found > 0;
 #pragma unroll
-    for (uint j = 0; j < kAtOnce; ++j) {
+    for (uint j = 0; j < kAgain; ++j) {
       float values[kEach];
       spread<T>(loaded[j], values);
 #pragma unroll
@@ -196,7 +197,7 @@ inline uint candidates(Row row, device const T* x, uint past, uint k, threadgrou
     if (at_edge && to < kCandidates) keys[to] = edge, places[to] = edges.element;
     to += at_edge;
 #pragma unroll
-    for (uint j = 0; j < kAtOnce; ++j) {
+    for (uint j = 0; j < kAgain; ++j) {
       float values[kEach];
       spread<T>(loaded[j], values);
 #pragma unroll
