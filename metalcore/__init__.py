@@ -218,3 +218,4 @@ def __dir__():
 after_import("torch.distributed.tensor", lambda: importlib.import_module(f"{__name__}.distributed"))
 # Its operators on `mps` run our kernels.
 after_import("bitsandbytes", lambda: importlib.import_module(f"{__name__}.integrations.bitsandbytes").register())
+after_import("torchao", lambda: importlib.import_module(f"{__name__}.integrations.torchao").register())

@@ -49,8 +49,14 @@ struct Affine {
   uint4 head(ulong slice, AffineParams p) const {
     const ulong group = slice >> p.shift;
     const float scale = of(scales, half_scales, group, p.dtype);
-    const float offset =
-        p.zeros ? -scale * static_cast<float>(zeros[group]) : of(offsets, half_offsets, group, p.dtype);
+    float offset;
+    if (p.zeros == AFFINE_OFFSETS) {
+      offset = fma(-p.bias, scale, of(offsets, half_offsets, group, p.dtype));
+    } else {
+      const uint zero = zeros[group];
+      offset =
+          -scale * (p.bias + static_cast<float>(p.zeros == AFFINE_ZEROS ? int(zero) : int(as_type<char>(uchar(zero)))));
+    }
     return uint4(as_type<uint>(scale), as_type<uint>(offset), 0, 0);
   }
 };
@@ -84,6 +90,10 @@ struct AffineRows {
         if (i < 4) packed.low[i] = from[i];
         if (i >= 4) packed.high[i - 4] = from[i];
       }
+    }
+    if constexpr (16 % bits == 0) {
+      packed.low ^= params.flips;
+      if constexpr (bits == 8) packed.high ^= params.flips;
     }
     packed.head = groups.head(at, params);
     return packed;

@@ -23,6 +23,7 @@ __all__ = [
 ]
 
 _BITS = (2, 3, 4, 5, 6, 8)
+_ZEROS = (torch.uint8, torch.int8)  # dtypes of zero points, and of packed weights
 _SLICE = 32  # weights that are whole words, whatever their bits
 
 
@@ -33,9 +34,9 @@ def dequantize_affine(
 
     Args:
         packed: uint8, (rows, bytes of a row). A row is a sequence of bits: q number k has those from k * bits on, the
-            lowest first. A row has a multiple of 32 weights.
+            lowest first. A row has a multiple of 32 weights. int8 where q is signed, of 2, 4 or 8 bits.
         scales: float32, float16 or bfloat16, (rows, groups). A group has 32, 64, 128 … weights, any power of 2.
-        offsets: of the scales' shape and dtype; or zero points, uint8: an offset is then -scale * zero.
+        offsets: of the scales' shape and dtype; or zero points, uint8 or int8: an offset is then -scale * zero.
         bits: 2, 3, 4, 5, 6 or 8.
         dtype: of the result; None is the scales'.
 
@@ -130,9 +131,11 @@ def _dtype_of(op, dtype, scales):
 def unpack_affine(packed: Tensor, scales: Tensor, offsets: Tensor, bits: int) -> Tensor:
     """Returns the weights, float32, by PyTorch's ops."""
     length = packed.shape[1] // (4 * bits) * _SLICE
-    numbers = integers(packed, bits).view(*scales.shape, length // max(scales.shape[1], 1)).float()
+    numbers = integers(packed.view(torch.uint8), bits).view(*scales.shape, length // max(scales.shape[1], 1)).float()
+    if packed.dtype == torch.int8:
+        numbers = numbers - (numbers >= 2 ** (bits - 1)) * 2.0**bits
     scales, points = scales.float()[..., None], offsets.float()[..., None]
-    numbers = (numbers - points) * scales if offsets.dtype == torch.uint8 else numbers * scales + points
+    numbers = (numbers - points) * scales if offsets.dtype in _ZEROS else numbers * scales + points
     return numbers.view(len(packed), length)
 
 
@@ -165,10 +168,13 @@ def _length(packed, bits):
 def require_affine(packed: Tensor, scales: Tensor, offsets: Tensor, bits: int) -> int:
     """Refuses what kernels refuse, and returns how many weights a row has."""
     length = _length(packed, bits)
-    if packed.dtype != torch.uint8 or offsets.dtype not in (torch.uint8, scales.dtype):
+    if packed.dtype not in _ZEROS or offsets.dtype not in (*_ZEROS, scales.dtype):
         raise RuntimeError(
-            f"packed must be uint8, and offsets uint8 or of the scales' dtype, not {packed.dtype} and {offsets.dtype}"
+            "packed must be uint8 or int8, and offsets uint8, int8 or of the scales' dtype, not "
+            f"{packed.dtype} and {offsets.dtype}"
         )
+    if packed.dtype == torch.int8 and bits not in (2, 4, 8):
+        raise RuntimeError(f"packed is int8, and signed weights must have 2, 4 or 8 bits, not {bits}")
     if scales.dim() != 2 or len(scales) != len(packed) or scales.shape != offsets.shape:
         raise RuntimeError(
             f"scales and offsets must have shape ({len(packed)}, groups), and are {list(scales.shape)} and "

@@ -15,19 +15,34 @@ each_bits = pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
 
 def formula(packed, scales, offsets, bits):
     """scale * q + offset, or scale * (q - zero), in float64; q's lowest bit comes first in a row of bits."""
-    ones = numpy.unpackbits(packed.cpu().numpy(), axis=1, bitorder="little").reshape(len(packed), -1, bits)
-    q = torch.from_numpy((ones.astype(numpy.int64) << numpy.arange(bits)).sum(-1)).double()
+    as_bytes = packed.cpu().view(torch.uint8).numpy()
+    ones = numpy.unpackbits(as_bytes, axis=1, bitorder="little").reshape(len(packed), -1, bits)
+    values = 1 << numpy.arange(bits)
+    if packed.dtype == torch.int8:
+        values[-1] *= -1
+    q = torch.from_numpy((ones * values).sum(-1)).double()
     size = q.shape[1] // scales.shape[1]
     scale, offset = (each.cpu().double().repeat_interleave(size, 1) for each in (scales, offsets))
-    return scale * (q - offset) if offsets.dtype == torch.uint8 else scale * q + offset
+    return scale * q + offset if offsets.is_floating_point() else scale * (q - offset)
 
 
-@each_bits
+def signed(packed, scales, offsets):
+    """The same bits as signed integers, and signed zero points."""
+    return packed.view(torch.int8), scales, offsets if offsets.is_floating_point() else offsets.view(torch.int8) - 2
+
+
+each_kind = pytest.mark.parametrize(
+    "bits, is_signed", [*((b, False) for b in (2, 3, 4, 5, 6, 8)), (2, True), (4, True), (8, True)]
+)
+
+
+@each_kind
 @pytest.mark.parametrize("zeros", [False, True])
-def test_numbers(device, bits, zeros):
+def test_numbers(device, bits, is_signed, zeros):
     """Each is the formula's, rounded to float32 and to the result's dtype, on the device and on the CPU."""
     for dtype, group, length in ((DTYPES[0], 32, 96), (DTYPES[1], 64, 640), (DTYPES[2], 256, 1280)):
         weights = affine_sample(bits, 5, length, device, group, zeros, dtype)
+        weights = signed(*weights) if is_signed else weights
         expected = formula(*weights, bits)
         rows = torch.tensor([[4, 0, 2]], device=device)
         for result in DTYPES:
@@ -48,17 +63,20 @@ def test_integers_of_bytes(bits):
     assert packed.shape == (3, 8 * bits) and torch.equal(integers(packed, bits).long(), numbers)
 
 
-@each_bits
+@each_kind
 @pytest.mark.parametrize("zeros", [False, True])
-def test_linear(device, bits, zeros):
+def test_linear(device, bits, is_signed, zeros):
     """Products and gradients, on both sides of the plans' boundaries, against float64."""
     for rows, length, family in ((1, 64, None), (3, 2080, "baseline"), (3, 160, "apple7"), (9, 96, None)):
         packed, scales, offsets = affine_sample(bits, 21, length, device, 32, zeros, torch.float16)
+        if is_signed:
+            packed, scales, offsets = signed(packed, scales, offsets)
         weights = formula(packed, scales, offsets, bits)
         # Scales times integers and offsets are summed apart, and each sum has the roundings of its own terms.
-        apart = formula(packed, scales.abs(), torch.zeros_like(offsets), bits)
-        shift = offsets * scales if zeros else offsets
-        apart += shift.cpu().double().abs().repeat_interleave(32, 1)
+        # Signed integers are taken for unsigned ones, which are larger.
+        apart = formula(packed.view(torch.uint8), scales.abs(), torch.zeros_like(offsets), bits)
+        shift = (offsets * scales if zeros else offsets).abs() + is_signed * 2 ** (bits - 1) * scales
+        apart += shift.cpu().double().repeat_interleave(32, 1)
         for dtype in DTYPES:
             x = torch.randn(2, rows, length, device=device).to(dtype)[1].requires_grad_()
             bias = torch.randn(21, device=device).to(dtype)
@@ -112,6 +130,8 @@ def test_errors(device, where):
         metalcore.dequantize_affine(packed, scales.repeat(1, 2), offsets.repeat(1, 2), 4)
     with pytest.raises(RuntimeError, match="uint8"):
         metalcore.dequantize_affine(packed, scales, offsets.half(), 4)
+    with pytest.raises(RuntimeError, match="signed weights must have 2, 4 or 8 bits, not 3"):
+        metalcore.dequantize_affine(*signed(*affine_sample(3, 8, 64, where, 32)), 3)
     with pytest.raises(TypeError, match="dequantize_affine: dtype must be"):
         metalcore.dequantize_affine(packed, scales, offsets, 4, torch.int8)
     with pytest.raises(TypeError, match="affine_embedding: indices must be"):

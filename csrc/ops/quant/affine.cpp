@@ -33,17 +33,23 @@ struct AffineWeights {
 AffineWeights affine_weights(const char* op, const Tensor& packed, const Tensor& scales, const Tensor& offsets,
                              int64_t bits) {
   check(bits >= 2 && bits <= 8 && bits != 7, "metalcore::", op, ": bits must be 2, 3, 4, 5, 6 or 8, not ", bits);
-  check(packed.scalar_type() == ScalarType::Byte && packed.dim() == 2, "metalcore::", op,
-        ": packed must be uint8 with 2 dimensions, not ", dtype_name(packed.scalar_type()), " of shape ",
+  const bool is_signed = packed.scalar_type() == ScalarType::Char;
+  check((is_signed || packed.scalar_type() == ScalarType::Byte) && packed.dim() == 2, "metalcore::", op,
+        ": packed must be uint8 or int8 with 2 dimensions, not ", dtype_name(packed.scalar_type()), " of shape ",
         shape_text(packed));
+  check(!is_signed || std::has_single_bit(static_cast<uint64_t>(bits)), "metalcore::", op,
+        ": packed is int8, and signed weights must have 2, 4 or 8 bits, not ", bits);
   const int64_t rows = packed.size(0), slice_bytes = QUANT_SLICE / 8 * bits;
   check(packed.size(1) % slice_bytes == 0, "metalcore::", op, ": rows of ", packed.size(1),
         " bytes are not 32 weights of ", bits, " bits, which have ", slice_bytes);
   const int64_t length = packed.size(1) / slice_bytes * QUANT_SLICE;
   check_float(op, "scales", scales);
-  const bool zeros = offsets.scalar_type() == ScalarType::Byte;
-  check(zeros || offsets.scalar_type() == scales.scalar_type(), "metalcore::", op,
-        ": offsets must have the scales' dtype, or be zero points of uint8, not ", dtype_name(offsets.scalar_type()));
+  const uint32_t zeros = offsets.scalar_type() == ScalarType::Byte   ? AFFINE_ZEROS
+                         : offsets.scalar_type() == ScalarType::Char ? AFFINE_SIGNED_ZEROS
+                                                                     : AFFINE_OFFSETS;
+  check(zeros != AFFINE_OFFSETS || offsets.scalar_type() == scales.scalar_type(), "metalcore::", op,
+        ": offsets must have the scales' dtype, or be zero points of uint8 or int8, not ",
+        dtype_name(offsets.scalar_type()));
   const bool shaped = scales.dim() == 2 && scales.size(0) == rows && offsets.dim() == 2 && offsets.size(0) == rows &&
                       offsets.size(1) == scales.size(1);
   check(shaped, "metalcore::", op, ": scales and offsets must have shape (", rows, ", groups), and are ",
@@ -62,7 +68,9 @@ AffineWeights affine_weights(const char* op, const Tensor& packed, const Tensor&
           .length = length,
           .params = {.shift = static_cast<uint32_t>(std::countr_zero(static_cast<uint64_t>(size / QUANT_SLICE))),
                      .dtype = quant_dtype(scales.scalar_type()),
-                     .zeros = zeros ? 1u : 0u}};
+                     .zeros = zeros,
+                     .flips = is_signed ? ~0u / ((1u << bits) - 1) << (bits - 1) : 0u,
+                     .bias = is_signed ? static_cast<float>(1u << (bits - 1)) : 0.0f}};
 }
 
 Tensor numbers_of(const char* op, const AffineWeights& weights, const MaybeTensor& rows, ScalarType dtype) {

@@ -1,0 +1,110 @@
+"""torchao on metalcore's kernels: linear layers whose weights `quantize_` has made weight-only tensors of 4 or 8 bits.
+
+Where metalcore and torchao are both imported, whichever comes first, linear() of these tensors runs
+`metalcore.affine_linear` on their own bytes, once they are on `mps`: Int8Tensor (Int8WeightOnlyConfig),
+IntxUnpackedToInt8Tensor (IntxWeightOnlyConfig) and Int4Tensor (Int4WeightOnlyConfig). torchao's own function takes all
+others: with quantized activations, in layouts of one kind of GPU, and rows or groups that are no multiples of 32.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._core.routing import accelerated
+from ..quant._affine import affine_linear
+
+__all__ = ["register"]
+
+
+def register() -> None:
+    """Lets metalcore's kernels multiply with torchao's weight-only tensors, from now on.
+
+    Raises:
+        ModuleNotFoundError: torchao is not installed.
+    """
+    quantization = importlib.import_module("torchao.quantization")
+    for name, weights_of in _WEIGHTS.items():
+        kind = getattr(quantization, name, None)
+        functions = getattr(kind, "_TORCH_FN_TABLE", {}).get(kind, {})
+        theirs = functions.get(torch.nn.functional.linear)
+        if theirs is None or hasattr(theirs, "metalcore"):
+            continue
+        ours = _linear(weights_of, theirs)
+        kind.implements_torch_function(torch.nn.functional.linear)(ours)
+        kind.implements(torch.ops.aten.linear.default)(ours)
+
+
+def _linear(weights_of: Callable[[Any], Any], theirs: Callable[..., Any]):
+    def linear(function, types, args, kwargs):
+        given = dict(zip(("input", "weight", "bias"), args)) | kwargs
+        x, weight, bias = given["input"], given["weight"], given.get("bias")
+        weights = _kept(weight, weights_of) if accelerated(x) and weight.device == x.device else None
+        if weights is None:
+            return theirs(function, types, args, kwargs)
+        scale = getattr(weight, "act_pre_scale", None)
+        return affine_linear(x if scale is None else x * scale, weight.qdata, *weights, bias)
+
+    linear.metalcore = True
+    return linear
+
+
+def _kept(weight, weights_of):
+    """Returns scales and offsets as affine_linear takes them, and the bits, or None. They are made again once
+    torchao's are replaced or written."""
+    tensors = weight.scale, weight.zero_point
+    state = [tensor is not None and (id(tensor), tensor._version) for tensor in tensors]
+    kept = getattr(weight, "_metalcore", None)
+    if kept is None or kept[0] != state:
+        # The tensors are kept, so that no other one gets their id.
+        kept = weight._metalcore = state, tensors, weights_of(weight) if weight.dim() == 2 else None
+    return kept[2]
+
+
+def _group(weight):
+    """The largest power of 2 that divides a group's length, and the number of these in a group; or None, None."""
+    length = weight.block_size[-1]
+    size = length & -length
+    return (size, length // size) if size >= 32 else (None, None)
+
+
+def _int8(weight) -> tuple[Tensor, Tensor, int] | None:
+    """A scale and a zero point for each row or group, or for the whole weight."""
+    size, each = _group(weight)
+    if size is None or weight.qdata.dtype != torch.int8 or _activations(weight):
+        return None
+
+    def spread(tensor):
+        return tensor.repeat_interleave(each, 1).expand(weight.shape[0], -1).contiguous()
+
+    scales, zeros = spread(weight.scale), weight.zero_point
+    if zeros is None:
+        return scales, torch.zeros_like(scales, dtype=torch.int8), 8
+    zeros = spread(zeros)
+    if zeros.dtype == torch.int8:
+        return scales, zeros, 8
+    return scales.float(), -scales.float() * zeros.float(), 8
+
+
+def _activations(weight):
+    return any(getattr(weight, name, None) is not None for name in ("act_quant_kwargs", "activation_quantization"))
+
+
+def _int4(weight) -> tuple[Tensor, Tensor, int] | None:
+    """Columns of scales and of what 0 stands for, a row of them for each group."""
+    size, each = _group(weight)
+    if size is None or weight.activation_dtype != torch.bfloat16:
+        return None
+    scales, offsets = (tensor.T.repeat_interleave(each, 1).contiguous() for tensor in (weight.scale, weight.zero_point))
+    return scales, offsets, 4
+
+
+_WEIGHTS: dict[str, Callable[[Any], Any]] = {
+    "Int8Tensor": _int8,
+    "IntxUnpackedToInt8Tensor": _int8,
+    "Int4Tensor": _int4,
+}

@@ -1,0 +1,104 @@
+"""linear() of torchao's weight-only tensors runs metalcore's kernels on their bytes."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import metalcore
+
+quantization = pytest.importorskip("torchao.quantization")
+pytestmark = pytest.mark.only_on("simulator", "mps")
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def configurations():
+    from torchao.quantization import granularity
+
+    int8, intx = quantization.Int8WeightOnlyConfig, quantization.IntxWeightOnlyConfig
+    off = {"set_inductor_config": False}
+    yield "rows", int8(**off), True
+    yield "one scale", int8(granularity=granularity.PerTensor(), **off), True
+    yield "groups", int8(granularity=granularity.PerGroup(32), **off), True
+    yield "small groups", int8(granularity=granularity.PerGroup(16), **off), False
+    yield "intx", intx(weight_dtype=torch.int4, granularity=granularity.PerGroup(64)), True
+    asymmetric = quantization.MappingType.ASYMMETRIC
+    yield "zeros", intx(weight_dtype=torch.int8, granularity=granularity.PerAxis(0), mapping_type=asymmetric), True
+
+
+def counted(monkeypatch):
+    """The calls of affine_matmul."""
+    from metalcore.integrations import torchao
+
+    calls = []
+
+    def affine_linear(*arguments):
+        calls.append(arguments)
+        return metalcore.affine_linear(*arguments)
+
+    monkeypatch.setattr(torchao, "affine_linear", affine_linear)
+    return calls
+
+
+@pytest.mark.parametrize("name, config, ours", list(configurations()), ids=lambda x: x if isinstance(x, str) else "")
+def test_quantized_layers(device, monkeypatch, name, config, ours):
+    """Products and gradients are those with the dequantized weight; bytes stay where torchao has them."""
+    calls = counted(monkeypatch)
+    for dtype in DTYPES:
+        model = torch.nn.Sequential(
+            torch.nn.Linear(192, 40, dtype=dtype), torch.nn.Linear(40, 8, bias=False, dtype=dtype)
+        )
+        quantization.quantize_(model[0], config)
+        weight = model[0].weight.dequantize().double()
+        moved = copy.deepcopy(model).to(device)
+        x = torch.randn(3, 192, dtype=dtype)
+        given = x.to(device).requires_grad_()
+        calls.clear()
+        y = moved[0](given)
+        assert len(calls) == ours and (not ours or calls[0][1] is moved[0].weight.qdata)
+        grad = torch.randn_like(y)
+        y.backward(grad)
+        eps, bias = torch.finfo(dtype).eps, model[0].bias.double()
+        for found, left, right, add in ((y, x.double(), weight.T, bias), (given.grad, grad.cpu().double(), weight, 0)):
+            # The reference's weights are rounded to the dtype, ours are or are not; sums, products and biases are, too.
+            bound = 3 * eps * (left.abs() @ right.abs()) + 3 * eps * (left @ right + add).abs()
+            bound += len(right) * 2**-24 * (left.abs() @ right.abs())
+            assert ((found.detach().cpu().double() - (left @ right + add)).abs() <= bound).all()
+        assert moved[1](y.detach()).shape == (3, 8)
+
+
+def test_int4(device, monkeypatch):
+    """As mslk packs them: the first of two numbers in a byte's lower half, signed, with what 0 stands for."""
+    calls = counted(monkeypatch)
+    numbers, scale, zero = torch.randint(-8, 8, (24, 128)), torch.rand(2, 24).bfloat16(), torch.randn(2, 24).bfloat16()
+    qdata = (numbers[:, ::2] & 15 | (numbers[:, 1::2] & 15) << 4).to(torch.uint8).view(torch.int8)
+    weight = quantization.Int4Tensor(qdata, scale, zero, [1, 64], torch.Size((24, 128))).to(device)
+    exact = numbers * scale.double().T.repeat_interleave(64, 1) + zero.double().T.repeat_interleave(64, 1)
+    for pre in (None, torch.rand(128).bfloat16().to(device)):
+        weight.act_pre_scale = pre
+        x = torch.randn(2, 5, 128).bfloat16().to(device)
+        scaled = (x if pre is None else x * pre).cpu().double()
+        found = F.linear(x, weight, bias=None).cpu().double()
+        bound = 3 * torch.finfo(torch.bfloat16).eps * (scaled.abs() @ exact.abs().T)
+        assert ((found - scaled @ exact.T).abs() <= bound).all()
+    assert len(calls) == 2
+
+
+def test_scales_that_change(device):
+    """What was made of a weight's scales is made again after they are written or replaced."""
+    layer = torch.nn.Linear(64, 8, bias=False)
+    quantization.quantize_(layer, quantization.Int8WeightOnlyConfig(set_inductor_config=False))
+    layer, x = layer.to(device), torch.randn(1, 64, device=device)
+    first = layer(x)
+    layer.weight.scale.mul_(2)
+    assert torch.equal(layer(x), 2 * first)
+    layer.weight.scale = layer.weight.scale * 2
+    assert torch.equal(layer(x), 4 * first)
+
+
+def test_other_devices():
+    layer = torch.nn.Linear(64, 8)
+    quantization.quantize_(layer, quantization.Int8WeightOnlyConfig(set_inductor_config=False))
+    x = torch.randn(2, 64)
+    assert torch.allclose(layer(x), F.linear(x, layer.weight.dequantize(), layer.bias), atol=1e-5)
