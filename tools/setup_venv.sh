@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
 declare -A of_group=(
   [run]="torch setuptools wheel pcpp numpy transformers gguf"
-  [test]="pytest pytest-xdist expecttest hypothesis accelerate bitsandbytes peft matplotlib sphinx furo myst-parser"
+  [test]="pytest pytest-xdist expecttest hypothesis accelerate bitsandbytes peft torchao matplotlib sphinx furo myst-parser"
   [lint]="ruff clang-format pyright[nodejs]"
   [docs]="sphinx furo myst-parser"
 )
