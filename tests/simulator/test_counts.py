@@ -16,6 +16,7 @@ kernel void chain(device float* y, device const float* x, uint i [[thread_positi
   y[i] = a;
 }
 kernel void copy(device float4* y, device const float4* x, uint i [[thread_position_in_grid]]) { y[i] = x[i]; }
+kernel void scale(device float4* y, device const float4* x, uint i [[thread_position_in_grid]]) { y[i] = x[i] * y[i]; }
 kernel void strided(device float* y, device const float* x, uint i [[thread_position_in_grid]]) { y[i] = x[32 * i]; }
 kernel void banks(device float* y, uint i [[thread_index_in_threadgroup]]) {
   threadgroup float one[64 * 32], padded[64 * 33];
@@ -98,6 +99,12 @@ def test_vectors_are_one_access_of_four_lines(library):
     found = counted(library, "copy", values(256), values(256))
     assert kinds(found, "device") == {"device.load": 1, "device.store": 1}
     assert found.memory["device", "store"] == (2, 64, 1024, 8, 32, 0, (8, 8))
+
+
+def test_components_of_two_vectors_that_take_turns_are_two_accesses(library):
+    found = counted(library, "scale", values(256), values(256))
+    assert kinds(found, "device") == {"device.load": 2, "device.store": 1}
+    assert found.memory["device", "load"] == (4, 128, 2048, 16, 64, 0, (16, 16))
 
 
 def test_strides_touch_a_line_for_each_lane(library):

@@ -135,7 +135,7 @@ void Counter::block(uint32_t number) {
   }
   ++runs.count[index];
   lane.block = number;
-  lane.last = ~size_t{0};
+  lane.forget();
 }
 
 Counter::Found Counter::find(uint64_t address) const {
@@ -162,16 +162,21 @@ void Counter::access(char* address, uint32_t size, uint32_t kind, uint32_t site)
   const msl_abi::Thread& thread = Threadgroup::current()->thread;
   LaneState& lane = lanes_[thread.index_in_threadgroup];
   std::vector<Access>& trace = traces_[thread.simdgroup].accesses;
-  // A GPU's compiler joins accesses to neighbours, as to a vector's components, to one of up to 16 bytes.
-  if (lane.last < trace.size()) {
-    Access& last = trace[lane.last];
-    if (last.address + last.size == at && last.size + size <= 16 && last.kind == kind && last.place == place &&
-        last.buffer == buffer && kind <= msl_abi::kWrite) {
-      last.size += size;
+  // A GPU's compiler joins accesses to neighbours, as to a vector's components, to one of up to 16 bytes. It moves
+  // loads over loads, and no load over a store.
+  const size_t newest = lane.recent.front();
+  if (newest < trace.size() && trace[newest].kind != kind) lane.forget();
+  for (const size_t i : lane.recent) {
+    if (i >= trace.size() || kind > msl_abi::kWrite) break;
+    Access& earlier = trace[i];
+    if (earlier.address + earlier.size == at && earlier.size + size <= 16 && earlier.place == place &&
+        earlier.buffer == buffer) {
+      earlier.size += size;
       return;
     }
   }
-  lane.last = trace.size();
+  std::rotate(lane.recent.begin(), lane.recent.end() - 1, lane.recent.end());
+  lane.recent.front() = trace.size();
   trace.push_back({at, size, site, 0, static_cast<uint8_t>(thread.lane), place, buffer, static_cast<uint8_t>(kind)});
   if (trace.size() >= 1 << 20) settle(thread.simdgroup);
 }
@@ -199,7 +204,7 @@ void Counter::settle(uint32_t simdgroup) {
   }
   trace.clear();
   const uint32_t begin = simdgroup * kLanes;
-  for (uint32_t i = begin; i < std::min(size_, begin + kLanes); ++i) lanes_[i].last = ~size_t{0};
+  for (uint32_t i = begin; i < std::min(size_, begin + kLanes); ++i) lanes_[i].forget();
 }
 
 void Counter::add(const Access* first, const Access* last) {

@@ -59,7 +59,10 @@ class Counter final : public Observer {
   };
   struct LaneState {
     uint32_t block = ~0u;
-    size_t last = ~size_t{0};  // its last access in the trace, which the next may continue
+    // Its last loads, or stores, in the trace, which the next may continue. Loads of several vectors take turns.
+    std::array<size_t, 4> recent = kNothing;
+    void forget() { recent = kNothing; }
+    static constexpr std::array<size_t, 4> kNothing = {~size_t{0}, ~size_t{0}, ~size_t{0}, ~size_t{0}};
   };
   // A block's runs by each lane of the threadgroup, and by simdgroups the block that came after each of the first runs.
   struct Runs {
