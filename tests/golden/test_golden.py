@@ -72,12 +72,12 @@ def test_a_device_agrees_with_itself(device, recorded):
 
 
 def test_the_artifacts_of_the_wheel(device):
-    """They were recorded on an NVIDIA GPU."""
+    """They were recorded on an NVIDIA GPU. Those of unit size are selftest's, whose own test has them."""
     if device == "cpu":
         pytest.skip("the CPU runs no kernels")
     with golden.unpacked(golden.REFERENCE) as folder:
         assert "NVIDIA" in json.loads(next(folder.glob("*/meta.json")).read_text())["device"]
-        wrong = [row for row in golden.compare(folder, device) if not row.right]
+        wrong = [row for row in golden.compare(folder, device, lambda case: case.kind != "unit") if not row.right]
     assert not wrong
 
 
