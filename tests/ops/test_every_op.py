@@ -24,9 +24,11 @@ FORMS = list({form(case): name for name, case in reversed(CASES.items())}.values
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
 def test_the_same_bits_on_every_run(device, name, dtype):
+    """On a GPU the order of threadgroups differs between runs. The simulator's differs with several threads alone, of
+    which test_threads has six: what is looked for there are numbers that a run leaves for the next one."""
     made = CASES[name].make(device, dtype)
     first = made.run()
-    for _ in range(6):
+    for _ in range(2 if hasattr(torch._C, "_metalcore_simulates_mps") else 6):
         for value, expected in zip(made.run(), first):
             assert torch.equal(value, expected)
 
