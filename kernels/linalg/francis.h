@@ -143,20 +143,20 @@ struct DoubleShift {
     if (!of_two) x[2 * step] = metal::fma(-sum, r.z, third);
   }
 
-  // Applies the reflectors m to hi - 1 of a sweep to one row or column, whose entries m to hi are `step` apart. Two
-  // entries go from each reflector to the next.
-  template <bool COLUMN, typename Entries>
-  static inline void reflect_along(Entries x, uint step, uint m, uint hi, threadgroup const float4* reflectors) {
-    float first = x[m * step], second = x[(m + 1) * step];
-    for (uint k = m; k < hi; ++k) {
-      const float4 r = reflectors[k];
-      const float third = k + 2 <= hi ? x[(k + 2) * step] : 0.0f;
-      const float sum = r.x * (first + metal::fma(r.y, second, r.z * third));
-      x[k * step] = first - sum;
-      first = metal::fma(-sum, r.y, second);
-      second = metal::fma(-sum, r.z, third);
-    }
-    x[hi * step] = first;
+  // The first entries of a row or column that reflectors have changed and later ones change again.
+  struct Window {
+    float first, second;
+  };
+  template <typename Entries>
+  static inline Window window(Entries x, uint step) {
+    return {x[0], x[step]};
+  }
+  // Applies a reflector to the window and the entry after it. The first entry is done, and is the result.
+  template <bool COLUMN>
+  static inline float advance(thread Window& x, float third, float4 r) {
+    const float sum = r.x * (x.first + metal::fma(r.y, x.second, r.z * third)), done = x.first - sum;
+    x = {metal::fma(-sum, r.y, x.second), metal::fma(-sum, r.z, third)};
+    return done;
   }
 
   template <typename Entries>

@@ -213,6 +213,8 @@ inline void set_to_identity(device Number* z, uint n, thread const Threads& team
     for (uint j = 0; j < n; ++j) z[j * n + i] = number<Number>(i == j ? 1.0f : 0.0f);
 }
 
+constant constexpr uint kAtOnce = 8;  // entries that a thread reads before it writes the first of them
+
 // Applies I - tau v vᴴ from the right to a row x whose entries are `step` apart, in columns first to n - 1; or, with
 // COLUMN, its conjugate transpose from the left to a column.
 template <bool COLUMN, typename Row, typename Number>
@@ -220,8 +222,13 @@ inline void reflect_row(Row x, uint step, uint first, uint n, threadgroup const 
   Number sum = Number(0.0f);
   for (uint j = first; j < n; ++j) sum = add_product(sum, COLUMN ? conjugate(v[j]) : Number(v[j]), x[j * step]);
   sum = times(COLUMN ? conjugate(tau) : tau, sum);
-  for (uint j = first; j < n; ++j)
-    x[j * step] = add_product(x[j * step], -sum, COLUMN ? Number(v[j]) : conjugate(v[j]));
+  for (uint begin = first; begin < n; begin += kAtOnce) {
+    Number entries[kAtOnce];
+    for (uint c = 0, j = begin; c < kAtOnce; ++c, ++j)
+      if (j < n) entries[c] = add_product(x[j * step], -sum, COLUMN ? Number(v[j]) : conjugate(v[j]));
+    for (uint c = 0, j = begin; c < kAtOnce; ++c, ++j)
+      if (j < n) x[j * step] = entries[c];
+  }
 }
 
 // Reduces h. v is memory for n numbers. With ACCUMULATE, Z becomes Z times the reflectors.

@@ -73,17 +73,19 @@ struct SingleShift {
     x[step] = add_product(x[step], -sum, conjugate(r.y));
   }
 
-  template <bool COLUMN, typename Entries>
-  static inline void reflect_along(Entries x, uint step, uint m, uint hi, threadgroup const float4* reflectors) {
-    float2 first = x[m * step];
-    for (uint k = m; k < hi; ++k) {
-      const float2 tau = COLUMN ? conjugate(reflectors[k].xy) : reflectors[k].xy;
-      const float2 y = COLUMN ? conjugate(reflectors[k].zw) : reflectors[k].zw;
-      const float2 second = x[(k + 1) * step], sum = times(tau, add_product(first, y, second));
-      x[k * step] = first - sum;
-      first = add_product(second, -sum, conjugate(y));
-    }
-    x[hi * step] = first;
+  struct Window {
+    float2 first;
+  };
+  template <typename Entries>
+  static inline Window window(Entries x, uint) {
+    return {x[0]};
+  }
+  template <bool COLUMN>
+  static inline float2 advance(thread Window& x, float2 second, float4 r) {
+    const float2 tau = COLUMN ? conjugate(r.xy) : r.xy, y = COLUMN ? conjugate(r.zw) : r.zw;
+    const float2 sum = times(tau, add_product(x.first, y, second)), done = x.first - sum;
+    x.first = add_product(second, -sum, conjugate(y));
+    return done;
   }
 
   template <typename Rows>

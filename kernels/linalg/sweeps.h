@@ -48,6 +48,23 @@ struct BulgeOf<float2> {
   typedef SingleShift Type;
 };
 
+// Applies the reflectors m to hi - 1 of a sweep to one row or column, whose entries are `step` apart.
+template <typename Bulge, bool COLUMN, typename Entries>
+inline void reflect_along(Entries x, uint step, uint m, uint hi, threadgroup const float4* reflectors) {
+  typename Bulge::Window window = Bulge::window(x + m * step, step);
+  typedef decltype(Bulge::Window::first) Number;
+  Number next[kAtOnce];
+  for (uint begin = m; begin < hi; begin += kAtOnce) {
+    for (uint c = 0; c < kAtOnce; ++c) {
+      const uint index = begin + c + Bulge::kRows - 1;
+      next[c] = index <= hi ? x[index * step] : Number(0.0f);
+    }
+    for (uint c = 0, k = begin; c < kAtOnce; ++c, ++k)
+      if (k < hi) x[k * step] = Bulge::template advance<COLUMN>(window, next[c], reflectors[k]);
+  }
+  x[hi * step] = window.first;
+}
+
 // Makes h its Schur form, all of it if `WHOLE`, or else only its diagonal blocks. With WHOLE, Z becomes Z times the
 // reflectors. Rows from `end` on stay as they are. Returns whether all eigenvalues were found.
 template <bool WHOLE, typename Threads, typename Rows>
@@ -106,11 +123,10 @@ inline bool reduce_to_schur(Rows h, uint stride, uint n, uint end, device typena
     }
     if (WHOLE && sweeps) {
       for (uint j = hi + 1 + team.index; j < n; j += Threads::kThreads)
-        Bulge::template reflect_along<true>(h + j, stride, m, hi, reflectors);
+        reflect_along<Bulge, true>(h + j, stride, m, hi, reflectors);
       for (uint i = team.index; i < lo; i += Threads::kThreads)
-        Bulge::template reflect_along<false>(h + i * stride, 1, m, hi, reflectors);
-      for (uint i = team.index; i < n; i += Threads::kThreads)
-        Bulge::template reflect_along<false>(z + i, n, m, hi, reflectors);
+        reflect_along<Bulge, false>(h + i * stride, 1, m, hi, reflectors);
+      for (uint i = team.index; i < n; i += Threads::kThreads) reflect_along<Bulge, false>(z + i, n, m, hi, reflectors);
     }
     if (!sweeps) end = lo;
     team.wait();

@@ -11,7 +11,7 @@ from .._core.tensors import beside
 from ._common import Tensors, in_float32, without_autocast, write_out
 from ._pytorch import by_torch, override
 from ._results import linalg_eig
-from ._solve import solve
+from ._solve import solve_ex
 
 
 def eig(A: torch.Tensor, *, out: Tensors | None = None) -> linalg_eig:
@@ -139,7 +139,7 @@ def _solve(A, B):
     """Returns A⁻¹ B for complex matrices, by real matrices of twice the size: [Re A, -Im A; Im A, Re A] times (Re X, Im
     X) is (Re B, Im B)."""
     wide = torch.cat([torch.cat([A.real, -A.imag], -1), torch.cat([A.imag, A.real], -1)], -2)
-    return torch.complex(*solve(wide, torch.cat([B.real, B.imag], -2)).chunk(2, -2))
+    return torch.complex(*solve_ex(wide, torch.cat([B.real, B.imag], -2)).result.chunk(2, -2))
 
 
 _eig = autograd("eig", _backward, _save)
@@ -184,7 +184,7 @@ def _unique(factors):
     values, vectors = factors if isinstance(factors, tuple) else (factors, None)
     order = (values.real + values.imag / 8).argsort(-1)
     sorted_values = values.gather(-1, order)
-    results = [sorted_values.real, sorted_values.imag]
+    results = [sorted_values.real.contiguous(), sorted_values.imag.contiguous()]
     if vectors is not None:
         taken = vectors.gather(-1, order.unsqueeze(-2).expand_as(vectors))
         results.append(taken.real.square() + taken.imag.square())

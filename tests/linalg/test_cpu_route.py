@@ -30,7 +30,7 @@ ROUTED = {
 def everywhere(device):
     """All sizes take the CPU."""
     regions = [(t["table"], t["field"], EVERYWHERE) for t in _C.tunables(device) if t["field"].endswith("cpu")]
-    assert len(regions) == 10
+    assert len(regions) == 11
     _C.use_measured(device, _C.gpu_family(device), regions)
     yield
     _C.use_measured(device, _C.gpu_family(device), [])
