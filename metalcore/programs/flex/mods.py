@@ -202,14 +202,18 @@ class _ModLowering(Lowering):
             return None
         place, sizes, strides = self._captured[source]
         numbers = [
-            self.statement("const long", f"{number} < 0 ? long({number}) + long({size}) : long({number})")
+            self.statement("long", f"{number} < 0 ? long({number}) + long({size}) : long({number})")
             for number, size in zip((self.value(index, ()).text for index in indices), sizes)
         ]
         inside = " && ".join(f"ulong({number}) < {size}" for number, size in zip(numbers, sizes))
         offset = " + ".join(f"ulong({number}) * {stride}" for number, stride in zip(numbers, strides))
         dtype = result_dtype(node)
-        text = self.when(inside, dtype, missing(dtype), lambda: from_memory(f"c{place}[{offset}]", dtype))
-        return Value(text, dtype)
+        if not all(fake(source).shape):
+            return Value(missing(dtype), dtype)
+        # Loads without a condition: a compiler makes one of those of a row, for all of its scores.
+        exists, at = self.statement("bool", inside), self.statement("ulong", offset)
+        number = self.statement(register(dtype), from_memory(f"c{place}[{exists} ? {at} : 0]", dtype))
+        return Value(self.statement(register(dtype), f"{exists} ? {number} : {missing(dtype)}"), dtype)
 
     def _element(self, leaf, at):
         place, _, strides = self._captured[leaf]
