@@ -110,7 +110,7 @@ class _Tiles(NamedTuple):
 _LARGE = {
     "forward": _Tiles(128, 2, 8, 64, False),
     "dq": _Tiles(128, 2, 8, 32, False),
-    "dkv": _Tiles(128, 2, 4, 32, False, own=1),
+    "dkv": _Tiles(128, 2, 8, 32, False, own=0),
 }
 
 
