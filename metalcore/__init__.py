@@ -216,6 +216,11 @@ def __dir__():
 
 # DTensor has to know how operators run on shards.
 after_import("torch.distributed.tensor", lambda: importlib.import_module(f"{__name__}.distributed"))
+# Inductor's graphs on `mps` call the kernels of flex_attention.
+after_import(
+    "torch._inductor.kernel.flex.flex_attention",
+    lambda: importlib.import_module(f"{__name__}.programs.flex.inductor").lower(),
+)
 # Its operators on `mps` run our kernels.
 after_import("bitsandbytes", lambda: importlib.import_module(f"{__name__}.integrations.bitsandbytes").register())
 after_import("torchao", lambda: importlib.import_module(f"{__name__}.integrations.torchao").register())

@@ -1,7 +1,6 @@
-"""PyTorch's flex_attention on `mps`: it takes gradients, and Inductor's graphs call metalcore's kernels."""
+"""PyTorch's flex_attention takes gradients on `mps`."""
 
 import functools
-import importlib
 
 from .._core.environment import after_import
 
@@ -21,9 +20,4 @@ def _allow_gradients():
     flex_attention._validate_device = validate_device  # pyright: ignore[reportPrivateImportUsage]
 
 
-def _lower():
-    importlib.import_module("metalcore.programs.flex.inductor").lower()
-
-
 after_import("torch.nn.attention.flex_attention", _allow_gradients)
-after_import("torch._inductor.kernel.flex.flex_attention", _lower)

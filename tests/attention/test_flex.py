@@ -91,10 +91,11 @@ def test_gradients(device, case):
         check(device, case, inputs(torch.float32), backward=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_wide_kernels(device, dtype):
+@pytest.mark.parametrize(("dtype", "size", "block"), [(torch.float16, 64, 64), (torch.bfloat16, 128, 128)], ids=str)
+def test_wide_kernels(device, dtype, size, block):
+    """Heads of 128 elements of 16 bits have larger tiles, where blocks fill them."""
     with tuned("baseline"):
-        check(device, softcap, inputs(dtype), backward=True)
+        check(device, softcap, inputs(dtype, size, size), True, functools.partial(ours, block=block))
 
 
 def test_long_heads(device):

@@ -1,14 +1,17 @@
 """PyTorch's flex_attention in graphs of the backend, and metalcore's there; transformers' attention by that name."""
 
+import contextlib
 import types
 
 import pytest
 import torch
-from flex_cases import HEADS, KEYS, QUERIES, causal, formula, relative_positions, softcap
+from flex_cases import HEADS, KEYS, QUERIES, causal, formula, learned_cap, relative_positions, softcap
 from rows import tuned
 from test_flex import check, computed, inputs
+from torch._inductor import config as inductor_config
 from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import metalcore
 from metalcore._core import generated_kernels
@@ -23,6 +26,20 @@ def _fresh():
     with tuned("apple7"):
         yield
     torch._dynamo.reset()
+
+
+@contextlib.contextmanager
+def recording():
+    """The names of operators that are called inside."""
+    calls: set = set()
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            calls.add(func._schema.name.split("::")[1])
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        yield calls
 
 
 def compiled(function, observed):
@@ -47,6 +64,25 @@ def test_gradients_in_a_program(device, ours):
     check(device, relative_positions, inputs(torch.float32), True, compiled(function, observed))
     steps = [step.operator for graph in observed for program in graph.programs for step in program.report().steps]
     assert steps.count("flex_forward") == steps.count("flex_backward") == 1
+
+
+@pytest.mark.parametrize("case", [relative_positions, learned_cap], ids=lambda case: case.__name__)
+def test_gradients_in_inductors_graphs(device, case):
+    """With captured tensors of one and of no dimension, and with a size that is a symbol in the second graph."""
+    if device != "mps":
+        pytest.skip("on CUDA Inductor has PyTorch's own kernels")
+    run = torch.compile(torch_flex.flex_attention, fullgraph=True)
+
+    def by_inductor(query, key, value, score_mod, mask_mod):
+        mask = None
+        if mask_mod is not None:
+            mask = create_block_mask(mask_mod, None, None, QUERIES, KEYS, device=query.device)
+        out, aux = run(query, key, value, score_mod, mask, enable_gqa=True, return_aux=LSE)
+        return out, aux.lse
+
+    with inductor_config.patch(compile_threads=1, force_disable_caches=True), recording() as calls:
+        check(device, case, inputs(torch.float32), True, by_inductor)
+    assert {"_flex_attention", "_flex_attention_backward"} <= calls
 
 
 def test_other_head_sizes_and_operations_are_left_to_pytorch(device):
