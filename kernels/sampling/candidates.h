@@ -13,7 +13,6 @@
 constexpr constant uint kCandidates = 2048;  // that memory has room for
 constexpr constant uint kGroups = 4;         // of a thread
 constexpr constant uint kAtOnce = 4;         // loads of 16 bytes on their way
-constexpr constant uint kAgain = 2;          // in the second walk
 constexpr constant uint kLeastLength = 16;   // of a row
 constexpr constant uint kCounts = 64;        // of simdgroups, for two steps
 constexpr constant uint kScratch = kCounts + 1024;
@@ -125,6 +124,13 @@ inline void spread(Pack<T> pack, thread float (&values)[kPackElements<T>]) {
   for (uint e = 0; e < kPackElements<T>; ++e) values[e] = fours[e / 4][e % 4];
 }
 
+// Adds a number to those that are left, of which few threads have one at a time.
+inline void keep(uint key, uint place, threadgroup uint* keys, threadgroup uint* places,
+                 threadgroup atomic_uint* counter) {
+  const uint to = atomic_fetch_add_explicit(counter, 1, memory_order_relaxed);
+  if (to < kCandidates) keys[to] = key, places[to] = place;
+}
+
 // Returns how many numbers are left, in the order of `comes_before` with their places; more than kCandidates if they
 // have no room. Both `keys` and `places` have room for kCandidates numbers, and lie side by side; `counters` has two
 // numbers. The row's elements `x` begin `past` elements
@@ -171,41 +177,25 @@ inline uint candidates(Row row, device const T* x, uint past, uint k, threadgrou
   threadgroup_barrier(mem_flags::mem_threadgroup);
   const uint threads = atomic_load_explicit(counters, memory_order_relaxed);
   const uint loads = threads * ((count + team.threads - 1) / team.threads);
-  for (uint first = 0; first < loads; first += kAgain * team.threads) {
-    Pack<T> loaded[kAgain];
-    uint at[kAgain];
+  if (edges.present && edge >= least) keep(edge, edges.element, keys, places, counters + 1);
+  for (uint first = team.thread_index; first < loads; first += kAtOnce * team.threads) {
+    Pack<T> loaded[kAtOnce];
+    uint at[kAtOnce];
 #pragma unroll
-    for (uint j = 0; j < kAgain; ++j) {
-      const uint load = first + j * team.threads + team.thread_index;
+    for (uint j = 0; j < kAtOnce; ++j) {
+      const uint load = first + j * team.threads;
       at[j] = load < loads ? load / threads * team.threads + reaching[load % threads] : count;
       loaded[j] = packs[min(at[j], count - 1)];
     }
-    uint found = first == 0 && edges.present && edge >= least;
-    const bool at_edge = found > 0;
 #pragma unroll
-    for (uint j = 0; j < kAgain; ++j) {
-      float values[kEach];
-      spread<T>(loaded[j], values);
-#pragma unroll
-      for (uint e = 0; e < kEach; ++e) found += at[j] < count && row.ordered(row.number(values[e])) >= least;
-    }
-    if (!simd_any(found > 0)) continue;
-    const uint ahead = simd_prefix_exclusive_sum(found), sum = simd_sum(found);
-    uint to = 0;
-    if (team.lane == 0) to = atomic_fetch_add_explicit(counters + 1, sum, memory_order_relaxed);
-    to = simd_broadcast_first(to) + ahead;
-    if (at_edge && to < kCandidates) keys[to] = edge, places[to] = edges.element;
-    to += at_edge;
-#pragma unroll
-    for (uint j = 0; j < kAgain; ++j) {
+    for (uint j = 0; j < kAtOnce; ++j) {
+      if (at[j] >= count) continue;
       float values[kEach];
       spread<T>(loaded[j], values);
 #pragma unroll
       for (uint e = 0; e < kEach; ++e) {
         const uint key = row.ordered(row.number(values[e]));
-        if (at[j] >= count || key < least) continue;
-        if (to < kCandidates) keys[to] = key, places[to] = edges.head + at[j] * kEach + e;
-        ++to;
+        if (key >= least) keep(key, edges.head + at[j] * kEach + e, keys, places, counters + 1);
       }
     }
   }
