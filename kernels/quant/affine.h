@@ -16,9 +16,8 @@
 #define AFFINE_SIGNED_ZEROS 2u
 
 struct AffineParams {
-  uint32_t shift;  // log2 of a group's slices
-  uint32_t dtype;  // of the scales: QUANT_FLOAT, QUANT_HALF or QUANT_BFLOAT
-  uint32_t zeros;  // AFFINE_OFFSETS: offsets of this dtype. Else zero points in 8 bits, offset = -scale * zero
-  uint32_t flips;  // of signed weights: the sign bits of a word, which make them unsigned if they are flipped,
-  float bias;      // and by how much that makes them larger
+  uint32_t shift;      // log2 of a group's slices
+  uint32_t dtype;      // of the scales: QUANT_FLOAT, QUANT_HALF or QUANT_BFLOAT
+  uint32_t zeros;      // AFFINE_OFFSETS: offsets of this dtype. Else zero points in 8 bits, offset = -scale * zero
+  uint32_t is_signed;  // whether weights are, of 2, 4 or 8 bits
 };

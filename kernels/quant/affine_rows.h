@@ -32,6 +32,8 @@ struct AffineWord<8> {
   typedef uint4 Word;
 };
 
+constexpr constant uint kSigned = 16;  // in Packed's `more`, behind the dtype and the kind of offsets
+
 // Scales and offsets of groups. Both pointers to the scales, and all three to the offsets, are to the same memory.
 struct Affine {
   device const float* scales;
@@ -40,24 +42,31 @@ struct Affine {
   device const ushort* half_offsets;
   device const uchar* zeros;
 
-  static float of(device const float* numbers, device const ushort* halves, ulong group, uint dtype) {
-    if (dtype == QUANT_FLOAT) return numbers[group];
-    const uint bits = halves[group];
-    return dtype == QUANT_HALF ? half_of(bits) : as_type<float>(bits << 16);
-  }
-  // The bits of a slice's scale and offset.
-  uint4 head(ulong slice, AffineParams p) const {
+  // Loads what a slice's scale and offset are made of, each width into words of its own. decode() makes the numbers: a
+  // load whose result is used in a branch, or goes where another one's may go, lets the next rows' loads wait.
+  void load(thread Packed& packed, ulong slice, AffineParams p) const {
     const ulong group = slice >> p.shift;
-    const float scale = of(scales, half_scales, group, p.dtype);
-    float offset;
-    if (p.zeros == AFFINE_OFFSETS) {
-      offset = fma(-p.bias, scale, of(offsets, half_offsets, group, p.dtype));
-    } else {
-      const uint zero = zeros[group];
-      offset =
-          -scale * (p.bias + static_cast<float>(p.zeros == AFFINE_ZEROS ? int(zero) : int(as_type<char>(uchar(zero)))));
-    }
-    return uint4(as_type<uint>(scale), as_type<uint>(offset), 0, 0);
+    const bool wide = p.dtype == QUANT_FLOAT, zero_points = p.zeros != AFFINE_OFFSETS;
+    packed.head = uint4(0);
+    packed.more = uint2(0, p.dtype | p.zeros << 2 | (p.is_signed ? kSigned : 0u));
+    if (wide) packed.head.x = as_type<uint>(scales[group]);
+    if (!wide) packed.head.y = half_scales[group];
+    if (!zero_points && wide) packed.head.z = as_type<uint>(offsets[group]);
+    if (!zero_points && !wide) packed.head.w = half_offsets[group];
+    if (zero_points) packed.more.x = zeros[group];
+  }
+  static float number(uint bits, uint half_bits, uint dtype) {
+    const float of_half = half_of(half_bits);
+    return as_type<float>(dtype == QUANT_FLOAT ? bits : dtype == QUANT_HALF ? as_type<uint>(of_half) : half_bits << 16);
+  }
+  // The scale and the offset, of integers that are larger by `bias`.
+  static float2 numbers(Packed packed, float bias) {
+    const uint dtype = packed.more.y & 3u, kind = packed.more.y >> 2 & 3u;
+    const float scale = number(packed.head.x, packed.head.y, dtype);
+    const int zero = kind == AFFINE_ZEROS ? int(packed.more.x) : int(packed.more.x << 24) >> 24;
+    const float point = -scale * (bias + static_cast<float>(zero));
+    const float offset = fma(-bias, scale, number(packed.head.z, packed.head.w, dtype));
+    return float2(scale, kind == AFFINE_OFFSETS ? offset : point);
   }
 };
 
@@ -91,11 +100,7 @@ struct AffineRows {
         if (i >= 4) packed.high[i - 4] = from[i];
       }
     }
-    if constexpr (16 % bits == 0) {
-      packed.low ^= params.flips;
-      if constexpr (bits == 8) packed.high ^= params.flips;
-    }
-    packed.head = groups.head(at, params);
+    groups.load(packed, at, params);
     return packed;
   }
 };
@@ -121,8 +126,14 @@ struct AffineFormat : Block32 {
   }
   static Slice decode(Packed p, uint) {
     Slice slice;
+    float above = 0.0f;              // by how much integers are larger than signed ones
     if constexpr (16 % bits == 0) {  // the halves of a word have as many weights
       constexpr uint apart_in_word = 16 / bits;
+      const bool is_signed = p.more.y & kSigned;
+      const uint flips = is_signed ? ~0u / mask << (bits - 1) : 0;
+      above = is_signed ? static_cast<float>(1u << (bits - 1)) : 0.0f;
+      p.low ^= flips;
+      p.high ^= flips;
 #pragma unroll
       for (uint i = 0; i < 16; ++i) {
         const uint k = i / apart_in_word * 2 * apart_in_word + i % apart_in_word, next = k + apart_in_word;
@@ -138,8 +149,9 @@ struct AffineFormat : Block32 {
         slice.q[k / 4][k % 4 + 1] = q.y;
       }
     }
-    slice.scale = float2(as_type<float>(p.head.x));
-    slice.offset = float2(as_type<float>(p.head.y));
+    const float2 numbers = Affine::numbers(p, above);
+    slice.scale = float2(numbers.x);
+    slice.offset = float2(numbers.y);
     return slice;
   }
 };

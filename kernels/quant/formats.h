@@ -71,6 +71,7 @@ struct Packed {
   uint4 low;   // the lower bits of 32 weights
   uint4 high;  // the upper bits
   uint4 head;  // scales
+  uint2 more;  // what else it takes to read them
 };
 
 struct Slice {

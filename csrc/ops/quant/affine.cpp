@@ -69,8 +69,7 @@ AffineWeights affine_weights(const char* op, const Tensor& packed, const Tensor&
           .params = {.shift = static_cast<uint32_t>(std::countr_zero(static_cast<uint64_t>(size / QUANT_SLICE))),
                      .dtype = quant_dtype(scales.scalar_type()),
                      .zeros = zeros,
-                     .flips = is_signed ? ~0u / ((1u << bits) - 1) << (bits - 1) : 0u,
-                     .bias = is_signed ? static_cast<float>(1u << (bits - 1)) : 0.0f}};
+                     .is_signed = is_signed ? 1u : 0u}};
 }
 
 Tensor numbers_of(const char* op, const AffineWeights& weights, const MaybeTensor& rows, ScalarType dtype) {
