@@ -74,7 +74,8 @@ def _kernel_with_out(name):
     """Registers the function, and one that copies its result to `out`."""
 
     def add(function):
-        def to_out(*inputs, out):
+        def to_out(*inputs, out=None):  # some operators take it by its place
+            *inputs, out = inputs if out is None else (*inputs, out)
             out.copy_(function(*inputs))
 
         _KERNELS[name], _KERNELS[f"{name}.out"] = function, to_out
@@ -114,6 +115,9 @@ def _gemm_4bit(
     absmax_code=None,
     absmax_offset=None,
 ):
+    absmax, absmax_code, absmax_offset = (
+        each if each is None else each.float() for each in (absmax, absmax_code, absmax_offset)
+    )
     result = ops.blockwise_matmul(
         A, as_bytes(B), absmax, absmax_8bit, absmax_code, absmax_offset, quant_type, blocksize, *shapeB, False
     )

@@ -80,6 +80,9 @@ def test_products_of_int8(device):
     a[0], b[0] = 127, 127
     expected = (a.double() @ b.double().T).to(torch.int32)
     assert torch.equal(ops.int8_linear_matmul(a.to(device), b.to(device)).cpu(), expected)
+    out = torch.empty(3, 5, dtype=torch.int32, device=device)
+    ops.int8_linear_matmul.out(a.to(device), b.to(device), out)
+    assert torch.equal(out.cpu(), expected)
     x = torch.randn(6, 40).half()
     x[2, 7], x[3] = 20.0, 0.0
     for ours, theirs in zip(
@@ -91,6 +94,19 @@ def test_products_of_int8(device):
         else:  # columns of the transposed are rows
             again = ours.cpu().float().t() * theirs.t().abs().amax(1, keepdim=True).float() / 127
             assert (again - theirs.t().float()).abs().max() <= theirs.abs().max() / 253
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_scales_of_16_bits(device, dtype):
+    """A model that was converted has its scales' mean in its dtype."""
+    packed, state = metalcore.quantize_4bit(torch.randn(8, 64, device=device), "nf4", compress=True)
+    x, offset = torch.randn(2, 64, device=device).to(dtype), state.offset.to(dtype)
+    more = {"absmax_8bit": state.scales, "absmax_code": state.scales_code}
+    found, expected = (
+        ops.gemm_4bit(x, packed, (8, 64), state.absmax, 64, "nf4", absmax_offset=each, **more)
+        for each in (offset, offset.float())
+    )
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("compress", [False, True])
