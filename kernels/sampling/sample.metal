@@ -121,9 +121,12 @@ inline uint drawn(Logits<Source> logits, SampleOptions options, float uniform, t
   logits.floor = min(logits.floor, logits.maximum);
 
   float own = 0.0f;
-  for (uint i = part.first; i < part.end; i += part.step) {
-    const float value = logits.at(i);
-    if (logits.keeps(value)) own += logits.mass(value);
+  for (uint first = part.first; first < part.end; first += kAhead * part.step) {
+    float values[kAhead];
+    load_ahead(values, logits, first, part.step, part.end);
+#pragma unroll
+    for (uint j = 0; j < kAhead; ++j)
+      own += first + j * part.step < part.end && logits.keeps(values[j]) ? logits.mass(values[j]) : 0.0f;
   }
   const Sums sums(own, totals, team);
   float point = uniform * sums.all;
@@ -131,13 +134,17 @@ inline uint drawn(Logits<Source> logits, SampleOptions options, float uniform, t
   if (!(sums.begin <= point && point < sums.end)) return ~0u;
   float sum = sums.begin;
   uint chosen = 0;
-  for (uint i = part.first; i < part.end; i += part.step) {
-    const float value = logits.at(i);
-    const float mass = logits.keeps(value) ? logits.mass(value) : 0.0f;
-    if (mass == 0.0f) continue;
-    chosen = i;
-    sum += mass;
-    if (sum > point) break;
+  for (uint first = part.first; first < part.end && sum <= point; first += kAhead * part.step) {
+    float values[kAhead];
+    load_ahead(values, logits, first, part.step, part.end);
+#pragma unroll
+    for (uint j = 0; j < kAhead; ++j) {
+      const uint i = first + j * part.step;
+      const float mass = i < part.end && logits.keeps(values[j]) ? logits.mass(values[j]) : 0.0f;
+      if (mass == 0.0f || sum > point) continue;
+      chosen = i;
+      sum += mass;
+    }
   }
   return chosen;
 }
@@ -176,7 +183,12 @@ template <typename T>
     }
   }
   float maximum = -INFINITY;
-  for (uint i = thread_index; i < params.length; i += threads) maximum = max(maximum, logits.at(i));
+  for (uint first = thread_index; first < params.length; first += kAhead * threads) {
+    float values[kAhead];
+    load_ahead(values, logits, first, threads, params.length);
+#pragma unroll
+    for (uint j = 0; j < kAhead; ++j) maximum = max(maximum, values[j]);
+  }
   logits.maximum = team.maximum(maximum, 0);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (greedy || logits.maximum == -INFINITY) {
