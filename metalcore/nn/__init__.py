@@ -10,6 +10,7 @@ from ..normalization import add_layer_norm, add_rms_norm, group_norm, layer_norm
 from ..quant._affine_layers import AffineEmbedding, AffineLinear
 from ..quant._experts import QuantizedExperts
 from ..quant._layers import QuantizedEmbedding, QuantizedLinear
+from ..quant._scaled_layers import ScaledEmbedding, ScaledExperts, ScaledLinear
 from ._embeddings import Embedding, EmbeddingBag
 from ._losses import CrossEntropyLoss, LinearCrossEntropyLoss
 
@@ -34,6 +35,9 @@ __all__ = [
     "RMSNorm",
     "ReLU",
     "ReLU2",
+    "ScaledEmbedding",
+    "ScaledExperts",
+    "ScaledLinear",
     "SiLU",
     "Softmax",
     "SwiGLU",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,18 +10,44 @@ from torch import Tensor
 
 from ._affine import affine_embedding, affine_linear, dequantize_affine, require_affine
 
-__all__ = ["AffineEmbedding", "AffineLinear", "TiedAffineLinear"]
+__all__ = ["AffineEmbedding", "AffineLinear", "PackedBuffers", "TiedAffineLinear", "keep_dtypes"]
 
 
-class _Affine(torch.nn.Module):
-    """The buffers `packed`, `scales` and `offsets`, as `metalcore.dequantize_affine` takes them."""
+class PackedBuffers(torch.nn.Module):
+    """A weight in buffers, of which some keep their digits whatever dtype the module is converted to."""
 
     packed: Tensor
     scales: Tensor
+    dtype: torch.dtype  # of the weight's numbers
+    _exact: tuple[str, ...]
+
+    def reset_parameters(self) -> None:
+        raise RuntimeError(f"the weight of {type(self).__name__} is packed, and has no initial numbers")
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        # model.half() converts weights that are numbers: these come out of scales that keep their digits.
+        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.packed.device)).dtype
+        exact = {name: self._buffers[name] for name in self._exact}
+        super()._apply(fn, recurse)
+        return keep_dtypes(self, exact)
+
+
+def keep_dtypes(module: Any, exact: Mapping[str, Tensor | None]) -> Any:
+    """Puts buffers that were converted back, on the device where they are now."""
+    for name, before in exact.items():
+        after = module._buffers[name]
+        if before is not None and after is not None and after.dtype != before.dtype:
+            module._buffers[name] = before.to(after.device)
+    return module
+
+
+class _Affine(PackedBuffers):
+    """The buffers `packed`, `scales` and `offsets`, as `metalcore.dequantize_affine` takes them."""
+
     offsets: Tensor
     order: Tensor | None
     bits: int
-    dtype: torch.dtype
+    _exact = ("scales", "offsets")
 
     def _hold(self, packed, scales, offsets, bits, dtype):
         torch.nn.Module.__init__(self)
@@ -36,20 +63,6 @@ class _Affine(torch.nn.Module):
         numbers = dequantize_affine(self.packed, self.scales, self.offsets, self.bits, self.dtype)
         order = getattr(self, "order", None)
         return numbers if order is None else numbers.index_select(1, order.argsort())
-
-    def reset_parameters(self) -> None:
-        raise RuntimeError(f"the weight of {type(self).__name__} is packed, and has no initial numbers")
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        # model.half() converts weights that are numbers: these come out of scales that keep their digits.
-        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.packed.device)).dtype
-        exact = {name: self._buffers[name] for name in ("scales", "offsets")}
-        super()._apply(fn, recurse)
-        for name, before in exact.items():
-            after = self._buffers[name]
-            if before is not None and after is not None and after.dtype != before.dtype:
-                self._buffers[name] = before.to(after.device)
-        return self
 
 
 class AffineLinear(_Affine, torch.nn.Linear):  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -29,7 +29,18 @@ from .._core.routing import DEVICES
 from ._affine_layers import AffineEmbedding, AffineLinear, TiedAffineLinear
 from ._layers import QuantizedEmbedding, QuantizedLinear, TiedLinear
 from ._plan import untie
-from ._repack import AffineWeight, from_awq, from_compressed, from_gptq, from_mlx, mxfp4_blocks
+from ._repack import (
+    AffineWeight,
+    from_awq,
+    from_compressed,
+    from_gptq,
+    from_mlx,
+    mxfp4_blocks,
+    scaled_from_compressed,
+    scaled_from_mlx,
+)
+from ._scaled import ScaledWeight
+from ._scaled_layers import ScaledEmbedding, ScaledLinear, TiedScaledLinear
 
 __all__ = ["MlxConfig", "register"]
 
@@ -38,7 +49,7 @@ class MlxConfig(QuantizationConfigMixin):
     """The configuration of MLX's checkpoints, as their config.json has it. The files' headers say the rest.
 
     Args:
-        mode: "affine" or "mxfp4".
+        mode: "affine", "mxfp4", "mxfp8" or "nvfp4".
         bits, group_size: of most modules.
         kwargs: what else config.json has, such as the bits of single modules.
 
@@ -52,31 +63,35 @@ class MlxConfig(QuantizationConfigMixin):
     """
 
     def __init__(self, bits: int = 4, group_size: int = 64, mode: str = "affine", **kwargs: Any):
-        if mode not in ("affine", "mxfp4"):
-            raise ValueError(f'MlxConfig: mode must be "affine" or "mxfp4", not {mode!r}')
+        if mode not in ("affine", "mxfp4", "mxfp8", "nvfp4"):
+            raise ValueError(f'MlxConfig: mode must be "affine", "mxfp4", "mxfp8" or "nvfp4", not {mode!r}')
         self.quant_method = "mlx"  # pyright: ignore[reportAttributeAccessIssue]
         self.bits, self.group_size, self.mode = bits, group_size, mode
         self.of_modules = {name: value for name, value in kwargs.items() if name not in ("quant_method", "of_modules")}
 
 
 class CompressedConfig(QuantizationConfigMixin):
-    """The configuration of compressed-tensors' format "pack-quantized", for which their package is not needed.
+    """The configuration of compressed-tensors' formats "pack-quantized", "float-quantized", "nvfp4-pack-quantized" and
+    "mxfp4-pack-quantized", for which their package is not needed. What layers are given is not quantized, as models of
+    the last three ask for: it keeps its digits.
 
     Raises:
-        ValueError: inputs of layers are to be quantized, too.
+        ValueError: inputs of layers with packed integers are to be quantized, too.
     """
 
-    def __init__(self, config_groups: Mapping[str, Any], ignore: Any = (), **kwargs: Any):
+    def __init__(
+        self, config_groups: Mapping[str, Any], format: str = "pack-quantized", ignore: Any = (), **kwargs: Any
+    ):
         self.quant_method = "compressed-tensors"  # pyright: ignore[reportAttributeAccessIssue]
-        self.format, self.config_groups, self.ignore = _COMPRESSED, config_groups, list(ignore or ())
+        self.format, self.config_groups, self.ignore = format, config_groups, list(ignore or ())
         for name, group in config_groups.items():
-            if group.get("input_activations") or group.get("output_activations"):
+            if format == "pack-quantized" and (group.get("input_activations") or group.get("output_activations")):
                 raise ValueError(f"compressed-tensors: {name} quantizes what layers are given, and metalcore does not")
-        sizes = {(group.get("weights") or {}).get("group_size") or -1 for group in config_groups.values()}
+        weights = [group.get("weights") or {} for group in config_groups.values()]
+        sizes = {of.get("group_size") or -1 for of in weights}
         self.group_size = sizes.pop() if len(sizes) == 1 else 0  # 0: as many as there are
-
-
-_COMPRESSED = "pack-quantized"
+        blocks = {tuple(of.get("block_structure") or (1, max(of.get("group_size") or 0, 0))) for of in weights}
+        self.block = blocks.pop() if len(blocks) == 1 else ()
 
 
 @dataclasses.dataclass
@@ -87,12 +102,12 @@ class _Format:
         first: the tensor that every packed module has.
         others: those that it has besides; `optional` it may have.
         convert: takes the tensors by name, the length of the weight's rows, and the configuration, and returns an
-            AffineWeight, or bytes of GGML's MXFP4.
+            AffineWeight, a ScaledWeight, or bytes of GGML's MXFP4.
     """
 
     first: str
     others: tuple[str, ...]
-    convert: Callable[[Mapping[str, Tensor], int, Any], AffineWeight | Tensor]
+    convert: Callable[[Mapping[str, Tensor], int, Any], AffineWeight | ScaledWeight | Tensor]
     optional: tuple[str, ...] = ()
 
 
@@ -127,11 +142,21 @@ def _convert_compressed(tensors, length, config):
     )
 
 
+def _convert_scaled(tensors, length, config):
+    weight = tensors["weight_packed" if "weight_packed" in tensors else "weight"]
+    if config.format == "nvfp4-pack-quantized" and "weight_global_scale" not in tensors:
+        raise ValueError("the file has its weight_packed, and no weight_global_scale")
+    divisor = tensors.get("weight_global_scale")
+    return scaled_from_compressed(weight, tensors["weight_scale"], divisor, length, config.block)
+
+
 def _convert_mlx(tensors, length, config):
     if tensors["scales"].dtype != torch.uint8:
         if "biases" not in tensors:
             raise ValueError("the file has its scales, and no biases")
         return from_mlx(tensors["weight"], tensors["scales"], tensors["biases"], length)
+    if tensors["scales"].shape[-1] * 16 == length or tensors["weight"].shape[-1] * 4 == length:
+        return scaled_from_mlx(tensors["weight"], tensors["scales"], length)
     blocks = mxfp4_blocks(tensors["weight"], tensors["scales"])
     if blocks.shape[1] // 17 * 32 != length:
         raise ValueError(f"weight {list(tensors['weight'].shape)} has no rows of {length} numbers of MXFP4")
@@ -140,12 +165,18 @@ def _convert_mlx(tensors, length, config):
 
 _GPTQ = _Format("qweight", ("qzeros", "scales"), _convert_gptq, ("g_idx",))
 _AWQ = _Format("qweight", ("qzeros", "scales"), _convert_awq)
-_PACKED = _Format(
-    "weight_packed",
-    ("weight_scale",),
-    _convert_compressed,
-    ("weight_zero_point", "weight_g_idx", "weight_shape"),
-)
+_SCALED = _Format("weight_packed", ("weight_scale",), _convert_scaled, ("weight_global_scale",))
+_COMPRESSED = {  # by the names of the formats
+    "pack-quantized": _Format(
+        "weight_packed",
+        ("weight_scale",),
+        _convert_compressed,
+        ("weight_zero_point", "weight_g_idx", "weight_shape"),
+    ),
+    "float-quantized": _Format("weight_scale", ("weight",), _convert_scaled),
+    "nvfp4-pack-quantized": _SCALED,
+    "mxfp4-pack-quantized": _SCALED,
+}
 _MLX = _Format("scales", ("weight",), _convert_mlx, ("biases",))
 
 
@@ -164,13 +195,13 @@ class Stored(torch.nn.Module):
         self.bias: torch.nn.Parameter | None = getattr(module, "bias", None)
         self.converted(tensors)  # which refuses shapes that do not go together
         for leaf, tensor in tensors.items():
-            dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+            dtype = torch.float32 if tensor.is_floating_point() and tensor.element_size() > 1 else tensor.dtype
             self.register_buffer(leaf, torch.empty(tensor.shape, dtype=dtype, device="meta"))
 
-    def converted(self, tensors: Mapping[str, Tensor]) -> AffineWeight | Tensor:
+    def converted(self, tensors: Mapping[str, Tensor]) -> AffineWeight | ScaledWeight | Tensor:
         try:
             weight = self.convert(tensors, self.length)
-            rows = len(weight.packed if isinstance(weight, AffineWeight) else weight)
+            rows = len(weight if isinstance(weight, Tensor) else weight.packed)
             if rows != self.rows:
                 raise ValueError(f"it has {rows} rows of weights, and the model {self.rows}")
         except ValueError as error:
@@ -183,6 +214,10 @@ class Stored(torch.nn.Module):
             if self.is_embedding:
                 return AffineEmbedding(*weight[:4], dtype=self.dtype, scale=self.scale)
             return AffineLinear(*weight[:4], bias=self.bias, order=weight.order, dtype=self.dtype)
+        if isinstance(weight, ScaledWeight):
+            if self.is_embedding:
+                return ScaledEmbedding(weight, self.dtype, self.scale)
+            return ScaledLinear(weight, self.bias, self.dtype)
         if self.is_embedding:
             layer = QuantizedEmbedding(self.rows, self.length, "MXFP4", "meta", self.dtype, self.scale)
         else:
@@ -209,7 +244,8 @@ class _Files(HfQuantizer):
     def _process_model_before_weight_loading(self, model, checkpoint_files=None, **kwargs):
         tensors = _headers(checkpoint_files)
         modules = dict(model.named_modules(remove_duplicate=False))
-        config, form, places = self.quantization_config, self.format, {}
+        config, places = self.quantization_config, {}
+        form = _COMPRESSED[config.format] if isinstance(config, CompressedConfig) else self.format
         for key in tensors:
             name, _, leaf = key.rpartition(".")
             if leaf != form.first or form.others[0] not in _leaves(tensors, name):
@@ -254,7 +290,7 @@ class _Files(HfQuantizer):
         for name, module in list(model.named_modules()):
             if isinstance(module, _Tied):
                 embedding = model.get_submodule(module.source)
-                tied = TiedAffineLinear if isinstance(embedding, AffineEmbedding) else TiedLinear
+                tied = next((tied for kind, tied in _TIED.items() if isinstance(embedding, kind)), TiedLinear)
                 model.set_submodule(name, tied(embedding, module.bias))
         return model
 
@@ -264,6 +300,9 @@ class _Files(HfQuantizer):
     @property
     def is_trainable(self) -> Any:
         return True
+
+
+_TIED: Mapping[type, Any] = {AffineEmbedding: TiedAffineLinear, ScaledEmbedding: TiedScaledLinear}
 
 
 def _tied_weights(model):
@@ -342,7 +381,7 @@ def _instead_of(theirs, form):
         format = form
 
         def __new__(cls, config, pre_quantized=True, **kwargs):
-            ours = isinstance(config, CompressedConfig) if form is _PACKED else _is_ours("gptqmodel")
+            ours = _is_ours("gptqmodel") if form else isinstance(config, CompressedConfig)
             if pre_quantized and ours:
                 return super().__new__(cls)
             return theirs(config, pre_quantized=pre_quantized, **kwargs)
@@ -357,7 +396,7 @@ def _config_instead_of(theirs):
     class Config(theirs):
         @classmethod
         def from_dict(cls, config_dict, *args, **kwargs):
-            ours = config_dict.get("format") == _COMPRESSED and _is_ours("compressed_tensors")
+            ours = config_dict.get("format") in _COMPRESSED and _is_ours("compressed_tensors")
             return (CompressedConfig if ours else theirs).from_dict(config_dict, *args, **kwargs)
 
     Config.__name__ = Config.__qualname__ = theirs.__name__
@@ -372,7 +411,7 @@ def register() -> None:
     register_quantizer("mlx")(_Mlx)
     configs = AUTO_QUANTIZATION_CONFIG_MAPPING
     configs["compressed-tensors"] = _config_instead_of(configs["compressed-tensors"])
-    for method, form in (("gptq", _GPTQ), ("awq", _AWQ), ("compressed-tensors", _PACKED)):
+    for method, form in (("gptq", _GPTQ), ("awq", _AWQ), ("compressed-tensors", None)):
         AUTO_QUANTIZER_MAPPING[method] = _instead_of(AUTO_QUANTIZER_MAPPING[method], form)
     of_transformers = modeling_utils.get_hf_quantizer
 

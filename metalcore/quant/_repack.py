@@ -1,5 +1,5 @@
 """Weights of other libraries' files in metalcore's order of bits: rows of integers, the first of them in the lowest
-bits of the first byte.
+bits of the first byte, and numbers of 8 and 4 bits in the same order.
 
 Sources of the layouts: github.com/AutoGPTQ/AutoGPTQ, auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py (GPTQ: columns of
 such integers); github.com/casper-hansen/AutoAWQ, awq/modules/linear/gemm.py (AWQ: rows of x's columns, with the
@@ -16,8 +16,18 @@ import torch
 from torch import Tensor
 
 from ._affine import integers, packed_integers
+from ._scaled import ScaledWeight, require_scaled
 
-__all__ = ["AffineWeight", "from_awq", "from_compressed", "from_gptq", "from_mlx", "mxfp4_blocks"]
+__all__ = [
+    "AffineWeight",
+    "from_awq",
+    "from_compressed",
+    "from_gptq",
+    "from_mlx",
+    "mxfp4_blocks",
+    "scaled_from_compressed",
+    "scaled_from_mlx",
+]
 
 
 class AffineWeight(NamedTuple):
@@ -171,6 +181,55 @@ def mxfp4_blocks(weight: Tensor, scales: Tensor) -> Tensor:
     numbers = integers(weight.contiguous().view(torch.uint8), 4).view(rows, blocks, 2, 16)
     halves = numbers[:, :, 0] | numbers[:, :, 1] << 4
     return torch.cat([scales[..., None], halves], -1).view(rows, 17 * blocks)
+
+
+def scaled_from_mlx(weight: Tensor, scales: Tensor, length: int) -> ScaledWeight:
+    """Takes MLX's tensors of its modes "mxfp8" and "nvfp4": uint32 (rows, words), and uint8 (rows, length / 32) or
+    (rows, length / 16).
+
+    Raises:
+        ValueError: shapes or dtypes do not go together.
+    """
+    _require_words(torch.uint32, weight=weight)
+    eight = weight.shape[1] * 4 == length
+    return _checked(weight.contiguous().view(torch.uint8), scales, "mxfp8" if eight else "nvfp4", (), None, length)
+
+
+def scaled_from_compressed(
+    weight: Tensor, scale: Tensor, divisor: Tensor | None, length: int, block: tuple[int, ...]
+) -> ScaledWeight:
+    """Takes compressed-tensors' tensors of its formats "float-quantized", "nvfp4-pack-quantized" and
+    "mxfp4-pack-quantized".
+
+    Args:
+        weight: float8_e4m3fn or float8_e5m2 (rows, length), or uint8 (rows, length / 2).
+        scale: of blocks of fp8 numbers; float8_e4m3fn (rows, length / 16); or uint8 (rows, length / 32).
+        divisor: what the scales of NVFP4 are divided by, or None.
+        block: rows and columns that share a scale of fp8 numbers, as ScaledWeight has them.
+
+    Raises:
+        ValueError: shapes or dtypes do not go together.
+    """
+    if weight.dtype == torch.uint8:
+        factor = None if divisor is None else 1.0 / divisor.float().view(-1)
+        format = "mxfp4" if divisor is None else "nvfp4"
+        return _checked(weight, scale.contiguous().view(torch.uint8), format, (), factor, length)
+    formats = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
+    if weight.dtype not in formats:
+        raise ValueError(f"weight must have 8-bit floating-point numbers, and is {weight.dtype}")
+    scales = scale.float().view(1, 1) if scale.numel() == 1 else scale.float()
+    block = (0, 0) if scale.numel() == 1 else block
+    return _checked(weight.contiguous().view(torch.uint8), scales, formats[weight.dtype], block, None, length)
+
+
+def _checked(packed, scales, format, block, factor, length):
+    try:
+        found = require_scaled(packed, scales, factor, format, block)
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+    if found != length:
+        raise ValueError(f"weight has rows of {found} numbers, and not of {length}")
+    return ScaledWeight(packed, scales, format, block, factor)
 
 
 # Where the integers of a word stand that are for columns 0, 1, 2 ….

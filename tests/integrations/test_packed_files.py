@@ -102,6 +102,32 @@ def mxfp4(rows, length):
     return {"weight": words(q, 4, 1).view(torch.uint32), "scales": exponents}, weight
 
 
+def scaled(rows, length, format, block=None):
+    """Returns a ScaledWeight, and the weight that it is."""
+    made = metalcore.quantize_scaled(torch.randn(rows, length), format, block)
+    return made, metalcore.dequantize_scaled(made)
+
+
+def mlx_scaled(rows, length, format):
+    made, _ = scaled(rows, length, format)
+    small = made.scales if format == "mxfp8" else made.scales - 72  # without a factor: 2**-9 takes its place
+    made = made._replace(factor=None, scales=small)
+    return {"weight": made.packed.view(torch.uint32), "scales": made.scales}, metalcore.dequantize_scaled(made)
+
+
+def compressed_scaled(rows, length, format, block):
+    made, weight = scaled(rows, length, format, block)
+    if format == "e4m3":
+        scale = made.scales.view(1) if block == (0, 0) else made.scales
+        return {"weight": made.packed.view(torch.float8_e4m3fn), "weight_scale": scale}, weight
+    if format == "mxfp4":
+        return {"weight_packed": made.packed, "weight_scale": made.scales}, weight
+    divisor = (1.0 / made.factor).view(1)
+    weight = metalcore.dequantize_scaled(made._replace(factor=1.0 / divisor))
+    scale = made.scales.view(torch.float8_e4m3fn)
+    return {"weight_packed": made.packed, "weight_scale": scale, "weight_global_scale": divisor}, weight
+
+
 def model_of(tie=False):
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY,
@@ -229,14 +255,49 @@ def test_compressed_tensors(device, tmp_path, bits, group, symmetric, order):
         loaded(tmp_path, device)
 
 
+@pytest.mark.parametrize(
+    ("name", "format", "block", "weights"),
+    [
+        ("float-quantized", "e4m3", (0, 0), {"strategy": "tensor"}),
+        ("float-quantized", "e4m3", (1, 0), {"strategy": "channel"}),
+        ("float-quantized", "e4m3", (64, 32), {"strategy": "block", "block_structure": [64, 32]}),
+        ("nvfp4-pack-quantized", "nvfp4", None, {"strategy": "tensor_group", "group_size": 16}),
+        ("mxfp4-pack-quantized", "mxfp4", None, {"strategy": "group", "group_size": 32}),
+    ],
+)
+def test_compressed_floats(device, tmp_path, name, format, block, weights):
+    """Weights of 8 and 4 bits. What layers are given is to be quantized, too, and keeps its digits."""
+    reference = model_of()
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": {"num_bits": 8, "dynamic": True}}
+    config = {"quant_method": "compressed-tensors", "format": name, "config_groups": {"group_0": group}}
+    pack = lambda rows, length: compressed_scaled(rows, length, format, block)  # noqa: E731
+    state = written(reference, tmp_path, pack, {"quantization_config": config | {"ignore": ["lm_head"]}})
+    model = loaded(tmp_path, device, dtype=torch.float32)
+    layer = model.model.layers[0].mlp.down_proj
+    assert isinstance(layer, metalcore.nn.ScaledLinear) and layer.format == format
+    expected = reference.model.layers[0].mlp.down_proj.weight
+    assert torch.equal(layer.weight.cpu(), expected)
+    assert torch.equal(layer.bfloat16().weight.cpu(), expected.bfloat16())
+    assert torch.equal(layer.float().weight.cpu(), expected)
+    same(model, reference, device)
+    first = "weight" if format == "e4m3" else "weight_packed"
+    key = f"model.layers.0.mlp.up_proj.{first}"
+    state[key] = state[key][:, :-32].contiguous()
+    safetensors.save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="up_proj: "):
+        loaded(tmp_path, device)
+
+
 @pytest.mark.parametrize("tie", [False, True])
-@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8, "mxfp4"])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8, "mxfp4", "mxfp8", "nvfp4"])
 def test_mlx(device, tmp_path, bits, tie):
     """The configuration has no method, and in older files another name. Single modules have other bits."""
     reference = model_of(tie)
-    mode = "mxfp4" if bits == "mxfp4" else "affine"
+    mode = bits if isinstance(bits, str) else "affine"
 
     def pack(rows, length):
+        if bits in ("mxfp8", "nvfp4"):
+            return mlx_scaled(rows, length, bits)
         return mxfp4(rows, length) if bits == "mxfp4" else mlx(rows, length, 8 if length == WIDTH else bits)
 
     settings = {"bits": 4, "group_size": 32, "mode": mode, "model.layers.0.mlp.down_proj": {"bits": 8}}
@@ -248,7 +309,7 @@ def test_mlx(device, tmp_path, bits, tie):
     found = model.get_input_embeddings()(indices.to(device)).cpu()
     assert torch.equal(found, expected[indices])
     same(model, reference, device)
-    if tie and bits == 4:
+    if tie and bits in (4, "nvfp4"):
         assert model.lm_head.packed is model.model.embed_tokens.packed
         tokens = model.generate(indices.to(device), max_new_tokens=4, do_sample=False, eos_token_id=None)
         wanted = reference.generate(indices, max_new_tokens=4, do_sample=False, eos_token_id=None)

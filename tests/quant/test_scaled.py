@@ -273,6 +273,35 @@ def test_experts(device, format):
     assert wrong.isnan().all()
 
 
+def test_modules(device):
+    """Modules compute what the functions do, keep the scales in other dtypes, and load their states."""
+    weight = scaled_sample("nvfp4", 8, 64, "cpu")
+    bias = torch.nn.Parameter(torch.randn(8))
+    linear = metalcore.nn.ScaledLinear(weight, bias).to(device)
+    x = torch.randn(3, 64, device=device)
+    assert torch.equal(linear(x), metalcore.scaled_linear(x, moved(weight, device), bias.to(device)))
+    assert torch.equal(linear.weight, metalcore.dequantize_scaled(moved(weight, device)))
+    other = metalcore.nn.ScaledLinear(scaled_sample("nvfp4", 8, 64, device), bias).half()
+    other.load_state_dict(linear.state_dict())
+    assert other.factor.dtype is torch.float32 and other.weight.dtype is torch.float16
+    assert torch.equal(other.float().weight, linear.weight)
+    table = metalcore.nn.ScaledEmbedding(weight, torch.bfloat16, 1.5).to(device)
+    rows = torch.tensor([5, 0], device=device)
+    assert torch.equal(table(rows), linear.weight[rows].bfloat16() * 1.5)
+
+    gate, up = (scaled_sample("e4m3", 96, 64, "cpu", (32, 32), 3) for _ in range(2))
+    down = scaled_sample("mxfp8", 64, 96, "cpu", (), 3)
+    experts = metalcore.nn.ScaledExperts(gate, up, down).to(device).to(torch.float16)
+    assert experts.gate_scales.dtype is torch.float32 and "formats=e4m3, mxfp8" in repr(experts)
+    chosen, shares = torch.tensor([[2, 0], [1, 2]], device=device), torch.rand(2, 2, device=device)
+    parts = [moved(each, device) for each in (gate, up, down)]
+    middle = [metalcore.scaled_linear_experts(x[:2] / 64, part, chosen) for part in parts[:2]]
+    wanted = metalcore.scaled_linear_experts(metalcore.swiglu(*middle), parts[2], chosen) * shares[..., None]
+    assert torch.equal(experts(x[:2] / 64, chosen, shares), wanted.sum(1))
+    with pytest.raises(RuntimeError, match="gate, up and down do not go together"):
+        metalcore.nn.ScaledExperts(gate, up, gate)
+
+
 def test_empty_views_and_batches(device):
     weight = scaled_sample("mxfp8", 8, 64, device)
     assert metalcore.scaled_linear(torch.ones(0, 64, device=device), weight).shape == (0, 8)
