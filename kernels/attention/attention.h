@@ -131,6 +131,7 @@ struct AttentionDecodeParams {
   int64_t mask_batch, mask_head, mask_query, mask_key;
   int64_t mask_first;      // the place of the first query and key; strides may be negative
   uint32_t mask_elements;  // of a mask that holds the queries times the keys of one request after the other
+  uint32_t split_step;     // 2^32 / splits
   int64_t rests;           // see AttentionMergeParams; 0 where `lse` takes natural logarithms
 };
 

@@ -82,7 +82,7 @@ template <typename T, uint D, uint DV, uint R, bool kNarrow, bool kGeneral>
   const KeyRows keys(rows.request, rows.kv_head, params, kv_indptr, kv_last_page_len);
   const uint simdgroups = threads.x / 32;
   const uint step = simdgroups * S::kTogether * S::kAhead;
-  const Seen seen = find_keys(rows, keys.length, split, step, params);
+  const Seen seen = find_keys(rows, keys.length, split, S::kTogether * S::kAhead, params);
 
   const uint part = lane % S::kLanes;
   float4 result[R][S::kValueVectors * kQuads];

@@ -171,27 +171,44 @@ struct Seen {
   uint begin, end;
   bool bounded;
 };
-// Those of one of `splits` threadgroups, of the keys that any of the rows sees. They are multiples of `step`, except
-// for the last ones.
-inline Seen find_keys(TileRows rows, uint keys, uint split, uint step, constant AttentionDecodeParams& params) {
+// Those of one of `splits` threadgroups, of the keys that any of the rows sees. Each has as many times `unit` keys as
+// the others, or one more. There is no division, since the first keys wait for it.
+inline Seen find_keys(TileRows rows, uint keys, uint split, uint unit, constant AttentionDecodeParams& params) {
   const int offset = offset_of(rows, keys, params);
-  const int first_position = static_cast<int>(rows.first / params.group) + offset;
-  const int last_position = static_cast<int>((rows.first + rows.count - 1) / params.group) + offset;
+  const bool single = rows.queries == 1;
+  const int first_position = (single ? 0 : static_cast<int>(rows.first / params.group)) + offset;
+  const int last_position = (single ? 0 : static_cast<int>((rows.first + rows.count - 1) / params.group)) + offset;
   const int low = max(0, first_position - params.left);
   const int high = min(static_cast<int>(keys), last_position + params.right + 1);
   const uint count = static_cast<uint>(max(0, high - low));
-  const uint share = (count + params.splits * step - 1) / (params.splits * step) * step;
-  return {static_cast<uint>(low) + min(split * share, count),
-          static_cast<uint>(low) + min(split * share + share, count), first_position != last_position};
+  const uint units = (count + unit - 1) / unit;
+  const uint begin = mulhi(units, split * params.split_step) * unit;
+  const uint end = split + 1 == params.splits ? count : mulhi(units, (split + 1) * params.split_step) * unit;
+  return {static_cast<uint>(low) + begin, static_cast<uint>(low) + end, first_position != last_position};
 }
 
 inline uint head_of(TileRows rows, uint row, constant AttentionDecodeParams& params) {
   return rows.kv_head * params.group + row % params.group;
 }
+// Where a row lies in a tensor.
+inline ulong place_of_row(TileRows rows, uint row, constant DecodeStrides& strides,
+                          constant AttentionDecodeParams& params) {
+  return rows.outer * strides.batch + head_of(rows, row, params) * strides.head +
+         (rows.first_query + row / params.group) * strides.token;
+}
 // Where the logarithm of a row's sum goes.
 inline ulong logarithm_of(TileRows rows, uint row, uint split, constant AttentionDecodeParams& params) {
-  return rows.outer * params.lse.batch + head_of(rows, row, params) * params.lse.head +
-         (rows.first_query + row / params.group) * params.lse.token + split * params.lse.part;
+  return place_of_row(rows, row, params.lse, params) + split * params.lse.part;
+}
+
+inline float sink_of(device const uchar* sinks, uint head, constant AttentionDecodeParams& params) {
+  return params.sink_type == NUMBER_NONE ? -INFINITY : number_at(sinks, head, params.sink_type) * M_LOG2E_F;
+}
+// Writes the logarithm of a row's sum, which is `total` times 2^base.
+inline void store_logarithm(device float* logarithm, float base, float total, constant AttentionDecodeParams& params) {
+  const float rest = log2(total);
+  *logarithm = total == 0.0f ? -INFINITY : params.rests != 0 ? base : natural(base, rest);
+  if (params.rests != 0) logarithm[params.rests] = total == 0.0f ? 0.0f : rest;
 }
 
 // The softmax of row `number` of R over all simdgroups of a threadgroup: writes its logarithm, and what to multiply
@@ -200,7 +217,7 @@ template <uint R>
 inline void merge_softmax(threadgroup const float* maxima, threadgroup const float* sums, threadgroup float* weights,
                           uint simdgroups, uint number, uint head, device const uchar* sinks, device float* logarithm,
                           constant AttentionDecodeParams& params) {
-  const float sink = params.sink_type == NUMBER_NONE ? -INFINITY : number_at(sinks, head, params.sink_type) * M_LOG2E_F;
+  const float sink = sink_of(sinks, head, params);
   float top = sink;
 #pragma unroll 1
   for (uint i = 0; i < simdgroups; ++i) top = max(top, maxima[i * R + number]);
@@ -211,7 +228,5 @@ inline void merge_softmax(threadgroup const float* maxima, threadgroup const flo
   const float norm = total == 0.0f ? 0.0f : 1.0f / total;  // a NaN stays
 #pragma unroll 1
   for (uint i = 0; i < simdgroups; ++i) weights[i * R + number] = fast::exp2(maxima[i * R + number] - base) * norm;
-  const float rest = log2(total);
-  *logarithm = total == 0.0f ? -INFINITY : params.rests != 0 ? base : natural(base, rest);
-  if (params.rests != 0) logarithm[params.rests] = total == 0.0f ? 0.0f : rest;
+  store_logarithm(logarithm, base, total, params);
 }

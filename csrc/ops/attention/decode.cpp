@@ -18,22 +18,26 @@ struct DecodeTuning {
   uint32_t simdgroups = 4;                                      // of a threadgroup
   uint32_t least_share = 128;                                   // keys of a threadgroup
   gpu::Count fill_matrices = gpu::filling_threadgroups(4);      // as above, of the kernels that multiply matrices
+  int64_t most_plain_rows = 4;                                  // more rows of 16-bit numbers multiply matrices
   bool narrow = false;                                          // threads have at most 128 registers
 };
-const gpu::Table<DecodeTuning> decode_tuning(
-    "attention_decode",
-    {{"fill_threadgroups", &DecodeTuning::fill_threadgroups, {1, 2048}},
-     {"simdgroups", &DecodeTuning::simdgroups, {1, 4}},
-     {"least_share", &DecodeTuning::least_share, {32, 4096}},
-     {"fill_matrices", &DecodeTuning::fill_matrices, {1, 2048}},
-     {"narrow", &DecodeTuning::narrow}},
-    {{.family = "baseline"},
-     {.family = "apple7", .narrow = true},
-     {.family = "apple8", .narrow = true},
-     {.family = "apple9", .narrow = true},
-     {.family = "apple10", .narrow = true},
-     {.family = "hopper", .fill_threadgroups = gpu::per_core(3), .least_share = 32, .fill_matrices = 256},
-     {.family = "simulator", .fill_threadgroups = 2, .fill_matrices = 2}});
+const gpu::Table<DecodeTuning> decode_tuning("attention_decode",
+                                             {{"fill_threadgroups", &DecodeTuning::fill_threadgroups, {1, 2048}},
+                                              {"simdgroups", &DecodeTuning::simdgroups, {1, 4}},
+                                              {"least_share", &DecodeTuning::least_share, {32, 4096}},
+                                              {"fill_matrices", &DecodeTuning::fill_matrices, {1, 2048}},
+                                              {"narrow", &DecodeTuning::narrow}},
+                                             {{.family = "baseline"},
+                                              {.family = "apple7", .narrow = true},
+                                              {.family = "apple8", .narrow = true},
+                                              {.family = "apple9", .narrow = true},
+                                              {.family = "apple10", .narrow = true},
+                                              {.family = "hopper",
+                                               .fill_threadgroups = gpu::per_core(3),
+                                               .least_share = 32,
+                                               .fill_matrices = 256,
+                                               .most_plain_rows = 3},
+                                              {.family = "simulator", .fill_threadgroups = 2, .fill_matrices = 2}});
 
 struct Sizes2 {
   int64_t head, value;
@@ -48,9 +52,8 @@ const Sizes2* sizes_for(int64_t head_size, int64_t value_size) {
   return nullptr;
 }
 
-// Rows that plain multiplications of 16-bit numbers keep up with memory for, and keys that a threadgroup with matrices
-// has at a time.
-constexpr int64_t kMostPlainRows = 4, kMatrixStep = 64;
+// Keys that a threadgroup with matrices has at a time.
+constexpr int64_t kMatrixStep = 64;
 
 struct DecodePlan {
   bool matrices;        // the kernel multiplies matrices
@@ -97,7 +100,8 @@ DecodePlan plan_decode(const DecodeCall& call) {
   const bool general = call.mask || call.softcap != 0 || !has_vectors(call) || !has_near_tokens(call);
   // Where only the device knows the lengths, the plan assumes that all requests have as many rows.
   const int64_t usual_rows = ragged ? ceil_div(call.queries, call.batch) * group : rows;
-  const bool matrices = usual_rows > kMostPlainRows && takes_matrices(call, kernel_size, general, tuning.narrow);
+  const bool matrices =
+      usual_rows > tuning.most_plain_rows && takes_matrices(call, kernel_size, general, tuning.narrow);
   const uint32_t wide_tile = matrices                                ? usual_rows <= 16 || kernel_size > 128 ? 16 : 32
                              : few && !general && kernel_size <= 256 ? 4
                                                                      : 8;  // kernels of 4 rows are not general
@@ -107,13 +111,14 @@ DecodePlan plan_decode(const DecodeCall& call) {
   const int64_t of_request = call.pages || call.k_indptr ? ceil_div(call.keys, call.batch) : call.keys;
   const int64_t keys = std::min(of_request, call.left + call.right + call.queries);
   const int64_t busy = tiles * kv_heads * (ragged ? 1 : call.batch);
-  const bool large = matrices && kernel_size > 128;  // threadgroups have half as many simdgroups, so more of them run
-  const int64_t fill = (matrices ? tuning.fill_matrices : tuning.fill_threadgroups) << large;
-  const int64_t least_share = std::max<int64_t>(tuning.least_share, matrices ? kMatrixStep >> large : 1);
-  const uint32_t simdgroups = large ? std::min(tuning.simdgroups, 2u) : tuning.simdgroups;
-  const int64_t splits = std::clamp<int64_t>(fill / std::max<int64_t>(busy, 1), 1,
-                                             std::clamp<int64_t>(keys / least_share, 1, kMostSplits));
-  return {matrices, kernel_size, tile, tiles, splits, simdgroups, group, kv_heads, keys, general, tuning.narrow};
+  // Wide threadgroups with short rows ask for half as much memory at a time, so twice as many of them run. A part of
+  // their step takes them as long as all of it.
+  const bool wide = matrices && !tuning.narrow;
+  const int64_t fill = (matrices ? tuning.fill_matrices : tuning.fill_threadgroups) << (wide && kernel_size <= 64);
+  const int64_t least_share = std::max<int64_t>(tuning.least_share, matrices ? kMatrixStep : 1);
+  const int64_t shares = std::min(wide ? ceil_div(keys, least_share) : keys / least_share, kMostSplits);
+  const int64_t splits = keys < 2 * least_share ? 1 : std::clamp<int64_t>(fill / std::max<int64_t>(busy, 1), 1, shares);
+  return {matrices, kernel_size, tile, tiles, splits, tuning.simdgroups, group, kv_heads, keys, general, tuning.narrow};
 }
 
 // What comes before the sizes in a kernel's name.
@@ -126,7 +131,7 @@ std::string why(const DecodeCall& call, const DecodePlan& plan) {
   std::string text = "a threadgroup has up to " + std::to_string(plan.rows) + " rows of " +
                      std::to_string(call.queries) + " queries and " + std::to_string(plan.group) +
                      " heads that share keys" + (plan.narrow ? ", which fit 128 registers a thread" : "");
-  if (plan.matrices) text += ", and multiplies matrices, since for more than 4 rows arithmetic is the limit";
+  if (plan.matrices) text += ", and multiplies matrices, since for so many rows arithmetic is the limit";
   if (plan.splits > 1)
     text += "; " + std::to_string(plan.splits) + " threadgroups share " + std::to_string(call.keys) +
             " keys, and a second dispatch merges their results";
@@ -174,6 +179,7 @@ AttentionDecodeParams params_of(const DecodeCall& call, const DecodePlan& plan) 
       .v = strides_of(call.v, call.key_dims),
       .out = strides_of(call.out, call.query_dims),
       .lse = strides_of(call.lse, call.query_dims),
+      .split_step = static_cast<uint32_t>((uint64_t{1} << 32) / static_cast<uint64_t>(plan.splits)),
   };
   if (call.pages) {
     params.pages = grid_side(call.k.size(call.key_dims.batch));
