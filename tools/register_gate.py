@@ -47,7 +47,7 @@ NVIDIA = {
     r"gemm_(float|half|bfloat)": "gemm.short_steps is off",
     r"quant_mv4_.*": "quant.mv_x_rows is 4",
     r"rms_norm_split_.*": "norm.few_registers is off",
-    r"(rms|layer)_norm_backward_(block[128]|split|split_sums)_(?!512).*": "norm.few_registers is off",
+    r"(rms|layer)_norm_backward_(block[1248]|split|split_sums)_(?!512).*": "norm.few_registers is off",
     r"layer_norm_block8_(aligned_)?float": "norm.few_registers is off",
     r"svd_simd_32x32|svd_block_64": "jacobi.few_registers is off",
     r"trsm_block_.*": "triangular.few_registers is off",

@@ -80,6 +80,27 @@ struct Unpacked {
   float4 operator[](uint n) const { return values[n]; }
 };
 
+// A weight of float32 takes a register for each element. A thread that holds long rows reads it where it is used.
+template <typename RowSlice, typename W>
+struct WeightInMemory {
+  RowSlice slice;
+  device const W* weight;
+  uint end;
+  bool present;
+
+  float4 operator[](uint n) const {
+    if (!present) return float4(1.0f);
+    return *reinterpret_cast<device const float4*>(weight + min(slice.first + RowSlice::behind(n, 0), end - 4));
+  }
+};
+template <bool in_memory, typename RowSlice, typename W>
+inline auto weight_of(RowSlice slice, device const W* weight, uint length, bool present) {
+  if constexpr (in_memory)
+    return WeightInMemory<RowSlice, W>{slice, weight, length, present};
+  else
+    return typename RowSlice::template Of<W>();
+}
+
 // A stream's rows, R of them at once and then those streams * R further on, by one team; and their part of the weight's
 // gradient where it is wanted. Rows are on their way while those before them are at work.
 template <bool aligned, bool nested, bool has_residual, uint N, uint R, typename T, typename W, typename Team>
@@ -91,12 +112,13 @@ inline void differentiate_rows(device const T* grad, device const T* x, device c
   constexpr bool ahead = N * sizeof(T) <= 4 && (aligned || sizeof(T) == 4);       // of others registers do not hold two
   constexpr bool packed = N > 2;                                                  // in registers until they are used
   constexpr bool keeps_weight = N * sizeof(W) <= 8;                               // or asks for it twice a row
+  constexpr bool in_memory = aligned && packed && sizeof(T) == 4;                 // or for a float4 at a time
   const uint length = params.length;
   const float inverse_length = 1.0f / static_cast<float>(length);
   const RowSlice slice(team.thread_index);
   Held next_v[R];
   Held next_g[R];
-  typename RowSlice::template Of<W> w;
+  auto w = weight_of<in_memory>(slice, weight, length, params.has_weight != 0);
   float4 gw[N];
   if constexpr (ahead) {
     fetch_rows<nested>(slice, next_v, x, params.x, stream * R, params);
@@ -123,7 +145,7 @@ inline void differentiate_rows(device const T* grad, device const T* x, device c
       fetch_rows<nested>(slice, next_g, grad, params.grad, next, params);
       simdgroup_barrier(mem_flags::mem_none);  // compilers would move the loads down to the reduction's barrier
     }
-    if constexpr (!keeps_weight) fetch_weight(slice, w, weight, params, length);
+    if constexpr (!keeps_weight && !in_memory) fetch_weight(slice, w, weight, params, length);
     float sums[2 * R];
 #pragma unroll
     for (uint r = 0; r < R; ++r) {
@@ -136,7 +158,7 @@ inline void differentiate_rows(device const T* grad, device const T* x, device c
     parity ^= 1;
     Held added[R];
     if constexpr (has_residual) fetch_rows<nested>(slice, added, residual, params.residual, first, params);
-    if constexpr (!keeps_weight) fetch_weight(slice, w, weight, params, length);
+    if constexpr (!keeps_weight && !in_memory) fetch_weight(slice, w, weight, params, length);
 #pragma unroll
     for (uint r = 0; r < R; ++r) {
       const uint row = first + r;
@@ -398,9 +420,10 @@ kernel void rms_norm_weight_partial(device const T* grad [[buffer(0)]], device c
   INSTANTIATE("rms_norm_backward_split_sums" layout, types, rms_norm_backward_split_sums<aligned, T, W>)       \
   INSTANTIATE("rms_norm_backward_split" layout, types, rms_norm_backward_split<aligned, T, W>)
 
-// Long rows of 16-bit elements, which the registers of NVIDIA's GPUs hold.
+// Long rows, which the registers of NVIDIA's GPUs hold.
 #define INSTANTIATE_LONG(types, T, W) \
   INSTANTIATE("rms_norm_backward_block8_aligned", types, rms_norm_backward_block<true, T, W, 8, 1, 512>)
+INSTANTIATE("rms_norm_backward_block4_aligned", "_float", rms_norm_backward_block<true, float, float, 4, 1, 1024>)
 
 #define INSTANTIATE_TYPES(types, T, W)                                           \
   INSTANTIATE("rms_norm_backward_thread", types, rms_norm_backward_thread<T, W>) \

@@ -166,18 +166,23 @@ struct BackwardPlan {
 
 constexpr int64_t kLeastChunk = 8;
 
-// Long rows of 16-bit elements that a threadgroup's registers hold, so that x and the gradient are read once. There are
-// enough rows for all threadgroups that a GPU runs at once.
-constexpr RowKernels kHeld = {false, "block8", 32, 512, false};
+// Long rows that a threadgroup's registers hold, so that x and the gradient are read once. There are enough rows for
+// all threadgroups that a GPU runs at once. A core has registers for one of them.
+RowKernels held_kernels(const Tensor& on) {
+  return on.element_size() == 2 ? RowKernels{false, "block8", 32, 512, false}
+                                : RowKernels{false, "block4", 16, 1024, false};
+}
 bool better_held(const NormShape& shape, const Tensor& on, bool aligned) {
-  return aligned && on.element_size() == 2 && shape.rows >= gpu::parallelism(on).fill_threadgroups &&
-         shape.length <= std::min(row_tuning(on).block_row, kHeld.block_elements * kHeld.block_threads);
+  const RowKernels kernels = held_kernels(on);
+  return aligned && shape.rows >= gpu::parallelism(on).fill_threadgroups &&
+         shape.length <= std::min(row_tuning(on).block_row, kernels.block_elements * kernels.block_threads);
 }
 
 NormBackwardPlan plan_held(const NormShape& shape, const Tensor& on) {
-  RowPlan rows = plan_rows(shape.rows, shape.length, 1, on, kHeld);
-  rows.grid.x = std::min(rows.grid.x, std::max(1u, row_tuning(on).row_threads / (2 * kHeld.block_threads)));
-  return {rows, kHeld, 1, rows.grid.x};
+  const RowKernels kernels = held_kernels(on);
+  RowPlan rows = plan_rows(shape.rows, shape.length, 1, on, kernels);
+  rows.grid.x = std::min(rows.grid.x, std::max(1u, row_tuning(on).row_threads / gpu::kMaxThreads));
+  return {rows, kernels, 1, rows.grid.x};
 }
 
 // Rows that one threadgroup would walk twice, as `plan` has them.
