@@ -15,6 +15,7 @@
 // The gradient of g follows from these: with G, the sum of g from the chunk's beginning on, S is exp(G) times a sum of
 // terms that have a factor exp(-G) each, so that the gradient of G at a position is q dq + k dk, where the part of dk
 // that comes from adding to S, beta y, counts as negative, and at the chunk's last position the sum of S D is added.
+#include "common/sums.h"
 #include "sequence/delta_tiles.h"
 
 template <uint KEYS, uint BYTES, typename T>
@@ -122,6 +123,19 @@ template <uint KEYS, uint BYTES, typename T>
 constexpr constant uint kRows = 64;                           // of a state, which a chunk's positions meet at once
 constexpr constant uint kTall = kChunk + 4, kPitch = 16 + 4;  // of products, and of tiles of WIDTH columns
 
+// The products of two matrices' elements, of which a thread has some.
+inline float overlap_of(device const float* a, device const float* b, uint size, bool wide, uint thread_index) {
+  float sum = 0.0f;
+  if (wide) {
+#pragma unroll 4
+    for (uint i = 4 * thread_index; i < size; i += 4 * DELTA_THREADS)
+      sum += dot(*reinterpret_cast<device const float4*>(a + i), *reinterpret_cast<device const float4*>(b + i));
+    return sum;
+  }
+  for (uint i = thread_index; i < size; i += DELTA_THREADS) sum += a[i] * b[i];
+  return sum;
+}
+
 // sums += a bᵀ of rows in device memory, where a is `narrow` or `wide`.
 template <typename T>
 inline void add_products(thread Fragments<float, 2, 8>& sums, threadgroup float* tiles, device const T* narrow,
@@ -196,20 +210,30 @@ inline void put(thread const Fragments<float, 2, 8>& sums, threadgroup float* ti
     for (uint n = 0; n < 8; ++n) simdgroup_store(sums.at[m][n], own + n * 8, kTall);
     simdgroup_barrier(mem_flags::mem_threadgroup);
     const uint first = simdgroup * kOwn + m * 8;
-    for (uint row = first; row < min(first + 8, count); ++row) {
-      float product = 0.0f;
+    // Some rows' numbers are on their way before the first one is needed.
+    constexpr uint kSome = 4;
+#pragma unroll 1
+    for (uint part = 0; part < kRows / 32 * 8 / kSome; ++part) {
+      const uint begin = part * kSome % 8, column = part * kSome / 8 * 32 + lane;
+      const bool inside = first_column + column < size;
+      device float* const place = to + (first + begin) * to_stride + first_column + column;
+      device const T* const other = x + (first + begin) * stride + first_column + column;
+      float before[kSome], dots[kSome];
 #pragma unroll
-      for (uint n = 0; n < kRows / 32; ++n) {
-        const uint column = first_column + n * 32 + lane;
-        if (column < size) {
-          const float value = own[(row - first) * kTall + n * 32 + lane] * sign;
-          device float* const place = to + row * to_stride + column;
-          *place = (adds ? *place : 0.0f) + value * factors[row];
-          product += value * static_cast<float>(x[row * stride + column]);
-        }
+      for (uint i = 0; i < kSome; ++i) {
+        const bool given = inside && first + begin + i < count;
+        before[i] = given && adds ? place[i * to_stride] : 0.0f;
+        dots[i] = given ? static_cast<float>(other[i * stride]) : 0.0f;
       }
-      product = simd_sum(product);
-      if (lane == 0) products[row] += product * lengths[row];
+#pragma unroll
+      for (uint i = 0; i < kSome; ++i) {
+        const float value = own[(begin + i) * kTall + column] * sign;
+        dots[i] *= value;
+        if (inside && first + begin + i < count) place[i * to_stride] = before[i] + value * factors[first + begin + i];
+      }
+      lanes_sums<32, kSome>(dots, lane);
+      const uint row = first + begin + lane * kSome / 32;
+      if (lane % (32 / kSome) == 0) products[row] += dots[0] * lengths[row];
     }
   }
 }
@@ -265,8 +289,8 @@ template <typename T>
   for (uint first = 0; first < params.keys; first += kRows) {
     const uint rows = min(kRows, params.keys - first);
     const ulong matrix = ulong(first) * params.values;
-    for (uint i = thread_index; params.has_gate && i < rows * params.values; i += DELTA_THREADS)
-      overlap += states[matrix + i] * state_grads[matrix + i];
+    if (params.has_gate)
+      overlap += overlap_of(states + matrix, state_grads + matrix, rows * params.values, params.wide, thread_index);
     clear(sums);
     add_products(sums, tiles, grad, errors, false, value_stride, count, state_grads + matrix, params.values, rows,
                  params.values, params.wide, thread_index);
