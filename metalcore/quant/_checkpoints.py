@@ -26,6 +26,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from .._core.routing import DEVICES
+from . import _float_checkpoints
 from ._affine_layers import AffineEmbedding, AffineLinear, TiedAffineLinear
 from ._layers import QuantizedEmbedding, QuantizedLinear, TiedLinear
 from ._plan import untie
@@ -413,6 +414,7 @@ def register() -> None:
     configs["compressed-tensors"] = _config_instead_of(configs["compressed-tensors"])
     for method, form in (("gptq", _GPTQ), ("awq", _AWQ), ("compressed-tensors", None)):
         AUTO_QUANTIZER_MAPPING[method] = _instead_of(AUTO_QUANTIZER_MAPPING[method], form)
+    _float_checkpoints.register()
     of_transformers = modeling_utils.get_hf_quantizer
 
     @functools.wraps(of_transformers)

@@ -20,6 +20,7 @@ from ._scaled import ScaledWeight, require_scaled
 
 __all__ = [
     "AffineWeight",
+    "expert_blocks",
     "from_awq",
     "from_compressed",
     "from_gptq",
@@ -178,9 +179,25 @@ def mxfp4_blocks(weight: Tensor, scales: Tensor) -> Tensor:
             f"weight {list(weight.shape)} and scales {list(scales.shape)} ({scales.dtype}) are no blocks of 32 numbers "
             "of MXFP4"
         )
-    numbers = integers(weight.contiguous().view(torch.uint8), 4).view(rows, blocks, 2, 16)
-    halves = numbers[:, :, 0] | numbers[:, :, 1] << 4
-    return torch.cat([scales[..., None], halves], -1).view(rows, 17 * blocks)
+    return expert_blocks(weight.contiguous().view(torch.uint8).view(rows, blocks, 16), scales)
+
+
+def expert_blocks(blocks: Tensor, scales: Tensor) -> Tensor:
+    """Takes gpt-oss's tensors, uint8 (*, rows, blocks of a row, 16) and (*, rows, blocks of a row), and returns GGML's
+    MXFP4, as mxfp4_blocks.
+
+    Raises:
+        ValueError: shapes or dtypes do not go together.
+    """
+    if blocks.dtype != torch.uint8 or scales.dtype != torch.uint8 or blocks.shape != (*scales.shape, 16):
+        raise ValueError(
+            f"blocks {list(blocks.shape)} ({blocks.dtype}) and scales {list(scales.shape)} ({scales.dtype}) are no "
+            "blocks of 32 numbers of MXFP4"
+        )
+    first, second = blocks[..., :8], blocks[..., 8:]  # pairs of numbers: of each, half of the block
+    lower, upper = (first & 15) | (second & 15) << 4, first >> 4 | second & 0xF0
+    halves = torch.stack([lower, upper], -1).flatten(-2)
+    return torch.cat([scales[..., None], halves], -1).flatten(-2)
 
 
 def scaled_from_mlx(weight: Tensor, scales: Tensor, length: int) -> ScaledWeight:

@@ -87,7 +87,7 @@ def test_errors(device):
         metalcore.scaled_mm(a, b, scale_a, scale_b, out_dtype=torch.int8)
 
 
-@pytest.mark.only_on("mps")
+@pytest.mark.only_on("simulator", "mps")
 def test_override(device):
     """torch._scaled_mm and torch.nn.functional.scaled_mm run our kernels, and leave what they do not take."""
     for scales, recipe in (("tensor", F.ScalingType.TensorWise), ("row", F.ScalingType.RowWise)):
