@@ -86,9 +86,10 @@ def _block(name, scale, shape):
     parts, groups = -(length // -128), -(rows // -128)
     if scale.numel() == 1:
         return 0, 0
-    known = {(rows, 1): (1, 0), (rows, parts): (1, 128)}
+    known = {(rows, parts): (1, 128)}
     if name == "scale_b":
         known[groups, parts] = (128, 128)
+    known[rows, 1] = (1, 0)
     if scale.dim() != 2 or tuple(scale.shape) not in known:
         raise RuntimeError(
             f"scaled_mm: {name} {list((_turned(scale) if name == 'scale_b' else scale).shape)} is "
