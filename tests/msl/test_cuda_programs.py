@@ -1,6 +1,7 @@
 """Programs for CUDA devices, tested without one: built-in kernels compile, the cache keeps the results, and
 compile_shader calls the backend as it should."""
 
+import functools
 import itertools
 import struct
 import threading
@@ -46,6 +47,7 @@ def compilations(monkeypatch):
 # The built-in kernels
 
 
+@functools.cache
 def family(name):
     path = KERNELS / f"{name}.metal"
     return ShaderProgram(path.read_text(encoding="utf-8"), [str(path.parent), str(KERNELS)], {})
