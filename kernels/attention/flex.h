@@ -129,6 +129,35 @@ METAL_FUNC void flex_gradient(thread const Mods& mods, thread float& product, th
   gradient = product == 0.0f ? 0.0f : slope;
 }
 
+// Loads the rows of a threadgroup's simdgroups, from `first` on. Fragments in registers come without a tile, so that no
+// simdgroup waits for another.
+template <uint kRows, uint kPitch, uint kSimds, typename T, uint kDown, uint kAcross>
+METAL_FUNC void flex_own(thread Fragments<T, kDown, kAcross>& fragments, threadgroup T*, StridedRows<T> rows,
+                         uint first, uint count, uint size, bool vectors, uint, uint simd, Place place) {
+#pragma unroll
+  for (uint m = 0; m < kDown; ++m) {
+    const uint row = first + (simd * kDown + m) * 8 + place.row;
+    device const T* const from = rows.row(metal::min(row, count - 1)) + place.column;
+#pragma unroll
+    for (uint n = 0; n < kAcross; ++n) {
+      metal::vec<T, 2> two = metal::vec<T, 2>(T(0.0f));
+      const uint column = n * 8 + place.column;
+      if (vectors) {
+        if (column < size) two = *reinterpret_cast<device const metal::vec<T, 2>*>(from + n * 8);
+      } else {
+        if (column < size) two.x = from[n * 8];
+        if (column + 1 < size) two.y = from[n * 8 + 1];
+      }
+      elements(fragments.at[m][n]) = row < count ? two : metal::vec<T, 2>(T(0.0f));
+    }
+  }
+}
+template <uint kRows, uint kPitch, uint kSimds, typename Own, typename T>
+METAL_FUNC void flex_own(thread Own& own, threadgroup T* tile, StridedRows<T> rows, uint first, uint count, uint size,
+                         bool vectors, uint thread_index, uint simd, Place) {
+  load_by_tile<kRows, kPitch, kSimds>(own, tile, rows, first, count, size, vectors, thread_index, simd);
+}
+
 // c = factors c + a b. Sums of 16-bit products of wide kernels are added where they are.
 template <bool kDirect>
 struct FlexSums {

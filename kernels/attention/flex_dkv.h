@@ -65,11 +65,11 @@ METAL_FUNC void flex_dkv(device T* dk, device T* dv, device const T* q, device c
 
   OwnRows<kNarrow, T, kDown, kSize / 8, (kOwn > 1)> keys;
   OwnRows<kNarrow, T, kDown, kSize / 8, (kOwn > 0)> values;
-  load_by_tile<kTileRows, kPitch, kSimds>(keys, own_keys, rows_of(k, p.k, at.batch, at.head, 0), at.begin, at.end,
-                                          uint(p.head_size), vectors, thread_index, simd);
+  flex_own<kTileRows, kPitch, kSimds>(keys, own_keys, rows_of(k, p.k, at.batch, at.head, 0), at.begin, at.end,
+                                      uint(p.head_size), vectors, thread_index, simd, place);
   if (kWithKeys)
-    load_by_tile<kTileRows, kPitch, kSimds>(values, own_values, rows_of(v, p.v, at.batch, at.head, 0), at.begin, at.end,
-                                            uint(p.value_size), vectors, thread_index, simd);
+    flex_own<kTileRows, kPitch, kSimds>(values, own_values, rows_of(v, p.v, at.batch, at.head, 0), at.begin, at.end,
+                                        uint(p.value_size), vectors, thread_index, simd, place);
   float ones[kDown], factors[kDown];
   fill(ones, 1.0f);
   fill(factors, scale);

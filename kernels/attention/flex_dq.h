@@ -69,10 +69,10 @@ METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, de
 
   // Results are needed before the queries are.
   OwnRows<kNarrow, T, kDown, kSize / 8> queries, gradients;
-  load_by_tile<kTileRows, kPitch, kSimds>(queries, own_queries, rows_of(out, p.out, at.batch, at.head, 0), at.begin,
-                                          at.end, uint(p.value_size), vectors, thread_index, simd);
-  load_by_tile<kTileRows, kPitch, kSimds>(gradients, own_gradients, rows_of(d_out, p.d_out, at.batch, at.head, 0),
-                                          at.begin, at.end, uint(p.value_size), vectors, thread_index, simd);
+  flex_own<kTileRows, kPitch, kSimds>(queries, own_queries, rows_of(out, p.out, at.batch, at.head, 0), at.begin, at.end,
+                                      uint(p.value_size), vectors, thread_index, simd, place);
+  flex_own<kTileRows, kPitch, kSimds>(gradients, own_gradients, rows_of(d_out, p.d_out, at.batch, at.head, 0), at.begin,
+                                      at.end, uint(p.value_size), vectors, thread_index, simd, place);
   float subtracted[kDown], logarithms[kDown];
   fill(subtracted, 0.0f);
   add_products<kPitch>(subtracted, queries, gradients);
@@ -91,8 +91,8 @@ METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, de
     }
     subtracted[m] = sum;
   }
-  load_by_tile<kTileRows, kPitch, kSimds>(queries, own_queries, rows_of(q, p.q, at.batch, at.head, 0), at.begin, at.end,
-                                          uint(p.head_size), vectors, thread_index, simd);
+  flex_own<kTileRows, kPitch, kSimds>(queries, own_queries, rows_of(q, p.q, at.batch, at.head, 0), at.begin, at.end,
+                                      uint(p.head_size), vectors, thread_index, simd, place);
 
   float ones[kDown], factors[kDown];
   fill(ones, 1.0f);

@@ -59,7 +59,8 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
                              constant FlexParams& p, thread const Mods& mods, uint group, uint thread_index, uint simd,
                              uint lane) {
   constexpr uint kPitch = kSize + 16 / sizeof(T), kAcross = kKeys / 8, kQueries = 8 * kDown * kSimds;
-  constexpr bool kEarly = !kNarrow && sizeof(T) == 2 && kDown <= 2;  // there are registers to load the next tiles into meanwhile
+  constexpr bool kEarly =
+      !kNarrow && sizeof(T) == 2 && kDown <= 2;  // there are registers to load the next tiles into meanwhile
   constexpr uint kTileRows = kNarrow ? kKeys : 2 * kKeys;
   threadgroup T* const keys = tile;
   threadgroup T* const values = kNarrow ? tile : tile + kKeys * kPitch;
@@ -92,8 +93,8 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
     values_ahead.load(walk.at);
   }
   OwnRows<kNarrow, T, kDown, kSize / 8> queries;
-  load_by_tile<kTileRows, kPitch, kSimds>(queries, own, rows_of(q, p.q, at.batch, at.head, 0), at.begin, at.end,
-                                          uint(p.head_size), p.vectors != 0, thread_index, simd);
+  flex_own<kTileRows, kPitch, kSimds>(queries, own, rows_of(q, p.q, at.batch, at.head, 0), at.begin, at.end,
+                                      uint(p.head_size), p.vectors != 0, thread_index, simd, place);
   while (walk.more()) {
     const uint key = walk.at, end = walk.end;
     const bool is_masked = walk.masked(), edge = is_masked || key + kKeys > end;
