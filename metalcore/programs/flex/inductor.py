@@ -13,7 +13,6 @@ from typing import Any
 import sympy
 import torch
 from torch import Tensor
-from torch._inductor import lowering
 from torch.fx import GraphModule
 from torch.fx.graph import _custom_builtins
 
@@ -100,21 +99,25 @@ def _(query, key, value, out, lse, d_out, d_lse, tables, tensors, *more):
 
 
 def lower() -> None:
-    """Lets Inductor call the operators on `mps`."""
-    for operator, arguments in (
-        (torch.ops.higher_order.flex_attention, _forward_arguments),
-        (torch.ops.higher_order.flex_attention_backward, _backward_arguments),
+    """Lets Inductor call the operators on `mps`. It has been imported when this is called."""
+    from torch._inductor import lowering
+
+    for operator, call in (
+        (torch.ops.higher_order.flex_attention, _call_forward),
+        (torch.ops.higher_order.flex_attention_backward, _call_backward),
     ):
-        lowering.lowerings[operator] = _lowered(lowering.lowerings[operator], arguments)
+        lowering.lowerings[operator] = _lowered(lowering.lowerings[operator], call, lowering.fallback_handler)
 
 
-def _lowered(previous: Callable, arguments: Callable) -> Callable:
+def _lowered(previous: Callable, call: Callable, handler: Callable) -> Callable:
     @functools.wraps(previous)
     def lowered(*args, **kwargs):
-        query, captures = args[0], (*args[-2], *args[-1])
-        if query.get_device().type != "mps" or not all(_is_tensor(x) or _is_integer(x) for x in captures):
-            return previous(*args, **kwargs)
-        return arguments(*args)
+        query, captures, block_mask = args[0], (*args[-2], *args[-1]), args[-5]
+        mods = (x.graph_module for x in (*args, block_mask[-1]) if hasattr(x, "graph_module"))
+        is_text = not any(node.op == "get_attr" for mod in mods for node in mod.graph.nodes)
+        if query.get_device().type == "mps" and is_text and all(_is_tensor(x) or _is_integer(x) for x in captures):
+            return call(handler, *args)
+        return previous(*args, **kwargs)
 
     return lowered
 
@@ -136,17 +139,17 @@ def _mods(block_mask, scale, score_captures, mask_captures, score_mod):
     return [*block_mask[2:10]], tensors, numbers, *kinds, *mods, float(scale), *blocks
 
 
-def _forward_arguments(query, key, value, score_mod, block_mask, scale, options, score_captures, mask_captures):
-    run = lowering.fallback_handler(ops._flex_attention.default, add_to_fallback_set=False)
+def _call_forward(handler, query, key, value, score_mod, block_mask, scale, _, score_captures, mask_captures):
+    run = handler(ops._flex_attention.default, add_to_fallback_set=False)
     return run(query, key, value, *_mods(block_mask, scale, score_captures, mask_captures, score_mod))
 
 
-def _backward_arguments(*arguments):
+def _call_backward(handler, *arguments):
     *tensors, score_mod, joint, block_mask, scale, _, score_captures, mask_captures = arguments
     # The derivative's graph returns the gradients of the score, of the numbers of its place, and of what is captured.
     returned = next(node for node in joint.graph_module.graph.nodes if node.op == "output").args[0]
     wanted = [gradient is not None for gradient, x in zip(returned[5:], score_captures) if _is_tensor(x)]
-    run = lowering.fallback_handler(ops._flex_attention_backward.default, add_to_fallback_set=False)
+    run = handler(ops._flex_attention_backward.default, add_to_fallback_set=False)
     mods = _mods(block_mask, scale, score_captures, mask_captures, score_mod)
     dq, dk, dv, found = run(*tensors, *mods, wanted)
     found = iter(found)
