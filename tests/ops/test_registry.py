@@ -1,12 +1,11 @@
 """The registry: every public function has an entry, whose samples reach every kernel, and the docs show it."""
 
 import inspect
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import python
 from torch.overrides import TorchFunctionMode
 
 import metalcore
@@ -96,7 +95,7 @@ def test_the_device_makes_the_arguments_of_samples(op):
 def test_every_kernel_is_launched():
     """A sample of an op or a section of the program launches it. The ops' own tests run them; the plans tell which."""
     program = ROOT / "tests" / "cuda_device" / "every_kernel.py"
-    found = subprocess.run([sys.executable, program, "--device", "meta"], capture_output=True, text=True)
+    found = python(program, "--device", "meta")
     assert found.returncode == 0, found.stdout + found.stderr
 
 
