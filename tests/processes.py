@@ -7,7 +7,6 @@ Programs that are about how a process starts, with another PYTHONPATH for PyTorc
 subprocess.run() in its place, and so do those whose OMP_NUM_THREADS is not this process's.
 """
 
-import atexit
 import functools
 import json
 import os
@@ -50,9 +49,7 @@ def _server():
     # What METALCORE_SIMULATOR has PyTorch's import load is not for all programs.
     environment = {**os.environ, "METALCORE_SIMULATOR": "0"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    server = subprocess.Popen([sys.executable, __file__], **pipes, text=True, bufsize=1, env=environment)
-    atexit.register(server.communicate)
-    return server
+    return subprocess.Popen([sys.executable, __file__], **pipes, text=True, bufsize=1, env=environment)
 
 
 def _serve():
