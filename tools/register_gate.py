@@ -68,8 +68,8 @@ OVER = {
     "spill, and with one multiplication in the place of the parts none",
     r"gated_delta_rule_(walk_256_float|walk_back_(128_float|256_(float|half|bfloat)))": "the proxy's fault, as above: "
     "16 to 48 bytes spill, and with one multiplication in the place of the parts none",
-    r"attention_decode_narrow_general_576x4_float": "a lane holds 64 sums, 20 numbers of a key and 16 of its "
-    "value, and 8 bytes of the rest spill",
+    r"attention_decode_narrow_576x4_half": "a lane holds 64 sums, 12 words of a key and 8 of its value, and 8 bytes of "
+    "the rest spill",
 }
 
 

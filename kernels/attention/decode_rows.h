@@ -179,10 +179,12 @@ inline Seen find_keys(TileRows rows, uint keys, uint split, uint unit, constant 
   const int last_position = static_cast<int>((rows.first + rows.count - 1) / params.group) + offset;
   const int low = max(0, first_position - params.left);
   const int high = min(static_cast<int>(keys), last_position + params.right + 1);
-  const uint units = (static_cast<uint>(max(0, high - low)) + unit - 1) / unit;
-  const uint begin = static_cast<uint>(low) + mulhi(units, split * params.split_step) * unit;
-  const uint end = static_cast<uint>(low) + mulhi(units, (split + 1) * params.split_step) * unit;
-  return {begin, split + 1 < params.splits ? end : static_cast<uint>(max(low, high)), first_position != last_position};
+  const uint count = static_cast<uint>(max(0, high - low));
+  const uint units = (count + unit - 1) / unit;
+  const uint begin = mulhi(units, split * params.split_step) * unit;
+  const uint end = mulhi(units, (split + 1) * params.split_step) * unit;
+  return {static_cast<uint>(low) + begin, static_cast<uint>(low) + (split + 1 < params.splits ? end : count),
+          first_position != last_position};
 }
 
 inline uint head_of(TileRows rows, uint row, constant AttentionDecodeParams& params) {
