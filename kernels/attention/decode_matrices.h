@@ -1,5 +1,5 @@
-// Attention of few queries to many keys by products of matrices, for 16-bit numbers. Where many rows (queries times
-// the heads of a group) share the keys, by plain multiplications arithmetic is the limit there, and not memory.
+// Attention of few queries to many keys by products of matrices, for 16-bit numbers. More than 4 rows (queries times
+// the heads of a group) share the keys: by plain multiplications arithmetic is the limit there, and not memory.
 //
 // A threadgroup has R rows and a part of the keys, of which each simdgroup takes 16 every few. A simdgroup has a tile
 // of threadgroup memory of its own, so that simdgroups wait for each other only at the end, when their maxima, sums and
@@ -8,10 +8,9 @@
 
 #include "attention/decode_walk_matrices.h"
 
-constexpr constant uint kMaxSimdgroups = 4;
-
-// Narrow kernels are for threads with at most 128 registers, as Apple's GPUs have them.
-template <typename T, uint D, uint R, bool kNarrow>
+// A threadgroup's memory has tiles for kMaxSimdgroups. Narrow kernels are for threads with at most 128 registers, as
+// Apple's GPUs have them.
+template <typename T, uint D, uint R, bool kNarrow, uint kMaxSimdgroups = 4>
 [[kernel]] [[max_total_threads_per_threadgroup(32 * kMaxSimdgroups)]] void attention_decode_matrices(
     device const T* q [[buffer(0)]], device const T* k [[buffer(1)]], device const T* v [[buffer(2)]],
     device const uchar* sinks [[buffer(4)]], device const int* qo_indptr [[buffer(5)]],
@@ -21,12 +20,14 @@ template <typename T, uint D, uint R, bool kNarrow>
     uint3 group [[threadgroup_position_in_grid]], uint3 threads [[threads_per_threadgroup]],
     uint thread_index [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  constexpr uint kDown = R / 8, kPitch = kRowPitch<D>, kWidth = kTileWidth<D>, kTile = kTileKeys * kTilePitch<D>;
+  constexpr uint kDown = R / 8, kPitch = kTilePitch<D>, kTile = kTileKeys * kPitch;
   alignas(16) threadgroup T queries[R * kPitch];
   alignas(16) threadgroup T tiles[kMaxSimdgroups * kTile];
   threadgroup float maxima[kMaxSimdgroups * R];
   threadgroup float sums[kMaxSimdgroups * R];
+  threadgroup float weights[kMaxSimdgroups * R];
   threadgroup int positions[R];
+  threadgroup ulong query_rows[R];
   threadgroup ulong out_rows[R];
 
   const uint split = group.y / params.kv_heads;
@@ -41,15 +42,26 @@ template <typename T, uint D, uint R, bool kNarrow>
   MatrixWalk<T, D> walk(keys, k, v, params, lane);
   if (!kNarrow) begin(walk, seen, start, keys, kv_indices, params, lane);
 
+  if (thread_index < R) {
+    const uint row = rows.first + min(thread_index, rows.count - 1);
+    const uint query = row / params.group;
+    const uint head = head_of(rows, row, params);
+    const ulong token = rows.first_query + query;
+    positions[thread_index] = static_cast<int>(query) + offset_of(rows, keys.length, params);
+    query_rows[thread_index] = rows.outer * params.q.batch + head * params.q.head + token * params.q.token;
+    out_rows[thread_index] =
+        rows.outer * params.out.batch + head * params.out.head + token * params.out.token + split * params.out.part;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
   // All loads of a thread are on their way at once.
-  constexpr uint kVectors = D / 8, kEach = (R * kVectors + 32 * kMaxSimdgroups - 1) / (32 * kMaxSimdgroups);
+  constexpr uint kVectors = D / 8, kEach = R * kVectors / (32 * kMaxSimdgroups);
   for (uint first = thread_index; first < R * kVectors; first += kEach * threads.x) {
     Pack<T> numbers[kEach];
 #pragma unroll
     for (uint j = 0; j < kEach; ++j) {
-      const uint i = first + j * threads.x, row = rows.first + min(i / kVectors, rows.count - 1);
+      const uint i = min(first + j * threads.x, R * kVectors - 1);
       const uint element = min(i % kVectors * 8, params.head_size - 8);
-      numbers[j] = *reinterpret_cast<device const Pack<T>*>(q + place_of_row(rows, row, params.q, params) + element);
+      numbers[j] = *reinterpret_cast<device const Pack<T>*>(q + query_rows[i / kVectors] + element);
     }
 #pragma unroll
     for (uint j = 0; j < kEach; ++j) {
@@ -59,11 +71,6 @@ template <typename T, uint D, uint R, bool kNarrow>
         *reinterpret_cast<threadgroup Pack<T>*>(queries + row * kPitch + element) = {exists ? numbers[j].words
                                                                                             : uint4(0u)};
     }
-  }
-  if (thread_index < R) {
-    const uint row = rows.first + min(thread_index, rows.count - 1);
-    positions[thread_index] = static_cast<int>(row / params.group) + offset_of(rows, keys.length, params);
-    out_rows[thread_index] = place_of_row(rows, row, params.out, params) + split * params.out.part;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
@@ -87,48 +94,35 @@ template <typename T, uint D, uint R, bool kNarrow>
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  float weights[kDown];
-#pragma unroll
-  for (uint m = 0; m < kDown; ++m) {
-    const uint number = m * 8 + place.row, row = rows.first + min(number, rows.count - 1);
-    const float sink = sink_of(sinks, head_of(rows, row, params), params);
-    float top = sink;
-#pragma unroll
-    for (uint i = 0; i < kMaxSimdgroups; ++i) top = max(top, i < simdgroups ? maxima[i * R + number] : -INFINITY);
-    const float base = base_of(top);
-    float total = fast::exp2(sink - base);
-#pragma unroll
-    for (uint i = 0; i < kMaxSimdgroups; ++i)
-      total += i < simdgroups ? fast::exp2(maxima[i * R + number] - base) * sums[i * R + number] : 0.0f;
-    weights[m] = fast::exp2(softmax.largest[m] - base) * (total == 0.0f ? 0.0f : 1.0f / total);  // a NaN stays
-    if (simdgroup == 0 && place.column == 0 && number < rows.count)
-      store_logarithm(lse + logarithm_of(rows, row, split, params), base, total, params);
+  if (thread_index < rows.count) {
+    const uint row = rows.first + thread_index;
+    merge_softmax<R>(maxima, sums, weights, simdgroups, thread_index, head_of(rows, row, params), sinks,
+                     lse + logarithm_of(rows, row, split, params), params);
   }
-  // Eight rows at a time, as wide as tiles, take the place of the keys: floats are twice as long, and half as many.
-  constexpr uint kMergedPitch = kTilePitch<D>, kMerged = 8 * kMergedPitch;
+  // Eight rows at a time take the place of the keys: floats are twice as long, and half as many.
+  constexpr uint kMerged = 8 * kPitch;
   threadgroup float* const merged = reinterpret_cast<threadgroup float*>(tiles);
 #pragma unroll
-  for (uint part = 0; part < kDown * (D / kWidth); ++part) {
-    const uint m = part % kDown, column = part / kDown * kWidth;
-    if (part) threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (uint m = 0; m < kDown; ++m) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
     if (m * 8 + place.row < rows.count) {
+      const float weight = weights[simdgroup * R + m * 8 + place.row];
 #pragma unroll
-      for (uint n = 0; n < kWidth / 8; ++n)
-        *reinterpret_cast<threadgroup float2*>(merged + simdgroup * kMerged + place.row * kMergedPitch + n * 8 +
-                                               place.column) = elements(result.at[m][column / 8 + n]) * weights[m];
+      for (uint n = 0; n < D / 8; ++n)
+        *reinterpret_cast<threadgroup float2*>(merged + simdgroup * kMerged + place.row * kPitch + n * 8 +
+                                               place.column) = elements(result.at[m][n]) * weight;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll 2
-    for (uint i = thread_index; i < 8 * kWidth / 4; i += threads.x) {
-      const uint row = i / (kWidth / 4), element = i % (kWidth / 4) * 4;
-      if (m * 8 + row >= rows.count || column + element >= params.value_size) continue;
+    for (uint i = thread_index; i < 8 * D / 4; i += threads.x) {
+      const uint row = i / (D / 4), element = i % (D / 4) * 4;
+      if (m * 8 + row >= rows.count || element >= params.value_size) continue;
       float4 value = float4(0.0f);
 #pragma unroll
       for (uint other = 0; other < kMaxSimdgroups; ++other)
         if (other < simdgroups)
-          value +=
-              *reinterpret_cast<threadgroup const float4*>(merged + other * kMerged + row * kMergedPitch + element);
-      const ulong to = out_rows[m * 8 + row] + column + element;
+          value += *reinterpret_cast<threadgroup const float4*>(merged + other * kMerged + row * kPitch + element);
+      const ulong to = out_rows[m * 8 + row] + element;
       if (params.splits > 1) {
         *reinterpret_cast<device float4*>(reinterpret_cast<device float*>(out) + to) = value;
         continue;

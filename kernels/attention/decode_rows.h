@@ -190,25 +190,10 @@ inline Seen find_keys(TileRows rows, uint keys, uint split, uint unit, constant 
 inline uint head_of(TileRows rows, uint row, constant AttentionDecodeParams& params) {
   return rows.kv_head * params.group + row % params.group;
 }
-// Where a row lies in a tensor.
-inline ulong place_of_row(TileRows rows, uint row, constant DecodeStrides& strides,
-                          constant AttentionDecodeParams& params) {
-  return rows.outer * strides.batch + head_of(rows, row, params) * strides.head +
-         (rows.first_query + row / params.group) * strides.token;
-}
 // Where the logarithm of a row's sum goes.
 inline ulong logarithm_of(TileRows rows, uint row, uint split, constant AttentionDecodeParams& params) {
-  return place_of_row(rows, row, params.lse, params) + split * params.lse.part;
-}
-
-inline float sink_of(device const uchar* sinks, uint head, constant AttentionDecodeParams& params) {
-  return params.sink_type == NUMBER_NONE ? -INFINITY : number_at(sinks, head, params.sink_type) * M_LOG2E_F;
-}
-// Writes the logarithm of a row's sum, which is `total` times 2^base.
-inline void store_logarithm(device float* logarithm, float base, float total, constant AttentionDecodeParams& params) {
-  const float rest = log2(total);
-  *logarithm = total == 0.0f ? -INFINITY : params.rests != 0 ? base : natural(base, rest);
-  if (params.rests != 0) logarithm[params.rests] = total == 0.0f ? 0.0f : rest;
+  return rows.outer * params.lse.batch + head_of(rows, row, params) * params.lse.head +
+         (rows.first_query + row / params.group) * params.lse.token + split * params.lse.part;
 }
 
 // The softmax of row `number` of R over all simdgroups of a threadgroup: writes its logarithm, and what to multiply
@@ -217,7 +202,7 @@ template <uint R>
 inline void merge_softmax(threadgroup const float* maxima, threadgroup const float* sums, threadgroup float* weights,
                           uint simdgroups, uint number, uint head, device const uchar* sinks, device float* logarithm,
                           constant AttentionDecodeParams& params) {
-  const float sink = sink_of(sinks, head, params);
+  const float sink = params.sink_type == NUMBER_NONE ? -INFINITY : number_at(sinks, head, params.sink_type) * M_LOG2E_F;
   float top = sink;
 #pragma unroll 1
   for (uint i = 0; i < simdgroups; ++i) top = max(top, maxima[i * R + number]);
@@ -228,5 +213,7 @@ inline void merge_softmax(threadgroup const float* maxima, threadgroup const flo
   const float norm = total == 0.0f ? 0.0f : 1.0f / total;  // a NaN stays
 #pragma unroll 1
   for (uint i = 0; i < simdgroups; ++i) weights[i * R + number] = fast::exp2(maxima[i * R + number] - base) * norm;
-  store_logarithm(logarithm, base, total, params);
+  const float rest = log2(total);
+  *logarithm = total == 0.0f ? -INFINITY : params.rests != 0 ? base : natural(base, rest);
+  if (params.rests != 0) logarithm[params.rests] = total == 0.0f ? 0.0f : rest;
 }

@@ -10,15 +10,9 @@ constexpr constant uint kTileKeys = 16;
 constexpr constant uint kRowLanes = 8;
 constexpr constant uint kLaneKeys = kTileKeys * kRowLanes / 32;
 
-// A simdgroup's tile has so many columns of its keys or values at a time: longer rows come in parts, so that four
-// tiles fit.
+// Elements from row to row of tiles for heads of up to D numbers. Eight rows lie in different banks.
 template <uint D>
-constexpr constant uint kTileWidth = D < 128 ? D : 128;
-// Elements from row to row of queries and of tiles. Eight rows lie in different banks.
-template <uint D>
-constexpr constant uint kRowPitch = D + 8;
-template <uint D>
-constexpr constant uint kTilePitch = kTileWidth<D> + 8;
+constexpr constant uint kTilePitch = D + 8;
 
 // What a lane loads of a simdgroup's keys: vectors `part`, part + 8 … of the keys `key`, key + 4 … On NVIDIA GPUs,
 // where programs with matrices have their lanes in another order, the eight lanes of a row stand beside each other.
@@ -74,29 +68,24 @@ struct LaneVectors {
 #pragma unroll
     for (uint n = 0; n < N; ++n) further[n] = (min(part + n * kRowLanes, last) - place) * sizeof(Pack<T>);
   }
-  // Loads `count` vectors from number `begin` on.
-  METAL_FUNC void load(thread Pack<T> (&to)[N], uint begin, uint count, uint page, uint slot,
-                       constant DecodeStrides& strides) const {
+  METAL_FUNC void load(thread Pack<T> (&to)[N], uint page, uint slot, constant DecodeStrides& strides) const {
     device const uchar* const row = first + (static_cast<ulong>(page) * strides.batch +
                                              static_cast<ulong>(slot) * static_cast<uint>(strides.token)) *
                                                 sizeof(T);
 #pragma unroll
-    for (uint n = begin; n < begin + count; ++n) to[n] = *reinterpret_cast<device const Pack<T>*>(row + further[n]);
+    for (uint n = 0; n < N; ++n) to[n] = *reinterpret_cast<device const Pack<T>*>(row + further[n]);
   }
 };
 
 // A lane's share of kTileKeys keys or values, on their way from memory to the simdgroup's tile.
 template <typename T, uint N>
 struct TileAhead {
-  static constexpr constant uint kOfTile = N < 2 ? N : 2;  // vectors of a lane in a tile's row
   Pack<T> packs[kLaneKeys][N];
 
-  // Asks for part number `part`, which is as wide as a tile.
-  METAL_FUNC void load(thread const LaneVectors<T, N>& rows, uint part, thread const KeyPlaces& places,
+  METAL_FUNC void load(thread const LaneVectors<T, N>& rows, thread const KeyPlaces& places,
                        constant DecodeStrides& strides) {
 #pragma unroll
-    for (uint j = 0; j < kLaneKeys; ++j)
-      rows.load(packs[j], part * kOfTile, kOfTile, places.page[j], places.slot[j], strides);
+    for (uint j = 0; j < kLaneKeys; ++j) rows.load(packs[j], places.page[j], places.slot[j], strides);
   }
   // The memory of a page that does not exist is another one's, and may hold anything.
   METAL_FUNC void clear_others(uint found, LaneShare share) {
@@ -106,13 +95,12 @@ struct TileAhead {
       for (uint n = 0; n < N; ++n)
         packs[j][n].words = select(uint4(0u), packs[j][n].words, uint4(found >> (j * 4 + share.key) & 1) != 0u);
   }
-  METAL_FUNC void store(threadgroup T* tile, uint part, uint pitch) const {
+  METAL_FUNC void store(threadgroup T* tile, uint pitch) const {
 #pragma unroll
     for (uint j = 0; j < kLaneKeys; ++j)
 #pragma unroll
-      for (uint n = 0; n < kOfTile; ++n)
-        *reinterpret_cast<threadgroup Pack<T>*>(tile + j * 4 * pitch + n * kRowLanes * kPackElements<T>) =
-            packs[j][part * kOfTile + n];
+      for (uint n = 0; n < N; ++n)
+        *reinterpret_cast<threadgroup Pack<T>*>(tile + j * 4 * pitch + n * kRowLanes * kPackElements<T>) = packs[j][n];
   }
 };
 
@@ -238,8 +226,7 @@ METAL_FUNC void begin(thread MatrixWalk<T, D>& walk, Seen seen, uint start, thre
                       device const int* kv_indices, constant AttentionDecodeParams& params, uint lane) {
   if (start >= seen.end) return;
   find(walk.places, start, seen.end, keys, kv_indices, params, walk.share, lane);
-#pragma unroll
-  for (uint part = 0; part < D / kTileWidth<D>; ++part) walk.ahead.load(walk.key_rows, part, walk.places, params.k);
+  walk.ahead.load(walk.key_rows, walk.places, params.k);
 }
 
 // Adds keys start, start + step …, and the fifteen behind each, to the rows' sums. `tile` is the simdgroup's own. Keys
@@ -253,30 +240,27 @@ METAL_FUNC void run(thread MatrixWalk<T, D>& walk, thread Fragments<float, R / 8
                     thread RowSoftmax<R / 8>& softmax, Seen seen, uint start, uint step, thread const KeyRows& keys,
                     device const int* kv_indices, threadgroup const T* queries, threadgroup T* tile,
                     threadgroup const int* positions, constant AttentionDecodeParams& params, uint lane) {
-  constexpr uint kDown = R / 8, kWidth = kTileWidth<D>, kPitch = kTilePitch<D>, kParts = D / kWidth, kColumns = 4;
+  constexpr uint kDown = R / 8, kPitch = kTilePitch<D>, kColumns = 4;
   const Place place = place_of(lane);
   threadgroup T* const own = tile + walk.share.key * kPitch + walk.share.part * kPackElements<T>;
   for (; start < seen.end; start += step) {
     if (kNarrow) begin(walk, seen, start, keys, kv_indices, params, lane);
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    walk.ahead.store(own, kPitch);
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    if (!kNarrow) walk.ahead.load(walk.value_rows, walk.places, params.v);
     const uint found = walk.places.found;
+    if (!kNarrow) find(walk.places, start + step, seen.end, keys, kv_indices, params, walk.share, lane);
+
     Fragments<float, kDown, 2> scores;
     clear(scores);
 #pragma unroll
-    for (uint part = 0; part < kParts; ++part) {
-      simdgroup_barrier(mem_flags::mem_threadgroup);
-      walk.ahead.store(own, part, kPitch);
-      simdgroup_barrier(mem_flags::mem_threadgroup);
-      if (!kNarrow) walk.ahead.load(walk.value_rows, part, walk.places, params.v);
-      if (!kNarrow && part + 1 == kParts)
-        find(walk.places, start + step, seen.end, keys, kv_indices, params, walk.share, lane);
-#pragma unroll
-      for (uint depth = 0; depth < kWidth / 8; depth += 2) {
-        Fragments<T, kDown, 2> query;
-        RightFragments<T, 2, 2> key;
-        load<kRowPitch<D>>(query, queries + part * kWidth + depth * 8);
-        load_transposed<kPitch>(key, tile + depth * 8);
-        multiply(scores, query, 0, key);
-      }
+    for (uint depth = 0; depth < D / 8; depth += 2) {
+      Fragments<T, kDown, 2> query;
+      RightFragments<T, 2, 2> key;
+      load<kPitch>(query, queries + depth * 8);
+      load_transposed<kPitch>(key, tile + depth * 8);
+      multiply(scores, query, 0, key);
     }
 #pragma unroll
     for (uint m = 0; m < kDown; ++m) {
@@ -289,29 +273,25 @@ METAL_FUNC void run(thread MatrixWalk<T, D>& walk, thread Fragments<float, R / 8
     conditional_t<kNarrow, Fragments<float, kDown, 2>, SplitWeights<T, kDown>> weights;
     to_operands(weights, scores);
 
-    if (kNarrow) walk.ahead.load(walk.value_rows, 0, walk.places, params.v);
+    if (kNarrow) walk.ahead.load(walk.value_rows, walk.places, params.v);
+    simdgroup_barrier(mem_flags::mem_threadgroup);
     if (found != kAllFound) walk.ahead.clear_others(found, walk.share);
+    walk.ahead.store(own, kPitch);
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    if (!kNarrow) walk.ahead.load(walk.key_rows, walk.places, params.k);
 #pragma unroll
-    for (uint part = 0; part < kParts; ++part) {
-      simdgroup_barrier(mem_flags::mem_threadgroup);
-      walk.ahead.store(own, part, kPitch);
-      simdgroup_barrier(mem_flags::mem_threadgroup);
-      if (!kNarrow) walk.ahead.load(walk.key_rows, part, walk.places, params.k);
+    for (uint n = 0; n < D / 8; n += kColumns) {
+      Fragments<float, kDown, kColumns> product;
 #pragma unroll
-      for (uint n = 0; n < kWidth / 8; n += kColumns) {
-        const uint first = part * kWidth / 8 + n;
-        Fragments<float, kDown, kColumns> product;
+      for (uint m = 0; m < kDown; ++m) {
 #pragma unroll
-        for (uint m = 0; m < kDown; ++m) {
+        for (uint i = 0; i < kColumns; ++i) elements(product.at[m][i]) = elements(sums.at[m][n + i]) * shrink[m];
+      }
+      add_values<kPitch>(product, weights, tile + n * 8);
 #pragma unroll
-          for (uint i = 0; i < kColumns; ++i) elements(product.at[m][i]) = elements(sums.at[m][first + i]) * shrink[m];
-        }
-        add_values<kPitch>(product, weights, tile + n * 8);
+      for (uint m = 0; m < kDown; ++m) {
 #pragma unroll
-        for (uint m = 0; m < kDown; ++m) {
-#pragma unroll
-          for (uint i = 0; i < kColumns; ++i) elements(sums.at[m][first + i]) = elements(product.at[m][i]);
-        }
+        for (uint i = 0; i < kColumns; ++i) elements(sums.at[m][n + i]) = elements(product.at[m][i]);
       }
     }
   }

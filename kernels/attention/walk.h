@@ -44,9 +44,11 @@ inline void load_rows(threadgroup Pack<float>* to, RowPlaces places, thread cons
     const uint row = rows.first + min(thread_index, rows.count - 1);
     const uint query = row / params.group;
     const uint head = head_of(rows, row, params);
+    const ulong token = rows.first_query + query;
     places.positions[thread_index] = static_cast<int>(query) + offset_of(rows, keys.length, params);
-    places.queries[thread_index] = place_of_row(rows, row, params.q, params);
-    places.results[thread_index] = place_of_row(rows, row, params.out, params) + split * params.out.part;
+    places.queries[thread_index] = rows.outer * params.q.batch + head * params.q.head + token * params.q.token;
+    places.results[thread_index] =
+        rows.outer * params.out.batch + head * params.out.head + token * params.out.token + split * params.out.part;
     places.masks[thread_index] =
         params.mask_elements ? static_cast<ulong>(mask_indptr[rows.request]) + query * static_cast<ulong>(keys.length)
                              : params.mask_first + rows.request * params.mask_batch + head * params.mask_head +

@@ -18,8 +18,8 @@ struct DecodeTuning {
   uint32_t simdgroups = 4;                                      // of a threadgroup
   uint32_t least_share = 128;                                   // keys of a threadgroup
   gpu::Count fill_matrices = gpu::filling_threadgroups(4);      // as above, of the kernels that multiply matrices
-  int64_t most_plain_rows = 4;                                  // more rows of 16-bit numbers multiply matrices
-  bool narrow = false;                                          // threads have at most 128 registers
+  int64_t most_plain_rows = 4;  // more rows of up to 128 16-bit numbers multiply matrices
+  bool narrow = false;          // threads have at most 128 registers
 };
 const gpu::Table<DecodeTuning> decode_tuning("attention_decode",
                                              {{"fill_threadgroups", &DecodeTuning::fill_threadgroups, {1, 2048}},
@@ -36,7 +36,7 @@ const gpu::Table<DecodeTuning> decode_tuning("attention_decode",
                                                .fill_threadgroups = gpu::per_core(3),
                                                .least_share = 32,
                                                .fill_matrices = 256,
-                                               .most_plain_rows = 3},
+                                               .most_plain_rows = 1},
                                               {.family = "simulator", .fill_threadgroups = 2, .fill_matrices = 2}});
 
 struct Sizes2 {
@@ -100,8 +100,8 @@ DecodePlan plan_decode(const DecodeCall& call) {
   const bool general = call.mask || call.softcap != 0 || !has_vectors(call) || !has_near_tokens(call);
   // Where only the device knows the lengths, the plan assumes that all requests have as many rows.
   const int64_t usual_rows = ragged ? ceil_div(call.queries, call.batch) * group : rows;
-  const bool matrices =
-      usual_rows > tuning.most_plain_rows && takes_matrices(call, kernel_size, general, tuning.narrow);
+  const bool matrices = usual_rows > (kernel_size <= 128 ? tuning.most_plain_rows : 4) &&
+                        takes_matrices(call, kernel_size, general, tuning.narrow);
   const uint32_t wide_tile = matrices                                ? usual_rows <= 16 || kernel_size > 128 ? 16 : 32
                              : few && !general && kernel_size <= 256 ? 4
                                                                      : 8;  // kernels of 4 rows are not general
@@ -111,14 +111,16 @@ DecodePlan plan_decode(const DecodeCall& call) {
   const int64_t of_request = call.pages || call.k_indptr ? ceil_div(call.keys, call.batch) : call.keys;
   const int64_t keys = std::min(of_request, call.left + call.right + call.queries);
   const int64_t busy = tiles * kv_heads * (ragged ? 1 : call.batch);
-  // Wide threadgroups with short rows ask for half as much memory at a time, so twice as many of them run. A part of
-  // their step takes them as long as all of it.
-  const bool wide = matrices && !tuning.narrow;
-  const int64_t fill = (matrices ? tuning.fill_matrices : tuning.fill_threadgroups) << (wide && kernel_size <= 64);
-  const int64_t least_share = std::max<int64_t>(tuning.least_share, matrices ? kMatrixStep : 1);
+  const bool wide = matrices && !tuning.narrow, large = matrices && kernel_size > 128;
+  // Large threadgroups have half as many simdgroups, and those with short rows ask for half as much memory at a time.
+  const int64_t fill = (matrices ? tuning.fill_matrices : tuning.fill_threadgroups)
+                       << (large || (wide && kernel_size <= 64));
+  const int64_t least_share = std::max<int64_t>(tuning.least_share, matrices ? kMatrixStep >> large : 1);
+  const uint32_t simdgroups = large ? std::min(tuning.simdgroups, 2u) : tuning.simdgroups;
+  // A part of a step takes a wide threadgroup as long as all of it.
   const int64_t shares = std::min(wide ? ceil_div(keys, least_share) : keys / least_share, kMostSplits);
   const int64_t splits = keys < 2 * least_share ? 1 : std::clamp<int64_t>(fill / std::max<int64_t>(busy, 1), 1, shares);
-  return {matrices, kernel_size, tile, tiles, splits, tuning.simdgroups, group, kv_heads, keys, general, tuning.narrow};
+  return {matrices, kernel_size, tile, tiles, splits, simdgroups, group, kv_heads, keys, general, tuning.narrow};
 }
 
 // What comes before the sizes in a kernel's name.
