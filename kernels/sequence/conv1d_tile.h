@@ -20,6 +20,11 @@ struct Place {
     segment = group / blocks % params.segments;
     batch = group / blocks / params.segments;
   }
+  // Whether the tensor has all channels, at `count` positions from `begin` on.
+  bool holds_all(constant CausalConv1dParams& params, int begin, uint count) const {
+    return channel + CONV1D_CHANNELS <= params.channels && begin >= 0 &&
+           static_cast<uint>(begin) + count <= params.length;
+  }
 };
 
 // Elements of `count` positions and all channels, shared among the threads: their number for a thread, and the places.
@@ -36,7 +41,8 @@ struct Share {
       : along_channels(along_channels), lane(thread_index % 32), simdgroup(thread_index / 32) {}
 
   uint channel(uint n) const { return along_channels ? lane : simdgroup + n / kAcross * kSimdgroups; }
-  uint position(uint n) const { return along_channels ? simdgroup + n * kSimdgroups : lane + n % kAcross * 32; }
+  uint position(uint n) const { return along_channels ? position_along(n) : lane + n % kAcross * 32; }
+  uint position_along(uint n) const { return simdgroup + n * kSimdgroups; }
   bool holds(uint n) const { return n < (along_channels ? kSteps : kAcross * kRows) && position(n) < count; }
 };
 
@@ -48,12 +54,29 @@ inline void fetch(threadgroup U* tile, device const T* x, constant const long (&
   const Share<count> share(strides[1] == 1, thread_index);
   x += place.batch * strides[0] + place.channel * strides[1] + begin * strides[2];
   T values[Share<count>::kElements];
+  if (place.holds_all(params, begin, count)) {  // nothing is asked of an element, and its place is near the one before
+    if (share.along_channels) {
+      x += share.lane + share.simdgroup * strides[2];
 #pragma unroll
-  for (uint n = 0; n < Share<count>::kElements; ++n) {
-    const uint channel = share.channel(n), at = share.position(n);
-    const bool inside = share.holds(n) && place.channel + channel < params.channels &&
-                        static_cast<uint>(begin + static_cast<int>(at)) < params.length;
-    values[n] = inside ? x[channel * strides[1] + at * strides[2]] : T(0.0f);
+      for (uint n = 0; n < Share<count>::kSteps; ++n, x += kSimdgroups * strides[2])
+        if (share.position_along(n) < count) values[n] = *x;
+    } else {
+      x += share.simdgroup * strides[1] + share.lane * strides[2];
+#pragma unroll
+      for (uint row = 0; row < Share<count>::kRows; ++row, x += kSimdgroups * strides[1]) {
+#pragma unroll
+        for (uint n = 0; n < Share<count>::kAcross; ++n)
+          if (share.lane + n * 32 < count) values[row * Share<count>::kAcross + n] = x[n * 32 * strides[2]];
+      }
+    }
+  } else {
+#pragma unroll
+    for (uint n = 0; n < Share<count>::kElements; ++n) {
+      const uint channel = share.channel(n), at = share.position(n);
+      const bool inside = share.holds(n) && place.channel + channel < params.channels &&
+                          static_cast<uint>(begin + static_cast<int>(at)) < params.length;
+      values[n] = inside ? x[channel * strides[1] + at * strides[2]] : T(0.0f);
+    }
   }
 #pragma unroll
   for (uint n = 0; n < Share<count>::kElements; ++n)
@@ -65,6 +88,18 @@ inline void store(threadgroup const T* tile, device T* y, constant const long (&
                   constant CausalConv1dParams& params, Place place, uint begin, uint thread_index) {
   const bool along_channels = strides[1] == 1;
   y += place.batch * strides[0];
+  if (place.holds_all(params, static_cast<int>(begin), CONV1D_POSITIONS)) {
+    constexpr uint kStep = CONV1D_THREADS / CONV1D_CHANNELS, kRows = CONV1D_THREADS / CONV1D_POSITIONS;
+    const uint channel = along_channels ? thread_index % CONV1D_CHANNELS : thread_index / CONV1D_POSITIONS;
+    const uint at = along_channels ? thread_index / CONV1D_CHANNELS : thread_index % CONV1D_POSITIONS;
+    const long step = along_channels ? kStep * strides[2] : kRows * strides[1];
+    y += (place.channel + channel) * strides[1] + (begin + at) * strides[2];
+    tile += channel * pitch + at;
+#pragma unroll
+    for (uint n = 0; n < CONV1D_POSITIONS * CONV1D_CHANNELS / CONV1D_THREADS; ++n, y += step)
+      *y = tile[along_channels ? n * kStep : n * kRows * pitch];
+    return;
+  }
 #pragma unroll
   for (uint n = 0; n < CONV1D_POSITIONS * CONV1D_CHANNELS / CONV1D_THREADS; ++n) {
     const uint i = n * CONV1D_THREADS + thread_index;
