@@ -13,14 +13,15 @@ constant constexpr uint kDown = %(down)d, kDepth = %(depth)d, kFirst = %(first)d
 constant constexpr uint kTerms = %(terms)d, kAcross = %(across)d;
 constant constexpr uint kLeft = 8 * kDepth + 8, kRight = 8 * (%(transposed)d ? kTerms : kAcross) + 8;
 constant constexpr uint kRightRows = 8 * (%(transposed)d ? kAcross : kTerms);
-kernel void product(device const %(T)s* a [[buffer(0)]], device const %(T)s* b [[buffer(1)]],
+kernel void product(device const %(A)s* a [[buffer(0)]], device const %(B)s* b [[buffer(1)]],
                     device float* c [[buffer(2)]], uint lane [[thread_index_in_simdgroup]]) {
-  alignas(16) threadgroup %(T)s left[8 * kDown * kLeft], right[kRightRows * kRight];
+  alignas(16) threadgroup %(A)s left[8 * kDown * kLeft];
+  alignas(16) threadgroup %(B)s right[kRightRows * kRight];
   for (uint i = lane; i < 8 * kDown * kLeft; i += 32) left[i] = a[i];
   for (uint i = lane; i < kRightRows * kRight; i += 32) right[i] = b[i];
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  Fragments<%(T)s, kDown, kDepth> l;
-  RightFragments<%(T)s, kTerms, kAcross> r;
+  Fragments<%(A)s, kDown, kDepth> l;
+  RightFragments<%(B)s, kTerms, kAcross> r;
   Fragments<float, kDown, kAcross> sums;
   clear(sums);
   load<kLeft>(l, left);
@@ -40,7 +41,10 @@ kernel void product(device const %(T)s* a [[buffer(0)]], device const %(T)s* b [
 TYPES = {torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat"}
 
 
-@pytest.mark.parametrize("transposed", [False, True], ids=["rows", "columns"])
+each_layout = pytest.mark.parametrize("transposed", [False, True], ids=["rows", "columns"])
+
+
+@each_layout
 @pytest.mark.parametrize(
     "down, depth, first, terms, across",
     [
@@ -55,9 +59,23 @@ TYPES = {torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat"
 )
 @pytest.mark.parametrize("dtype", TYPES)
 def test_twice_a_product_of_tiles(device, dtype, down, depth, first, terms, across, transposed):
+    check(device, dtype, dtype, down, depth, first, terms, across, transposed)
+
+
+@each_layout
+@pytest.mark.parametrize("terms", [1, 2])
+@pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("is_left", [False, True], ids=["right", "left"])
+def test_one_side_of_floats(device, narrow, is_left, terms, transposed):
+    of_left, of_right = (torch.float32, narrow) if is_left else (narrow, torch.float32)
+    check(device, of_left, of_right, 3, terms + 1, 1, terms, 2, transposed)
+
+
+def check(device, of_left, of_right, down, depth, first, terms, across, transposed):
     torch.manual_seed(down)
     source = HEADER + KERNEL % {
-        "T": TYPES[dtype],
+        "A": TYPES[of_left],
+        "B": TYPES[of_right],
         "transposed": transposed,
         "load": "load_transposed" if transposed else "load",
         "down": down,
@@ -67,9 +85,9 @@ def test_twice_a_product_of_tiles(device, dtype, down, depth, first, terms, acro
         "across": across,
     }
     # The last 8 elements of a tile's rows are no part of a matrix.
-    a = torch.randn(8 * down, 8 * depth + 8).to(dtype)
+    a = torch.randn(8 * down, 8 * depth + 8).to(of_left)
     shape = (8 * across, 8 * terms + 8) if transposed else (8 * terms, 8 * across + 8)
-    b = torch.randn(shape).to(dtype)
+    b = torch.randn(shape).to(of_right)
     c = torch.zeros(8 * down, 8 * across, device=device)
     metalcore.compile_shader(source).product(a.to(device), b.to(device), c, threads=32, group_size=32)
     left = a[:, 8 * first : 8 * (first + terms)].double()
