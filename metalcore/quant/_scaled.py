@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient, ops
+from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import FLOAT_DTYPES, accelerated, autocast_operands, require_tensors
 from .._core.tensors import in_int32
@@ -71,6 +71,12 @@ class ScaledWeight(NamedTuple):
         block: for "e4m3" and "e5m2" the rows, and the numbers of a row, that share a scale: powers of 2, at least 32
             in a row, or 0 for all. (0, 0) is one scale for all, (1, 0) one for each row, (128, 128) DeepSeek's.
         factor: float32, one number (of each matrix) that all scales are multiplied by, or None.
+
+    Example:
+        >>> ones = torch.full((1, 32), 0x38, dtype=torch.uint8, device="mps")  # of E4M3
+        >>> weight = metalcore.quant.ScaledWeight(ones, torch.full((1, 1), 0.5, device="mps"), "e4m3", (1, 0))
+        >>> metalcore.dequantize_scaled(weight)[0, 0].item()
+        0.5
     """
 
     packed: Tensor
@@ -172,8 +178,8 @@ def _product(x, weight):
 def scaled_linear_experts(x: Tensor, weight: ScaledWeight, experts: Tensor) -> Tensor:
     """Computes x Wᵀ where each row of the result has a matrix W of its own, as experts of a mixture do.
 
-    Few rows are multiplied with the weights as they are read. Where experts have more than 8 rows on average, or x
-    needs a gradient, each expert's rows are put together, and the host waits for their numbers.
+    Few rows are multiplied with the weights as they are read. Where experts have more than 8 rows on average, and for
+    the gradient by x, each expert's rows are put together, and the host waits for their numbers.
 
     Args:
         x: (tokens, numbers of a row), or (tokens, experts of a token, numbers of a row). float32, float16 or bfloat16.
@@ -201,23 +207,28 @@ def scaled_linear_experts(x: Tensor, weight: ScaledWeight, experts: Tensor) -> T
     _require("scaled_linear_experts", weight)
     x, experts = autocast_operands(x)[0], in_int32(experts)
     packed, scales, format, block, factor = weight
-    few = experts.numel() <= 8 * packed.shape[0]
-    if few and x.device.type != "cpu" and not needs_gradient(x) or x.is_meta:
-        return ops.scaled_matmul_experts(x, packed, scales, factor, experts, format, block)
-    return _grouped(x, packed, scales, factor, experts, format, block)
+    inputs = x, packed, scales, factor, experts, format, block
+    if experts.numel() > 8 * packed.shape[0] and not x.is_meta:
+        return _grouped(*inputs)
+    return _matmul_experts(*inputs) if accelerated(x) else ops.scaled_matmul_experts(*inputs)
 
 
 def _grouped(x, packed, scales, factor, experts, format, block):
     """Multiplies each expert's rows at once."""
     _require_experts(x, packed, scales, factor, experts, format, block)
     result = x.new_full((*experts.shape, packed.shape[1]), float("nan"))
+    for of, *weight in _by_expert(packed, scales, factor, experts):
+        rows = _product(x[of[: x.dim() - 1]], ScaledWeight(*weight[:2], format, tuple(block), weight[2]))
+        result = result.index_put(of, rows)
+    return result
+
+
+def _by_expert(packed, scales, factor, experts):
+    """Yields where each expert is chosen, and its packed numbers, scales and factor."""
     for expert in experts.unique().tolist():
         if 0 <= expert < len(packed):
-            of = (experts == expert).nonzero(as_tuple=True)
             own = None if factor is None else factor.view(-1)[expert : expert + 1]
-            weight = ScaledWeight(packed[expert], scales[expert], format, tuple(block), own)
-            result = result.index_put(of, _product(x[of[: x.dim() - 1]], weight))
-    return result
+            yield (experts == expert).nonzero(as_tuple=True), packed[expert], scales[expert], own
 
 
 def quantize_scaled(
@@ -462,6 +473,23 @@ def _backward(ctx, grad):
 _matmul = autograd("scaled_matmul", _backward, _save)
 
 
+def _save_experts(ctx, inputs, output):
+    x, *tensors, ctx.format, ctx.block = inputs
+    ctx.save_for_backward(*tensors)
+    ctx.own, ctx.shape = x.dim() == 3, x.shape
+
+
+def _backward_experts(ctx, grad):
+    packed, scales, factor, experts = ctx.saved_tensors
+    result = grad.new_zeros(*experts.shape, ctx.shape[-1])
+    for of, *weight in _by_expert(packed, scales, factor, experts):
+        result = result.index_put(of, _matmul(grad[of].contiguous(), *weight, ctx.format, ctx.block, True))
+    return result if ctx.own else result.sum(1), *[None] * 6
+
+
+_matmul_experts = autograd("scaled_matmul_experts", _backward_experts, _save_experts)
+
+
 def scaled_sample(
     format: str, rows: int, length: int, device: torch.device | str, block: tuple[int, int] = (1, 0), matrices: int = 0
 ) -> ScaledWeight:
@@ -556,7 +584,7 @@ def _numbers_samples(indices):
     def sample(format):
         def arguments(x):
             weight = scaled_sample(format, 9, 160, x.device, (2, 32))
-            return (torch.tensor([[3, 8], [0, 3]], device=x.device), weight) if indices else (weight,)
+            return (torch.arange(4, device=x.device).mul(4).view(2, 2) % 9, weight) if indices else (weight,)
 
         return Sample(format, ((1,),), arguments=arguments)
 

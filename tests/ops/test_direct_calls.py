@@ -25,7 +25,6 @@ WITHOUT_DERIVATIVE = {
     "quantize_blockwise",
     "renorm_rows",
     "sample",
-    "scaled_matmul_experts",  # scaled_linear_experts takes another way to the derivative
     "scaled_quantize",
     "scaled_rows",
     "selective_state_update",  # inference
