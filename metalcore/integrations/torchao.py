@@ -30,26 +30,28 @@ def register() -> None:
     quantization = importlib.import_module("torchao.quantization")
     for name, weights_of in _WEIGHTS.items():
         kind = getattr(quantization, name, None)
-        functions = getattr(kind, "_TORCH_FN_TABLE", {}).get(kind, {})
-        theirs = functions.get(torch.nn.functional.linear)
-        if theirs is None or hasattr(theirs, "metalcore"):
+        if kind is None or name in _registered:
             continue
+        theirs = kind._TORCH_FN_TABLE[kind][torch.nn.functional.linear]
         ours = _linear(weights_of, theirs)
         kind.implements_torch_function(torch.nn.functional.linear)(ours)
         kind.implements(torch.ops.aten.linear.default)(ours)
+        _registered.add(name)
+
+
+_registered: set[str] = set()
 
 
 def _linear(weights_of: Callable[[Any], Any], theirs: Callable[..., Any]):
     def linear(function, types, args, kwargs):
-        given = dict(zip(("input", "weight", "bias"), args)) | kwargs
+        given = dict(zip(("input", "weight", "bias"), args)) | (kwargs or {})
         x, weight, bias = given["input"], given["weight"], given.get("bias")
         weights = _kept(weight, weights_of) if accelerated(x) and weight.device == x.device else None
         if weights is None:
             return theirs(function, types, args, kwargs)
-        scale = getattr(weight, "act_pre_scale", None)
-        return affine_linear(x if scale is None else x * scale, weight.qdata, *weights, bias)
+        scale, (scales, offsets, bits) = getattr(weight, "act_pre_scale", None), weights
+        return affine_linear(x if scale is None else x * scale, weight.qdata, scales, offsets, bits, bias)
 
-    linear.metalcore = True
     return linear
 
 
