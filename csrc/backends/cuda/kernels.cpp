@@ -139,10 +139,24 @@ void check_block(const Variant& variant, Function function) {
                            std::to_string(size) + " bytes of parameters, not " + std::to_string(block_size(layout)));
 }
 
-const Loaded* load_on(const Device& device, const Variant& variant, Kernel kernel) {
+// Kernels that multiply tensors have pipelines in dynamic shared memory, and say in the name of a variable how many KiB
+// they want (see metalcore/msl/include/cuda/target/tensor_product.h). The code, a cubin or PTX, has that name.
+uint32_t pipeline_memory(std::string_view code) {
+  constexpr std::string_view kName = "metalcore_pipeline_kibILi";
+  uint32_t most = 0;
+  for (size_t at = code.find(kName); at != code.npos; at = code.find(kName, at + 1)) {
+    uint32_t kib = 0;
+    const char* const number = code.data() + at + kName.size();
+    std::from_chars(number, code.data() + code.size(), kib);
+    most = std::max(most, kib * 1024);
+  }
+  return most;
+}
+
+const Loaded* load_on(const Device& device, const Variant& variant, const Variant::Code& code) {
   const Driver& d = driver();
   Loaded loaded = {};
-  Status status = d.kernel_function(&loaded.function, kernel);
+  Status status = d.kernel_function(&loaded.function, code.kernel);
   if (status == kSuccess && d.load_function) status = d.load_function(loaded.function);
   if (status != kSuccess) fail_to_load(variant, status);
   check_block(variant, loaded.function);
@@ -150,17 +164,20 @@ const Loaded* load_on(const Device& device, const Variant& variant, Kernel kerne
   loaded.static_memory = attribute(variant, loaded.function, Attribute::kStaticSharedMemory);
   loaded.registers = attribute(variant, loaded.function, Attribute::kRegisters);
   loaded.local_memory = attribute(variant, loaded.function, Attribute::kLocalMemory);
-  loaded.max_dynamic_memory = device.shared_memory - std::min(device.shared_memory, loaded.static_memory);
-  if (variant.layout.threadgroups)  // the limit is 48 KiB for functions that do not ask for more
-    if ((status = d.set_function_attribute(loaded.function, Attribute::kMaxDynamicSharedMemory,
-                                           static_cast<int>(loaded.max_dynamic_memory))))
+  const uint32_t dynamic = device.shared_memory - std::min(device.shared_memory, loaded.static_memory);
+  loaded.pipeline_memory = code.pipeline_memory;
+  loaded.max_dynamic_memory = dynamic - std::min(dynamic, code.pipeline_memory);
+  if (variant.layout.threadgroups ||
+      code.pipeline_memory)  // the limit is 48 KiB for functions that do not ask for more
+    if ((status =
+             d.set_function_attribute(loaded.function, Attribute::kMaxDynamicSharedMemory, static_cast<int>(dynamic))))
       fail_to_load(variant, status);
   return new Loaded(loaded);
 }
 
-const Kernel* compiled_for(const Variant& variant, int arch) {
-  for (const auto& [known, kernel] : variant.compiled)
-    if (known == arch) return &kernel;
+const Variant::Code* compiled_for(const Variant& variant, int arch) {
+  for (const Variant::Code& code : variant.compiled)
+    if (code.arch == arch) return &code;
   return nullptr;
 }
 
@@ -225,7 +242,8 @@ void load(const Device& device, const std::vector<Variant*>& variants) {
   for (size_t i = 0; i < missing.size(); ++i)
     if (!compiled_for(*missing[i], device.arch)) {  // another thread may have loaded it meanwhile
       if (missing[i]->kernel.source.empty()) missing[i]->kernel.source = compiled[i].source;
-      missing[i]->compiled.emplace_back(device.arch, load_code(*missing[i], compiled[i]));
+      missing[i]->compiled.push_back(
+          {device.arch, load_code(*missing[i], compiled[i]), pipeline_memory(compiled[i].code)});
     }
   for (Variant* variant : variants) {
     auto& slot = variant->on[device.index];

@@ -84,6 +84,7 @@ struct Loaded {
   uint32_t max_threads;         // per threadgroup
   uint32_t static_memory;       // bytes of shared memory that threadgroup variables take
   uint32_t max_dynamic_memory;  // bytes of shared memory that threadgroup arguments may take
+  uint32_t pipeline_memory;     // bytes of dynamic shared memory that the kernel wants besides
   uint32_t registers;
   uint32_t local_memory;
 };
@@ -96,7 +97,12 @@ struct Variant {
   const Layout layout;
   Variant* const next;
   std::atomic<const Loaded*> on[kMaximumDevices] = {};  // by Device::index; null where it is not loaded
-  std::vector<std::pair<int, Kernel>> compiled;         // by Device::arch; load() locks it
+  struct Code {
+    int arch;  // Device::arch
+    Kernel kernel;
+    uint32_t pipeline_memory;
+  };
+  std::vector<Code> compiled;  // load() locks it
 };
 
 struct NamedKernel {

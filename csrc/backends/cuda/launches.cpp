@@ -156,7 +156,7 @@ void Launches::load_missing(const Device& device) {
 // between them. Every entry waits for their results before it does anything (msl::follow() in
 // metalcore/msl/include/cuda/entry.h), so the order of all reads and writes stays that of the stream.
 void Launches::launch(const Device& device, const Dispatch& dispatch, Stream stream) {
-  const Function function = dispatch.variant->on[device.index].load(std::memory_order_relaxed)->function;
+  const Loaded& loaded = *dispatch.variant->on[device.index].load(std::memory_order_relaxed);
   std::byte* const block = blocks_.data() + dispatch.block;
   void* parameters[] = {block};
   const auto [width, height, depth] = dispatch.threadgroups;
@@ -174,12 +174,12 @@ void Launches::launch(const Device& device, const Dispatch& dispatch, Stream str
         const LaunchConfig config = {
             {slab(width, x, step_x), slab(height, y, step_y), slab(depth, z, step_z)},
             {shape.x, shape.y, shape.z},
-            dispatch.shared_memory,
+            dispatch.shared_memory + loaded.pipeline_memory,
             stream,
             &overlap,
             device.may_overlap ? 1u : 0u,
         };
-        const Status status = driver().launch(&config, function, parameters, nullptr);
+        const Status status = driver().launch(&config, loaded.function, parameters, nullptr);
         if (status != kSuccess) fail_to_launch(*dispatch.variant, dispatch.threadgroups, dispatch.threadgroup, status);
       }
 }

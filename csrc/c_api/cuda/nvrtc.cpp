@@ -19,6 +19,7 @@ constexpr std::pair kOldest = {12, 6};  // it has C++20's built-ins, and leaves 
 constexpr const char* kNames[] = {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"};
 
 // Those of metalcore/msl/nvidia/nvrtc.py.
+constexpr const char* kTensors = "#include \"metal/tensor_ops.h\"";
 constexpr const char* kFlags[] = {"-std=c++20",       "--device-as-default-execution-space",
                                   "--device-int128",  "--fmad=true",
                                   "--ftz=false",      "--prec-div=true",
@@ -128,7 +129,8 @@ std::string Nvrtc::target(int arch) const {
 
 std::string Nvrtc::compile(const std::string& program, int arch, const std::vector<std::string>& include,
                            const char* flag) const {
-  const std::string wanted = target(arch);
+  std::string wanted = target(arch);
+  if (wanted == "sm_90" && program.find(kTensors) != std::string::npos) wanted += "a";  // as nvrtc.py does
   std::vector<std::string> options = {"--gpu-architecture=" + wanted};
   for (const std::string& folder : include) options.push_back("--include-path=" + folder);
   options.insert(options.end(), std::begin(kFlags), std::end(kFlags));

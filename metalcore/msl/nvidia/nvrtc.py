@@ -28,6 +28,7 @@ FLAGS = (
 _INCLUDE = (f"--include-path={INCLUDE}", f"--include-path={INCLUDE / 'cuda'}")
 # The first version that has C++20's built-ins and does not set the process's locale to "C". PyTorch 2.10 comes with it.
 _OLDEST = (12, 6)
+_TENSORS = '#include "metal/tensor_ops.h"'
 _MAJORS = (13, 12)  # major versions, whose libraries are looked for by name
 
 
@@ -101,6 +102,8 @@ class NVRTC:
     def compile_with_ptx(self, text, capability, *, flags=FLAGS, msl="", filename="program_source"):
         """Compiles as `compile` does. Returns its result and the PTX (bytes)."""
         target = self.target(capability)
+        if target == "sm_90" and _TENSORS in text:
+            target = "sm_90a"  # with wgmma, which only these programs have use for
         library, program = self._open(), ctypes.c_void_p()
         self._check(library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"msl_program", 0, None, None))
         try:

@@ -116,6 +116,10 @@ struct ReductionLayout {
   }
 };
 
+// Whether a layout has store(tensor, elements), as a target's own one has.
+template <class Layout>
+constexpr bool stores_itself = false;
+
 // Whether a tensor has an element, and the element.
 template <class Tensor>
 METAL_FUNC bool has(const Tensor& tensor, ElementPlace place) {
@@ -258,6 +262,7 @@ struct cooperative_tensor {
   template <class E, class D, class... Tags>
   METAL_FUNC void store(const tensor<T, E, D, Tags...>& to) const {
     static_assert(E::rank() == Layout::rank, "a cooperative tensor is stored to a tensor of its rank");
+    if constexpr (msl::stores_itself<Layout>) return Layout::store(to, elements);
     for (int i = 0; i < Layout::capacity; ++i) {
       const msl::ElementPlace place = Layout::place(i);
       if (!place.is_valid) continue;

@@ -4,6 +4,7 @@
 
 #include "metal/cooperative_tensor.h"
 #include "metal/tensor_argument.h"
+#include "target/tensor_product.h"
 
 namespace mpp::tensor_ops {
 
@@ -178,16 +179,19 @@ class matmul2d {
                 "execution_simdgroups<N>");
 
   template <int rows, int columns, class T, class Coordinate, msl::Operand operand>
-  using matrix = metal::cooperative_tensor<T, metal::extents<Coordinate, size_t(columns), size_t(rows)>,
-                                           msl::MatrixLayout<rows, columns, simdgroups, operand>>;
+  using matrix =
+      metal::cooperative_tensor<T, metal::extents<Coordinate, size_t(columns), size_t(rows)>,
+                                std::conditional_t<operand == msl::Operand::destination,
+                                                   msl::DestinationLayout<rows, columns, simdgroups>,
+                                                   msl::MatrixLayout<rows, columns, simdgroups, operand>>>;
   template <class T, class Coordinate, bool is_of_rows>
   using reduction = metal::cooperative_tensor<
       T,
       metal::extents<Coordinate,
                      size_t(is_of_rows ? matmul2d_descriptor::from(Code).m : matmul2d_descriptor::from(Code).n)>,
-      msl::ReductionLayout<msl::MatrixLayout<matmul2d_descriptor::from(Code).m, matmul2d_descriptor::from(Code).n,
-                                             simdgroups, msl::Operand::destination>,
-                           is_of_rows>>;
+      msl::ReductionLayout<
+          msl::DestinationLayout<matmul2d_descriptor::from(Code).m, matmul2d_descriptor::from(Code).n, simdgroups>,
+          is_of_rows>>;
 
  public:
   static constexpr matmul2d_descriptor descriptor = matmul2d_descriptor::from(Code);
@@ -278,30 +282,59 @@ class matmul2d {
     const msl::OperandReader<Left, true, swaps_left> a{left};
     const msl::OperandReader<Right, false, swaps_right> b{right};
     const int length = descriptor.has_dynamic_k() ? a.inner_length() : k;
-    if constexpr (simdgroups == 0) {
-      for (int i = 0; i < m * n; ++i) {
-        Sum<Left, Right> sum = old<Left, Right>(destination, i);
-        for (int inner = 0; inner < length; ++inner)
-          sum = msl::add_product(a.template value<Sum<Left, Right>>(msl::NoPart(), i / n, inner),
-                                 b.template value<Sum<Left, Right>>(msl::NoPart(), i % n, inner), sum);
-        give(destination, i, D(sum));
+    if constexpr (has_tiles<Left, Right, Destination>()) {
+      using Tiles = Product<Left>;
+      using Places = typename Tiles::Layout;
+      float sums[Places::capacity];  // in registers, so that no loop may remain
+#pragma unroll
+      for (int i = 0; i < Places::capacity; ++i) sums[i] = old<Left, Right, Places>(destination, i);
+      if (Tiles::can_add(left, right)) {
+        Tiles::add(left, right, length, sums);
+      } else {
+        float products[Places::capacity];
+#pragma unroll 1
+        for (int i = 0; i < Places::capacity; ++i) products[i] = product(a, b, Places::place(i), length, 0.0f);
+#pragma unroll
+        for (int i = 0; i < Places::capacity; ++i) sums[i] += products[i];
       }
+      D results[Places::capacity];
+#pragma unroll
+      for (int i = 0; i < Places::capacity; ++i) results[i] = D(sums[i]);
+      if constexpr (msl::is_cooperative<Destination>) {
+#pragma unroll
+        for (int i = 0; i < Places::capacity; ++i) destination.give(i, results[i]);
+      } else {
+        Places::store(destination, results);
+      }
+    } else if constexpr (holds_input) {
+      for (int number = 0; number < Layout::fragments; ++number) multiply_held(a, b, destination, number, line);
     } else {
-      for (int number = 0; number < Layout::share; ++number) {
-        if (Layout::fragment(number) >= Layout::fragments) break;  // no lane of this simdgroup has a further one
-        if constexpr (holds_input)
-          multiply_held(a, b, destination, number, line);
-        else
-          multiply(a, b, destination, number, length);
-      }
+      for (int i = 0; i < Layout::capacity; ++i)
+        give<Layout>(destination, i,
+                     D(product(a, b, Layout::place(i), length, old<Left, Right, Layout>(destination, i))));
     }
   }
 
  private:
-  using Layout = msl::MatrixLayout<m, n, simdgroups, msl::Operand::destination>;
+  using Layout = msl::DestinationLayout<m, n, simdgroups>;
   template <class Left, class Right>
   using Sum = std::conditional_t<
       std::is_integral_v<typename Left::value_type> && std::is_integral_v<typename Right::value_type>, int32_t, float>;
+
+  // Whether the target has a way of its own for operands in memory (see target/tensor_product.h).
+  template <class Left>
+  using Product = msl::TileProduct<typename Left::value_type, m, n, descriptor.has_dynamic_k() ? 0 : k, swaps_left,
+                                   swaps_right, simdgroups>;
+  template <class Left, class Right, class Destination>
+  static METAL_FUNC constexpr bool has_tiles() {
+    if constexpr (msl::is_cooperative<Left> || msl::is_cooperative<Right> ||
+                  !std::is_same_v<typename Left::value_type, typename Right::value_type>)
+      return false;
+    else if constexpr (simdgroups == 0 || (simdgroups == 1 && msl::is_cooperative<Destination>))
+      return false;
+    else
+      return Product<Left>::is_possible;
+  }
 
   template <class Left, class Right, class D>
   static METAL_FUNC constexpr void check_types() {
@@ -330,42 +363,37 @@ class matmul2d {
   }
 
   // Elements of a destination, by the slots of the layout.
-  template <class Left, class Right, class Destination>
+  template <class Left, class Right, class Places, class Destination>
   static METAL_FUNC Sum<Left, Right> old(const Destination& destination, int i) {
     using S = Sum<Left, Right>;
     if constexpr (descriptor.matmul_mode == matmul2d_descriptor::mode::multiply) {
       return S(0);
     } else if constexpr (msl::is_cooperative<Destination>) {
-      return Layout::place(i).is_valid ? S(destination.value(i)) : S(0);
+      return Places::place(i).is_valid ? S(destination.value(i)) : S(0);
     } else {
-      const msl::ElementPlace place = Layout::place(i);
+      const msl::ElementPlace place = Places::place(i);
       return place.is_valid && msl::has(destination, place) ? S(msl::element_at(destination, place)) : S(0);
     }
   }
-  template <class Destination, class D>
+  template <class Places, class Destination, class D>
   static METAL_FUNC void give(Destination& destination, int i, D value) {
     if constexpr (msl::is_cooperative<Destination>) {
       destination.give(i, value);
     } else {
-      const msl::ElementPlace place = Layout::place(i);
+      const msl::ElementPlace place = Places::place(i);
       if (place.is_valid && msl::has(destination, place)) msl::element_at(destination, place) = value;
     }
   }
 
-  // This lane's elements of a fragment, from operands in memory.
-  template <class Left, class Right, class Destination>
-  static METAL_FUNC void multiply(const msl::OperandReader<Left, true, swaps_left>& a,
-                                  const msl::OperandReader<Right, false, swaps_right>& b, Destination& destination,
-                                  int number, int length) {
-    using S = Sum<Left, Right>;
-    for (int i = number * msl::kSlots; i < (number + 1) * msl::kSlots; ++i) {
-      const msl::ElementPlace place = Layout::place(i);
-      S sum = old<Left, Right>(destination, i);
-      for (int inner = 0; place.is_valid && inner < length; ++inner)
-        sum = msl::add_product(a.template value<S>(msl::NoPart(), place.row, inner),
-                               b.template value<S>(msl::NoPart(), place.column, inner), sum);
-      give(destination, i, typename Destination::value_type(sum));
-    }
+  // Adds an element of the product of operands in memory to a sum.
+  template <class Left, class Right, class S>
+  static METAL_FUNC S product(const msl::OperandReader<Left, true, swaps_left>& a,
+                              const msl::OperandReader<Right, false, swaps_right>& b, msl::ElementPlace place,
+                              int length, S sum) {
+    for (int inner = 0; place.is_valid && inner < length; ++inner)
+      sum = msl::add_product(a.template value<S>(msl::NoPart(), place.row, inner),
+                             b.template value<S>(msl::NoPart(), place.column, inner), sum);
+    return sum;
   }
   // The same where the simdgroup holds an operand: its lanes exchange fragments.
   template <class Left, class Right, class Destination>
@@ -376,7 +404,7 @@ class matmul2d {
     constexpr int across = msl::fragments_of(n);
     S sums[msl::kSlots];
     for (int slot = 0; slot < msl::kSlots; ++slot)
-      sums[slot] = old<Left, Right>(destination, number * msl::kSlots + slot);
+      sums[slot] = old<Left, Right, Layout>(destination, number * msl::kSlots + slot);
     for (int first = 0; first < k; first += msl::kFragment) {
       const int inner_number = first / msl::kFragment;
       const auto left = a.part(number / across, inner_number);
@@ -391,7 +419,7 @@ class matmul2d {
         }
     }
     for (int slot = 0; slot < msl::kSlots; ++slot)
-      give(destination, number * msl::kSlots + slot, typename Destination::value_type(sums[slot]));
+      give<Layout>(destination, number * msl::kSlots + slot, typename Destination::value_type(sums[slot]));
   }
 
   // A tensor with another layout and the same elements.
