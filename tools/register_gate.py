@@ -45,6 +45,7 @@ _ENTRY = re.compile(r'(extern "C" __global__ void )(?:__launch_bounds__\(\d+\) )
 # op for each of these families, and finds none of them. The docstring above says why nothing bounds their registers.
 NVIDIA = {
     r"gemm_(float|half|bfloat)": "gemm.short_steps is off",
+    r"gemm_unit_.*": "gemm.units is on",
     r"quant_mv4_.*": "quant.mv_x_rows is 4",
     r"rms_norm_split_.*": "norm.few_registers is off",
     r"(rms|layer)_norm_backward_(block[1248]|split|split_sums)_(?!512).*": "norm.few_registers is off",

@@ -16,6 +16,15 @@
 // The rows, and the columns, of a large tile, for 16-bit elements.
 #define GEMM_LARGE 128
 #define GEMM_LARGE_THREADS 256
+// Tiles for GPUs whose units multiply tensors, of 16-bit elements, and lower ones for few columns. Threadgroups that
+// share a tile have a part of its terms each.
+#define GEMM_UNIT_ROWS 128
+#define GEMM_UNIT_COLUMNS 128
+#define GEMM_UNIT_NARROW_ROWS 64
+#define GEMM_UNIT_SOME 64
+#define GEMM_UNIT_FEW 16
+#define GEMM_UNIT_THREADS 128
+#define GEMM_UNIT_BAND 8  // tiles below each other that are made at about the same time
 
 // Products with few rows: so many of them, or one, share what is read of b. A threadgroup has so many columns.
 #define GEMV_ROWS 4
@@ -55,6 +64,7 @@ struct GemmParams {
   uint32_t activation;
   uint32_t has_bias, has_residual;
   float alpha, beta;
+  uint32_t split_terms;  // where units multiply tensors: a threadgroup's terms, or more
 };
 
 // One row and several matrices: joined.metal.

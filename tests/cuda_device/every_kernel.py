@@ -159,12 +159,19 @@ def group_norm(device, dtype):
 
 
 def gemm(device, dtype):
-    """Enough tiles for large ones, and the short steps of Apple GPUs."""
+    """Enough tiles for large ones, the short steps of Apple GPUs, and units that multiply tensors."""
     a, b = random(device, dtype, 1500, 40), random(device, dtype, 40, 1512)
     with tuned("apple7"):
         yield "matmul, short steps", metalcore.matmul(a[:70], b[:, :100])
-    yield "matmul, large tiles", metalcore.matmul(a, b)
-    yield "matmul, large tiles, transposed", metalcore.matmul(b.T, a.T)
+    with tuned("simulator"):
+        yield "matmul, large tiles", metalcore.matmul(a, b)
+        yield "matmul, large tiles, transposed", metalcore.matmul(b.T, a.T)
+    with tuned("hopper"):
+        for rows, columns in ((1500, 200), (300, 40), (300, 12)):
+            b = random(device, dtype, 600, columns)
+            for a in (random(device, dtype, rows, 600), random(device, dtype, 600, rows).T):
+                for name, right in (("rows", b), ("columns", b.T.contiguous().T)):
+                    yield f"matmul, units, {columns} columns, {name}", metalcore.matmul(a, right)
 
 
 def rope(device, dtype):

@@ -301,7 +301,7 @@ def test_batches_of_large_tiles(device, all_large):
 def test_which_products_have_large_tiles(device):
     if device == "cpu":
         pytest.skip("the CPU has no tiles")
-    with tuned("hopper"):
+    with tuned("simulator"):
         names = {shapes: variant(*shapes) for shapes in (
             ((8 * 128, 64), (64, 8 * 128)),
             ((8 * 128 - 15, 64), (64, 8 * 128)),

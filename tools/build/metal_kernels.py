@@ -34,6 +34,14 @@ def flags():
     return [*flags, *(_OLD_MATH if known.returncode else _MATH)]
 
 
+def for_language(options, text):
+    """The options for a program, which is of MSL 3.1, or of 4.0 where it has tensors: macOS 26 runs that."""
+    if "#include <metal_tensor>" not in text:
+        return options
+    newer = {"-std=metal3.1": "-std=metal4.0", f"-mmacosx-version-min={MACOS_VERSION}": "-mmacosx-version-min=26.0"}
+    return [newer.get(option, option) for option in options]
+
+
 def metal_kernels(tasks, folder=KERNELS):
     """lib/metal/<family>.metal and, on a Mac with Xcode, lib/metal/<family>.metallib. A family that Apple's compiler
     rejects is left to its source, which is compiled kernel by kernel on first use."""
@@ -51,7 +59,8 @@ def metal_kernels(tasks, folder=KERNELS):
             )
         )
         if has_metal:
-            command = [*METAL, *options, f"-I{folder}", str(source), "-o"]
+            language = for_language(options, source.read_text(encoding="utf-8"))
+            command = [*METAL, *language, f"-I{folder}", str(source), "-o"]
             outputs.append(
                 tasks.add(
                     f"lib/metal/{family}.metallib",

@@ -17,13 +17,15 @@ namespace {
 const gpu::Table<GemmTuning> gemm_tuning("gemm",
                                          {{"few_rows", &GemmTuning::few_rows, {1, 32}},
                                           {"large_tiles", &GemmTuning::large_tiles, {1, 1 << 20}},
-                                          {"short_steps", &GemmTuning::short_steps}},
+                                          {"short_steps", &GemmTuning::short_steps},
+                                          {"units", &GemmTuning::units},
+                                          {"unit_threadgroups", &GemmTuning::unit_threadgroups, {1, 1 << 16}}},
                                          {{.family = "baseline"},
                                           {.family = "apple7", .short_steps = true},
                                           {.family = "apple8", .short_steps = true},
                                           {.family = "apple9", .short_steps = true},
                                           {.family = "apple10", .short_steps = true},
-                                          {.family = "hopper", .large_tiles = 64},
+                                          {.family = "hopper", .large_tiles = 64, .units = true},
                                           {.family = "simulator", .large_tiles = 64}});
 
 GemmMatrix matrix_of(const Tensor& tensor) {
@@ -47,6 +49,9 @@ void record_gemm(const char* op, GemmPlan plan, const Operands& operands, const 
   gpu::note_plan(op, plan.variant, [&] { return why_gemm(plan); });
   const bool tiled = is_tiled(plan);
   const double flops = 2.0 * plan.tile_rows * plan.params.columns * std::max(plan.params.terms, 1u);
+  const GemmParams& p = plan.params;
+  MaybeTensor parts;
+  if (plan.splits > 1) parts = new_tensor({{plan.splits, p.rows, p.columns}}, ScalarType::Float, result);
   gpu::record(result, [&](gpu::Recording& recording) {
     gpu::in_pieces(recording, plan.tiles, {flops, 0}, [&](const gpu::Piece& piece) {
       plan.params.first = static_cast<uint32_t>(piece.first);
@@ -54,9 +59,13 @@ void record_gemm(const char* op, GemmPlan plan, const Operands& operands, const 
       recording.buffer(plan.transposed, operands.a).buffer(!plan.transposed, operands.b);
       recording.buffer(2, operands.bias).buffer(3, operands.residual);
       if (tiled) recording.buffer(4, operands.ends);
-      recording.buffer(tiled ? 5 : 4, result).bytes(tiled ? 6 : 5, plan.params).work(piece.work.flops);
-      recording.dispatch_threadgroups({plan.across, grid_side(piece.count)}, {plan.threads});
+      recording.buffer(tiled ? 5 : 4, parts ? *parts : result).bytes(tiled ? 6 : 5, p).work(piece.work.flops);
+      recording.dispatch_threadgroups({plan.across, grid_side(piece.count), plan.splits}, {plan.threads});
     });
+    if (!parts) return;
+    recording.kernel("gemm_unit_sum_", suffix(result.scalar_type())).buffer(0, *parts).buffer(2, operands.bias);
+    recording.buffer(3, operands.residual).buffer(5, result).bytes(6, p);
+    recording.dispatch_threads({p.rows * p.columns}, {256});
   });
 }
 

@@ -40,16 +40,22 @@ struct GemmTuning {
   gpu::Count large_tiles = gpu::filling_threadgroups(8);
   // Whether small tiles take short steps: a third of the threadgroup memory, and fewer registers.
   bool short_steps = false;
+  // Whether the GPU has units that multiply tensors of 16-bit elements, and how many threadgroups keep
+  // them busy.
+  bool units = false;
+  gpu::Count unit_threadgroups = gpu::per_core(1);
 };
 
 struct GemmPlan {
-  const char* variant;  // as in the kernels' names: "gemm", "gemm_large", "gemv_terms1" …
+  const char* variant;  // as in the kernels' names: "gemm", "gemm_large", "gemm_unit_nt", "gemv_terms1" …
   GemmParams params;
   uint32_t across;     // threadgroups side by side
   uint32_t tiles;      // threadgroups below each other, of the whole batch
   uint32_t tile_rows;  // of the result
   uint32_t threads;
-  bool transposed;  // whether it is the transposed product, of which b is the first operand
+  bool transposed;            // whether it is the transposed product, of which b is the first operand
+  uint32_t tile_columns = 0;  // where units multiply tensors
+  uint32_t splits = 1;        // threadgroups that share a tile, and have a part of the terms each
 };
 
 // Whether a dispatch can count what there is. Everything else goes to PyTorch.

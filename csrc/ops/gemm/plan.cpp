@@ -157,6 +157,72 @@ std::string why_tiled(const GemmPlan& plan) {
          how(params.b_packs, params.b.column == 1, "columns", "terms");
 }
 
+// A tile of GPUs whose units multiply tensors, and its kernels, by whether the elements of columns are neighbours in a
+// and in b.
+struct UnitTile {
+  uint32_t rows, columns;
+  const char* variants[2][2];
+};
+#define VARIANTS(tile)                                                                       \
+  {                                                                                          \
+    {"gemm_unit_nn" tile, "gemm_unit_nt" tile}, { "gemm_unit_tn" tile, "gemm_unit_tt" tile } \
+  }
+constexpr UnitTile kUnitTiles[] = {
+    {GEMM_UNIT_NARROW_ROWS, GEMM_UNIT_FEW, VARIANTS("_few")},
+    {GEMM_UNIT_NARROW_ROWS, GEMM_UNIT_SOME, VARIANTS("_some")},
+    {GEMM_UNIT_ROWS, GEMM_UNIT_COLUMNS, VARIANTS("")},
+};
+#undef VARIANTS
+constexpr int64_t kLeastSplitTerms = 256;  // of a threadgroup
+
+// Elements of rows or else of columns are neighbours, and the tensors of a kernel have strides of 32 bits.
+bool is_unit_operand(const GemmMatrix& m) {
+  return (m.column == 1 || m.row == 1) && std::max(m.row, m.column) <= kCounted && std::min(m.row, m.column) >= 0;
+}
+
+bool takes_units(const GemmProblem& p, int64_t element_size, const GemmTuning& tuning) {
+  return tuning.units && element_size == 2 && p.terms > 1 && p.rows > 1 && p.columns > 1 && is_unit_operand(p.a) &&
+         is_unit_operand(p.b);
+}
+
+// The narrow side of a product is that of its columns.
+bool is_transposed_on_units(const GemmProblem& p) {
+  return p.grouped == 0 && p.rows <= GEMM_UNIT_SOME && p.rows < p.columns;
+}
+
+GemmPlan unit_plan(const GemmProblem& p, GemmParams params, const GemmTuning& tuning) {
+  const UnitTile* tile = kUnitTiles;
+  while (p.columns > tile->columns && tile->columns < GEMM_UNIT_COLUMNS) ++tile;
+  params.row_tiles = static_cast<uint32_t>(std::max<int64_t>(up(p.rows, tile->rows), 1));
+  const bool rows_free = p.grouped != GEMM_GROUPED_ROWS;
+  const int64_t tiles = rows_free ? members(p) * params.row_tiles : params.row_tiles + int64_t{p.groups};
+  const int64_t across = up(p.columns, tile->columns);
+  params.split_terms = params.terms;
+  uint32_t splits = 1;
+  if (p.grouped == 0 && p.batch.empty()) {
+    const int64_t wanted = std::min<int64_t>(tuning.unit_threadgroups / (tiles * across), p.terms / kLeastSplitTerms);
+    if (wanted > 1) {
+      params.split_terms = static_cast<uint32_t>(up(up(p.terms, wanted), 64) * 64);
+      splits = static_cast<uint32_t>(up(p.terms, params.split_terms));
+    }
+  }
+  return {.variant = tile->variants[p.a.column != 1][p.b.column != 1],
+          .params = params,
+          .across = static_cast<uint32_t>(across),
+          .tiles = static_cast<uint32_t>(tiles),
+          .tile_rows = tile->rows,
+          .threads = GEMM_UNIT_THREADS,
+          .transposed = false,
+          .tile_columns = tile->columns,
+          .splits = splits};
+}
+
+std::string why_units(const GemmPlan& plan) {
+  return "units that multiply tensors make tiles of " + std::to_string(plan.tile_rows) + "x" +
+         std::to_string(plan.tile_columns) +
+         (plan.splits > 1 ? ", of which " + std::to_string(plan.splits) + " threadgroups share the terms" : "");
+}
+
 }  // namespace
 
 bool gemm_countable(const GemmProblem& p) {
@@ -174,7 +240,8 @@ GemmPlan plan_gemm(GemmProblem p, int64_t element_size, const GemmTuning& tuning
   params.bias_column = 1;
   set_batch(params, p);
   const bool few = p.grouped == 0 && std::min(p.rows, p.columns) <= tuning.few_rows;
-  const bool transposed = few && p.columns < p.rows;
+  const bool units = !few && takes_units(p, element_size, tuning);
+  const bool transposed = few ? p.columns < p.rows : units && is_transposed_on_units(p);
   if (transposed) transpose(p, params);
   for (auto [to, from] : {std::pair{&params.a, &p.a}, {&params.b, &p.b}, {&params.residual, &p.residual}})
     to->row = from->row, to->column = from->column;
@@ -183,7 +250,9 @@ GemmPlan plan_gemm(GemmProblem p, int64_t element_size, const GemmTuning& tuning
   params.terms = static_cast<uint32_t>(p.terms);
   params.groups = p.groups, params.grouped = p.grouped;
   params.has_bias = p.has_bias, params.has_residual = p.has_residual;
-  GemmPlan plan = few ? few_rows_plan(p, params, element_size) : tiled_plan(p, params, element_size, tuning);
+  GemmPlan plan = few     ? few_rows_plan(p, params, element_size)
+                  : units ? unit_plan(p, params, tuning)
+                          : tiled_plan(p, params, element_size, tuning);
   plan.transposed = transposed;
   return plan;
 }
@@ -191,7 +260,9 @@ GemmPlan plan_gemm(GemmProblem p, int64_t element_size, const GemmTuning& tuning
 bool is_tiled(const GemmPlan& plan) { return plan.tile_rows >= GEMM_ROWS; }
 
 std::string why_gemm(const GemmPlan& plan) {
-  return (is_tiled(plan) ? why_tiled(plan) : why_few_rows(plan)) +
+  return (plan.tile_columns ? why_units(plan)
+          : is_tiled(plan)  ? why_tiled(plan)
+                            : why_few_rows(plan)) +
          (plan.transposed ? ", of the transposed product" : "");
 }
 

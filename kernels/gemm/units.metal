@@ -1,0 +1,109 @@
+// Products of matrices of 16-bit elements on GPUs whose units multiply tensors: a threadgroup's tile is one matmul2d,
+// which reads its operands from device memory. In each matrix the elements of a row or else of a column are neighbours.
+#include <metal_tensor>
+#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>
+
+#include "gemm/epilogue.h"
+#include "gemm/job.h"
+
+using namespace metal;
+using namespace mpp::tensor_ops;
+
+// A part of a matrix whose rows begin `line` elements after each other.
+template <typename T>
+inline auto part(device T* data, uint columns, uint rows, int64_t line) {
+  using Extents = dextents<int, 2>;
+  return tensor<device T, Extents, tensor_inline>(data, Extents(int(columns), int(rows)), array<int, 2>{1, int(line)});
+}
+
+// The tile of a threadgroup. Bands of tiles below each other are made at about the same time, so that caches keep what
+// they read.
+inline uint2 tile_of(uint2 group, uint2 groups) {
+  const uint linear = group.y * groups.x + group.x, band = linear / (GEMM_UNIT_BAND * groups.x);
+  const uint rows = min(uint(GEMM_UNIT_BAND), groups.y - band * GEMM_UNIT_BAND);
+  const uint within = linear - band * GEMM_UNIT_BAND * groups.x;
+  return uint2(within / rows, band * GEMM_UNIT_BAND + within % rows);
+}
+
+// kAcross: whether the elements of columns are neighbours in a, and in b. Threadgroups that share a tile leave their
+// sums in `result`, which gemm_unit_sum adds.
+template <typename T, uint kRows, uint kColumns, bool kAcrossA, bool kAcrossB>
+[[kernel]] [[max_total_threads_per_threadgroup(GEMM_UNIT_THREADS)]] void gemm_unit(
+    device T* a [[buffer(0)]], device T* b [[buffer(1)]], device const T* bias [[buffer(2)]],
+    device const T* residual [[buffer(3)]], device const int* ends [[buffer(4)]], device T* result [[buffer(5)]],
+    constant GemmParams& p [[buffer(6)]], uint3 group [[threadgroup_position_in_grid]],
+    uint3 groups [[threadgroups_per_grid]]) {
+  constexpr auto descriptor = matmul2d_descriptor(kRows, kColumns, dynamic_length_v<int>, kAcrossA, kAcrossB);
+  constexpr matmul2d<descriptor, execution_simdgroups<GEMM_UNIT_THREADS / 32>> multiply;
+  const uint2 tile = tile_of(group.xy, groups.xy);
+  const Job job = job_of<kRows>(p, ends, p.first + tile.y);
+  if (job.begin_row >= job.end_row) return;
+  const uint column = tile.x * kColumns, rows = job.end_row - job.begin_row, columns = p.columns - column;
+  const uint begin_term = min(job.begin_term + group.z * p.split_terms, job.end_term);
+  const uint terms = job.exists ? min(job.end_term - begin_term, p.split_terms) : 0;
+  device T* const from_a = a + batch_offset(p, p.a, job.member) + job.begin_row * p.a.row + begin_term * p.a.column;
+  device T* const from_b =
+      b + batch_offset(p, p.b, job.exists ? job.member : 0) + begin_term * p.b.row + column * p.b.column;
+  auto left = kAcrossA ? part(from_a, rows, terms, p.a.column) : part(from_a, terms, rows, p.a.row);
+  auto right = kAcrossB ? part(from_b, terms, columns, p.b.column) : part(from_b, columns, terms, p.b.row);
+  auto sums = multiply.template get_destination_cooperative_tensor<decltype(left), decltype(right), float>();
+  multiply.run(left, right, sums);
+
+  if (groups.z > 1) {
+    device float* const parts = reinterpret_cast<device float*>(result);
+    sums.store(
+        part(parts + (int64_t(group.z) * p.rows + job.begin_row) * p.columns + column, columns, rows, p.columns));
+    return;
+  }
+  const Epilogue<T> epilogue = {bias, residual + batch_offset(p, p.residual, job.member),
+                                result + batch_offset(p, p.result, job.member)};
+  // All destinations of an operation have the same layout.
+  if (p.result.column == 1 && !p.has_bias && !p.has_residual && p.activation == 0) {
+    auto values = multiply.template get_destination_cooperative_tensor<decltype(left), decltype(right), T>();
+#pragma unroll
+    for (ushort i = 0; i < sums.get_capacity(); ++i) values[i] = T(p.alpha * sums[i]);
+    values.store(part(epilogue.result + job.begin_row * p.result.row + column, columns, rows, p.result.row));
+    return;
+  }
+  // A copy, which may be in memory: the formulas stand once in the code.
+  auto held = multiply.template get_destination_cooperative_tensor<decltype(left), decltype(right), float>();
+#pragma unroll
+  for (ushort i = 0; i < sums.get_capacity(); ++i) held[i] = sums[i];
+#pragma unroll 1
+  for (ushort i = 0; i < held.get_capacity(); ++i) {
+    const auto at = held.get_multidimensional_index(i);
+    const uint to_row = job.begin_row + at[1], to_column = column + at[0];
+    if (held.is_valid_element(i) && to_row < job.end_row && to_column < p.columns)
+      epilogue.store(p, to_row, to_column, held[i]);
+  }
+}
+
+template <typename T>
+[[kernel]] void gemm_unit_sum(device const float* parts [[buffer(0)]], device const T* bias [[buffer(2)]],
+                              device const T* residual [[buffer(3)]], device T* result [[buffer(5)]],
+                              constant GemmParams& p [[buffer(6)]], uint index [[thread_position_in_grid]]) {
+  const uint row = index / p.columns, column = index % p.columns;
+  if (row >= p.rows) return;
+  float sum = 0.0f;
+  for (uint first = 0; first < p.terms; first += p.split_terms, parts += int64_t(p.rows) * p.columns)
+    sum += parts[int64_t(row) * p.columns + column];
+  const Epilogue<T> epilogue = {bias, residual, result};
+  epilogue.store(p, row, column, sum);
+}
+
+#define UNIT(name, type, T, rows, columns, across_a, across_b)                                                       \
+  template                                                                                                           \
+      [[host_name("gemm_unit_" name "_" type)]] [[kernel]] decltype(gemm_unit<T, rows, columns, across_a, across_b>) \
+          gemm_unit<T, rows, columns, across_a, across_b>;
+#define UNITS(name, type, T, rows, columns)             \
+  UNIT("nn" name, type, T, rows, columns, false, false) \
+  UNIT("nt" name, type, T, rows, columns, false, true)  \
+  UNIT("tn" name, type, T, rows, columns, true, false)  \
+  UNIT("tt" name, type, T, rows, columns, true, true)
+#define TYPE(type, T)                                            \
+  UNITS("", type, T, GEMM_UNIT_ROWS, GEMM_UNIT_COLUMNS)          \
+  UNITS("_some", type, T, GEMM_UNIT_NARROW_ROWS, GEMM_UNIT_SOME) \
+  UNITS("_few", type, T, GEMM_UNIT_NARROW_ROWS, GEMM_UNIT_FEW)   \
+  template [[host_name("gemm_unit_sum_" type)]] [[kernel]] decltype(gemm_unit_sum<T>) gemm_unit_sum<T>;
+TYPE("half", half)
+TYPE("bfloat", bfloat)

@@ -1,0 +1,100 @@
+"""Products by units that multiply tensors, as plans for Hopper have them, against float64 products."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from references import tensor, wide
+from rows import tuned
+from test_matmul import assert_near, matrix
+
+import metalcore
+from metalcore.recording import record
+
+HALVES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+NAMES = {torch.float16: "half", torch.bfloat16: "bfloat"}
+
+pytestmark = pytest.mark.only_on("simulator", "cuda")
+
+
+@pytest.fixture(autouse=True)
+def on_hopper():
+    with tuned("hopper"):
+        yield
+
+
+@HALVES
+@pytest.mark.parametrize("left", ["rows", "columns", "offset"])
+@pytest.mark.parametrize("right", ["rows", "columns", "offset"])
+def test_layouts(device, dtype, left, right):
+    """Sizes lie at and beside those of tiles, of packs of 16 bytes and of the pipeline's steps of 64 terms."""
+    layout = "".join("t" if name == "columns" else "n" for name in (left, right))
+    for rows, columns, terms in ((128, 128, 64), (131, 129, 9), (70, 200, 72), (200, 33, 24)):
+        a, b = matrix(rows, terms, left, dtype, device), matrix(terms, columns, right, dtype, device)
+        result, recording = record(metalcore.matmul, a, b)
+        few, flipped = min(rows, columns) <= 64, rows <= 64
+        expected = layout if not flipped else "".join("t" if name == "n" else "n" for name in reversed(layout))
+        assert recording.kernels == (f"gemm_unit_{expected}{'_some' if few else ''}_{NAMES[dtype]}",)
+        assert_near(result, a, b)
+
+
+@HALVES
+@pytest.mark.parametrize("shape", [(130, 140, 40), (60, 140, 40), (140, 12, 40)], ids=str)
+def test_what_is_made_of_sums(device, dtype, shape):
+    rows, columns, terms = shape
+    a, b = tensor(rows, terms, dtype=dtype, device=device), tensor(terms, columns, dtype=dtype, device=device)
+    bias, residual = tensor(columns, dtype=dtype, device=device), tensor(rows, columns, dtype=dtype, device=device)
+    result = metalcore.matmul(a, b, bias=bias, residual=residual, activation="gelu", alpha=2.0, beta=-1.0)
+    assert_near(result, 2 * wide(a), b, function=F.gelu, added=wide(bias) - wide(residual))
+
+
+@HALVES
+@pytest.mark.parametrize("shape", [(16, 80, 600), (80, 40, 1030), (130, 150, 512)], ids=str)
+def test_threadgroups_share_terms(device, dtype, shape):
+    """The last part of the terms is shorter."""
+    rows, columns, terms = shape
+    a, b = tensor(rows, terms, dtype=dtype, device=device), tensor(columns, terms, dtype=dtype, device=device).T
+    bias = tensor(columns, dtype=dtype, device=device)
+    result, recording = record(metalcore.matmul, a, b, bias=bias, activation="relu")
+    assert recording.kernels[1] == f"gemm_unit_sum_{NAMES[dtype]}"
+    assert_near(result, a, b, function=torch.relu, added=wide(bias))
+
+
+def test_batches(device):
+    a, b = (tensor(*shape, dtype=torch.bfloat16, device=device) for shape in ((3, 1, 70, 40), (2, 40, 72)))
+    residual = tensor(3, 2, 70, 72, dtype=torch.bfloat16, device=device)
+    assert_near(metalcore.matmul(a, b, residual=residual), a, b, added=wide(residual))
+
+
+def test_groups(device):
+    """Groups begin anywhere, one is empty, and the last rows are in no group."""
+    a, b = (tensor(*shape, dtype=torch.bfloat16, device=device) for shape in ((300, 40), (3, 40, 72)))
+    ends = torch.tensor([7, 7, 150], dtype=torch.int32, device=device)
+    result, recording = record(metalcore.grouped_gemm, a, b, ends)
+    assert recording.kernels == ("gemm_unit_nn_bfloat",)
+    assert_near(result[:7], a[:7], b[0])
+    assert_near(result[7:150], a[7:150], b[2])
+    assert not result[150:].any()
+    a, b = (tensor(*shape, dtype=torch.float16, device=device) for shape in ((70, 300), (300, 72)))
+    result = metalcore.grouped_gemm(a, b, ends)
+    assert_near(result[0], a[:, :7], b[:7])
+    assert_near(result[2], a[:, 7:150], b[7:150])
+    assert not result[1].any()
+
+
+@pytest.mark.parametrize(
+    "a, b", [((70, 40), (80, 40)), ((8, 70), (70, 80)), ((1, 1), (1, 100))], ids=["apart", "few rows", "one term"]
+)
+def test_what_other_kernels_take(device, a, b):
+    a, b = tensor(*a, dtype=torch.bfloat16, device=device), tensor(*b, dtype=torch.bfloat16, device=device)
+    b = b.T[::2] if a.shape == (70, 40) else b
+    a = a[:, ::2] if a.shape == (70, 40) else a
+    result, recording = record(metalcore.matmul, a, b)
+    assert "unit" not in recording.kernels[0]
+    assert_near(result, a, b)
+
+
+def test_float32_stays_float32(device):
+    a, b = tensor(130, 70, device=device), tensor(70, 140, device=device)
+    result, recording = record(metalcore.matmul, a, b)
+    assert recording.kernels == ("gemm_float",)
+    assert_near(result, a, b)
