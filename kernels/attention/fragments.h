@@ -176,12 +176,13 @@ struct SharedRows {
 };
 // The same of a wide kernel, whose registers do not hold them beside its sums.
 template <typename T, uint kDown, uint kDepth>
-struct TileRows {
+struct RowsInTile {
   threadgroup const T* first;
 };
 template <uint kPitch, typename T, uint kDown, uint kDepth, uint kTerms, uint kAcross>
-METAL_FUNC void multiply_rows(thread Fragments<float, kDown, kAcross>& sums, thread const TileRows<T, kDown, kDepth>& a,
-                              uint first, thread const RightFragments<T, kTerms, kAcross>& b) {
+METAL_FUNC void multiply_rows(thread Fragments<float, kDown, kAcross>& sums,
+                              thread const RowsInTile<T, kDown, kDepth>& a, uint first,
+                              thread const RightFragments<T, kTerms, kAcross>& b) {
   Fragments<T, kDown, kTerms> terms;
   load<kPitch>(terms, a.first + first * 8);
   multiply(sums, terms, 0, b);
@@ -325,7 +326,7 @@ METAL_FUNC void load_by_tile(thread SharedRows<T, kDown, kAcross>& shared, threa
   shared.first = load_own<kPitch, kSimds, kDown, kAcross>(own, rows, first, count, size, vectors, thread_index, simd);
 }
 template <uint kRows, uint kPitch, uint kSimds, typename T, uint kDown, uint kAcross, typename Rows>
-METAL_FUNC void load_by_tile(thread TileRows<T, kDown, kAcross>& shared, threadgroup T* own, Rows rows, uint first,
+METAL_FUNC void load_by_tile(thread RowsInTile<T, kDown, kAcross>& shared, threadgroup T* own, Rows rows, uint first,
                              uint count, uint size, bool vectors, uint thread_index, uint simd) {
   shared.first = load_own<kPitch, kSimds, kDown, kAcross>(own, rows, first, count, size, vectors, thread_index, simd);
 }
@@ -333,7 +334,7 @@ METAL_FUNC void load_by_tile(thread TileRows<T, kDown, kAcross>& shared, threadg
 template <bool kNarrow, typename T, uint kDown, uint kDepth, bool kInTile = false>
 using OwnRows =
     metal::conditional_t<kNarrow, SharedRows<T, kDown, kDepth>,
-                         metal::conditional_t<kInTile, TileRows<T, kDown, kDepth>, Fragments<T, kDown, kDepth>>>;
+                         metal::conditional_t<kInTile, RowsInTile<T, kDown, kDepth>, Fragments<T, kDown, kDepth>>>;
 
 template <uint kDown>
 METAL_FUNC void fill(thread float (&values)[kDown], float value) {
