@@ -64,9 +64,10 @@ def block_bytes(signature):
 class Compiler:
     """A compiler that gives code for every kernel and keeps the requests."""
 
-    def __init__(self, threads=1024, shared=0):
+    def __init__(self, threads=1024, shared=0, more=""):
         self.threads = threads
         self.shared = shared
+        self.more = more  # of the code, such as names of variables
         self.calls = []  # (arch, requests)
         C.cuda_set_compiler(self)
 
@@ -78,7 +79,7 @@ class Compiler:
         ]
 
     def code(self, entry, block):
-        code = f"entry {entry} block {block} threads {self.threads} shared {self.shared}"
+        code = f"entry {entry} block {block} threads {self.threads} shared {self.shared} {self.more}"
         return code.encode(), entry, "fake.metal"
 
 

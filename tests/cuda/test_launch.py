@@ -66,6 +66,19 @@ assert str(2**32 - 1) in refusal(ValueError, "large", lengths=[2**32 - 1] * 2)
 """)
 
 
+def test_pipelines_have_memory_behind_that_of_arguments(run):
+    """Code has the names of variables that say how many KiB a kernel's pipelines want."""
+    run("""
+Compiler(shared=1024, more="_ZN3msl22metalcore_pipeline_kibILi33EEE _ZN3msl22metalcore_pipeline_kibILi97EEE")
+launch, = dispatch("plain")
+assert launch.shared == 97 * 1024
+most = (227 - 1 - 97) * 1024
+launch, = dispatch("large", lengths=[most])
+assert launch.values == {"t0": 0} and launch.shared == most + 97 * 1024
+assert f"this GPU has {most} for them" in refusal(ValueError, "large", lengths=[most + 1])
+""")
+
+
 def test_the_kernel_says_how_many_threads(run):
     run("""
 Compiler(threads=256)
