@@ -76,7 +76,8 @@ def test_few_rows(device, dtype, transposed):
         assert_near(y, a, b)
         assert_near(metalcore.matmul(b.T, a.T), b.T, a.T)
         family = "gemv_terms" if transposed else "gemv_columns"
-        assert recording.plans[0].variant == (family + ("1" if rows == 1 else "4") if rows <= 8 else "gemm")
+        variant = recording.plans[0].variant
+        assert variant == family + ("1" if rows == 1 else "4") if rows <= 8 else variant.startswith("gemm")
 
 
 @pytest.mark.parametrize("terms", [0, 1, 3, 8, 31, 32, 33, 255, 257, 2049])
