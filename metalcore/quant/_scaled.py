@@ -271,13 +271,18 @@ def quantize_scaled(
     if block is not None and of.of_scale and tuple(block) != (1, of.of_scale):
         raise RuntimeError(f"quantize_scaled: {format} has blocks of its own, and no {tuple(block)}")
     if not of.of_scale:
-        scales = _largest(numbers, _sides(format, sides)).float() / of.largest
+        scales = _over(_largest(numbers, _sides(format, sides)).float(), of.largest)
         scales = torch.where(scales == 0, torch.ones_like(scales), scales)
     elif format == "nvfp4":
-        factor = _largest(numbers, (0, 0)).float().view(-1) / (448.0 * 6.0)
+        factor = _over(_largest(numbers, (0, 0)).float().view(-1), 448.0 * 6.0)
         factor = torch.where(factor == 0, torch.ones_like(factor), factor) if factor.numel() else factor.new_ones(1)
     packed, made = ops.scaled_quantize(numbers, scales, factor, format, sides, rounding)
     return ScaledWeight(packed, made if scales is None else scales, format, sides, factor)
+
+
+def _over(numbers, divisor):
+    """Returns quotients, rounded once. Of a number PyTorch's operator takes the reciprocal on some devices."""
+    return numbers / torch.full_like(numbers, divisor)
 
 
 def _largest(numbers, sides):
