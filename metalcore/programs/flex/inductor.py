@@ -56,8 +56,9 @@ def _traced(text: str, kind: str, query, captures, wanted=()) -> GraphModule:
     return _graphs[key]
 
 
-def _functions(query, key, tables, tensors, numbers, of_score, of_mask, score_mod, mask_mod, blocks, wanted=()):
+def _functions(query, key, captured, blocks, wanted=()):
     """Returns the graph of score_mod, the block mask, and the tensors that the functions capture."""
+    tables, tensors, numbers, of_score, of_mask, score_mod, mask_mod = captured
     found = {"t": iter(tensors), "n": iter(numbers)}
     of_score, of_mask = (tuple(next(found[kind]) for kind in kinds) for kinds in (of_score, of_mask))
     score = _traced(score_mod, "score_mod", query, of_score, wanted)
@@ -69,7 +70,7 @@ def _functions(query, key, tables, tensors, numbers, of_score, of_mask, score_mo
 @torch.library.impl(_library, "_flex_attention", "CompositeExplicitAutograd")
 def _forward(query, key, value, *more) -> tuple[Tensor, Tensor, Tensor]:
     *captured, scale, q_block, k_block = more
-    score, block_mask, *captures = _functions(query, key, *captured, (q_block, k_block))
+    score, block_mask, *captures = _functions(query, key, captured, (q_block, k_block))
     return flex_forward(query, key, value, score, block_mask, scale, {}, *captures)
 
 
@@ -77,13 +78,14 @@ def _forward(query, key, value, *more) -> tuple[Tensor, Tensor, Tensor]:
 def _backward(query, key, value, out, lse, d_out, d_lse, *more) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     *captured, scale, q_block, k_block, wanted = more
     wanted = tuple(wanted)
-    score, block_mask, *captures = _functions(query, key, *captured, (q_block, k_block), wanted)
-    captures[0] = marked(captures[0], wanted)
-    joint = derivative_of(Captured(score, captures[0]), query.dtype, query.device)
-    *gradients, of_captures = flex_backward(
-        *(query, key, value, out, lse, d_out, d_lse, score, joint, block_mask, scale, {}, *captures, wanted)
+    score, block_mask, of_score, of_mask = _functions(query, key, captured, (q_block, k_block), wanted)
+    of_score = marked(of_score, wanted)
+    joint = derivative_of(Captured(score, of_score), query.dtype, query.device)
+    tensors, options = (query, key, value, out, lse, d_out, d_lse), {}
+    dq, dk, dv, of_captures = flex_backward(
+        *tensors, score, joint, block_mask, scale, options, of_score, of_mask, wanted=wanted
     )
-    return *gradients, [x.contiguous() for x in of_captures if isinstance(x, Tensor)]
+    return dq, dk, dv, [x.contiguous() for x in of_captures if isinstance(x, Tensor)]
 
 
 @torch.library.register_fake("metalcore::_flex_attention", lib=_library)
