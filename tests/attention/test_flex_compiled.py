@@ -60,9 +60,9 @@ def test_gradients_in_inductors_graphs(device, case, monkeypatch):
     calls = []
     for name in ("flex_forward", "flex_backward"):
 
-        def counted(*args, name=name, function=getattr(inductor, name)):
+        def counted(*args, name=name, function=getattr(inductor, name), **options):
             calls.append(name)
-            return function(*args)
+            return function(*args, **options)
 
         monkeypatch.setattr(inductor, name, counted)
     run = torch.compile(torch_flex.flex_attention, fullgraph=True)

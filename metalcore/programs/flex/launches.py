@@ -106,11 +106,11 @@ class _Tiles(NamedTuple):
 
 
 # Tiles of heads of 128 elements of 16 bits, where threads have 255 registers and threadgroups 48 KiB. The simulator has
-# Metal's 32 KiB, and takes half of them at once.
+# Metal's 32 KiB, and so tiles of 32 rows.
 _LARGE = {
     "forward": _Tiles(128, 2, 8, 64, False),
     "dq": _Tiles(128, 2, 8, 32, False),
-    "dkv": _Tiles(128, 2, 8, 32, False, own=0),
+    "dkv": _Tiles(128, 2, 8, 16, False, own=0),
 }
 
 
@@ -133,7 +133,7 @@ def _tiles(call: Call, kernel: str, block: int) -> _Tiles:
     across = _first(row, (128, 64), (256, 32), (512, 16), otherwise=8)
     if size == 128 and row == 256 and block >= 128:
         large = _LARGE[kernel]
-        return large if call.q.is_cuda else large._replace(across=large.across // 2)
+        return large if call.q.is_cuda else large._replace(across=min(large.across, 32))
     if kernel == "forward":
         return _Tiles(size, _first(size, (128, 2), otherwise=1), 4, across, False)
     if kernel == "dq":
