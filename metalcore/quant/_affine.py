@@ -193,7 +193,8 @@ def _(packed, scales, offsets, rows, bits, dtype):
     if rows is None:
         return unpack_affine(packed, scales, offsets, bits).to(dtype)
     flat = rows.reshape(-1)
-    numbers = unpack_affine(*(rows_of(each, flat) for each in (packed, scales, offsets)), bits)
+    packed, scales, offsets = (rows_of(each, flat) for each in (packed, scales, offsets))
+    numbers = unpack_affine(packed, scales, offsets, bits)
     return numbers.view(*rows.shape, numbers.shape[1]).to(dtype)
 
 

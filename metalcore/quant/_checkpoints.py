@@ -290,7 +290,7 @@ class _Files(HfQuantizer):
                 model.set_submodule(name, layer)
         for name, module in list(model.named_modules()):
             if isinstance(module, _Tied):
-                embedding = model.get_submodule(module.source)
+                embedding: Any = model.get_submodule(module.source)
                 tied = next((tied for kind, tied in _TIED.items() if isinstance(embedding, kind)), TiedLinear)
                 model.set_submodule(name, tied(embedding, module.bias))
         return model
@@ -415,14 +415,14 @@ def register() -> None:
     for method, form in (("gptq", _GPTQ), ("awq", _AWQ), ("compressed-tensors", None)):
         AUTO_QUANTIZER_MAPPING[method] = _instead_of(AUTO_QUANTIZER_MAPPING[method], form)
     _float_checkpoints.register()
-    of_transformers = modeling_utils.get_hf_quantizer
+    of_transformers = modeling_utils.get_hf_quantizer  # pyright: ignore[reportPrivateImportUsage]
 
     @functools.wraps(of_transformers)
     def get_hf_quantizer(config, *args, **kwargs):
         _name_mlx(config)
         return of_transformers(config, *args, **kwargs)
 
-    modeling_utils.get_hf_quantizer = get_hf_quantizer
+    modeling_utils.get_hf_quantizer = get_hf_quantizer  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _name_mlx(config):

@@ -84,7 +84,7 @@ class _Deserialize(ConversionOps):
     def __init__(self, quantizer: Any):
         self.quantizer = quantizer
 
-    def convert(self, input_dict, model=None, full_layer_name="", missing_keys=None, **kwargs):  # pyright: ignore[reportIncompatibleMethodOverride]
+    def convert(self, input_dict, model=None, full_layer_name="", missing_keys=None, **kwargs):  # pyright: ignore
         name, _, leaf = full_layer_name.rpartition(".")
         found = {key.rpartition("_")[2]: tensor for key, tensor in input_dict.items()}
         blocks, scales = (each[0] if isinstance(each := found[key], list) else each for key in ("blocks", "scales"))

@@ -217,8 +217,8 @@ def _grouped(x, packed, scales, factor, experts, format, block):
     """Multiplies each expert's rows at once."""
     _require_experts(x, packed, scales, factor, experts, format, block)
     result = x.new_full((*experts.shape, packed.shape[1]), float("nan"))
-    for of, *weight in _by_expert(packed, scales, factor, experts):
-        rows = _product(x[of[: x.dim() - 1]], ScaledWeight(*weight[:2], format, tuple(block), weight[2]))
+    for of, *(numbers, grid, whole) in _by_expert(packed, scales, factor, experts):
+        rows = _product(x[of[: x.dim() - 1]], ScaledWeight(numbers, grid, format, tuple(block), whole))
         result = result.index_put(of, rows)
     return result
 
@@ -389,7 +389,7 @@ def _encode(values, of):
 def _powers(largest, of, rounding):
     """Returns the scales of E8M0 for blocks with these largest numbers."""
     bits = largest.view(torch.int32)
-    top = torch.tensor(of.largest).view(torch.int32).item()
+    top = int(torch.tensor(of.largest).view(torch.int32))
     fraction = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2, None: 1}[of.numbers]
     raised = bits + {"floor": 0, "ceil": 0x7FFFFF - (top & 0x7FFFFF), "even": 1 << (22 - fraction)}[rounding]
     powers = ((raised >> 23) - ((top >> 23) - 127)).clamp(min=0)

@@ -70,7 +70,7 @@ def scaled_mm(
     blocks = _block("scale_a", scale_a, mat_a.shape), _block("scale_b", _turned(scale_b), mat_b.shape[::-1])
     if mat_a.is_cuda and _tensor_cores(mat_a, mat_b, blocks, bias, out_dtype):
         column_major = mat_b if mat_b.stride(0) == 1 else mat_b.T.contiguous().T
-        return torch._scaled_mm(
+        return torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
             mat_a.contiguous(), column_major, scale_a, scale_b.contiguous(), bias, out_dtype=out_dtype
         )
     return _scaled_mm(mat_a, mat_b.T, scale_a, _turned(scale_b), blocks, bias, out_dtype)
