@@ -89,7 +89,7 @@ class _Deserialize(ConversionOps):
         found = {key.rpartition("_")[2]: tensor for key, tensor in input_dict.items()}
         blocks, scales = (each[0] if isinstance(each := found[key], list) else each for key in ("blocks", "scales"))
         packed = torch.nn.Parameter(expert_blocks(blocks, scales), requires_grad=False)
-        module = model.get_submodule(name)
+        module: Any = model.get_submodule(name)  # pyright: ignore[reportOptionalMemberAccess]
         if packed.shape[:2] != (module.num_experts, getattr(module, f"{leaf}_bias").shape[1]):
             raise ValueError(f"{full_layer_name}: blocks {list(blocks.shape)} are not those of the model")
         module._parameters[leaf] = packed

@@ -217,18 +217,18 @@ def _grouped(x, packed, scales, factor, experts, format, block):
     """Multiplies each expert's rows at once."""
     _require_experts(x, packed, scales, factor, experts, format, block)
     result = x.new_full((*experts.shape, packed.shape[1]), float("nan"))
-    for of, *(numbers, grid, whole) in _by_expert(packed, scales, factor, experts):
+    for of, (numbers, grid), whole in _by_expert(packed, scales, factor, experts):
         rows = _product(x[of[: x.dim() - 1]], ScaledWeight(numbers, grid, format, tuple(block), whole))
         result = result.index_put(of, rows)
     return result
 
 
 def _by_expert(packed, scales, factor, experts):
-    """Yields where each expert is chosen, and its packed numbers, scales and factor."""
+    """Yields where each expert is chosen, its packed numbers with their scales, and its factor."""
     for expert in experts.unique().tolist():
         if 0 <= expert < len(packed):
             own = None if factor is None else factor.view(-1)[expert : expert + 1]
-            yield (experts == expert).nonzero(as_tuple=True), packed[expert], scales[expert], own
+            yield (experts == expert).nonzero(as_tuple=True), (packed[expert], scales[expert]), own
 
 
 def quantize_scaled(
@@ -487,8 +487,8 @@ def _save_experts(ctx, inputs, output):
 def _backward_experts(ctx, grad):
     packed, scales, factor, experts = ctx.saved_tensors
     result = grad.new_zeros(*experts.shape, ctx.shape[-1])
-    for of, *weight in _by_expert(packed, scales, factor, experts):
-        result = result.index_put(of, _matmul(grad[of].contiguous(), *weight, ctx.format, ctx.block, True))
+    for of, weight, whole in _by_expert(packed, scales, factor, experts):
+        result = result.index_put(of, _matmul(grad[of].contiguous(), *weight, whole, ctx.format, ctx.block, True))
     return result if ctx.own else result.sum(1), *[None] * 6
 
 
