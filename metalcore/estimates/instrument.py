@@ -21,6 +21,8 @@ from ..msl.check.clang import find_clang
 from ..msl.errors import MSLError
 from ..msl.runtime import host
 
+# ccache would give files other names, by which the headers here are told from a program's. metalcore keeps the result.
+_ENVIRONMENT = {**os.environ, "LC_ALL": "C", "CCACHE_DISABLE": "1"}
 INCLUDE = Path(os.path.abspath(__file__)).parent / "include"
 _HEADERS = Path(os.path.abspath(host.INCLUDE))
 _OURS = (os.fspath(INCLUDE), os.fspath(_HEADERS))
@@ -117,7 +119,7 @@ def compiled(text, *, msl="", filename="program_source"):
 
 
 def _run(command, msl, filename):
-    result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
+    result = subprocess.run(command, capture_output=True, text=True, env=_ENVIRONMENT)
     if result.returncode:
         raise MSLError(host.explain(result.stderr, msl, filename) or f"{command[0]} failed:\n{result.stderr}")
 

@@ -484,11 +484,45 @@ def _save_experts(ctx, inputs, output):
     ctx.own, ctx.shape = x.dim() == 3, x.shape
 
 
-def _backward_experts(ctx, grad):
-    packed, scales, factor, experts = ctx.saved_tensors
-    result = grad.new_zeros(*experts.shape, ctx.shape[-1])
+# An operator of its own, since which experts are chosen decides what it computes.
+_library = torch.library.Library("metalcore", "FRAGMENT")
+_library.define(
+    "_scaled_matmul_experts_backward(Tensor grad, Tensor packed, Tensor scales, Tensor? factor, Tensor experts, "
+    "str format, int[] block, int length) -> Tensor"
+)
+
+
+@torch.library.impl(_library, "_scaled_matmul_experts_backward", "CompositeExplicitAutograd")
+def _(grad, packed, scales, factor, experts, format, block, length):
+    result = grad.new_zeros(*experts.shape, length)
     for of, weight, whole in _by_expert(packed, scales, factor, experts):
-        result = result.index_put(of, _matmul(grad[of].contiguous(), *weight, whole, ctx.format, ctx.block, True))
+        result = result.index_put(of, _matmul(grad[of].contiguous(), *weight, whole, format, block, True))
+    return result
+
+
+@torch.library.impl(_library, "_scaled_matmul_experts_backward", "Meta")
+def _(grad, packed, scales, factor, experts, format, block, length):
+    return grad.new_empty(*experts.shape, length)
+
+
+def _save_backward(ctx, inputs, output):
+    _, *tensors, ctx.format, ctx.block, _ = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _backward_backward(ctx, grad):
+    return _matmul_experts(grad, *ctx.saved_tensors, ctx.format, ctx.block), *[None] * 7
+
+
+torch.library.register_autograd(
+    "metalcore::_scaled_matmul_experts_backward", _backward_backward, setup_context=_save_backward, lib=_library
+)
+
+
+def _backward_experts(ctx, grad):
+    result = torch.ops.metalcore._scaled_matmul_experts_backward(
+        grad, *ctx.saved_tensors, ctx.format, ctx.block, ctx.shape[-1]
+    )
     return result if ctx.own else result.sum(1), *[None] * 6
 
 
@@ -575,6 +609,7 @@ register(
                 ),
                 terms=96,
                 roundings=2,
+                backward=False,  # which experts are chosen decides what it runs, so that no plan says it before
             )
             for format, tokens, own in (("e4m3", 2, ()), ("nvfp4", 3, (2,)))
         ),
