@@ -62,15 +62,15 @@ OVER = {
     r"gemm_short_float|conv2d_(packs|elements)_float": "the proxy's fault: on CUDA a product of float32 matrices is a "
     "sum of products of bfloats, whose parts take the registers; on Apple GPUs it is one instruction",
     r"svd_block_128": "a thread holds 64 numbers of A and V, and 80 bytes of the rest spill",
-    r"attention_forward_narrow_(general_256_(float|half)|256_float)|attention_dq_narrow_(general_)?256_half"
-    r"|attention_dq_narrow_(192_float|general_256_(float|bfloat))|attention_d[kv]_narrow_general_192_float": "the "
+    r"attention_forward_narrow_(general_)?256_float|attention_dq_narrow_(general_)?256_half"
+    r"|attention_dq_narrow_(192|general_256)_float|attention_d[kv]_narrow_general_192_float": "the "
     "proxy's fault, as above: a lane holds 48 or 64 sums, and 24 to 120 bytes of the products' parts spill",
     r"gated_delta_rule_chunks_(float|half|bfloat)": "the proxy's fault, as above: a lane holds 32 sums, and 32 bytes "
     "spill, and with one multiplication in the place of the parts none",
     r"gated_delta_rule_(walk_256_float|walk_back_(128_float|256_(float|half|bfloat)))": "the proxy's fault, as above: "
     "16 to 48 bytes spill, and with one multiplication in the place of the parts none",
-    r"attention_decode_narrow_576x4_half": "a lane holds 64 sums, 12 words of a key and 8 of its value, and 8 bytes of "
-    "the rest spill",
+    r"attention_decode_narrow_576x4_(half|bfloat)": "a lane holds 64 sums, 12 words of a key and 8 of its value, and 8 "
+    "bytes of the rest spill",
 }
 
 
