@@ -20,6 +20,8 @@
 // share a tile have a part of its terms each.
 #define GEMM_UNIT_ROWS 128
 #define GEMM_UNIT_COLUMNS 128
+#define GEMM_UNIT_WIDE 256
+#define GEMM_UNIT_WIDE_THREADS 256
 #define GEMM_UNIT_NARROW_ROWS 64
 #define GEMM_UNIT_SOME 64
 #define GEMM_UNIT_FEW 16

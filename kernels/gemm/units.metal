@@ -9,11 +9,12 @@
 using namespace metal;
 using namespace mpp::tensor_ops;
 
-// A part of a matrix whose rows begin `line` elements after each other.
+// A part of a matrix whose rows begin `line` elements after each other, and whose columns `step`.
 template <typename T>
-inline auto part(device T* data, uint columns, uint rows, int64_t line) {
+inline auto part(device T* data, uint columns, uint rows, int64_t line, int64_t step = 1) {
   using Extents = dextents<int, 2>;
-  return tensor<device T, Extents, tensor_inline>(data, Extents(int(columns), int(rows)), array<int, 2>{1, int(line)});
+  return tensor<device T, Extents, tensor_inline>(data, Extents(int(columns), int(rows)),
+                                                  array<int, 2>{int(step), int(line)});
 }
 
 // The tile of a threadgroup. Bands of tiles below each other are made at about the same time, so that caches keep what
@@ -26,15 +27,15 @@ inline uint2 tile_of(uint2 group, uint2 groups) {
 }
 
 // kAcross: whether the elements of columns are neighbours in a, and in b. Threadgroups that share a tile leave their
-// sums in `result`, which gemm_unit_sum adds.
-template <typename T, uint kRows, uint kColumns, bool kAcrossA, bool kAcrossB>
-[[kernel]] [[max_total_threads_per_threadgroup(GEMM_UNIT_THREADS)]] void gemm_unit(
+// sums in `result`, each behind those of the one before and in the order of results, and gemm_unit_sum adds them.
+template <typename T, uint kRows, uint kColumns, uint kThreads, bool kAcrossA, bool kAcrossB>
+[[kernel]] [[max_total_threads_per_threadgroup(kThreads)]] void gemm_unit(
     device T* a [[buffer(0)]], device T* b [[buffer(1)]], device const T* bias [[buffer(2)]],
     device const T* residual [[buffer(3)]], device const int* ends [[buffer(4)]], device T* result [[buffer(5)]],
     constant GemmParams& p [[buffer(6)]], uint3 group [[threadgroup_position_in_grid]],
     uint3 groups [[threadgroups_per_grid]]) {
   constexpr auto descriptor = matmul2d_descriptor(kRows, kColumns, dynamic_length_v<int>, kAcrossA, kAcrossB);
-  constexpr matmul2d<descriptor, execution_simdgroups<GEMM_UNIT_THREADS / 32>> multiply;
+  constexpr matmul2d<descriptor, execution_simdgroups<kThreads / 32>> multiply;
   const uint2 tile = tile_of(group.xy, groups.xy);
   const Job job = job_of<kRows>(p, ends, p.first + tile.y);
   if (job.begin_row >= job.end_row) return;
@@ -50,60 +51,64 @@ template <typename T, uint kRows, uint kColumns, bool kAcrossA, bool kAcrossB>
   multiply.run(left, right, sums);
 
   if (groups.z > 1) {
-    device float* const parts = reinterpret_cast<device float*>(result);
-    sums.store(
-        part(parts + (int64_t(group.z) * p.rows + job.begin_row) * p.columns + column, columns, rows, p.columns));
+    device float* const parts = reinterpret_cast<device float*>(result) + int64_t(group.z) * p.rows * p.columns;
+    device float* const to = parts + job.begin_row * p.result.row + column * p.result.column;
+    sums.store(part(to, columns, rows, p.result.row, p.result.column));
     return;
   }
   const Epilogue<T> epilogue = {bias, residual + batch_offset(p, p.residual, job.member),
                                 result + batch_offset(p, p.result, job.member)};
   // All destinations of an operation have the same layout.
-  if (p.result.column == 1 && !p.has_bias && !p.has_residual && p.activation == 0) {
-    auto values = multiply.template get_destination_cooperative_tensor<decltype(left), decltype(right), T>();
+  auto values = multiply.template get_destination_cooperative_tensor<decltype(left), decltype(right), T>();
+  if (!p.has_bias && !p.has_residual && p.activation == 0) {
 #pragma unroll
     for (ushort i = 0; i < sums.get_capacity(); ++i) values[i] = T(p.alpha * sums[i]);
-    values.store(part(epilogue.result + job.begin_row * p.result.row + column, columns, rows, p.result.row));
-    return;
-  }
-  // A copy, which may be in memory: the formulas stand once in the code.
-  auto held = multiply.template get_destination_cooperative_tensor<decltype(left), decltype(right), float>();
+  } else {
+    // A copy, which may be in memory: the formulas stand a few times in the code.
+    auto held = multiply.template get_destination_cooperative_tensor<decltype(left), decltype(right), float>();
 #pragma unroll
-  for (ushort i = 0; i < sums.get_capacity(); ++i) held[i] = sums[i];
-#pragma unroll 1
-  for (ushort i = 0; i < held.get_capacity(); ++i) {
-    const auto at = held.get_multidimensional_index(i);
-    const uint to_row = job.begin_row + at[1], to_column = column + at[0];
-    if (held.is_valid_element(i) && to_row < job.end_row && to_column < p.columns)
-      epilogue.store(p, to_row, to_column, held[i]);
+    for (ushort i = 0; i < sums.get_capacity(); ++i) held[i] = sums[i];
+#pragma unroll 4
+    for (ushort i = 0; i < held.get_capacity(); ++i) {
+      const auto at = held.get_multidimensional_index(i);
+      const uint to_row = job.begin_row + at[1], to_column = column + at[0];
+      if (held.is_valid_element(i) && to_row < job.end_row && to_column < p.columns)
+        held[i] = float(epilogue.value(p, to_row, to_column, held[i]));
+    }
+#pragma unroll
+    for (ushort i = 0; i < sums.get_capacity(); ++i) values[i] = T(held[i]);
   }
+  values.store(part(epilogue.result + job.begin_row * p.result.row + column * p.result.column, columns, rows,
+                    p.result.row, p.result.column));
 }
 
 template <typename T>
 [[kernel]] void gemm_unit_sum(device const float* parts [[buffer(0)]], device const T* bias [[buffer(2)]],
                               device const T* residual [[buffer(3)]], device T* result [[buffer(5)]],
                               constant GemmParams& p [[buffer(6)]], uint index [[thread_position_in_grid]]) {
-  const uint row = index / p.columns, column = index % p.columns;
-  if (row >= p.rows) return;
+  if (index >= p.rows * p.columns) return;
+  const bool in_rows = p.result.column == 1;
+  const uint outer = index / (in_rows ? p.columns : p.rows), inner = index - outer * (in_rows ? p.columns : p.rows);
   float sum = 0.0f;
-  for (uint first = 0; first < p.terms; first += p.split_terms, parts += int64_t(p.rows) * p.columns)
-    sum += parts[int64_t(row) * p.columns + column];
+  for (uint first = 0; first < p.terms; first += p.split_terms, parts += p.rows * p.columns) sum += parts[index];
   const Epilogue<T> epilogue = {bias, residual, result};
-  epilogue.store(p, row, column, sum);
+  epilogue.store(p, in_rows ? outer : inner, in_rows ? inner : outer, sum);
 }
 
-#define UNIT(name, type, T, rows, columns, across_a, across_b)                                                       \
-  template                                                                                                           \
-      [[host_name("gemm_unit_" name "_" type)]] [[kernel]] decltype(gemm_unit<T, rows, columns, across_a, across_b>) \
-          gemm_unit<T, rows, columns, across_a, across_b>;
-#define UNITS(name, type, T, rows, columns)             \
-  UNIT("nn" name, type, T, rows, columns, false, false) \
-  UNIT("nt" name, type, T, rows, columns, false, true)  \
-  UNIT("tn" name, type, T, rows, columns, true, false)  \
-  UNIT("tt" name, type, T, rows, columns, true, true)
-#define TYPE(type, T)                                            \
-  UNITS("", type, T, GEMM_UNIT_ROWS, GEMM_UNIT_COLUMNS)          \
-  UNITS("_some", type, T, GEMM_UNIT_NARROW_ROWS, GEMM_UNIT_SOME) \
-  UNITS("_few", type, T, GEMM_UNIT_NARROW_ROWS, GEMM_UNIT_FEW)   \
+#define UNIT(name, type, T, rows, columns, threads, across_a, across_b)                                          \
+  template [[host_name("gemm_unit_" name                                                                         \
+                       "_" type)]] [[kernel]] decltype(gemm_unit<T, rows, columns, threads, across_a, across_b>) \
+      gemm_unit<T, rows, columns, threads, across_a, across_b>;
+#define UNITS(name, type, T, rows, columns, threads)             \
+  UNIT("nn" name, type, T, rows, columns, threads, false, false) \
+  UNIT("nt" name, type, T, rows, columns, threads, false, true)  \
+  UNIT("tn" name, type, T, rows, columns, threads, true, false)  \
+  UNIT("tt" name, type, T, rows, columns, threads, true, true)
+#define TYPE(type, T)                                                               \
+  UNITS("_wide", type, T, GEMM_UNIT_ROWS, GEMM_UNIT_WIDE, GEMM_UNIT_WIDE_THREADS)   \
+  UNITS("", type, T, GEMM_UNIT_ROWS, GEMM_UNIT_COLUMNS, GEMM_UNIT_THREADS)          \
+  UNITS("_some", type, T, GEMM_UNIT_NARROW_ROWS, GEMM_UNIT_SOME, GEMM_UNIT_THREADS) \
+  UNITS("_few", type, T, GEMM_UNIT_NARROW_ROWS, GEMM_UNIT_FEW, GEMM_UNIT_THREADS)   \
   template [[host_name("gemm_unit_sum_" type)]] [[kernel]] decltype(gemm_unit_sum<T>) gemm_unit_sum<T>;
 TYPE("half", half)
 TYPE("bfloat", bfloat)

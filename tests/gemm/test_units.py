@@ -28,13 +28,20 @@ def on_hopper():
 def test_layouts(device, dtype, left, right):
     """Sizes lie at and beside those of tiles, of packs of 16 bytes and of the pipeline's steps of 64 terms."""
     layout = "".join("t" if name == "columns" else "n" for name in (left, right))
-    for rows, columns, terms in ((128, 128, 64), (131, 129, 9), (70, 200, 72), (200, 33, 24)):
+    flipped = "".join("t" if name == "n" else "n" for name in reversed(layout))
+    for rows, columns, terms, tile in ((128, 128, 64, ""), (131, 129, 9, "_wide"), (200, 33, 24, "_some")):
         a, b = matrix(rows, terms, left, dtype, device), matrix(terms, columns, right, dtype, device)
         result, recording = record(metalcore.matmul, a, b)
-        few, flipped = min(rows, columns) <= 64, rows <= 64
-        expected = layout if not flipped else "".join("t" if name == "n" else "n" for name in reversed(layout))
-        assert recording.kernels == (f"gemm_unit_{expected}{'_some' if few else ''}_{NAMES[dtype]}",)
+        assert recording.kernels == (f"gemm_unit_{layout}{tile}_{NAMES[dtype]}",)
         assert_near(result, a, b)
+        if tile == "_some":
+            result, recording = record(metalcore.matmul, b.T, a.T)
+            assert recording.kernels == (f"gemm_unit_{layout}{tile}_{NAMES[dtype]}",)
+            assert_near(result, b.T, a.T)
+    a, b = matrix(12, 72, left, dtype, device), matrix(72, 200, right, dtype, device)
+    result, recording = record(metalcore.matmul, a, b)
+    assert recording.kernels == (f"gemm_unit_{flipped}_few_{NAMES[dtype]}",)
+    assert_near(result, a, b)
 
 
 @HALVES

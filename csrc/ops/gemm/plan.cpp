@@ -160,7 +160,7 @@ std::string why_tiled(const GemmPlan& plan) {
 // A tile of GPUs whose units multiply tensors, and its kernels, by whether the elements of columns are neighbours in a
 // and in b.
 struct UnitTile {
-  uint32_t rows, columns;
+  uint32_t rows, columns, threads;
   const char* variants[2][2];
 };
 #define VARIANTS(tile)                                                                       \
@@ -168,9 +168,10 @@ struct UnitTile {
     {"gemm_unit_nn" tile, "gemm_unit_nt" tile}, { "gemm_unit_tn" tile, "gemm_unit_tt" tile } \
   }
 constexpr UnitTile kUnitTiles[] = {
-    {GEMM_UNIT_NARROW_ROWS, GEMM_UNIT_FEW, VARIANTS("_few")},
-    {GEMM_UNIT_NARROW_ROWS, GEMM_UNIT_SOME, VARIANTS("_some")},
-    {GEMM_UNIT_ROWS, GEMM_UNIT_COLUMNS, VARIANTS("")},
+    {GEMM_UNIT_NARROW_ROWS, GEMM_UNIT_FEW, GEMM_UNIT_THREADS, VARIANTS("_few")},
+    {GEMM_UNIT_NARROW_ROWS, GEMM_UNIT_SOME, GEMM_UNIT_THREADS, VARIANTS("_some")},
+    {GEMM_UNIT_ROWS, GEMM_UNIT_COLUMNS, GEMM_UNIT_THREADS, VARIANTS("")},
+    {GEMM_UNIT_ROWS, GEMM_UNIT_WIDE, GEMM_UNIT_WIDE_THREADS, VARIANTS("_wide")},
 };
 #undef VARIANTS
 constexpr int64_t kLeastSplitTerms = 256;  // of a threadgroup
@@ -192,7 +193,7 @@ bool is_transposed_on_units(const GemmProblem& p) {
 
 GemmPlan unit_plan(const GemmProblem& p, GemmParams params, const GemmTuning& tuning) {
   const UnitTile* tile = kUnitTiles;
-  while (p.columns > tile->columns && tile->columns < GEMM_UNIT_COLUMNS) ++tile;
+  while (p.columns > tile->columns && tile->columns < GEMM_UNIT_WIDE) ++tile;
   params.row_tiles = static_cast<uint32_t>(std::max<int64_t>(up(p.rows, tile->rows), 1));
   const bool rows_free = p.grouped != GEMM_GROUPED_ROWS;
   const int64_t tiles = rows_free ? members(p) * params.row_tiles : params.row_tiles + int64_t{p.groups};
@@ -211,7 +212,7 @@ GemmPlan unit_plan(const GemmProblem& p, GemmParams params, const GemmTuning& tu
           .across = static_cast<uint32_t>(across),
           .tiles = static_cast<uint32_t>(tiles),
           .tile_rows = tile->rows,
-          .threads = GEMM_UNIT_THREADS,
+          .threads = tile->threads,
           .transposed = false,
           .tile_columns = tile->columns,
           .splits = splits};

@@ -50,11 +50,21 @@ struct TileLayout {
 #pragma unroll
         for (int half = 0; half < 4; half += 2) store_packs(to, elements + i + half, place(i + half));
     } else {
+      const int row_end = smaller(rows, int(to.get_extent(1))), end = smaller(columns, int(to.get_extent(0)));
 #pragma unroll
-      for (int i = 0; i < capacity; ++i) {
-        const ElementPlace at = place(i);
-        if (at.is_valid && has(to, at)) element_at(to, at) = elements[i];
-      }
+      for (int i = 0; i < capacity; i += 4 * own_blocks)
+#pragma unroll
+        for (int half = 0; half < 4; half += 2) {
+          const ElementPlace first = place(i + half);
+          T* at = &element_at(to, first);
+          if (first.row < row_end)
+#pragma unroll
+            for (int block = 0; block < own_blocks; ++block, at += 8 * ptrdiff_t(to.get_stride(0))) {
+              const T* const from = elements + i + half + 4 * block;
+              if (first.column + 8 * block < end) at[0] = from[0];
+              if (first.column + 8 * block + 1 < end) at[to.get_stride(0)] = from[1];
+            }
+        }
     }
   }
 
