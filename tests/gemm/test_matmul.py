@@ -246,7 +246,8 @@ def all_large(device):
     """Every product that can have large tiles has them."""
     if device == "cpu":
         pytest.skip("the CPU has no tiles")
-    _C.use_measured(device, _C.gpu_family(device), [("gemm", "large_tiles", [1])])
+    numbers = [("gemm", "large_tiles", [1]), ("gemm", "units", [0])]
+    _C.use_measured(device, _C.gpu_family(device), numbers)
     yield
     _C.use_measured(device, _C.gpu_family(device), [])
 

@@ -44,6 +44,8 @@ struct GemmTuning {
   // them busy.
   bool units = false;
   gpu::Count unit_threadgroups = gpu::per_core(1);
+  // From so many on, wide tiles of units are faster than others.
+  gpu::Count wide_tiles = 1;
 };
 
 struct GemmPlan {

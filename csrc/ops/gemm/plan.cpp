@@ -192,8 +192,10 @@ bool is_transposed_on_units(const GemmProblem& p) {
 }
 
 GemmPlan unit_plan(const GemmProblem& p, GemmParams params, const GemmTuning& tuning) {
+  const int64_t wide = members(p) * up(p.rows, GEMM_UNIT_ROWS) * up(p.columns, GEMM_UNIT_WIDE);
+  const uint32_t widest = wide >= tuning.wide_tiles ? GEMM_UNIT_WIDE : GEMM_UNIT_COLUMNS;
   const UnitTile* tile = kUnitTiles;
-  while (p.columns > tile->columns && tile->columns < GEMM_UNIT_WIDE) ++tile;
+  while (p.columns > tile->columns && tile->columns < widest) ++tile;
   params.row_tiles = static_cast<uint32_t>(std::max<int64_t>(up(p.rows, tile->rows), 1));
   const bool rows_free = p.grouped != GEMM_GROUPED_ROWS;
   const int64_t tiles = rows_free ? members(p) * params.row_tiles : params.row_tiles + int64_t{p.groups};
