@@ -288,7 +288,7 @@ class matmul2d {
       float sums[Places::capacity];  // in registers, so that no loop may remain
 #pragma unroll
       for (int i = 0; i < Places::capacity; ++i) sums[i] = old<Left, Right, Places>(destination, i);
-      if (Tiles::can_add(left, right)) {
+      if (Tiles::can_add()) {
         Tiles::add(left, right, length, sums);
       } else {
         float products[Places::capacity];

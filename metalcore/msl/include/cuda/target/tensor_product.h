@@ -1,4 +1,4 @@
-// Products of matrices of half or bfloat in device memory on CUDA: a pipeline of copies to shared memory, of which
+// Products of matrices of half or bfloat in memory on CUDA: a pipeline of copies to shared memory, of which
 // tensor cores read. On Hopper warpgroups multiply (wgmma), on other GPUs from compute capability 8.0 on simdgroups.
 //
 // A stage of the pipeline has kInner terms of both operands, in lines of 128 bytes along the dimension whose elements
@@ -12,6 +12,9 @@
 namespace msl {
 
 constexpr int kInner = 64, kLineBytes = 128, kPackElements = 8, kPackBytes = 16;
+struct alignas(kPackBytes) Pack {
+  uint32_t words[4];
+};
 
 METAL_FUNC constexpr int smaller(int a, int b) { return a < b ? a : b; }
 // The largest divisor that is not above `most`.
@@ -73,9 +76,7 @@ struct TileLayout {
   // them at `first`. The 4 lanes of the row exchange them, so that each has a whole row of a block.
   template <class Tensor, class T>
   static METAL_FUNC void store_packs(const Tensor& to, const T* from, ElementPlace first) {
-    struct alignas(kPackBytes) {
-      uint32_t words[4];
-    } pack;
+    Pack pack;
 #pragma unroll
     for (int j = 0; j < 4; ++j)
       pack.words[j] = bit_cast<uint16_t>(from[4 * j]) | uint32_t(bit_cast<uint16_t>(from[4 * j + 1])) << 16;
@@ -94,7 +95,7 @@ struct TileLayout {
     if (first.row >= rows || first.row >= int(to.get_extent(1)) || column >= end) return;
     T* const at = &element_at(to, {first.row, column, true});
     if (to.get_stride(0) == 1 && column + kPackElements <= end && uintptr_t(at) % kPackBytes == 0) {
-      *reinterpret_cast<decltype(pack)*>(at) = pack;
+      *reinterpret_cast<Pack*>(at) = pack;
     } else {
 #pragma unroll
       for (int e = 0; e < kPackElements; ++e)
@@ -144,7 +145,8 @@ struct Copies {
   Index line_stride, pack_stride;
   int outer, inner;  // the lengths
   int first, pack;
-  bool packs;  // whether packs can be copied as they are
+  bool packs;            // whether packs can be read as they are
+  bool is_asynchronous;  // whether they can be copied while products go on: from device memory
 
   template <class Tensor>
   METAL_FUNC Copies(const Tensor& tensor, int inner)
@@ -155,13 +157,14 @@ struct Copies {
         inner(min(inner, int(tensor.get_extent(inner_is_packed ? 0 : 1)))),
         first(int(index_in_block()) / 8),
         pack(int(index_in_block()) % 8),
-        packs(pack_stride == 1 && uintptr_t(data) % kPackBytes == 0 && line_stride % kPackElements == 0) {}
+        packs(pack_stride == 1 && uintptr_t(data) % kPackBytes == 0 && line_stride % kPackElements == 0),
+        is_asynchronous(packs && __isGlobal(data)) {}
 
   METAL_FUNC void copy(uint32_t stage, int step) const {
     if (Stage::packs < 8 && pack >= Stage::packs) return;
     const bool whole = (step + 1) * kInner <= inner &&
                        outer >= (inner_is_packed ? Stage::lines : Stage::packs * 8 * (Stage::lines / kInner));
-    if (!packs) {
+    if (!is_asynchronous) {
 #pragma unroll 1
       for (int i = 0; i < (Stage::lines + between - 1) / between; ++i) copy_elements(stage, step, i);
     } else if (whole) {
@@ -202,12 +205,16 @@ struct Copies {
     if (is_beyond(i)) return;
     const int exist = count(step, i);
     const T* const from = data + int64_t(line_stride) * line(step, i) + int64_t(pack_stride) * element(step, i);
-    uint32_t words[4] = {};
+    Pack read = {};
+    if (packs && exist == kPackElements) {
+      read = *reinterpret_cast<const Pack*>(from);
+    } else {
 #pragma unroll
-    for (int e = 0; e < kPackElements; ++e)
-      if (e < exist) words[e / 2] |= uint32_t(bit_cast<uint16_t>(from[int64_t(pack_stride) * e])) << e % 2 * 16;
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(place(stage, i)), "r"(words[0]), "r"(words[1]),
-                 "r"(words[2]), "r"(words[3])
+      for (int e = 0; e < kPackElements; ++e)
+        if (e < exist) read.words[e / 2] |= uint32_t(bit_cast<uint16_t>(from[int64_t(pack_stride) * e])) << e % 2 * 16;
+    }
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(place(stage, i)), "r"(read.words[0]),
+                 "r"(read.words[1]), "r"(read.words[2]), "r"(read.words[3])
                  : "memory");
   }
 };
@@ -253,12 +260,8 @@ struct TileProduct {
                                       simdgroups > 0 && (simdgroups & (simdgroups - 1)) == 0 &&
                                       Layout::capacity <= 256 && fitting >= 2;
 
-  // Whether both operands are in device memory, and the scope is the whole threadgroup.
-  template <class LeftTensor, class RightTensor>
-  static METAL_FUNC bool can_add(const LeftTensor& left, const RightTensor& right) {
-    return __isGlobal(left.get_data_handle()) && __isGlobal(right.get_data_handle()) &&
-           blockDim.x * blockDim.y * blockDim.z == threads;
-  }
+  // Whether the scope is the whole threadgroup.
+  static METAL_FUNC bool can_add() { return blockDim.x * blockDim.y * blockDim.z == threads; }
 
   // Adds the product to this lane's elements. All threads of the threadgroup call it.
   template <class LeftTensor, class RightTensor>
