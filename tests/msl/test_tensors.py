@@ -423,3 +423,65 @@ def test_the_check_finds_what_is_wrong_with_tensors():
     findings = check(HEAD_OF_CHECK + body, filename="kernel.metal", std="metal4.0")
     lines = {i for i, line in enumerate((HEAD_OF_CHECK + body).splitlines(), 1) if line.endswith("//!")}
     assert {finding.line for finding in findings} == lines, "\n".join(map(str, findings))
+
+
+# Whole threadgroups --------------------------------------------------------------------------------------------------
+
+WHOLE = (
+    HEAD
+    + """
+// Two products, of which the second has smaller tiles and adds to what the first one has written.
+template <bool TA, bool TB>
+kernel void whole(tensor<device bfloat, dextents<int, 2>> a, tensor<device bfloat, dextents<int, 2>> b,
+                  tensor<device float, dextents<int, 2>> c, uint2 tile [[threadgroup_position_in_grid]]) {
+  constexpr auto large = matmul2d_descriptor(128, 64, dynamic_length_v<int>, TA, TB);
+  constexpr auto small = matmul2d_descriptor(64, 24, dynamic_length_v<int>, TA, TB, false, mode::multiply_accumulate);
+  matmul2d<large, execution_simdgroups<4>> first;
+  matmul2d<small, execution_simdgroups<4>> second;
+  auto left = TA ? a.slice(tile.y * 128, 0) : a.slice(0, tile.y * 128);
+  auto right = TB ? b.slice(0, tile.x * 64) : b.slice(tile.x * 64, 0);
+  auto to = c.slice(tile.x * 64, tile.y * 128);
+  auto sums = first.template get_destination_cooperative_tensor<decltype(left), decltype(right), float>();
+  first.run(left, right, sums);
+  sums.store(to);
+  threadgroup_barrier(mem_flags::mem_device);
+  auto corner = c.slice<24, 64>(tile.x * 64, tile.y * 128);
+  second.run(left, right, corner);
+}
+#define WHOLE(name, ...) template [[host_name(name)]] kernel void whole<__VA_ARGS__>( \\
+    tensor<device bfloat, dextents<int, 2>>, tensor<device bfloat, dextents<int, 2>>, \\
+    tensor<device float, dextents<int, 2>>, uint2);
+WHOLE("nn", false, false)
+WHOLE("nt", false, true)
+WHOLE("tn", true, false)
+WHOLE("tt", true, true)
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def whole(compiles_for_cuda):
+    return metalcore.compile_shader(WHOLE)
+
+
+@pytest.mark.parametrize("name", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("inner, offset", [(200, 0), (72, 8), (37, 1)], ids=["aligned", "offset", "unaligned"])
+def test_whole_threadgroups(whole, device, name, inner, offset):
+    rows, columns = 192, 152
+    a, b = random((rows, inner), BFLOAT, device), random((inner, columns), BFLOAT, device)
+    c = torch.zeros(rows, columns, device=device)
+    stored = []
+    for x, flag in zip((a, b), name):
+        x = x.T if flag == "t" else x
+        wide = torch.full((x.shape[0], x.shape[1] + 16 * bool(offset)), torch.nan, dtype=BFLOAT, device=device)
+        stored.append(wide[:, offset : offset + x.shape[1]])
+        stored[-1].copy_(x)
+    getattr(whole, name)(*stored, c, threads=(3 * 128, 2), group_size=(128, 1))
+    twice = torch.zeros(rows, columns, dtype=torch.bool)
+    for row in (0, 128):
+        for column in (0, 64, 128):
+            twice[row : row + 64, column : column + 24] = True
+    factor = 1 + twice.double()
+    product = a.cpu().double() @ b.cpu().double()
+    bound = 2 * torch.finfo(FLOAT).eps * inner * (a.cpu().double().abs() @ b.cpu().double().abs())
+    assert ((c.cpu().double() - factor * product).abs() <= bound).all()
