@@ -164,7 +164,7 @@ def _override_values(A):
 
 
 def _with_pairs(a):
-    """Returns matrices with eigenvalues about three apart, all except the first with a pair above and below it. Sizes are
+    """Returns matrices with eigenvalues about three apart, all except the first with a pair above and below. Sizes are
     multiples of three, since half a pair would be a second eigenvalue at the last one's place."""
     n = a.shape[-1]
     index = torch.arange(n - 1)

@@ -34,6 +34,12 @@ def test_hard_matrices(device, variant, n):
     check(device, *hard(general(n), n))
 
 
+def test_what_is_faster_by_torch_on_hopper():
+    shapes = [(127, 127), (128, 128), (2, 256, 256), (2, 257, 257), (3, 480, 480), (8, 481, 481), (9, 481, 481)]
+    variants = ["device", "torch", "device", "torch", "device", "torch", "device"]
+    assert [plan("hopper", "eig", shape)[0] for shape in shapes] == variants
+
+
 @pytest.mark.parametrize("variant, n", [*(("simd", n) for n in (1, 2, 3, 16, 32)), ("block", 60), ("device", 61)])
 def test_hard_complex_matrices(device, variant, n):
     A, names = hard(general_complex(n), n)

@@ -40,6 +40,10 @@ struct EigTuning {
 // at once, so that several matrices favour it. Above 512, the command buffer would take longer than 200 ms.
 constexpr TorchRegions kSlowOnApple = {{.above = 256, .max_batch = 4}, {.above = 512}};
 
+// Measured on an H200 beside PyTorch's op (MAGMA), which works on one matrix after the other.
+constexpr TorchRegions kSlowOnHopper = {
+    {.above = 127, .max_batch = 1}, {.above = 256, .max_batch = 2}, {.above = 480, .max_batch = 8}};
+
 const gpu::Table<EigTuning> eig_tuning("eig",
                                        {{"torch", &EigTuning::torch, {.calls = "linalg_eig"}},
                                         {"cpu", &EigTuning::cpu, {.only_on = "mps"}}},
@@ -48,7 +52,7 @@ const gpu::Table<EigTuning> eig_tuning("eig",
                                         {.family = "apple8", .cpu = kSlowOnApple},
                                         {.family = "apple9", .cpu = kSlowOnApple},
                                         {.family = "apple10", .cpu = kSlowOnApple},
-                                        {.family = "hopper"}});
+                                        {.family = "hopper", .torch = kSlowOnHopper}});
 
 struct EigPlan {
   EigVariant variant;
