@@ -63,7 +63,7 @@ def test_isolated_eigenvalues_are_exact(device, n):
     assert ((of_block[of_block.imag != 0] - pair).abs() <= 16 * EPS).all()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"hopper"}))
 def test_what_no_kernel_holds_goes_to_the_cpu(family):
     assert plan(family, "eig", (1025, 1025))[0] == "cpu"
     on_apple = family.startswith("apple")
