@@ -226,9 +226,15 @@ def _flushing_families():
 
 
 def _including(files, headers):
-    """Those of `files`, {path: text}, that include one of the headers themselves."""
-    names = "|".join(re.escape(path.name) for path in headers)
-    return {path for path, text in files.items() if re.search(rf'#include "(?:[^"]*/)?(?:{names})"', text)}
+    """Those of `files`, {path: text}, that include one of the headers themselves. Headers of two folders may share a
+    name, of which the folder of the file comes first."""
+    found = set()
+    for path, text in files.items():
+        for name in re.findall(r'#include "([^"]+)"', text):
+            places = [Path(os.path.normpath(folder / name)) for folder in (path.parent, _KERNELS)]
+            if next(filter(Path.exists, places), None) in headers:
+                found.add(path)
+    return found
 
 
 def _name(path):
