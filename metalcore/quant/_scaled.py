@@ -62,7 +62,7 @@ _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 class ScaledWeight(NamedTuple):
     """Numbers of 8 or 4 bits with their scales.
 
-    Attributes:
+    Args:
         packed: uint8, (*, rows, bytes of a row): the bits of float8_e4m3fn or float8_e5m2, or of two numbers of E2M1,
             of which the first is the lower half of a byte. A row has a multiple of 32 numbers.
         scales: float32 (*, rows of scales, scales of a row) for "e4m3" and "e5m2". For the other formats uint8: the

@@ -139,8 +139,8 @@ class ScaledExperts(QuantizedExperts):
     NVFP4 that are not trained.
 
     Args:
-        gate, up, down: `metalcore.quant.ScaledWeight`s whose tensors have 3 dimensions, of which the first is the
-            expert. Their tensors become buffers.
+        gate, up, down: each a `metalcore.quant.ScaledWeight` whose tensors have 3 dimensions, of which the first is
+            the expert. Their tensors become buffers.
         activation: of gate and up, (tokens, experts of a token, intermediate_size).
 
     Raises:
