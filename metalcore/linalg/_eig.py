@@ -172,10 +172,19 @@ def _with_pairs(a):
     return a / (10 * n) + torch.diag(torch.arange(1.0, n + 1) // 3 * 3) + torch.diag(off, 1) - torch.diag(off, -1)
 
 
+def _turned(x):
+    """Returns complex matrices, whose eigenvalues are 1 + i/2 times those of x."""
+    real = x if x.dtype == torch.float64 else x.float()
+    return (torch.complex(real, real / 2),)
+
+
 def _samples():
-    return tuple(
-        Sample(f"{n}x{n}", ((batch, n, n),), prepare=(_with_pairs,), terms=n**2)
-        for batch, n in ((7, 12), (3, 24), (2, 39), (1, 69))
+    return (
+        *(
+            Sample(f"{n}x{n}", ((batch, n, n),), prepare=(_with_pairs,), terms=n**2)
+            for batch, n in ((7, 12), (3, 24), (2, 39), (1, 69))
+        ),
+        Sample("12x12, complex", ((5, 12, 12),), prepare=(_with_pairs,), arguments=_turned, terms=2 * 12**2),
     )
 
 
