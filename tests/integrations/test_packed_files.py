@@ -353,8 +353,8 @@ def test_what_is_not_read(device, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"\x00" * 40)
     with pytest.raises(Exception, match=r"(?i)safetensors|header"):
         loaded(tmp_path, device)
-    with pytest.raises(ValueError, match='mode must be "affine" or "mxfp4"'):
-        integration.MlxConfig(mode="nvfp4")
+    with pytest.raises(ValueError, match='mode must be "affine", "mxfp4", "mxfp8" or "nvfp4"'):
+        integration.MlxConfig(mode="nf4")
 
 
 def test_groups_that_kernels_do_not_take():
