@@ -21,16 +21,21 @@ def quant_rows(call):
             yield Shard(dim), {"rows": Shard(dim)}
 
 
-@rule("quant_matmul")
-def quant_matmul(call):
+def _products(call, weights):
+    """Yields the placements of products with weights, whose tensors of these names have the weights' rows first."""
     last = call.x.ndim - 1
     for dim in others(call.x, -1):
         yield Shard(dim), {"x": Shard(dim)}
     if call.transposed:  # the weight's rows are the terms of the sums
-        yield Partial(), {"x": Shard(last), "packed": Shard(0)}
+        yield Partial(), {"x": Shard(last), **dict.fromkeys(weights, Shard(0))}
     else:
-        yield Shard(last), {"packed": Shard(0)}
+        yield Shard(last), dict.fromkeys(weights, Shard(0))
     yield Partial(), {"x": Partial()}
+
+
+@rule("quant_matmul")
+def quant_matmul(call):
+    return _products(call, ("packed",))
 
 
 @rule("quant_matmul_experts")
@@ -41,14 +46,14 @@ def quant_matmul_experts(call):
         yield Shard(call.experts.ndim), {"packed": Shard(1)}
 
 
-@rule("blockwise_matmul")
-def blockwise_matmul(call):
-    for dim in others(call.x, -1):  # blocks of the weights are of consecutive numbers, and stay whole
+@rule("blockwise_matmul", "scaled_matmul")
+def matmul_of_blocks(call):
+    for dim in others(call.x, -1):  # blocks, or the numbers of a scale, stay whole
         yield Shard(dim), {"x": Shard(dim)}
     yield Partial(), {"x": Partial()}
 
 
-@rule("quantize_blockwise", "dequantize_blockwise")
+@rule("quantize_blockwise", "dequantize_blockwise", "scaled_quantize")
 def blocks(call):
     return iter(())  # shards of numbers are no shards of blocks
 
@@ -67,14 +72,7 @@ def affine_rows(call):
 
 @rule("affine_matmul")
 def affine_matmul(call):
-    last = call.x.ndim - 1
-    for dim in others(call.x, -1):
-        yield Shard(dim), {"x": Shard(dim)}
-    if call.transposed:  # the weight's rows are the terms of the sums
-        yield Partial(), {"x": Shard(last), **dict.fromkeys(_AFFINE, Shard(0))}
-    else:
-        yield Shard(last), dict.fromkeys(_AFFINE, Shard(0))
-    yield Partial(), {"x": Partial()}
+    return _products(call, _AFFINE)
 
 
 @rule("scaled_rows")
@@ -84,19 +82,7 @@ def scaled_rows(call):
             yield Shard(dim), {"rows": Shard(dim)}
 
 
-@rule("scaled_matmul")
-def scaled_matmul(call):
-    for dim in others(call.x, -1):
-        yield Shard(dim), {"x": Shard(dim)}
-    yield Partial(), {"x": Partial()}
-
-
 @rule("scaled_matmul_experts")
 def scaled_matmul_experts(call):
     if call.x.shape[0] == call.experts.shape[0]:
         yield Shard(0), {"x": Shard(0), "experts": Shard(0)}
-
-
-@rule("scaled_quantize")
-def scaled_quantize(call):
-    return iter(())  # shards of numbers are no shards of blocks
