@@ -52,10 +52,6 @@ gpu::Recording& split_total_kernel(gpu::Recording& recording, const char* op, Sc
   return recording.kernel(op, "_split_total_", suffix(out));
 }
 
-// The number of elements between a multiple of 16 bytes and the tensor's first element.
-uint32_t start_of(const Tensor& tensor) {
-  return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 / tensor.element_size());
-}
 Tensor beginning_at_16(const Tensor& tensor) { return start_of(tensor) ? torch::stable::clone(tensor) : tensor; }
 
 // Fills y, a contiguous tensor with the shape of `input`. `dim` is not negative.

@@ -73,4 +73,9 @@ inline Rows contiguous_rows_of(const Tensor& tensor, int64_t length) { return {a
 // Whether rows of `length` elements, `stride` apart, begin and end at multiples of 16 bytes.
 bool aligned16(const Tensor& tensor, int64_t stride, int64_t length);
 
+// The number of elements between a multiple of 16 bytes and the tensor's first element.
+inline uint32_t start_of(const Tensor& tensor) {
+  return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 / tensor.element_size());
+}
+
 }  // namespace metalcore

@@ -14,11 +14,6 @@
 namespace metalcore {
 namespace {
 
-// Elements by which the tensor begins past a multiple of 16 bytes.
-uint32_t start_of(const Tensor& tensor) {
-  return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 / tensor.element_size());
-}
-
 Tensor sample(const Tensor& x, const Tensor& uniform_, double temperature, int64_t top_k, double top_p, double min_p,
               const MaybeTensor& options_) {
   const char* op = "sample";
