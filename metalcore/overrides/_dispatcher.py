@@ -126,7 +126,7 @@ class Installed:
             kernel = make(previous, count, _left(previous, count, override.dtypes))
             if override in self._leaves:
                 kernel = _leaving(kernel, override.own_calls, previous, count)
-            in_python.impl(operator, kernel, key, with_keyset=True)
+            in_python.impl(operator, kernel, key, with_keyset=True, allow_override=True)  # not the default before 2.12
             return
         count = count_of(name, what, functools.partial(_C.replacement_ran, operator, device))
         _define_replaced(operator)
@@ -161,6 +161,16 @@ class _Decomposition:
         return self._function(*args, **kwargs)
 
 
+class _Missing:
+    """Stands where PyTorch has no kernel, for versions whose get_kernel does not know the one that says so."""
+
+    def __init__(self, operator, key):
+        self._message = f"The operator 'aten::{operator}' is not currently implemented for the {key} device"
+
+    def call_boxed(self, keyset, *args, **kwargs):
+        raise NotImplementedError(self._message)
+
+
 _COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
 
 
@@ -171,7 +181,10 @@ def _kernel_before(operator, key):
     decomposed = overload(operator) in decomposition_table
     if decomposed and not any(map(has_kernel, (key, *_COMPOSITE))):
         return _Decomposition(operator)
-    return torch.library.get_kernel(name, key)
+    try:
+        return torch.library.get_kernel(name, key)
+    except RuntimeError:
+        return _Missing(operator, key)
 
 
 @functools.cache

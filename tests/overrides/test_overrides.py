@@ -168,6 +168,29 @@ def test_errors_of_the_kernel_that_was_replaced(device, capfd):
     assert capfd.readouterr().err == ""
 
 
+def test_a_version_of_pytorch_without_the_operators_kernel(device, monkeypatch):
+    if device != "mps":
+        pytest.skip("PyTorch has the operator on NVIDIA GPUs")
+    get_kernel = torch.library.get_kernel
+
+    def missing(name, key):  # as in PyTorch 2.11, which knows a fallback of the device only where it is called
+        if name == "aten::_scaled_mm_v2":
+            raise RuntimeError(f"no kernel for {key} for {name}")
+        return get_kernel(name, key)
+
+    monkeypatch.setattr(torch.library, "get_kernel", missing)
+    x = torch.randn(16, 32, device=device).to(torch.float8_e4m3fn)
+    one = torch.ones((), device=device)
+
+    def product(dtype):
+        return torch.ops.aten._scaled_mm_v2(x, x.t(), [one], [0], [0], [one], [0], [0], None, dtype)
+
+    with metalcore.enable_pytorch_overrides("scaled_mm"):
+        assert torch.equal(product(torch.float32), x.float() @ x.float().t())
+        with pytest.raises(NotImplementedError, match="_scaled_mm_v2"):
+            product(torch.float64)
+
+
 @pytest.mark.parametrize("shape", ((0,), (0, 4), (3, 0), ()), ids=str)
 def test_empty_and_0d_tensors(device, shape):
     x = torch.randn(shape, device=device)
