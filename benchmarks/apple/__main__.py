@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import metalcore.simulator  # noqa: F401
-from metalcore.estimates import chips
+from metalcore.estimates import chips, figures
 from metalcore.estimates.model import RANGES, Parameters, kind_of, times
 
+from . import header
 from .workloads import Workload, Workloads, counts
 
 OUT = Path(__file__).parents[2] / "metalcore" / "estimates" / "fitted.json"
@@ -178,6 +179,8 @@ def main():
         )
         + "\n"
     )
+    figures.fitted.cache_clear()
+    header.write()
     for name, value in fitted._asdict().items():
         print(f"{name:<11} {value:8.3f}  {RANGES[name]}")
 

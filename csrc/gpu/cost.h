@@ -9,14 +9,6 @@
 
 namespace metalcore::gpu {
 
-// That GPU is the M1's with 7 cores: 2.29 TFLOP/s in float32 and 68 GB/s at most (github.com/philipturner/
-// metal-benchmarks). Which part of it kernels reach, nobody has measured there. A tenth of the arithmetic and six
-// tenths of the bandwidth are assumed.
-constexpr double kFlopsPerSecond = 0.23e12;
-constexpr double kBytesPerSecond = 40e9;
-constexpr uint32_t kSlowestCores = 7;
-constexpr double kSecondsPerDispatch = 5e-6;
-
 // The work that a command buffer or a dispatch may hold, in seconds.
 constexpr double kMostSeconds = 0.2;
 
