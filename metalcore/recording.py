@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,10 @@ from ._core import refused
 from ._core.operators import ops
 from ._core.routing import explained
 
-__all__ = ["Buffer", "Dispatch", "Plan", "Recorder", "Recording", "on_meta", "record"]
+__all__ = ["Buffer", "Dispatch", "Plan", "Recorder", "Recording", "on_meta", "planned_for_another", "record"]
+
+# Set while metalcore.estimates counts: ops on all threads plan for another GPU then.
+planned_for_another = threading.Event()
 
 
 class Plan(NamedTuple):

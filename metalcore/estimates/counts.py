@@ -17,6 +17,7 @@ from ..msl.language.translate import translate
 from ..msl.runtime import host
 from ..msl.runtime.library import ShaderLibrary, ShaderProgram
 from ..msl.runtime.targets import SimulatorTarget
+from ..recording import planned_for_another
 from . import instrument
 
 # After so many blocks and accesses of a dispatch no further threadgroup is counted, and a dispatch of more than WHOLE
@@ -116,6 +117,7 @@ def _table(path):
 
 def _counted(entry) -> Counted:
     table = _table(entry["path"])
+    entry["ran"] |= entry["path"] in _ran
     scale = entry["groups"] / entry["sampled"]
     places = [(file.removeprefix(f"{host._KERNELS}/"), line) for file, line in table["places"]]
     instructions: Any = Counter()
@@ -178,13 +180,15 @@ def _compiled(kernel, family):
 
 @contextlib.contextmanager
 def counting(*, family: str = "", events: int = EVENTS, whole: int = WHOLE) -> Iterator[list[Counted]]:
-    """Counts what metalcore's ops on simulated `mps` tensors dispatch inside the block, on all threads. The list has a
-    Counted for each dispatch after the block.
+    """Counts what metalcore's ops and programs on simulated `mps` tensors dispatch inside the block, on all threads.
+    The list has a Counted for each dispatch after the block. What was captured before runs as the function that it
+    was, since its plans were those of another GPU.
 
     Args:
         family: the family of GPUs whose tuning rows plans take, such as "apple9".
         events: after so many blocks and accesses no further threadgroup of a dispatch is counted.
-        whole: a dispatch of more of these does not run as a whole, so that what it writes is not there.
+        whole: a dispatch of more of these does not run as a whole, so that what it writes is not there. Kernels of
+            compile_shader() always do.
 
     Example:
         >>> with metalcore.estimates.counting() as counts:
@@ -197,11 +201,33 @@ def counting(*, family: str = "", events: int = EVENTS, whole: int = WHOLE) -> I
     counts: list[Counted] = []
     _C.simulator_take_counts()
     _C.simulator_set_counting(_compiled, events, whole, family)
+    planned_for_another.set()
+    SimulatorTarget.run = _run_and_count
     try:
         yield counts
     finally:
+        SimulatorTarget.run = _run
+        planned_for_another.clear()
         _C.simulator_set_counting(None, 0, 0, "")
         counts.extend(map(_counted, _C.simulator_take_counts()))
+
+
+def _run_counting(program, kernel, *launch):
+    """Runs a kernel of compile_shader() in a library that counts, which leaves no results. Returns its path."""
+    names = None if len(program.names) <= TOGETHER else [kernel]
+    path = os.fspath(instrument.compiled(program.translation.source(names), msl=program.source))
+    _C.simulator_dispatch(_C.simulator_load(path), kernel, *launch)
+    return path
+
+
+_run = SimulatorTarget.run
+_ran = set()  # the libraries that count the programs whose kernels also ran as wholes
+
+
+def _run_and_count(target, kernel, *launch):
+    """Takes the place of SimulatorTarget.run while kernels are counted."""
+    _ran.add(_run_counting(target._program, kernel, *launch))
+    _run(target, kernel, *launch)
 
 
 class _CountingTarget(SimulatorTarget):
@@ -210,10 +236,8 @@ class _CountingTarget(SimulatorTarget):
     def prepare(self):
         """Leaves errors to the first call."""
 
-    def run(self, kernel, buffers, lengths, threads, group):
-        names = None if len(self._program.names) <= TOGETHER else [kernel]
-        path = instrument.compiled(self._program.translation.source(names), msl=self._program.source)
-        _C.simulator_dispatch(_C.simulator_load(os.fspath(path)), kernel, buffers, lengths, threads, group)
+    def run(self, kernel, *launch):
+        _run_counting(self._program, kernel, *launch)
 
 
 class CountedLibrary(ShaderLibrary):

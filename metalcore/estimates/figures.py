@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from ..recording import Recording, record
 from . import chips
 from .chips import Chip
@@ -155,7 +157,8 @@ def estimate(function: Callable, *arguments: Any, gpu: str = "m1", **options: An
     kernels of others that were measured. The host's time and PyTorch's own operators are not in them.
 
     Args:
-        function: anything that calls metalcore's ops, such as an op itself, a program or a module.
+        function: anything that calls metalcore's ops or kernels of compile_shader(): an op, a module, a program, what
+            was captured, a train step. What was captured is planned anew for the chip; a train step makes a step.
         arguments: its arguments; tensors are on the simulated `mps` device.
         gpu: "m1" to "m5", with -pro, -max or -ultra behind it, and the number of cores behind that where it is not the
             largest: "m3-max-30".
@@ -176,6 +179,7 @@ def estimate(function: Callable, *arguments: Any, gpu: str = "m1", **options: An
         True
     """
     chip = chips.find(gpu)
-    with counting(family=chip.family) as counted:
+    # Backward runs on this thread, so that its operators of PyTorch are seen.
+    with counting(family=chip.family) as counted, torch.autograd.set_multithreading_enabled(False):
         _, recording = record(function, *arguments, **options)
     return Estimate(chip, counted, recording)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from ..overrides.libraries.patches import as_captured
+from ..recording import planned_for_another
 from ._graph import Graph
 from ._inputs import Inputs
 from ._loop import Loop
@@ -121,6 +122,7 @@ class Capture:
         if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
             raise ValueError(f"{what}: warmup must be a number of runs, not {warmup!r}")
         self._what, self._clone, self._lock = what, clone_outputs, threading.Lock()
+        self._function, self._planned_for_another = function, planned_for_another.is_set()
         with torch.inference_mode(False):  # later calls may be outside of it, where they could not copy their inputs
             self._inputs = Inputs(what, examples, bind)
             own = self._inputs.tensors
@@ -150,6 +152,9 @@ class Capture:
                 self.replay.bind(inputs)
             else:
                 self._inputs.copy(inputs)
+            if planned_for_another.is_set() and not self._planned_for_another:  # the replay has this GPU's plans
+                with as_captured():
+                    return _detached(self._function(*(inputs if self._inputs.bind else self._inputs.tensors)))
             self.replay.run()
             return tree_map_only(Tensor, Tensor.clone, self.result) if self._clone else self.result
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..optim import clip_grad_norm_
 from ..optim._multi_tensor import MultiTensor
+from ..recording import planned_for_another
 from ._capture import record
 from ._inputs import Inputs
 
@@ -59,7 +60,10 @@ class TrainStep:
         self._inputs.copy(batch)
         if self._tensors() != self._state:
             self._forget()
-        if self._eager_steps:
+        if planned_for_another.is_set():  # a recording has this GPU's plans
+            loss, self.grad_norm = self._step(*self._inputs.tensors)
+            self._forget()
+        elif self._eager_steps:
             self._eager_steps -= 1
             loss, self.grad_norm = self._step(*self._inputs.tensors)
             self._state = self._tensors()

@@ -109,3 +109,58 @@ def test_the_command_takes_ops_and_files(tmp_path, capsys):
     ):
         assert main(wrong) == 2
         assert message in capsys.readouterr().err
+
+
+def test_programs_of_compile_shader_are_counted_and_leave_their_results():
+    program = metalcore.compile_shader(
+        "kernel void twice(device float* x, uint i [[thread_position_in_grid]]) { x[i] *= 2; }"
+    )
+    x = torch.ones(64, device=DEVICE)
+    found = estimate(program.twice, x)
+    assert [step.counted.kernel for step in found.steps] == ["twice"]
+    assert found.steps[0].counted.memory["device", "store"].bytes == 256 and found.steps[0].counted.ran
+    assert x.tolist() == [2.0] * 64
+    program.twice(x)
+    assert x.tolist() == [4.0] * 64
+
+
+def test_what_was_captured_is_planned_for_the_chip():
+    """The simulated device's own kernels, which a replay would repeat, are none of a GPU's."""
+    x, weight = torch.randn(64, 256, device=DEVICE), torch.ones(256, device=DEVICE)
+
+    def norm(x):
+        return metalcore.rms_norm(x, (256,), weight)
+
+    def kernels(function, *arguments):
+        return [step.counted.kernel for step in estimate(function, *arguments).steps]
+
+    replay = metalcore.capture(norm, x)
+    assert kernels(replay, x) == kernels(norm, x) != list(replay.kernels)
+    assert torch.equal(replay(x), norm(x))
+    program = metalcore.compile(torch.nn.RMSNorm(256, device=DEVICE), (x,))
+    assert kernels(program, x) == kernels(norm, x)
+
+
+def test_train_steps_are_planned_for_the_chip_and_go_on():
+    model = metalcore.nn.RMSNorm(64, device=DEVICE)
+    optimizer = metalcore.optim.AdamW(model.parameters())
+    x = torch.randn(8, 64, device=DEVICE)
+    step = metalcore.compile_train_step(model, lambda y: metalcore.silu(y).sum(), optimizer, x, segments=True)
+    losses = [step(x), step(x), step(x)]
+    own = set(step.replay.recording.kernels)
+    found = estimate(step, x)
+    assert {each.counted.kernel for each in found.steps} - own
+    assert any(name.startswith("aten::sum") for name in found.by_torch)
+    losses += [step(x), step(x), step(x)]
+    assert losses == sorted(losses, reverse=True)
+    assert step.replay is not None
+
+
+def test_the_backend_bounds_command_buffers_by_the_same_numbers():
+    from benchmarks.apple import header
+
+    assert header.HEADER.read_text(encoding="utf-8") == header.text()
+    x = torch.zeros(1 << 22, device=DEVICE)
+    _, recording = metalcore.recording.record(metalcore.relu, x)
+    [step] = estimate(metalcore.relu, x, gpu=header.SLOWEST).steps
+    assert recording.dispatches[0].seconds == pytest.approx(step.high, 0.1)
