@@ -1,4 +1,4 @@
-"""Writes csrc/gpu/slowest_chip.h: the model's figures of the slowest chip, by which the backend bounds command buffers."""
+"""Writes csrc/gpu/slowest_chip.h: figures of the slowest chip, by which the backend bounds command buffers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def text() -> str:
     parameters, errors = fitted()
     flops = chip.cores * LANES * 2 * chip.clock * 1e9
     bytes = chip.bandwidth * 1e9 * parameters.memory / (1 + errors["memory"]["ninth"])
-    return f"""// The slowest GPU that is supported, an {chip.name.upper()} with {chip.cores} cores, as metalcore/estimates has it.
+    name = f"an {chip.name.upper()} with {chip.cores} cores"
+    return f"""// The slowest GPU that is supported, {name}, as metalcore/estimates has it.
 // `python -m benchmarks.apple` writes this file when it fits the model.
 #pragma once
 
