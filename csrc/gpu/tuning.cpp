@@ -131,6 +131,11 @@ Family family_named(std::string_view name) {
   return family;
 }
 
+bool multiplies_tensors(const Tensor& tensor) {
+  Backend* const backend = backend_of(tensor);
+  return !backend || backend->multiplies_tensors();
+}
+
 Family family_of(const Tensor& tensor) {
   const Family family = chosen.load(std::memory_order_relaxed);
   Backend* const backend = backend_of(tensor);

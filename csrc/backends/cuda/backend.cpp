@@ -4,6 +4,7 @@
 
 #include "launches.h"
 
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -72,6 +73,12 @@ class CudaBackend final : public gpu::Backend {
   // Plans were tuned only on these NVIDIA GPUs, and others use the same numbers.
   std::string_view family() override { return "hopper"; }
   uint32_t cores() override { return multiprocessors(); }
+  // Their kernels have a fast way from compute capability 8.0 on.
+  bool multiplies_tensors() override {
+    static std::atomic<uint32_t> major = 0;
+    if (major == 0) major = capability_major();
+    return major == 0 || major >= 8;
+  }
 
   void submit(int device_index, const gpu::Recording& recording, size_t first) override {
     const Device& current = device(device_index);

@@ -149,17 +149,24 @@ const Device& device(int index) {
   return *devices[index].load(std::memory_order_relaxed);
 }
 
-uint32_t multiprocessors() {
+namespace {
+
+uint32_t attribute_of_first(DeviceAttribute which) {
   try {
     Context context = nullptr;
     if (open_driver().current_context(&context) != kSuccess) return 0;
     DeviceNumber number = 0;
     check(driver().device(&number, 0), "finding the GPU");
-    return static_cast<uint32_t>(attribute(driver(), DeviceAttribute::kMultiprocessors, number));
+    return static_cast<uint32_t>(attribute(driver(), which, number));
   } catch (const std::runtime_error&) {  // there is no driver, or this process cannot use it
     return 0;
   }
 }
+
+}  // namespace
+
+uint32_t multiprocessors() { return attribute_of_first(DeviceAttribute::kMultiprocessors); }
+uint32_t capability_major() { return attribute_of_first(DeviceAttribute::kCapabilityMajor); }
 
 CurrentContext::CurrentContext(const Device& device) {
   Context current = nullptr;

@@ -121,6 +121,8 @@ const Device& device(int index);
 // The multiprocessors of the first GPU, or 0 as long as nobody in this process has initialized the driver. It does not
 // do that itself: a process that only asks for plans may fork, and its children could not use the driver then.
 uint32_t multiprocessors();
+// The major number of its compute capability, or 0 likewise.
+uint32_t capability_major();
 
 // While it lives, the device's context is the calling thread's.
 class CurrentContext {

@@ -79,7 +79,9 @@ void check_operands(const char* op, const Tensor& a, const Tensor& b) {
 GemmPlan plan_for(const char* op, const GemmProblem& problem, const Tensor& a) {
   check(gemm_countable(problem), "metalcore::", op, ": ", problem.rows, "x", problem.terms, " times ", problem.terms,
         "x", problem.columns, " is more than kernels can count");
-  return plan_gemm(problem, a.element_size(), gemm_tuning(a));
+  GemmTuning tuning = gemm_tuning(a);
+  tuning.units = tuning.units && gpu::multiplies_tensors(a);
+  return plan_gemm(problem, a.element_size(), tuning);
 }
 
 Tensor matmul(const Tensor& a, const Tensor& b, const MaybeTensor& bias_, const MaybeTensor& residual_,
