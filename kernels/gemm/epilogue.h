@@ -31,14 +31,11 @@ struct Epilogue {
   device const T* residual;
   device T* result;
 
-  T value(constant GemmParams& p, uint row, uint column, float sum) const {
+  void store(constant GemmParams& p, uint row, uint column, float sum) const {
     float value = p.alpha * sum;
     if (p.has_bias) value += static_cast<float>(bias[row * p.bias_row + column * p.bias_column]);
     if (p.has_residual)
       value = fma(p.beta, static_cast<float>(residual[row * p.residual.row + column * p.residual.column]), value);
-    return static_cast<T>(activated<T>(value, p.activation));
-  }
-  void store(constant GemmParams& p, uint row, uint column, float sum) const {
-    result[row * p.result.row + column * p.result.column] = value(p, row, column, sum);
+    result[row * p.result.row + column * p.result.column] = static_cast<T>(activated<T>(value, p.activation));
   }
 };

@@ -56,30 +56,44 @@ template <typename T, uint kRows, uint kColumns, uint kThreads, bool kAcrossA, b
     sums.store(part(to, columns, rows, p.result.row, p.result.column));
     return;
   }
-  const Epilogue<T> epilogue = {bias, residual + batch_offset(p, p.residual, job.member),
-                                result + batch_offset(p, p.result, job.member)};
+  device T* const results = result + batch_offset(p, p.result, job.member);
   // All destinations of an operation have the same layout.
   auto values = multiply.template get_destination_cooperative_tensor<decltype(left), decltype(right), T>();
   if (!p.has_bias && !p.has_residual && p.activation == 0) {
 #pragma unroll
     for (ushort i = 0; i < sums.get_capacity(); ++i) values[i] = T(p.alpha * sums[i]);
   } else {
-    // A copy, which may be in memory: the formulas stand a few times in the code.
+    // A copy, which may be in memory, so that the loops need not be unrolled. They have no branches, so that loads go
+    // on at the same time: elements outside take what is at the edge.
     auto held = multiply.template get_destination_cooperative_tensor<decltype(left), decltype(right), float>();
 #pragma unroll
-    for (ushort i = 0; i < sums.get_capacity(); ++i) held[i] = sums[i];
-#pragma unroll 4
-    for (ushort i = 0; i < held.get_capacity(); ++i) {
+    for (ushort i = 0; i < sums.get_capacity(); ++i) held[i] = p.alpha * sums[i];
+    const auto place = [&](ushort i) {
       const auto at = held.get_multidimensional_index(i);
-      const uint to_row = job.begin_row + at[1], to_column = column + at[0];
-      if (held.is_valid_element(i) && to_row < job.end_row && to_column < p.columns)
-        held[i] = float(epilogue.value(p, to_row, to_column, held[i]));
+      return uint2(min(job.begin_row + at[1], job.end_row - 1), min(column + at[0], p.columns - 1));
+    };
+    if (p.has_bias) {
+#pragma unroll 8
+      for (ushort i = 0; i < held.get_capacity(); ++i)
+        held[i] += static_cast<float>(bias[place(i).x * p.bias_row + place(i).y * p.bias_column]);
+    }
+    if (p.has_residual) {
+      device const T* const added = residual + batch_offset(p, p.residual, job.member);
+#pragma unroll 8
+      for (ushort i = 0; i < held.get_capacity(); ++i) {
+        const T element = added[place(i).x * p.residual.row + place(i).y * p.residual.column];
+        held[i] = fma(p.beta, static_cast<float>(element), held[i]);
+      }
+    }
+    if (p.activation != 0) {
+#pragma unroll 4
+      for (ushort i = 0; i < held.get_capacity(); ++i) held[i] = activated<T>(held[i], p.activation);
     }
 #pragma unroll
     for (ushort i = 0; i < sums.get_capacity(); ++i) values[i] = T(held[i]);
   }
-  values.store(part(epilogue.result + job.begin_row * p.result.row + column * p.result.column, columns, rows,
-                    p.result.row, p.result.column));
+  values.store(part(results + job.begin_row * p.result.row + column * p.result.column, columns, rows, p.result.row,
+                    p.result.column));
 }
 
 template <typename T>

@@ -26,7 +26,7 @@ const gpu::Table<GemmTuning> gemm_tuning("gemm",
                                           {.family = "apple8", .short_steps = true},
                                           {.family = "apple9", .short_steps = true},
                                           {.family = "apple10", .short_steps = true},
-                                          {.family = "hopper", .large_tiles = 64, .units = true},
+                                          {.family = "hopper", .large_tiles = 64, .units = true, .wide_tiles = 72},
                                           {.family = "simulator", .large_tiles = 64}});
 
 GemmMatrix matrix_of(const Tensor& tensor) {

@@ -174,7 +174,7 @@ constexpr UnitTile kUnitTiles[] = {
     {GEMM_UNIT_ROWS, GEMM_UNIT_WIDE, GEMM_UNIT_WIDE_THREADS, VARIANTS("_wide")},
 };
 #undef VARIANTS
-constexpr int64_t kLeastSplitTerms = 256;  // of a threadgroup
+constexpr int64_t kLeastSplitTerms = 1024;  // of a threadgroup
 
 // Elements of rows or else of columns are neighbours, and the tensors of a kernel have strides of 32 bits.
 bool is_unit_operand(const GemmMatrix& m) {
