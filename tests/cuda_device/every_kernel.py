@@ -167,9 +167,9 @@ def gemm(device, dtype):
         yield "matmul, large tiles", metalcore.matmul(a, b)
         yield "matmul, large tiles, transposed", metalcore.matmul(b.T, a.T)
     with tuned("hopper"):
-        for rows, columns in ((1500, 200), (300, 100), (300, 40), (300, 12)):
-            b = random(device, dtype, 600, columns)
-            for a in (random(device, dtype, rows, 600), random(device, dtype, 600, rows).T):
+        for rows, columns, terms in ((72 * 128, 200, 40), (300, 100, 2100), (300, 40, 2100), (300, 12, 2100)):
+            b = random(device, dtype, terms, columns)
+            for a in (random(device, dtype, rows, terms), random(device, dtype, terms, rows).T):
                 for name, right in (("rows", b), ("columns", b.T.contiguous().T)):
                     yield f"matmul, units, {columns} columns, {name}", metalcore.matmul(a, right)
 

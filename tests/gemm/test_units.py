@@ -1,4 +1,4 @@
-"""Products by units that multiply tensors, as plans for Hopper have them, against float64 products."""
+"""Products by units that multiply tensors, against float64 products."""
 
 import pytest
 import torch
@@ -8,6 +8,7 @@ from rows import tuned
 from test_matmul import assert_near, matrix
 
 import metalcore
+from metalcore import _C
 from metalcore.recording import record
 
 HALVES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -17,9 +18,12 @@ pytestmark = pytest.mark.only_on("simulator", "cuda")
 
 
 @pytest.fixture(autouse=True)
-def on_hopper():
-    with tuned("hopper"):
-        yield
+def units(device):
+    """Units take what they can, wide tiles too, with threadgroups as many as a Hopper GPU runs at once."""
+    numbers = [("gemm", "units", [1]), ("gemm", "wide_tiles", [1]), ("gemm", "unit_threadgroups", [132])]
+    _C.use_measured(device, _C.gpu_family(device), numbers)
+    yield
+    _C.use_measured(device, _C.gpu_family(device), [])
 
 
 @HALVES
@@ -55,7 +59,7 @@ def test_what_is_made_of_sums(device, dtype, shape):
 
 
 @HALVES
-@pytest.mark.parametrize("shape", [(16, 80, 600), (80, 40, 1030), (130, 150, 512)], ids=str)
+@pytest.mark.parametrize("shape", [(16, 80, 2500), (70, 40, 3100), (130, 70, 2049)], ids=str)
 def test_threadgroups_share_terms(device, dtype, shape):
     """The last part of the terms is shorter."""
     rows, columns, terms = shape
@@ -105,3 +109,22 @@ def test_float32_stays_float32(device):
     result, recording = record(metalcore.matmul, a, b)
     assert recording.kernels == ("gemm_float",)
     assert_near(result, a, b)
+
+
+def test_which_products_have_units(device):
+    def variant(a, b):
+        return metalcore.explain("matmul", a, b, dtype=torch.bfloat16).variant
+
+    with tuned("hopper"):
+        names = {shapes: variant(*shapes) for shapes in (
+            ((9 * 128, 64), (64, 8 * 256)),
+            ((9 * 128, 64), (64, 8 * 256 - 256)),  # fewer wide tiles
+            ((4096, 64), (64, 64)),
+            ((16, 64), (64, 4096)),
+            ((8, 64), (64, 4096)),
+        )}  # fmt: skip
+    kernels = ["gemm_unit_nn_wide", "gemm_unit_nn", "gemm_unit_nn_some", "gemm_unit_tt_few", "gemv_columns4"]
+    assert list(names.values()) == kernels
+    for family in ("baseline", "apple10", "simulator"):
+        with tuned(family):
+            assert not variant((4096, 64), (64, 4096)).startswith("gemm_unit")
