@@ -4,6 +4,7 @@ import pytest
 import torch
 from cholesky_cases import boundaries, check_factor, plan, random, symmetric_part
 from matrices import positive_definite
+from references import assert_same_error
 from rows import FAMILIES, tuned
 
 import metalcore
@@ -131,3 +132,25 @@ def test_kernels_are_clean_in_checking_mode(device, family):
             with tuned(family), metalcore.simulator.checking():
                 L = metalcore.cholesky(A.to(device), upper=upper)
             check_factor(A, L.cpu(), upper, ["random"] * 3)
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (4, 3, 3), (2, 3, 40, 40)])
+def test_the_error_of_a_matrix_without_a_factor_is_torchs(device, shape):
+    A = random(*shape)
+    A.view(-1, *shape[-2:])[-1, 2, 2] = -1
+    for name, options in (("cholesky", {}), ("cholesky_ex", {"check_errors": True})):
+        assert_same_error(
+            lambda: getattr(metalcore, name)(A.to(device), **options), lambda: getattr(torch.linalg, name)(A, **options)
+        )
+
+
+def test_large_single_matrices_go_to_torch_on_nvidia(device):
+    with tuned("hopper"):
+        plan = metalcore.explain("cholesky", (1, 1024, 1024))
+        assert plan.variant == "torch" and plan.kernels == ("info_any",) and "PyTorch" in plan.why
+        assert metalcore.explain("cholesky", (1024, 1024), upper=True).variant == "blocked"
+        assert metalcore.explain("cholesky", (2, 1024, 1024)).variant == "blocked"
+        A = random(1, 1024, 1024)
+        L, info = metalcore.cholesky_ex(A.to(device))
+    check_factor(A, L.cpu(), False, ["random"])
+    assert info.tolist() == [0]

@@ -1,4 +1,4 @@
-"""eig and eigvals against LAPACK in float64, and as replacements for torch.linalg's."""
+"""eig and eigvals against LAPACK in float64."""
 
 import pytest
 import torch
@@ -6,7 +6,6 @@ from eig_cases import check_eig, check_values, general, general_complex, isolate
 from jacobi_cases import plan
 from matrices import EPS
 from rows import FAMILIES, tuned
-from spectral import LAYOUTS, placed, same_error
 
 import metalcore
 
@@ -85,23 +84,6 @@ def test_on_the_cpu(device):
     assert (values[0] - L[0]).abs().max() <= 1e-4
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_strides(device, layout):
-    A = LAYOUTS[layout]()
-    L, V = metalcore.eig(placed(A, device))
-    assert L.is_contiguous() and V.is_contiguous()
-    expected = metalcore.eig(A.contiguous().to(device))
-    assert torch.equal(L.cpu(), expected[0].cpu()) and torch.equal(V.cpu(), expected[1].cpu())
-
-
-@pytest.mark.parametrize("shape", [(0, 0), (2, 0, 0), (0, 3, 3), (0, 70, 70), (3, 0, 5, 5)])
-def test_empty(device, shape):
-    A = torch.empty(shape, device=device)
-    for ours, theirs in zip(metalcore.eig(A), torch.linalg.eig(torch.empty(shape))):
-        assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
-    assert metalcore.eigvals(A).shape == shape[:-1]
-
-
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize(
     "n, dtype", [*((n, torch.float32) for n in (2, 16, 30, 50, 70)), *((n, torch.complex64) for n in (2, 40, 70))]
@@ -122,32 +104,6 @@ def test_many_matrices_have_the_same_bits_as_one(device):
     check_eig(A.cpu().flatten(0, 1), L.cpu().flatten(0, 1), V.cpu().flatten(0, 1), ["random"] * 21)
     for one, other in zip(metalcore.eig(A[1, 4]), (L[1, 4], V[1, 4])):
         assert torch.equal(one, other)
-
-
-def test_out(device):
-    A = torch.randn(3, 4, 4, device=device)
-    expected = metalcore.eig(A)
-    L, V = (torch.empty(0, device=device, dtype=torch.complex64) for _ in "LV")
-    result = metalcore.eig(A, out=(L, V))
-    assert isinstance(result, torch.return_types.linalg_eig)
-    assert result.eigenvalues is L and result.eigenvectors is V
-    assert torch.equal(L, expected.eigenvalues) and torch.equal(V, expected.eigenvectors)
-    values = torch.empty(0, device=device, dtype=torch.complex64)
-    assert metalcore.eigvals(A, out=values) is values
-    with pytest.raises(RuntimeError, match="Expected out tensor to have dtype"):
-        metalcore.eigvals(A, out=torch.empty(0, device=device))
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda linalg, device: linalg.eig(torch.randn(3, 4, device=device)),
-        lambda linalg, device: linalg.eigvals(torch.randn(2, 4, 3, device=device)),
-        lambda linalg, device: linalg.eig(torch.randn(3, device=device)),
-    ],
-)
-def test_errors_are_torchs(device, call):
-    same_error(call, metalcore, torch.linalg, device)
 
 
 def _loss(linalg, A):

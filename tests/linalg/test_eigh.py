@@ -1,4 +1,4 @@
-"""eigh and eigvalsh as replacements for torch.linalg's: arguments, results, layouts, dtypes, errors."""
+"""eigh and eigvalsh of one triangle, of PyTorch's samples, and of arguments that PyTorch refuses."""
 
 import random
 
@@ -6,18 +6,9 @@ import pytest
 import torch
 from matrices import EPS
 from opinfo import check_samples
-from spectral import LAYOUTS, check_eigh, eigh_condition, placed, same_error, unique_eigh
+from spectral import check_eigh, eigh_condition, same_error, unique_eigh
 
 import metalcore
-
-
-def test_are_the_namesakes(device):
-    assert metalcore.eigh is metalcore.linalg.eigh and metalcore.eigvalsh is metalcore.linalg.eigvalsh
-    A = torch.randn(4, 4, device=device)
-    result = metalcore.eigh(A, UPLO="U")
-    assert isinstance(result, torch.return_types.linalg_eigh)
-    assert result[0] is result.eigenvalues and result[1] is result.eigenvectors
-    assert torch.equal(metalcore.eigvalsh(A=A), metalcore.eigvalsh(A, "L"))
 
 
 @pytest.mark.parametrize(
@@ -41,41 +32,6 @@ def test_reads_one_triangle(device, shape, UPLO):
     values = metalcore.eigvalsh(A.to(device), UPLO).cpu().double()
     expected = torch.linalg.eigvalsh(clean.double(), UPLO)
     assert ((values - expected).abs() <= 5 * max(8, shape[-1]) * EPS * expected.abs().amax(-1, keepdim=True)).all()
-
-
-@pytest.mark.parametrize("shape", [(0, 0), (2, 0, 0), (0, 3, 3), (0, 70, 70), (0, 300, 300), (3, 0, 5, 5)])
-def test_empty(device, shape):
-    A = torch.empty(shape, device=device)
-    for ours, theirs in zip(metalcore.eigh(A), torch.linalg.eigh(torch.empty(shape))):
-        assert ours.shape == theirs.shape
-    assert metalcore.eigvalsh(A).shape == shape[:-1]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_strides(device, layout):
-    A = LAYOUTS[layout]()
-    check_eigh(A, *metalcore.eigh(placed(A, device)))
-    check_eigh(A, *metalcore.eigh(placed(A, device), "U"), "U")
-
-
-def test_out(device):
-    A = torch.randn(3, 4, 4, device=device)
-    expected = metalcore.eigh(A)
-    new = lambda **kwargs: torch.empty(0, **{"device": device, **kwargs})  # noqa: E731
-    L, V = torch.empty(3, 8, device=device)[:, ::2], new()
-    result = metalcore.eigh(A, out=(L, V))
-    assert result.eigenvalues is L and result.eigenvectors is V
-    assert torch.equal(L, expected.eigenvalues) and torch.equal(V, expected.eigenvectors)
-    values = new()
-    assert metalcore.eigvalsh(A, out=values) is values and torch.equal(values, metalcore.eigvalsh(A))
-    metalcore.eigh(A, out=(L, A))  # in place of the input
-    assert torch.equal(A, expected.eigenvectors)
-    with pytest.raises(TypeError, match="expected tuple of 2 elements but got 1"):
-        metalcore.eigh(A, out=(new(),))
-    with pytest.raises(RuntimeError, match="Expected out tensor to have dtype"):
-        metalcore.eigvalsh(A, out=new(dtype=torch.int32))
-    with pytest.raises(RuntimeError, match="don't support automatic differentiation"):
-        metalcore.eigh(A.requires_grad_(), out=(L, V))
 
 
 @pytest.mark.parametrize(

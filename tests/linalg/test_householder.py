@@ -3,6 +3,7 @@
 import pytest
 import torch
 from matrices import EPS, check_below, matrices, norm, unit
+from opinfo import check_errors
 from rows import tuned
 
 import metalcore
@@ -174,3 +175,44 @@ def test_kernels_are_clean_in_checking_mode(device, m, n):
         C = metalcore.ormqr(a[..., :k], tau, Q)
     assert (norm(A - Q.cpu() @ upper(a.cpu())) / norm(A)).max() <= 10 * max(m, n) * EPS
     assert norm(C.cpu() - dense(a.cpu(), tau.cpu()) @ Q.cpu().double()).max() <= 10 * m * EPS * m**0.5
+
+
+def test_no_reflectors_give_the_identity(device):
+    for m, n in ((4, 3), (200, 140)):
+        Q = metalcore.householder_product(torch.randn(2, m, n, device=device), torch.empty(2, 0, device=device))
+        assert torch.equal(Q.cpu(), torch.eye(m, n).expand(2, m, n))
+
+
+def test_opinfo_errors(device):
+    check_errors(metalcore.ormqr, "ormqr", device, messages=True)  # there are none of the others
+
+
+def test_block_reflectors_refuse_what_does_not_fit(device):
+    V, tau, C = (torch.randn(shape, device=device) for shape in ((5, 3), (3,), (5, 2)))
+    with pytest.raises(RuntimeError, match=r"larft: expected V \(\*, m, k\)"):
+        metalcore.larft(V, tau[:2])
+    with pytest.raises(RuntimeError, match=r"larft: expected V \(\*, m, k\)"):
+        metalcore.larft(V.mT, torch.randn(5, device=device))
+    with pytest.raises(RuntimeError, match=r"larfb: expected .* C \(\*, n, m\)"):
+        metalcore.larfb(V, metalcore.larft(V, tau), C, left=False)
+
+
+@pytest.mark.lenient
+@pytest.mark.parametrize("m, n", [(150, 140), (30, 8), (2100, 70)])
+def test_what_goes_to_torch(device, m, n):
+    A, C = torch.randn(m, n), torch.randn(m, 3)
+    with tuned("hopper"):
+        plans = metalcore.explain("ormqr", (m, n), (n,), (m, 3)), metalcore.explain("geqrf", (m, n))
+        assert "torch" in {plan.variant for plan in plans}
+        a, tau = metalcore.geqrf(A.to(device))
+        Q, product = metalcore.householder_product(a, tau), metalcore.ormqr(a, tau, C.to(device))
+    expected = torch.geqrf(A.double())
+    assert norm(Q.cpu() - torch.linalg.householder_product(*expected)) <= 10 * m * EPS * n
+    assert norm(product.cpu() - torch.ormqr(*expected, C.double())) <= 10 * m * EPS * n * norm(C)
+
+
+def test_ormqr_of_the_transpose_undoes_it(device):
+    a, tau = metalcore.geqrf(torch.randn(4, 60, 40, device=device))
+    C = torch.randn(4, 60, 9, device=device)
+    back = metalcore.ormqr(a, tau, metalcore.ormqr(a, tau, C), transpose=True)
+    assert norm((back - C).cpu()).max() <= 10 * 60 * EPS * norm(C.cpu()).max()

@@ -4,6 +4,8 @@ import pytest
 import torch
 from lu_cases import SHAPES, boundaries, check_factors, plan, unpack
 from matrices import EPS, matrices, norm
+from opinfo import error_inputs
+from references import assert_same_error
 from rows import FAMILIES, tuned
 
 import metalcore
@@ -132,3 +134,53 @@ def test_kernels_are_clean_in_checking_mode(device, m, n):
     with metalcore.simulator.checking():
         check_factors(A, *factors(A, device), ["random"] * 2)
         metalcore.lu(A.to(device))
+
+
+@pytest.mark.parametrize("of_factors, of_columns", [((), (3,)), ((1,), (2, 3)), ((3,), (1,))], ids=str)
+def test_lu_solve_in_vmap(device, of_factors, of_columns):
+    """PyTorch's rule for vmap takes wrong pivots where the batches broadcast."""
+    A, B = torch.randn(2, *of_factors, 4, 4, device=device), torch.randn(2, *of_columns, 4, 3, device=device)
+    LU, pivots = metalcore.lu_factor(A)
+    found = torch.func.vmap(metalcore.lu_solve)(LU, pivots, B)
+    expected = torch.stack([metalcore.lu_solve(LU[i], pivots[i], B[i]) for i in range(2)])
+    scale = expected.abs().max().item()
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3 * scale)
+
+
+@pytest.mark.parametrize("name", ["inv", "inv_ex", "lu_factor", "lu_factor_ex", "solve", "solve_ex", "lu_solve"])
+def test_error_inputs(device, name):
+    for error in error_inputs(f"linalg.{name}", device):
+        sample = error.sample_input
+        with pytest.raises(error.error_type):
+            getattr(metalcore, name)(sample.input, *sample.args, **sample.kwargs)
+
+
+@pytest.mark.parametrize("name", ["inv_ex", "lu_factor_ex", "solve_ex"])
+def test_check_errors(device, name):
+    A = torch.ones(2, 3, 3)
+    inputs = (A, A) if name == "solve_ex" else (A,)
+    assert getattr(metalcore, name)(*[t.to(device) for t in inputs])[-1].tolist() == [2, 2]
+    assert_same_error(
+        lambda: getattr(metalcore, name)(*[t.to(device) for t in inputs], check_errors=True),
+        lambda: getattr(torch.linalg, name)(*inputs, check_errors=True),
+    )
+
+
+@pytest.mark.parametrize("n", [1, 3, 8, 20, 50, 140])
+def test_determinants(device, n):
+    A = torch.randn(4, n, n) / n**0.5
+    A[3, :, 0] = 0
+    value, (sign, logarithm) = metalcore.det(A.to(device)).cpu().double(), metalcore.slogdet(A.to(device))
+    expected, exact = torch.linalg.det(A.double()), torch.linalg.slogdet(A.double())
+    condition = torch.linalg.cond(A[:3].double())
+    # The factors are those of a matrix that differs by 10 n eps at most; a determinant's derivative is det(A) A⁻ᵀ.
+    bound = 10 * n**2 * EPS * condition
+    assert ((value - expected)[:3].abs() <= bound * expected[:3].abs()).all() and value[3] == 0
+    assert torch.equal(sign.cpu().double(), exact.sign) and logarithm[3] == -torch.inf
+    assert ((logarithm.cpu() - exact.logabsdet)[:3].abs() <= bound).all()
+
+
+def test_determinants_do_not_overflow_on_the_way(device):
+    A = torch.diag(torch.tensor([1e30, 1e30, 1e-30, 1e-30, 2.0])).to(device)
+    torch.testing.assert_close(metalcore.det(A).item(), 2.0, rtol=8 * EPS, atol=0)
+    assert metalcore.det(A[:2, :2]).item() == torch.inf and metalcore.det(A[2:4, 2:4]).item() == 0

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from matrices import EPS, matrices, norm
+from opinfo import check_samples
 from qr_cases import COMPLETE_SHAPES, SHAPES, boundaries, check_factors, plan
 from rows import FAMILIES, tuned
 
@@ -92,3 +93,38 @@ def test_tall_and_thin_takes_no_square_of_the_height(device, m, n):
     # A dispatch has at most as many threads as the matrix has entries, times the values that a lane's registers hold.
     for step in plan.steps:
         assert step.grid[0] * step.threadgroup[0] <= 8 * m * n
+
+
+def test_opinfo_samples(device):
+    # Gradients: test_qr_gradient.py, with modes and shapes that have one.
+    check_samples(metalcore.qr, "linalg.qr", device, torch.float32, orders=0)
+
+
+def test_what_goes_to_torch(device):
+    A = torch.randn(2100, 70)
+    with tuned("hopper"):
+        for mode in ("reduced", "r"):
+            assert metalcore.explain("qr", (2100, 70), mode=mode).variant == "torch"
+            Q, R = (x.cpu() for x in metalcore.qr(A.to(device), mode))
+            assert Q.is_contiguous() and R.is_contiguous()
+            check_factors(A[None], Q[None] if mode != "r" else Q, R[None], mode, ["random"])
+
+
+@pytest.mark.only_on("simulator")
+@pytest.mark.parametrize(
+    "shape, mode",
+    [
+        ((3, 4, 5), "reduced"),
+        ((40, 20), "complete"),
+        ((2, 60, 40), "reduced"),
+        ((1030, 3), "reduced"),
+        ((150, 140), "r"),
+        ((2060, 66), "r"),
+    ],
+)
+def test_kernels_are_clean_in_checking_mode(device, shape, mode):
+    A = torch.randn(shape)
+    with metalcore.simulator.checking():
+        R = metalcore.qr(A.to(device), mode).R
+    expected = torch.linalg.qr(A.double(), mode)
+    assert norm(R.cpu() - expected.R).max() <= 10 * max(shape) ** 2 * EPS * norm(A).max()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from matrices import EPS, of_spectrum
 from opinfo import check_samples
-from spectral import LAYOUTS, placed, same_error
+from spectral import same_error
 
 import metalcore
 
@@ -67,22 +67,6 @@ def test_a_bad_matrix_spoils_its_own_result_only(device, bad):
     assert metalcore.pinv(A.to(device))[1].isnan().all()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_strides(device, layout):
-    A = LAYOUTS[layout]()
-    on_device, contiguous = placed(A, device), A.contiguous().to(device)
-    assert torch.equal(metalcore.matrix_rank(on_device), metalcore.matrix_rank(contiguous))
-    assert torch.equal(metalcore.cond(on_device), metalcore.cond(contiguous))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_computed_in_float32(device, dtype):
-    A = torch.randn(3, 6, 4).to(dtype).to(device)
-    A[1, :, 1] = A[1, :, 0]
-    assert metalcore.matrix_rank(A).tolist() == [4, 3, 4]
-    assert metalcore.cond(A).dtype == dtype and torch.equal(metalcore.cond(A), metalcore.cond(A.float()).to(dtype))
-
-
 @pytest.mark.parametrize("p", [None, 2, 2.0, -2, "nuc", "fro", 1, -1, 1.0, INFINITY, -INFINITY])
 def test_condition(device, p):
     spectra = [9, 5, 4, 2, 1 / 2], [1, 1, 1, 1, 1], [3, 1, 1, 1, 1e-3]
@@ -104,19 +88,6 @@ def test_condition_of_rectangles(device):
     A = torch.randn(3, 7, 4)
     torch.testing.assert_close(metalcore.cond(A.to(device)).cpu(), torch.linalg.cond(A), rtol=1e-4, atol=0)
     same_error(lambda linalg, device: linalg.cond(A.to(device), 1), metalcore, torch.linalg, device)
-
-
-def test_out(device):
-    A = torch.randn(3, 4, 4, device=device)
-    for function, dtypes in (
-        (metalcore.matrix_rank, (torch.int64, torch.int32)),
-        (metalcore.cond, (torch.float32, torch.float16)),
-    ):
-        for dtype in dtypes:
-            out = torch.empty(0, dtype=dtype, device=device)
-            assert function(A, out=out) is out and torch.equal(out, function(A).to(dtype))
-    # It is not differentiable, so `out` is allowed.
-    metalcore.matrix_rank(A.requires_grad_(), out=torch.empty(0, dtype=torch.int64, device=device))
 
 
 def new(device, dtype):

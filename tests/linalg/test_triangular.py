@@ -155,3 +155,62 @@ def test_kernels_are_clean_in_checking_mode(device, family):
             for upper, left in itertools.product((False, True), repeat=2):
                 B = torch.randn(3, n, columns) if left else torch.randn(3, columns, n)
                 check(device, well_conditioned(3, n, n), B, upper, left)
+
+
+BROADCASTS = [
+    ((3, 4, 4), (4, 2)),
+    ((4, 4), (3, 4, 2)),
+    ((1, 4, 4), (3, 4, 2)),
+    ((2, 1, 4, 4), (3, 4, 2)),
+    ((3, 4, 4), (2, 1, 4, 2)),
+    ((3, 1, 40, 40), (1, 2, 40, 6)),
+    ((1, 1, 140, 140), (2, 140, 6)),
+]
+
+
+EMPTY = [
+    ((0, 0), (0, 2)),
+    ((3, 3), (3, 0)),
+    ((0, 3, 3), (3, 2)),
+    ((2, 0, 0), (2, 0, 3)),
+    ((2, 40, 40), (2, 40, 0)),
+    ((0, 1, 3, 3), (5, 3, 2)),
+]
+
+
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("a, b", BROADCASTS + EMPTY)
+def test_batches_broadcast(device, a, b, left):
+    A, B = well_conditioned(*a), torch.randn(b)
+    B = B if left else B.mT
+    X = metalcore.solve_triangular(A.to(device), B.to(device), upper=True, left=left)
+    expected = torch.linalg.solve_triangular(A.double(), B.double(), upper=True, left=left)
+    assert X.shape == expected.shape
+    torch.testing.assert_close(X.cpu().double(), expected, rtol=0, atol=1e-4)
+
+
+class TestTrsm:
+    @pytest.mark.parametrize("side, uplo, transa, diag", list(itertools.product("LR", "UL", "NTC", "NU")))
+    def test_means_what_blas_means(self, device, side, uplo, transa, diag):
+        A, B = well_conditioned(5, 5), torch.randn(5, 3) if side == "L" else torch.randn(3, 5)
+        options = {"side": side, "uplo": uplo, "transa": transa, "diag": diag}
+        X = metalcore.linalg.trsm(A.to(device), B.to(device), alpha=-2.5, **options)
+        T = (A.triu() if uplo == "U" else A.tril()).double()
+        if diag == "U":
+            T.diagonal().fill_(1)
+        T = T if transa == "N" else T.mT
+        X = X.cpu().double()
+        torch.testing.assert_close(T @ X if side == "L" else X @ T, -2.5 * B.double(), rtol=0, atol=1e-5)
+
+    def test_zero_alpha_does_not_look_at_a(self, device):
+        X = metalcore.linalg.trsm(torch.zeros(3, 3, device=device), torch.randn(3, 2, device=device), alpha=0.0)
+        assert torch.equal(X.cpu(), torch.zeros(3, 2))
+
+    def test_complex_conjugates(self):
+        A, B = torch.randn(4, 4, dtype=torch.complex128), torch.randn(4, 2, dtype=torch.complex128)
+        torch.testing.assert_close(A.tril().mH @ metalcore.linalg.trsm(A, B, transa="C", alpha=2j), 2j * B)
+
+    @pytest.mark.parametrize("wrong", [{"side": "X"}, {"uplo": "l"}, {"transa": ""}, {"diag": None}])
+    def test_letters(self, device, wrong):
+        with pytest.raises(ValueError, match=f"trsm: {next(iter(wrong))} must be one of"):
+            metalcore.linalg.trsm(torch.eye(3, device=device), torch.eye(3, device=device), **wrong)
