@@ -56,7 +56,7 @@ lint: $(VENV)run $(VENV)test $(VENV)lint
 	@tools/lint.sh
 
 test: $(VENV)test lint $(BUILT)
-	@$(RUN) -m pytest -n 2 --dist worksteal -rs tests
+	@$(RUN) -m pytest -n 2 --dist worksteal -rs --ignore tests/smoke tests
 	@echo "--- the ops again, in checking mode"
 	@METALCORE_CHECK=1 $(RUN) -m pytest -n 2 tests/smoke
 	@echo "--- the ops, and the ends of float32's range, where subnormal numbers are zero"

@@ -76,5 +76,18 @@ class Made:
 
 
 CASES = {f"{op.name}, {sample.name}": Case(op, sample) for op in OPS.values() for sample in op.samples()}
+
+
+def form(case):
+    """What the host's code sees of a case: all apart from sizes, which choose kernels."""
+    sample = case.sample
+    arguments = getattr(sample.arguments, "__code__", sample.arguments)
+    shapes = [(len(shape), 0 in shape, shape[-2:-1] < shape[-1:]) for shape in sample.shapes]
+    return case.op.name, arguments, str(sorted(sample.options.items())), str(shapes)
+
+
+_LARGEST_FIRST = sorted(CASES, key=lambda name: -CASES[name].sample.elements)
+# The smallest case of each form.
+FORMS = sorted({form(CASES[name]): name for name in _LARGEST_FIRST}.values())
 # The host does not wait for these ops, so that graphs go on without it.
 WITHOUT_HOST = {name: case for name, case in CASES.items() if not case.op.waits}

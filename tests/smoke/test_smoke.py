@@ -1,6 +1,6 @@
 """Every op, forward and backward, on the samples that together launch every kernel that its plans choose here.
 
-`make test` runs this a second time in checking mode. The self-test's test has all samples.
+`make test` runs this in checking mode, and where subnormal numbers are zero. The self-test's test has all samples.
 """
 
 import pytest
