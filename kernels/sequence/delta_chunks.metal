@@ -6,7 +6,7 @@
 //
 // The first kernel has all chunks at once, and leaves the inverse of I + M, and P. The second one walks along the
 // chunks of a sequence with some columns of the state in threadgroup memory.
-#include "sequence/delta_tiles.h"
+#include "sequence/delta_walk.h"
 
 template <typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(DELTA_THREADS)]] void gated_delta_rule_inverse(
@@ -111,8 +111,7 @@ template <typename T>
   }
 }
 
-// BYTES of a key or query are in threadgroup memory at once.
-template <uint KEYS, uint BYTES, typename T>
+template <uint KEYS, typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(DELTA_THREADS)]] void gated_delta_rule_walk(
     device const T* q [[buffer(0)]], device const T* k [[buffer(1)]], device const T* v [[buffer(2)]],
     device const float* beta [[buffer(3)]], device const int* ends [[buffer(4)]],
@@ -121,13 +120,10 @@ template <uint KEYS, uint BYTES, typename T>
     device float* final_state [[buffer(10)]], device float* errors [[buffer(11)]], device float* kept [[buffer(12)]],
     constant DeltaRuleParams& params [[buffer(13)]], uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
-  constexpr uint kColumns = DELTA_COLUMNS, kPitch = kColumns + 4, kMatrix = KEYS + 4;
-  constexpr uint kWidth = BYTES / sizeof(T), kSlice = kWidth + 16 / sizeof(T);
-  alignas(16) threadgroup float matrix[kColumns * kMatrix];  // the state's columns as rows
-  alignas(16) threadgroup T keys[kChunk * kSlice];
-  alignas(16) threadgroup T queries[kChunk * kSlice];
-  alignas(16) threadgroup float updates[kChunk * kPitch];
-  threadgroup float* const learned = reinterpret_cast<threadgroup float*>(queries);  // updates as the state has them
+  using W = Walk<KEYS, T>;
+  constexpr uint kColumns = W::kColumns, kPitch = W::kPitch;
+  alignas(16) threadgroup T keys[kChunk * W::kSlice];
+  alignas(16) threadgroup float updates[W::kTiles * W::kTile];
   const uint lane = thread_index % 32, simdgroup = thread_index / 32, own = simdgroup * kOwn;
   const Place place = place_of(lane);
   const uint blocks = (params.values + kColumns - 1) / kColumns;
@@ -140,52 +136,57 @@ template <uint KEYS, uint BYTES, typename T>
   v += span.batch * params.v[0] + head * params.v[2];
   const ulong size = ulong(params.keys) * params.values;  // of a state
   const ulong first_state = (ulong(sequence) * params.value_heads + head) * size;
-  fetch_state<KEYS, kMatrix>(matrix, state + first_state, params.has_state, block, params, thread_index);
+  W walk(block, thread_index);
+  walk.load(state + first_state, params.has_state, params);
   for (uint begin = span.begin; begin < span.end; begin += kChunk) {
     const uint count = min(kChunk, span.end - begin);
     const ulong chunk = (span.place + (begin - span.begin) / kChunk) * params.value_heads + head;
     const ulong at = (ulong(span.batch) * params.length + begin) * params.value_heads + head;
     device const float* const own_factors = factors + chunk * 4 * kChunk;
     device const T* const own_keys = k + begin * params.k[1];
-    Fragments<float, 2, 2> by_key, by_query;
-    clear(by_key);
+    Fragments<float, 2, kColumns / 8> by_key, by_query;
     clear(by_query);
-    for (uint first = 0; first < params.keys; first += kWidth) {
+    if (params.for_derivative) {
+      walk.store(kept + chunk * size, true, params);
+    } else {
+      Fragments<float, 2, W::kAcross> found =
+          walk.read(keys, updates, q + begin * params.q[1], params.q[1], count, params, thread_index);
+      walk.put(found, updates);
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      if (first == 0)
-        put_state<kMatrix>(kept + chunk * size, matrix, params.for_derivative, block, params, thread_index);
-      fetch_rows<kWidth, kSlice>(keys, own_keys, params.k[1], count, first, params.keys, params.wide, thread_index);
-      fetch_rows<kWidth, kSlice>(queries, q + begin * params.q[1], params.q[1], count, first, params.keys, params.wide,
-                                 thread_index);
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      add_tiles<kWidth, kSlice, kMatrix>(by_key, by_query, keys + own * kSlice, queries + own * kSlice, matrix + first);
+      load<kPitch>(by_query, updates + own * kPitch);
+      scale_rows(by_query, own_factors + kChunk + own, 1.0f, lane);
     }
-    scale_rows(by_query, own_factors + kChunk + own, 1.0f, lane);
-    scale_rows(by_key, own_factors + own, -1.0f, lane);
-    if (!params.corrects) clear(by_key);
+    Fragments<float, 2, W::kAcross> found =
+        walk.read(keys, updates, own_keys, params.k[1], count, params, thread_index);
 #pragma unroll
-    for (uint m = 0; m < 2; ++m) {
-      const uint row = own + m * 8 + place.row;
+    for (uint n = 0; n < W::kAcross; ++n) {
+      const uint row = walk.position() + n * 8 + place.column;
+      const float2 factor = params.corrects ? float2(own_factors[row], own_factors[row + 1]) : float2(0.0f);
 #pragma unroll
-      for (uint n = 0; n < 2; ++n) {
-        const uint column = block + n * 8 + place.column;
-        elements(by_key.at[m][n]) +=
-            pair_of(v + (begin + row) * params.v[1] + column, row < count ? rest_of(column, params.values) : 0);
+      for (uint m = 0; m < 2; ++m) {
+        const uint column = walk.first + m * 8 + place.row;
+        const uint rest = column < params.values ? rest_of(row, count) : 0;
+        device const T* const value = v + (begin + row) * params.v[1] + column;
+        const float2 values = float2(rest > 0 ? static_cast<float>(value[0]) : 0.0f,
+                                     rest > 1 ? static_cast<float>(value[params.v[1]]) : 0.0f);
+        elements(found.at[m][n]) = values - factor * elements(found.at[m][n]);
       }
     }
+    walk.put(found, updates);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
     if (params.corrects) {
-      store<kPitch>(by_key, updates + own * kPitch);
-      threadgroup_barrier(mem_flags::mem_threadgroup);
       clear(by_key);
       add_lower<false, kPitch>(by_key, inverses + chunk * kChunk * kChunk, updates, simdgroup);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+    } else {
+      load<kPitch>(by_key, updates + own * kPitch);
     }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
     for (uint m = 0; m < 2; ++m) {
       const uint row = own + m * 8 + place.row;
       const float strength = strength_of(beta + at, row, count, params);
 #pragma unroll
-      for (uint n = 0; n < 2; ++n) {
+      for (uint n = 0; n < kColumns / 8; ++n) {
         const uint column = block + n * 8 + place.column;
         if (params.for_derivative)
           put_pair(errors + (at + ulong(row) * params.value_heads) * params.values + column, elements(by_key.at[m][n]),
@@ -194,8 +195,6 @@ template <uint KEYS, uint BYTES, typename T>
       }
     }
     store<kPitch>(by_key, updates + own * kPitch);
-    scale_rows(by_key, own_factors + 2 * kChunk + own, 1.0f, lane);
-    store<kPitch>(by_key, learned + own * kPitch);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (!params.for_derivative) {
       add_lower<false, kPitch>(by_query, scores + chunk * kChunk * kChunk, updates, simdgroup);
@@ -203,33 +202,24 @@ template <uint KEYS, uint BYTES, typename T>
       for (uint m = 0; m < 2; ++m) {
         const uint row = own + m * 8 + place.row;
 #pragma unroll
-        for (uint n = 0; n < 2; ++n) {
+        for (uint n = 0; n < kColumns / 8; ++n) {
           const uint column = block + n * 8 + place.column;
           put_pair(out + (at + ulong(row) * params.value_heads) * params.values + column, elements(by_query.at[m][n]),
                    row < count ? rest_of(column, params.values) : 0);
         }
       }
     }
-    // The state, from the last slice of keys on, which is here already.
-    const float decay = own_factors[4 * kChunk - 1];
-    for (uint slice = (params.keys + kWidth - 1) / kWidth; slice-- > 0;) {
-      const uint first = slice * kWidth;
-      if (first + kWidth < params.keys) {
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        fetch_rows<kWidth, kSlice>(keys, own_keys, params.k[1], count, first, params.keys, params.wide, thread_index);
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-      }
-      add_outer<kWidth, kMatrix, kPitch, kSlice>(matrix + first, decay, learned, keys, simdgroup);
-    }
+    walk.scale(own_factors[4 * kChunk - 1]);
+    walk.template learn_all<true>(keys, updates, own_factors + 2 * kChunk, 1.0f, own_keys, params.k[1], count, params,
+                                  thread_index);
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  put_state<kMatrix>(final_state + first_state, matrix, !params.for_derivative, block, params, thread_index);
+  walk.store(final_state + first_state, !params.for_derivative, params);
 }
 
-#define INSTANTIATE_CHUNKS(types, T)                                                  \
-  INSTANTIATE("gated_delta_rule_inverse", types, gated_delta_rule_inverse<T>)         \
-  INSTANTIATE("gated_delta_rule_walk_128", types, gated_delta_rule_walk<128, 128, T>) \
-  INSTANTIATE("gated_delta_rule_walk_256", types, gated_delta_rule_walk<256, 64, T>)
+#define INSTANTIATE_CHUNKS(types, T)                                             \
+  INSTANTIATE("gated_delta_rule_inverse", types, gated_delta_rule_inverse<T>)    \
+  INSTANTIATE("gated_delta_rule_walk_128", types, gated_delta_rule_walk<128, T>) \
+  INSTANTIATE("gated_delta_rule_walk_256", types, gated_delta_rule_walk<256, T>)
 INSTANTIATE_CHUNKS("_float", float)
 INSTANTIATE_CHUNKS("_half", half)
 INSTANTIATE_CHUNKS("_bfloat", bfloat)

@@ -1,11 +1,11 @@
 // The derivative of gated_delta_rule by chunks, with the symbols of delta_chunks.metal, B = diag(beta) and d(·, i), the
-// decay from i to the chunk's end. From the gradient D of the state behind a chunk and those of o, the first kernel
-// finds dv and the gradient of the state before the chunk, in which (I + M)^-1 comes as it does forward:
+// decay from i to the chunk's end. From the gradient D of the state behind a chunk and those of o, the first kernels
+// find dv and the gradient of the state before the chunk, in which (I + M)^-1 comes as it does forward:
 //
 //   dv = (I + M)^-T B E     where E = scale Pᵀ do + d(·, i) k D
 //   D = d(C) D + scale (d(i) q)ᵀ do - (d(i) k)ᵀ dv
 //
-// The second kernel has all chunks at once. With w = B u, and products of do and of dv with u in the place of scores,
+// The last kernel has all chunks at once. With w = B u, and products of do and of dv with u in the place of scores,
 //
 //   dq(i) = scale (d(i) S do(i) + sum over j <= i of d(i, j) (do(i) w(j)) k(j))
 //   dk(i) = beta(i) y(i) - d(i) S dv(i) - sum over j < i of d(i, j) (dv(i) w(j)) k(j)
@@ -16,23 +16,55 @@
 // terms that have a factor exp(-G) each, so that the gradient of G at a position is q dq + k dk, where the part of dk
 // that comes from adding to S, beta y, counts as negative, and at the chunk's last position the sum of S D is added.
 #include "common/sums.h"
-#include "sequence/delta_tiles.h"
+#include "sequence/delta_walk.h"
 
-template <uint KEYS, uint BYTES, typename T>
+// scale Pᵀ do of all chunks at once.
+template <typename T>
+[[kernel]] [[max_total_threads_per_threadgroup(DELTA_THREADS)]] void gated_delta_rule_spread(
+    device const T* grad [[buffer(0)]], device const int* ends [[buffer(1)]], device const float* scores [[buffer(2)]],
+    device float* value_grads [[buffer(3)]], constant DeltaRuleParams& params [[buffer(4)]],
+    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
+  constexpr uint kColumns = 64, kPitch = kColumns + 16 / sizeof(T);
+  alignas(16) threadgroup T grads[kChunk * kPitch];
+  const uint simdgroup = thread_index / 32;
+  const uint head = group % params.value_heads;
+  const Place place = place_of(thread_index % 32);
+  const Span span = chunk_of(ends, params, group / params.value_heads);
+  const uint count = span.end - span.begin;
+  if (count == 0) return;
+  const ulong at = (ulong(span.batch) * params.length + span.begin) * params.value_heads + head;
+  grad += span.batch * params.grad[0] + span.begin * params.grad[1] + head * params.grad[2];
+  for (uint block = 0; block < params.values; block += kColumns) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    fetch_rows<kColumns, kPitch>(grads, grad, params.grad[1], count, block, params.values, params.wide, thread_index);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    Fragments<float, 2, kColumns / 8> sums;
+    clear(sums);
+    add_lower<true, kPitch>(sums, scores + ulong(group) * kChunk * kChunk, grads, simdgroup);
+#pragma unroll
+    for (uint m = 0; m < 2; ++m) {
+      const uint row = simdgroup * kOwn + m * 8 + place.row;
+      device float* to = value_grads + (at + ulong(row) * params.value_heads) * params.values + block + place.column;
+#pragma unroll
+      for (uint n = 0; n < kColumns / 8; ++n)
+        put_pair(to + n * 8, elements(sums.at[m][n]),
+                 row < count ? rest_of(block + n * 8 + place.column, params.values) : 0);
+    }
+  }
+}
+
+template <uint KEYS, typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(DELTA_THREADS)]] void gated_delta_rule_walk_back(
     device const T* grad [[buffer(0)]], device const float* grad_state [[buffer(1)]], device const T* q [[buffer(2)]],
     device const T* k [[buffer(3)]], device const float* beta [[buffer(4)]], device const int* ends [[buffer(5)]],
-    device const float* inverses [[buffer(6)]], device const float* scores [[buffer(7)]],
-    device const float* factors [[buffer(8)]], device T* gv [[buffer(9)]], device float* value_grads [[buffer(10)]],
-    device float* kept [[buffer(11)]], device float* state_grad [[buffer(12)]],
-    constant DeltaRuleParams& params [[buffer(13)]], uint group [[threadgroup_position_in_grid]],
+    device const float* inverses [[buffer(6)]], device const float* factors [[buffer(7)]], device T* gv [[buffer(8)]],
+    device float* value_grads [[buffer(9)]], device float* kept [[buffer(10)]], device float* state_grad [[buffer(11)]],
+    constant DeltaRuleParams& params [[buffer(12)]], uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
-  constexpr uint kColumns = DELTA_COLUMNS, kPitch = kColumns + 4, kMatrix = KEYS + 4;
-  constexpr uint kWidth = BYTES / sizeof(T), kSlice = kWidth + 16 / sizeof(T);
-  alignas(16) threadgroup float matrix[kColumns * kMatrix];  // the columns of D as rows
-  alignas(16) threadgroup T slice[kChunk * kSlice];
-  alignas(16) threadgroup float grads[kChunk * kPitch];  // of results
-  alignas(16) threadgroup float tile[kChunk * kPitch];
+  using W = Walk<KEYS, T>;
+  constexpr uint kColumns = W::kColumns, kPitch = W::kPitch;
+  alignas(16) threadgroup T keys[kChunk * W::kSlice];  // or queries
+  alignas(16) threadgroup float tile[W::kTiles * W::kTile];
   const uint lane = thread_index % 32, simdgroup = thread_index / 32, own = simdgroup * kOwn;
   const Place place = place_of(lane);
   const uint blocks = (params.values + kColumns - 1) / kColumns;
@@ -45,79 +77,64 @@ template <uint KEYS, uint BYTES, typename T>
   grad += span.batch * params.grad[0] + head * params.grad[2];
   const ulong size = ulong(params.keys) * params.values;  // of a state
   const ulong first_state = (ulong(sequence) * params.value_heads + head) * size;
-  fetch_state<KEYS, kMatrix>(matrix, grad_state + first_state, params.has_state_grad, block, params, thread_index);
+  W walk(block, thread_index);  // columns of D
+  walk.load(grad_state + first_state, params.has_state_grad, params);
   for (uint chunks = (span.end - span.begin + kChunk - 1) / kChunk; chunks-- > 0;) {
     const uint begin = span.begin + chunks * kChunk, count = min(kChunk, span.end - begin);
     const ulong chunk = (span.place + chunks) * params.value_heads + head;
     const ulong at = (ulong(span.batch) * params.length + begin) * params.value_heads + head;
     device const float* const own_factors = factors + chunk * 4 * kChunk;
     device const T* const own_keys = k + begin * params.k[1];
-    Fragments<float, 2, 2> sums;  // E
-    clear(sums);
-#pragma unroll 1
-    for (uint first = 0; first < params.keys; first += kWidth) {
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      fetch_rows<kWidth, kSlice>(slice, own_keys, params.k[1], count, first, params.keys, params.wide, thread_index);
-      if (first == 0) {
-        put_state<kMatrix>(kept + chunk * size, matrix, true, block, params, thread_index);
-        fetch_slice<kColumns, kPitch>(grads, grad + begin * params.grad[1], params.grad[1], count, block, params.values,
-                                      params.wide, One(), thread_index);
-      }
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      add_tiles<kWidth, kSlice, kMatrix>(sums, slice + own * kSlice, matrix + first);
-    }
+    walk.store(kept + chunk * size, true, params);
+    Fragments<float, 2, W::kAcross> found = walk.read(keys, tile, own_keys, params.k[1], count, params, thread_index);
+    walk.put(found, tile);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    Fragments<float, 2, kColumns / 8> sums;
+    load<kPitch>(sums, tile + own * kPitch);
     scale_rows(sums, own_factors + 2 * kChunk + own, 1.0f, lane);
-    add_lower<true, kPitch>(sums, scores + chunk * kChunk * kChunk, grads, simdgroup);
 #pragma unroll
     for (uint m = 0; m < 2; ++m) {
-      const float strength = strength_of(beta + at, own + m * 8 + place.row, count, params);
+      const uint row = own + m * 8 + place.row;
+      const float strength = strength_of(beta + at, row, count, params);
 #pragma unroll
-      for (uint n = 0; n < 2; ++n) elements(sums.at[m][n]) *= strength;
+      for (uint n = 0; n < kColumns / 8; ++n) {
+        const uint column = block + n * 8 + place.column;
+        const float2 spread = pair_of(value_grads + (at + ulong(row) * params.value_heads) * params.values + column,
+                                      row < count ? rest_of(column, params.values) : 0);
+        elements(sums.at[m][n]) = (elements(sums.at[m][n]) + spread) * strength;
+      }
     }
     if (params.corrects) {
       store<kPitch>(sums, tile + own * kPitch);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       clear(sums);
       add_lower<true, kPitch>(sums, inverses + chunk * kChunk * kChunk, tile, simdgroup);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
     }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
     for (uint m = 0; m < 2; ++m) {
       const uint row = own + m * 8 + place.row;
 #pragma unroll
-      for (uint n = 0; n < 2; ++n) {
+      for (uint n = 0; n < kColumns / 8; ++n) {
         const uint column = block + n * 8 + place.column, rest = row < count ? rest_of(column, params.values) : 0;
         const ulong to = (at + ulong(row) * params.value_heads) * params.values + column;
         put_pair(gv + to, elements(sums.at[m][n]), rest);
         put_pair(value_grads + to, elements(sums.at[m][n]), rest);
       }
     }
-    scale_rows(sums, own_factors + own, -1.0f, lane);
-    store<kPitch>(sums, tile + own * kPitch);
-    for (uint i = lane; i < kOwn * kColumns; i += 32)
-      grads[(own + i / kColumns) * kPitch + i % kColumns] *= own_factors[kChunk + own + i / kColumns];
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    // D, from the last slice of keys on, which is here already.
-    const float decay = own_factors[4 * kChunk - 1];
-#pragma unroll 1
-    for (uint i = (params.keys + kWidth - 1) / kWidth; i-- > 0;) {
-      const uint first = i * kWidth;
-      if (params.corrects && first + kWidth < params.keys) {
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        fetch_rows<kWidth, kSlice>(slice, own_keys, params.k[1], count, first, params.keys, params.wide, thread_index);
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-      }
-      if (params.corrects) add_outer<kWidth, kMatrix, kPitch, kSlice>(matrix + first, decay, tile, slice, simdgroup);
+    walk.scale(own_factors[4 * kChunk - 1]);
+    if (params.corrects) {
+      store<kPitch>(sums, tile + own * kPitch);
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      fetch_rows<kWidth, kSlice>(slice, q + begin * params.q[1], params.q[1], count, first, params.keys, params.wide,
-                                 thread_index);
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      add_outer<kWidth, kMatrix, kPitch, kSlice>(matrix + first, params.corrects ? 1.0f : decay, grads, slice,
-                                                 simdgroup);
+      walk.template learn_all<true>(keys, tile, own_factors, -1.0f, own_keys, params.k[1], count, params, thread_index);
     }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    fetch_slice<kColumns, kPitch>(tile, grad + begin * params.grad[1], params.grad[1], count, block, params.values,
+                                  params.wide, One(), thread_index);
+    walk.template learn_all<false>(keys, tile, own_factors + kChunk, 1.0f, q + begin * params.q[1], params.q[1], count,
+                                   params, thread_index);
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  put_state<kMatrix>(state_grad + first_state, matrix, params.has_state, block, params, thread_index);
+  walk.store(state_grad + first_state, params.has_state, params);
 }
 
 constexpr constant uint kRows = 64;                           // of a state, which a chunk's positions meet at once
@@ -357,9 +374,10 @@ template <typename T>
   gg[own] = behind + sum;
 }
 
-#define INSTANTIATE_BACK(types, T)                                                              \
-  INSTANTIATE("gated_delta_rule_walk_back_128", types, gated_delta_rule_walk_back<128, 128, T>) \
-  INSTANTIATE("gated_delta_rule_walk_back_256", types, gated_delta_rule_walk_back<256, 64, T>)  \
+#define INSTANTIATE_BACK(types, T)                                                         \
+  INSTANTIATE("gated_delta_rule_walk_back_128", types, gated_delta_rule_walk_back<128, T>) \
+  INSTANTIATE("gated_delta_rule_walk_back_256", types, gated_delta_rule_walk_back<256, T>) \
+  INSTANTIATE("gated_delta_rule_spread", types, gated_delta_rule_spread<T>)                \
   INSTANTIATE("gated_delta_rule_chunks", types, gated_delta_rule_chunks<T>)
 INSTANTIATE_BACK("_float", float)
 INSTANTIATE_BACK("_half", half)

@@ -45,15 +45,24 @@ inline void fetch_slice(threadgroup U* tile, device const T* x, long stride, uin
     *tile = static_cast<U>(inside && row < count ? static_cast<float>(*x) * factors[row] : 0.0f);
 }
 
-// The same as they are.
-template <uint WIDTH, uint kPitch, typename T>
+// The same as they are. Each RUN neighbouring columns of the tile are neighbours in x, `apart` from those before.
+template <uint WIDTH, uint kPitch, uint RUN = WIDTH, typename T>
 inline void fetch_rows(threadgroup T* tile, device const T* x, long stride, uint count, uint first, uint size,
-                       bool wide, uint thread_index) {
-  constexpr uint kVector = 16 / sizeof(T), kStep = DELTA_THREADS * kVector / WIDTH, kVectors = kChunk / kStep;
-  if (!wide) return fetch_slice<WIDTH, kPitch>(tile, x, stride, count, first, size, false, One(), thread_index);
-  const uint column = thread_index % (WIDTH / kVector) * kVector, begin = thread_index / (WIDTH / kVector);
-  const bool inside = first + column < size;
-  x += begin * stride + first + column;
+                       bool wide, uint thread_index, uint apart = 0) {
+  constexpr uint kVector = 16 / sizeof(T);
+  const uint vectors = wide ? kVector : 1, step = DELTA_THREADS * vectors / WIDTH;
+  const uint column = thread_index % (WIDTH / vectors) * vectors, begin = thread_index / (WIDTH / vectors);
+  const uint from = first + column / RUN * apart + column % RUN;
+  const bool inside = from < size;
+  x += begin * stride + from;
+  tile += begin * kPitch + column;
+  if (!wide) {
+#pragma unroll 2
+    for (uint row = begin; row < kChunk; row += step, x += step * stride, tile += step * kPitch)
+      *tile = inside && row < count ? *x : T(0.0f);
+    return;
+  }
+  constexpr uint kStep = DELTA_THREADS * kVector / WIDTH, kVectors = kChunk / kStep;
   uint4 words[kVectors];
 #pragma unroll
   for (uint i = 0; i < kVectors; ++i) {
@@ -62,8 +71,7 @@ inline void fetch_rows(threadgroup T* tile, device const T* x, long stride, uint
     x += kStep * stride;
   }
 #pragma unroll
-  for (uint i = 0; i < kVectors; ++i)
-    *reinterpret_cast<threadgroup uint4*>(tile + (begin + i * kStep) * kPitch + column) = words[i];
+  for (uint i = 0; i < kVectors; ++i) *reinterpret_cast<threadgroup uint4*>(tile + i * kStep * kPitch) = words[i];
 }
 
 // The inverse lengths of a chunk's queries and keys, or 1.
@@ -123,35 +131,6 @@ inline float decay_of(threadgroup const float* high, threadgroup const float* lo
   return exp(min((high[later] - high[earlier]) + (low[later] - low[earlier]), 0.0f));
 }
 
-// sums += a bᵀ of tiles, where a has WIDTH columns, of which some take part at a time: more do not fit in registers.
-template <uint WIDTH, uint kLeft, uint kRight, typename T>
-inline void add_tiles(thread Fragments<float, 2, 2>& sums, threadgroup const T* a, threadgroup const float* b) {
-#pragma unroll 1
-  for (uint term = 0; term < WIDTH; term += 16) {
-    Fragments<T, 2, 2> rows;
-    RightFragments<float, 2, 2> terms;
-    load<kLeft>(rows, a + term);
-    load_transposed<kRight>(terms, b + term);
-    multiply(sums, rows, 0, terms);
-  }
-}
-
-// The same for two products with the same b.
-template <uint WIDTH, uint kLeft, uint kRight, typename T>
-inline void add_tiles(thread Fragments<float, 2, 2>& sums, thread Fragments<float, 2, 2>& others,
-                      threadgroup const T* a, threadgroup const T* other, threadgroup const float* b) {
-#pragma unroll 1
-  for (uint term = 0; term < WIDTH; term += 16) {
-    Fragments<T, 2, 2> rows;
-    RightFragments<float, 2, 2> terms;
-    load_transposed<kRight>(terms, b + term);
-    load<kLeft>(rows, a + term);
-    multiply(sums, rows, 0, terms);
-    load<kLeft>(rows, other + term);
-    multiply(others, rows, 0, terms);
-  }
-}
-
 // Products' rows times their factors, of which factors[0] is for the simdgroup's first row.
 template <uint kAcross, typename F>
 inline void scale_rows(thread Fragments<float, 2, kAcross>& sums, F factors, float factor, uint lane) {
@@ -175,99 +154,43 @@ inline void put_pair(device T* row, float2 pair, uint rest) {
   if (rest > 1) row[1] = static_cast<T>(pair.y);
 }
 
-// Puts a simdgroup's rows of a product into a tile, for its lanes.
-template <uint kPitch>
-inline void store(thread const Fragments<float, 2, 2>& sums, threadgroup float* tile) {
+// Puts a simdgroup's rows of a product into a tile.
+template <uint kPitch, uint kAcross>
+inline void store(thread const Fragments<float, 2, kAcross>& sums, threadgroup float* tile) {
 #pragma unroll
   for (uint m = 0; m < 2; ++m) {
 #pragma unroll
-    for (uint n = 0; n < 2; ++n) simdgroup_store(sums.at[m][n], tile + m * 8 * kPitch + n * 8, kPitch);
+    for (uint n = 0; n < kAcross; ++n) simdgroup_store(sums.at[m][n], tile + m * 8 * kPitch + n * 8, kPitch);
   }
-  simdgroup_barrier(mem_flags::mem_threadgroup);
 }
 
 // sums += a b or aᵀ b, where b is a tile, and a is lower triangular in device memory with rows of a chunk.
-template <bool TRANSPOSED, uint kPitch>
-inline void add_lower(thread Fragments<float, 2, 2>& sums, device const float* a, threadgroup const float* tile,
-                      uint simdgroup) {
-  constexpr uint kTerms = 2;
-  const uint own = simdgroup * kOwn, begin = TRANSPOSED ? own : 0, end = TRANSPOSED ? kChunk : own + kOwn;
-#pragma unroll 1
-  for (uint first = begin; first < end; first += kTerms * 8) {
-    Fragments<float, 2, kTerms> rows;
+template <bool TRANSPOSED>
+inline void load_lower(thread Fragments<float, 2, 2>& rows, device const float* a, uint own, uint first) {
 #pragma unroll
-    for (uint m = 0; m < 2; ++m) {
+  for (uint m = 0; m < 2; ++m) {
 #pragma unroll
-      for (uint n = 0; n < kTerms; ++n) {
-        const uint row = own + m * 8, term = first + n * 8;
-        if (TRANSPOSED)
-          simdgroup_load(rows.at[m][n], a + term * kChunk + row, kChunk, ulong2(0), true);
-        else
-          simdgroup_load(rows.at[m][n], a + row * kChunk + term, kChunk);
-      }
+    for (uint n = 0; n < 2; ++n) {
+      const uint row = own + m * 8, term = first + n * 8;
+      if (TRANSPOSED)
+        simdgroup_load(rows.at[m][n], a + term * kChunk + row, kChunk, ulong2(0), true);
+      else
+        simdgroup_load(rows.at[m][n], a + row * kChunk + term, kChunk);
     }
-    RightFragments<float, kTerms, 2> terms;
+  }
+}
+template <bool TRANSPOSED, uint kPitch, uint kAcross, typename U>
+inline void add_lower(thread Fragments<float, 2, kAcross>& sums, device const float* a, threadgroup const U* tile,
+                      uint simdgroup) {
+  const uint own = simdgroup * kOwn, begin = TRANSPOSED ? own : 0, end = TRANSPOSED ? kChunk : own + kOwn;
+  Fragments<float, 2, 2> next;
+  load_lower<TRANSPOSED>(next, a, own, begin);
+#pragma unroll 1
+  for (uint first = begin; first < end; first += 16) {
+    const Fragments<float, 2, 2> rows = next;  // the next ones are on their way before these are needed
+    if (first + 16 < end) load_lower<TRANSPOSED>(next, a, own, first + 16);
+    RightFragments<U, 2, kAcross> terms;
     load<kPitch>(terms, tile + first * kPitch);
     multiply(sums, rows, 0, terms);
   }
-}
-
-// WIDTH columns of a matrix of DELTA_COLUMNS rows become theirs times the decay, plus tileᵀ slice.
-template <uint WIDTH, uint kMatrix, uint kPitch, uint kSlice, typename T>
-inline void add_outer(threadgroup float* matrix, float decay, threadgroup const float* tile, threadgroup const T* slice,
-                      uint simdgroup) {
-  constexpr uint kShared = WIDTH / 8 < kSimdgroups ? 2 : 1;  // simdgroups that share columns
-  constexpr uint kDown = DELTA_COLUMNS / 8 / kShared, kAcross = WIDTH / 8 * kShared / kSimdgroups;
-  const uint down = simdgroup % kShared * kDown * 8, across = simdgroup / kShared * kAcross * 8;
-  matrix += down * kMatrix + across;
-  Fragments<float, kDown, kAcross> sums;
-  load<kMatrix>(sums, matrix);
-#pragma unroll
-  for (uint m = 0; m < kDown; ++m) {
-#pragma unroll
-    for (uint n = 0; n < kAcross; ++n) elements(sums.at[m][n]) *= decay;
-  }
-#pragma unroll 1
-  for (uint i = 0; i < kChunk; i += 16) {
-    Fragments<float, kDown, 2> rows;
-    RightFragments<T, 2, kAcross> terms;
-#pragma unroll
-    for (uint m = 0; m < kDown; ++m) {
-#pragma unroll
-      for (uint k = 0; k < 2; ++k)
-        simdgroup_load(rows.at[m][k], tile + (i + k * 8) * kPitch + down + m * 8, kPitch, ulong2(0), true);
-    }
-    load<kSlice>(terms, slice + i * kSlice + across);
-    multiply(sums, rows, 0, terms);
-  }
-#pragma unroll
-  for (uint m = 0; m < kDown; ++m) {
-#pragma unroll
-    for (uint n = 0; n < kAcross; ++n) simdgroup_store(sums.at[m][n], matrix + m * 8 * kMatrix + n * 8, kMatrix);
-  }
-}
-
-// Brings columns of a state into threadgroup memory, as rows. Those that are not given are zero. A place in memory
-// moves from row to row, as in Columns.
-constexpr constant uint kStateRows = DELTA_THREADS / DELTA_COLUMNS;  // between those of a thread
-template <uint KEYS, uint kMatrix>
-inline void fetch_state(threadgroup float* matrix, device const float* state, bool given, uint block,
-                        constant DeltaRuleParams& params, uint thread_index) {
-  const uint column = thread_index % DELTA_COLUMNS, begin = thread_index / DELTA_COLUMNS;
-  state += ulong(begin) * params.values + block + column;
-#pragma unroll 1
-  for (uint row = begin; row < KEYS; row += kStateRows, state += kStateRows * params.values) {
-    const bool inside = given && row < params.keys && block + column < params.values;
-    matrix[column * kMatrix + row] = inside ? *state : 0.0f;
-  }
-}
-template <uint kMatrix>
-inline void put_state(device float* state, threadgroup const float* matrix, bool wanted, uint block,
-                      constant DeltaRuleParams& params, uint thread_index) {
-  const uint column = thread_index % DELTA_COLUMNS, begin = thread_index / DELTA_COLUMNS;
-  if (!wanted || block + column >= params.values) return;
-  state += ulong(begin) * params.values + block + column;
-#pragma unroll 1
-  for (uint row = begin; row < params.keys; row += kStateRows, state += kStateRows * params.values)
-    *state = matrix[column * kMatrix + row];
 }

@@ -128,7 +128,7 @@ uint32_t column_groups(const DeltaRuleParams& p) {
 
 // The same for kernels that walk along chunks.
 uint32_t chunk_column_groups(const DeltaRuleParams& p) {
-  return grid_side(ceil_div<int64_t>(p.values, DELTA_COLUMNS) * p.value_heads * p.sequences);
+  return grid_side(ceil_div<int64_t>(p.values, DELTA_COLUMNS(p.keys)) * p.value_heads * p.sequences);
 }
 
 // What the kernels by chunks need of each chunk and value head: an inverse, scores, and factors of the positions.
@@ -260,10 +260,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_back
       record_forward(recording, call, params, results);
 
     if (chunks) {
+      recording.kernel("gated_delta_rule_spread", "_", type);
+      recording.buffer(0, given).buffer(1, call.ends).buffer(2, chunks->scores).buffer(3, value_grads).bytes(4, params);
+      recording.dispatch_threadgroups({grid_side(call.chunks * params.value_heads)}, {DELTA_THREADS});
+
       recording.kernel("gated_delta_rule_walk_back", params.keys <= 128 ? "_128_" : "_256_", type);
       recording.buffer(0, given).buffer(1, given_state).buffer(2, call.q).buffer(3, call.k).buffer(4, call.beta);
-      recording.buffer(5, call.ends).buffer(6, chunks->inverses).buffer(7, chunks->scores).buffer(8, chunks->factors);
-      recording.buffer(9, gv).buffer(10, value_grads).buffer(11, kept_grads).buffer(12, gstate).bytes(13, params);
+      recording.buffer(5, call.ends).buffer(6, chunks->inverses).buffer(7, chunks->factors);
+      recording.buffer(8, gv).buffer(9, value_grads).buffer(10, kept_grads).buffer(11, gstate).bytes(12, params);
       recording.dispatch_threadgroups({chunk_column_groups(params)}, {DELTA_THREADS});
     } else {
       recording.kernel("gated_delta_rule_back", params.by_channel ? "_by_channel" : "", padded(params.keys), type);
