@@ -153,30 +153,38 @@ inline float overlap_of(device const float* a, device const float* b, uint size,
   return sum;
 }
 
-// sums += a bᵀ of rows in device memory, where a is `narrow` or `wide`.
+// sums += a bᵀ of rows in device memory.
 template <typename T>
-inline void add_products(thread Fragments<float, 2, 8>& sums, threadgroup float* tiles, device const T* narrow,
-                         device const float* wide, bool is_narrow, long stride, uint count, device const float* b,
-                         long b_stride, uint b_count, uint size, bool vectors, uint thread_index) {
-  constexpr uint kWidth = 16;
+inline void add_products(thread Fragments<float, 2, 8>& sums, threadgroup float* tiles, device const T* a, long stride,
+                         uint count, device const float* b, long b_stride, uint b_count, uint size, bool vectors,
+                         uint thread_index) {
+  constexpr uint kWidth = 16, kLeft = kWidth + 16 / sizeof(T), kTerms = 4 / sizeof(T);
+  threadgroup T* const own = reinterpret_cast<threadgroup T*>(tiles);
   threadgroup float* const others = tiles + kChunk * kPitch;
   for (uint first = 0; first < size; first += kWidth) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (is_narrow)
-      fetch_slice<kWidth, kPitch>(tiles, narrow, stride, count, first, size, vectors, One(), thread_index);
-    else
-      fetch_slice<kWidth, kPitch>(tiles, wide, stride, count, first, size, vectors, One(), thread_index);
-    fetch_slice<kWidth, kPitch>(others, b, b_stride, b_count, first, size, vectors, One(), thread_index);
+    fetch_rows<kWidth, kLeft>(own, a, stride, count, first, size, vectors, thread_index);
+    fetch_rows<kWidth, kPitch>(others, b, b_stride, b_count, first, size, vectors, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll 1
-    for (uint term = 0; term < kWidth; term += 8) {
-      Fragments<float, 2, 1> rows;
-      RightFragments<float, 1, 8> terms;
-      load<kPitch>(rows, tiles + thread_index / 32 * kOwn * kPitch + term);
+    for (uint term = 0; term < kWidth; term += kTerms * 8) {
+      Fragments<T, 2, kTerms> rows;
+      RightFragments<float, kTerms, 8> terms;
+      load<kLeft>(rows, own + thread_index / 32 * kOwn * kLeft + term);
       load_transposed<kPitch>(terms, others + term);
       multiply(sums, rows, 0, terms);
     }
   }
+}
+// The same where `a` is `narrow` or `wide`.
+template <typename T>
+inline void add_products(thread Fragments<float, 2, 8>& sums, threadgroup float* tiles, device const T* narrow,
+                         device const float* wide, bool is_narrow, long stride, uint count, device const float* b,
+                         long b_stride, uint b_count, uint size, bool vectors, uint thread_index) {
+  if (is_narrow)
+    add_products(sums, tiles, narrow, stride, count, b, b_stride, b_count, size, vectors, thread_index);
+  else
+    add_products(sums, tiles, wide, stride, count, b, b_stride, b_count, size, vectors, thread_index);
 }
 
 // sums += a b or aᵀ b, where a is the lower triangular tile of scores, and b has rows in device memory, times factors.
@@ -184,28 +192,34 @@ template <bool TRANSPOSED, typename T>
 inline void add_scores(thread Fragments<float, 2, 8>& sums, threadgroup float* tiles, threadgroup const float* scores,
                        device const T* x, long stride, uint count, uint first_column, uint size, bool wide,
                        threadgroup const float* factors, uint thread_index) {
-  constexpr uint kTerms = 32;
-  const uint own = thread_index / 32 * kOwn;
+  constexpr uint kPart = 32, kTerms = 4 / sizeof(T), kRight = kRows + 16 / sizeof(T);
+  threadgroup T* const tile = reinterpret_cast<threadgroup T*>(tiles);
+  const uint own = thread_index / 32 * kOwn, column = place_of(thread_index % 32).column;
 #pragma unroll 1
-  for (uint first = 0; first < kChunk; first += kTerms) {
+  for (uint first = 0; first < kChunk; first += kPart) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    fetch_slice<kRows, kTall, kTerms>(tiles, x + first * stride, stride, max(count, first) - first, first_column, size,
-                                      wide, factors + first, thread_index);
+    fetch_rows<kRows, kRight, kRows, kPart>(tile, x + first * stride, stride, max(count, first) - first, first_column,
+                                            size, wide, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll 1
-    for (uint term = first; term < first + kTerms; term += 8) {
-      if (TRANSPOSED ? term < own : term >= own + kOwn) continue;  // zeros
-      Fragments<float, 2, 1> rows;
+    for (uint term = first; term < first + kPart; term += kTerms * 8) {
+      if (TRANSPOSED ? term + kTerms * 8 <= own : term >= own + kOwn) continue;  // zeros
+      Fragments<float, 2, kTerms> rows;
 #pragma unroll
-      for (uint m = 0; m < 2; ++m) {
-        const uint row = own + m * 8;
-        if (TRANSPOSED)
-          simdgroup_load(rows.at[m][0], scores + term * kTall + row, kTall, ulong2(0), true);
-        else
-          simdgroup_load(rows.at[m][0], scores + row * kTall + term, kTall);
+      for (uint k = 0; k < kTerms; ++k) {
+        threadgroup const float* const factor = factors + term + k * 8 + column;
+#pragma unroll
+        for (uint m = 0; m < 2; ++m) {
+          const uint row = own + m * 8;
+          if (TRANSPOSED)
+            simdgroup_load(rows.at[m][k], scores + (term + k * 8) * kTall + row, kTall, ulong2(0), true);
+          else
+            simdgroup_load(rows.at[m][k], scores + row * kTall + term + k * 8, kTall);
+          elements(rows.at[m][k]) *= float2(factor[0], factor[1]);
+        }
       }
-      RightFragments<float, 1, 8> terms;
-      load<kTall>(terms, tiles + (term - first) * kTall);
+      RightFragments<T, kTerms, 8> terms;
+      load<kRight>(terms, tile + (term - first) * kRight);
       multiply(sums, rows, 0, terms);
     }
   }
@@ -309,8 +323,8 @@ template <typename T>
     if (params.has_gate)
       overlap += overlap_of(states + matrix, state_grads + matrix, rows * params.values, params.wide, thread_index);
     clear(sums);
-    add_products(sums, tiles, grad, errors, false, value_stride, count, state_grads + matrix, params.values, rows,
-                 params.values, params.wide, thread_index);
+    add_products(sums, tiles, errors, value_stride, count, state_grads + matrix, params.values, rows, params.values,
+                 params.wide, thread_index);
     scale_rows(sums, until + simdgroup * kOwn, 1.0f, lane);
     put(sums, tiles, false, 1.0f, strengths, gk, key_stride, k, params.k[1], lengths[1], carried, count, first,
         params.keys, thread_index);

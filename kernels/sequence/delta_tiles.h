@@ -46,7 +46,7 @@ inline void fetch_slice(threadgroup U* tile, device const T* x, long stride, uin
 }
 
 // The same as they are. Each RUN neighbouring columns of the tile are neighbours in x, `apart` from those before.
-template <uint WIDTH, uint kPitch, uint RUN = WIDTH, typename T>
+template <uint WIDTH, uint kPitch, uint RUN = WIDTH, uint ROWS = kChunk, typename T>
 inline void fetch_rows(threadgroup T* tile, device const T* x, long stride, uint count, uint first, uint size,
                        bool wide, uint thread_index, uint apart = 0) {
   constexpr uint kVector = 16 / sizeof(T);
@@ -58,11 +58,11 @@ inline void fetch_rows(threadgroup T* tile, device const T* x, long stride, uint
   tile += begin * kPitch + column;
   if (!wide) {
 #pragma unroll 2
-    for (uint row = begin; row < kChunk; row += step, x += step * stride, tile += step * kPitch)
+    for (uint row = begin; row < ROWS; row += step, x += step * stride, tile += step * kPitch)
       *tile = inside && row < count ? *x : T(0.0f);
     return;
   }
-  constexpr uint kStep = DELTA_THREADS * kVector / WIDTH, kVectors = kChunk / kStep;
+  constexpr uint kStep = DELTA_THREADS * kVector / WIDTH, kVectors = ROWS / kStep;
   uint4 words[kVectors];
 #pragma unroll
   for (uint i = 0; i < kVectors; ++i) {
