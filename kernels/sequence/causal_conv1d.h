@@ -11,6 +11,11 @@
 #define CONV1D_THREADS 256
 #define CONV1D_WIDTH 8
 
+// Kernels of vectors: the longest window, and the neighbouring positions that a thread has where positions are
+// neighbours in memory.
+#define CONV1D_NARROW 4
+#define CONV1D_NEIGHBOURS 8
+
 // How sequences lie in a batch entry: one, or as many as cu_seqlens ends, or neighbours with one number of seq_idx.
 #define CONV1D_WHOLE 0
 #define CONV1D_ENDS 1
@@ -24,6 +29,7 @@ struct CausalConv1dParams {
   uint32_t width;
   uint32_t segments;  // threadgroups along the positions
   uint32_t tiles;     // … and of each, the parts of CONV1D_POSITIONS
+  uint32_t run;       // positions of a thread's or simdgroup's walk (kernels of vectors), of which there are `segments`
   uint32_t sequencing;
   uint32_t sequences;  // that cu_seqlens ends
   uint32_t wide;       // weight and bias are float32

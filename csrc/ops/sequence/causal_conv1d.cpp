@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <tuple>
 
@@ -122,6 +123,33 @@ void note(const char* op, const Conv& conv, uint32_t segments, uint32_t tiles) {
   });
 }
 
+// Whether kernels of vectors can have x and the tensors beside it, and which axis has neighbours in memory.
+enum class Vectors { None, Channels, Positions };
+Vectors vectors_of(const Conv& conv, const CausalConv1dParams& params, std::initializer_list<const Tensor*> tensors) {
+  if (params.sequencing != CONV1D_WHOLE || params.has_state || conv.width > CONV1D_NARROW) return Vectors::None;
+  const auto along = [&](int axis) {
+    return std::all_of(tensors.begin(), tensors.end(), [&](const Tensor* x) {
+      return x->stride(axis) == 1 && aligned16(*x, x->stride(3 - axis), x->size(axis)) &&
+             (x->size(0) == 1 || aligned16(*x, x->stride(0), 0));
+    });
+  };
+  return along(1) ? Vectors::Channels : along(2) ? Vectors::Positions : Vectors::None;
+}
+const char* axis_name(Vectors vectors) { return vectors == Vectors::Channels ? "channels" : "positions"; }
+
+// The segments of walks of so many positions.
+void set_run(CausalConv1dParams& params, int64_t positions) {
+  params.run = grid_side(positions);
+  params.segments = ceil_div(params.length, params.run);
+}
+
+void note_vectors(const char* op, Vectors vectors, const CausalConv1dParams& params) {
+  gpu::note_plan(op, axis_name(vectors), [&] {
+    return "neighbours are " + std::string(axis_name(vectors)) + ", and walks have " + std::to_string(params.run) +
+           " positions";
+  });
+}
+
 Tensor causal_conv1d(const Tensor& x, const Tensor& weight, const MaybeTensor& bias, const MaybeTensor& seq_idx,
                      const MaybeTensor& cu_seqlens, const MaybeTensor& state, bool silu) {
   const char* op = "causal_conv1d";
@@ -131,6 +159,18 @@ Tensor causal_conv1d(const Tensor& x, const Tensor& weight, const MaybeTensor& b
   if (y.numel() == 0) return y;
   CausalConv1dParams params = params_of(conv, sequences, x, state, silu);
   put_strides(params.out, y);
+  if (const Vectors vectors = vectors_of(conv, params, {&x, &y}); vectors != Vectors::None) {
+    constexpr int64_t kRun = 16;
+    set_run(params, vectors == Vectors::Channels ? kRun : CONV1D_NEIGHBOURS);
+    note_vectors(op, vectors, params);
+    const int64_t across = vectors == Vectors::Channels ? conv.channels / 4 : conv.channels;
+    gpu::record(y, [&](gpu::Recording& recording) {
+      recording.kernel((std::string("causal_conv1d_") + axis_name(vectors)).c_str(), "_", suffix(x.scalar_type()));
+      recording.buffer(0, x).buffer(1, conv.weight).buffer(2, conv.bias).buffer(3, y).bytes(4, params);
+      recording.dispatch_threads({grid_side(across * params.segments * x.size(0))}, {CONV1D_THREADS});
+    });
+    return y;
+  }
   note(op, conv, params.segments, 1);
   gpu::record(y, [&](gpu::Recording& recording) {
     recording.kernel("causal_conv1d", conv.variant(), suffix(x.scalar_type()));
@@ -167,24 +207,49 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_backward(
     torch::stable::zero_(gb);
     return {gx, gw, gb, gstate};
   }
+  CausalConv1dParams params = params_of(conv, sequences, x, state, silu);
+  put_strides(params.grad, grad);
+  put_strides(params.out, gx);
+  params.parameters_wanted = parameters_wanted;
+  const auto parts_of = [&] {
+    const int64_t chunks = int64_t{params.segments} * x.size(0);
+    return new_tensor({parameters_wanted ? chunks * (gw.numel() + gb.numel()) : 0}, ScalarType::Float, x);
+  };
+  const auto add_parts = [&](gpu::Recording& recording, const Tensor& parts) {
+    if (parameters_wanted)
+      record_column_sums(recording, parts, int64_t{params.segments} * x.size(0), gw, given_if(bias.has_value(), gb));
+  };
+  if (const Vectors vectors = vectors_of(conv, params, {&grad, &x, &gx}); vectors != Vectors::None) {
+    // Walks are long enough for few sums to add up.
+    constexpr int64_t kRun = 128, kLaneRuns = 8;
+    set_run(params, vectors == Vectors::Channels ? kRun : 32 * CONV1D_NEIGHBOURS * kLaneRuns);
+    note_vectors(op, vectors, params);
+    const int64_t across = vectors == Vectors::Channels ? conv.channels / 4 : 32 * conv.channels;
+    const Tensor parts = parts_of();
+    gpu::record(gx, [&](gpu::Recording& recording) {
+      recording.kernel((std::string("causal_conv1d_") + axis_name(vectors)).c_str(), "_backward_",
+                       suffix(x.scalar_type()));
+      recording.buffer(0, grad).buffer(1, x).buffer(2, conv.weight).buffer(3, conv.bias).buffer(4, gx);
+      recording.buffer(5, parts).bytes(6, params);
+      recording.dispatch_threads({grid_side(across * params.segments * x.size(0))}, {CONV1D_THREADS});
+      add_parts(recording, parts);
+    });
+    return {gx, gw, gb, gstate};
+  }
   // A threadgroup takes so many positions that there are enough threadgroups, and few sums to add up.
   constexpr int64_t kGroups = 1024, kTiles = 8;
-  CausalConv1dParams params = params_of(conv, sequences, x, state, silu);
   const int64_t groups = int64_t{params.segments} * channel_blocks(conv) * x.size(0);
   params.tiles = grid_side(std::clamp<int64_t>(groups / kGroups, 1, std::min<int64_t>(kTiles, params.segments)));
   params.segments = ceil_div(params.segments, params.tiles);
-  params.parameters_wanted = parameters_wanted;
-  put_strides(params.grad, grad);
-  put_strides(params.out, gx);
   note(op, conv, params.segments, params.tiles);
-  const int64_t chunks = int64_t{params.segments} * x.size(0);
-  const Tensor parts = new_tensor({parameters_wanted ? chunks * (gw.numel() + gb.numel()) : 0}, ScalarType::Float, x);
+  const Tensor parts = parts_of();
   gpu::record(gx, [&](gpu::Recording& recording) {
     recording.kernel("causal_conv1d_backward", conv.variant(), suffix(x.scalar_type()));
     recording.buffer(0, grad).buffer(1, x).buffer(2, conv.weight).buffer(3, conv.bias).buffer(4, sequences.numbers);
     recording.buffer(5, state).buffer(6, gx).buffer(7, gstate).buffer(8, parts).bytes(9, params);
-    recording.dispatch_threadgroups({grid_side(int64_t{channel_blocks(conv)} * chunks)}, {CONV1D_THREADS});
-    if (parameters_wanted) record_column_sums(recording, parts, chunks, gw, given_if(bias.has_value(), gb));
+    recording.dispatch_threadgroups({grid_side(int64_t{channel_blocks(conv)} * params.segments * x.size(0))},
+                                    {CONV1D_THREADS});
+    add_parts(recording, parts);
   });
   return {gx, gw, gb, gstate};
 }
