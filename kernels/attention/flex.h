@@ -130,26 +130,36 @@ METAL_FUNC void flex_gradient(thread const Mods& mods, thread float& product, th
 }
 
 // Loads the rows of a threadgroup's simdgroups, from `first` on. Fragments in registers come without a tile, so that no
-// simdgroup waits for another.
+// simdgroup waits for another. Whole rows come by loads without conditions, each of
+// which would wait for the one before.
 template <uint kRows, uint kPitch, uint kSimds, typename T, uint kDown, uint kAcross>
 METAL_FUNC void flex_own(thread Fragments<T, kDown, kAcross>& fragments, threadgroup T*, StridedRows<T> rows,
                          uint first, uint count, uint size, bool vectors, uint, uint simd, Place place) {
+  first += simd * kDown * 8 + place.row;
+  const bool full = vectors && size == 8 * kAcross;
 #pragma unroll
   for (uint m = 0; m < kDown; ++m) {
-    const uint row = first + (simd * kDown + m) * 8 + place.row;
-    device const T* const from = rows.row(metal::min(row, count - 1)) + place.column;
+    device const T* const from = rows.row(metal::min(first + m * 8, count - 1)) + place.column;
+    if (full) {
 #pragma unroll
-    for (uint n = 0; n < kAcross; ++n) {
-      metal::vec<T, 2> two = metal::vec<T, 2>(T(0.0f));
-      const uint column = n * 8 + place.column;
-      if (vectors) {
-        if (column < size) two = *reinterpret_cast<device const metal::vec<T, 2>*>(from + n * 8);
-      } else {
+      for (uint n = 0; n < kAcross; ++n)
+        elements(fragments.at[m][n]) = *reinterpret_cast<device const metal::vec<T, 2>*>(from + n * 8);
+    } else {
+#pragma unroll
+      for (uint n = 0; n < kAcross; ++n) {
+        const uint column = n * 8 + place.column;
+        metal::vec<T, 2> two = metal::vec<T, 2>(T(0.0f));
         if (column < size) two.x = from[n * 8];
         if (column + 1 < size) two.y = from[n * 8 + 1];
+        elements(fragments.at[m][n]) = two;
       }
-      elements(fragments.at[m][n]) = row < count ? two : metal::vec<T, 2>(T(0.0f));
     }
+  }
+#pragma unroll
+  for (uint m = 0; m < kDown; ++m) {
+#pragma unroll
+    for (uint n = 0; n < kAcross; ++n)
+      if (first + m * 8 >= count) elements(fragments.at[m][n]) = metal::vec<T, 2>(T(0.0f));
   }
 }
 template <uint kRows, uint kPitch, uint kSimds, typename Own, typename T>
