@@ -190,6 +190,9 @@ def counting(*, family: str = "", events: int = EVENTS, whole: int = WHOLE) -> I
         whole: a dispatch of more of these does not run as a whole, so that what it writes is not there. Kernels of
             compile_shader() always do.
 
+    Raises:
+        RuntimeError: this is no simulated device, or kernels are counted already.
+
     Example:
         >>> with metalcore.estimates.counting() as counts:
         ...     y = metalcore.relu(torch.ones(64, device="mps"))
@@ -198,6 +201,8 @@ def counting(*, family: str = "", events: int = EVENTS, whole: int = WHOLE) -> I
     """
     if not hasattr(_C, "simulator_set_counting"):
         raise RuntimeError("counting(): kernels are counted on the simulated device, on Linux")
+    if planned_for_another.is_set():
+        raise RuntimeError("counting(): kernels are counted already, by another block or by METALCORE_COUNT")
     counts: list[Counted] = []
     _C.simulator_take_counts()
     _C.simulator_set_counting(_compiled, events, whole, family)

@@ -6,8 +6,11 @@ unchanged. With METALCORE_SIMULATOR=1 in the environment, PyTorch loads the devi
 
 The import raises RuntimeError and leaves the process as it was where a real MPS backend or another accelerator is
 present.
-`checking()` (or METALCORE_CHECK=1) makes kernels report their faults as KernelError.
+`checking()` (or METALCORE_CHECK=1) makes kernels report their faults as KernelError. METALCORE_COUNT=m1 (or another
+GPU, or a path that ends in .json) counts what kernels do, and reports it at the end.
 """
+
+import os as _os
 
 from . import device
 from .checking_mode import checking
@@ -16,3 +19,7 @@ from .errors import KernelError
 __all__ = ["KernelError", "checking"]
 
 device.install()
+if _wanted := _os.environ.get("METALCORE_COUNT"):
+    from ..estimates.process import begin as _begin
+
+    _begin(_wanted)

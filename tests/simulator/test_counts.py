@@ -1,7 +1,11 @@
 """Counts of small kernels are those that one gets by hand."""
 
+import json
+import os
+
 import pytest
 import torch
+from processes import python
 
 import metalcore
 from metalcore.estimates import CountedLibrary, counting
@@ -187,3 +191,33 @@ def test_ops_are_counted_and_give_their_results():
     with counting() as counts:
         pass
     assert counts == []
+
+
+def test_counting_within_counting_is_refused():
+    with counting(), pytest.raises(RuntimeError, match="counted already"), counting():
+        pass
+    with counting() as counts:
+        metalcore.relu(values(64))
+    assert len(counts) == 1
+
+
+PROCESS = """
+import torch, metalcore.simulator
+metalcore.compile_shader("kernel void twice(device float* x, uint i [[thread_position_in_grid]]) { x[i] *= 2; }").twice(
+    metalcore.relu(torch.ones(64, device="mps")))
+"""
+
+
+def test_the_environment_has_a_process_counted(tmp_path):
+    def run(wanted):
+        return python("-c", PROCESS, env={**os.environ, "METALCORE_COUNT": wanted})
+
+    result = run(str(tmp_path / "counts-%p.json"))
+    [path] = tmp_path.glob("counts-*.json")
+    found = json.loads(path.read_text())
+    assert [each["kernel"] for each in found] == ["relu_packed_float", "twice"], result.stderr
+    assert found[1]["memory"]["device.store"]["bytes"] == 256
+    assert ["program_source", 1] in [line[:2] for line in found[1]["lines"]]
+    said = run("m2-max").stderr
+    assert "m2-max, 38 cores" in said and "twice: " in said
+    assert "ValueError: METALCORE_COUNT must be a path" in run("1").stderr
