@@ -4,6 +4,7 @@
     python -m tools.register_gate linalg gemm/gemm   # the files whose path below kernels/ begins so
     python -m tools.register_gate gemm --free        # the registers that kernels take where nothing bounds them
     python -m tools.register_gate attention/dq --kernels attention_dq_narrow_64_half    # these of the file alone
+    python -m tools.register_gate --record           # those that changed since register_gate.json; it then has them
 
 A thread of an Apple GPU has at most 128 registers of 32 bits, and fewer where a threadgroup has many threads: a
 pipeline for 1024 threads leaves each of them 52. What these cannot hold spills to memory, which is slow, and Metal
@@ -17,16 +18,24 @@ another scheduler, and another layout of matrices. What NVIDIA and OVER list nee
 only NVIDIA GPUs run are not measured at all: those GPUs are there to be timed on, where a few bytes that spill may be
 faster than a smaller tile, so that a bound says nothing. They must compile, and so fit in 48 KiB of threadgroup memory.
 The same holds for a kernel of bfloats whose twin of halves is measured: the twin has the same values in registers.
+
+To compile all takes seven minutes of a core, and the same text with the same compiler gives the same registers. So
+register_gate.json has, by file, a digest of what its kernels were compiled from when they last fitted; the tests
+compile the files whose digest differs, and a few of the others each day.
 """
 
 import argparse
 import dataclasses
+import functools
+import json
 import re
 import struct
+import subprocess
 import sys
 from pathlib import Path
 
 KERNELS = Path(__file__).resolve().parents[1] / "kernels"
+RECORD = Path(__file__).with_suffix(".json")  # {file of kernels: digest() when they fitted}
 CAPABILITY = 90
 # (half-registers of 16 bits, threads): a kernel of at most so many half-registers may have so many threads a
 # threadgroup. From Mesa's driver for Apple's GPUs, src/asahi/compiler/agx_performance.c.
@@ -38,6 +47,8 @@ LEAST_THREADS = OCCUPANCY[-1][1]  # what Metal grants a kernel that promises not
 THREADGROUP_MEMORY = 32 * 1024
 RESERVED = 1024  # bytes of each threadgroup's memory on GPUs of compute capability 9.0, which belong to CUDA
 _MOST = 255  # registers of a thread of NVIDIA's GPUs
+_INCLUDED = re.compile(r'^#include ["<]([^">]+)', re.MULTILINE)
+_NO_CODE = re.compile(r"^#line .*\n|//.*|^\s*\n", re.MULTILINE)
 _ENTRY = re.compile(r'(extern "C" __global__ void )(?:__launch_bounds__\(\d+\) )?(metalcore_\d+)\(')
 
 # What follows is not held to Apple's registers. The patterns are regular expressions for names of kernels.
@@ -134,21 +145,28 @@ def families(prefixes=("",)):
 def uses(family, free=False, kernels=None):
     """What the kernels of a file use, each with its budget of registers, or with as many as it takes. `kernels` names
     the only ones of them that matter."""
+    source, places = _file(family)
+    return uses_of(source, free, kernels, **places)
+
+
+def _file(family):
     path = KERNELS / f"{family}.metal"
-    return uses_of(path.read_text(encoding="utf-8"), [path.parent, KERNELS], free, str(path), kernels)
+    return path.read_text(encoding="utf-8"), {"include_dirs": [path.parent, KERNELS], "filename": str(path)}
 
 
-def uses_of(source, include_dirs=(), free=False, filename="program_source", kernels=None):
+def _translated(source, **places):
     from metalcore.msl.language.translate import translate
 
-    # As the package has it: without guards for pointers that are not aligned.
-    translation = translate(source, include_dirs=include_dirs, filename=filename)
+    return translate(source, **places)  # as the package has it: without guards for pointers that are not aligned
+
+
+def uses_of(source, free=False, kernels=None, **places):
+    translation = _translated(source, **places)
     described = translation.cuda_kernels()
     if kernels:
         described = {name: kernel for name, kernel in described.items() if name in kernels}
     promised = {name: kernel["max_total_threads"] for name, kernel in described.items()}
-    unmeasured = {} if free else dict.fromkeys(name for name in described if _is_unmeasured(name, described))
-    bounds = {name: _MOST if free else budget(promised[name]) for name in described if name not in unmeasured}
+    bounds, unmeasured = _bounds(promised, free)
     found = _compiled(translation, described, bounds)
     for name, (*_, threadgroup_bytes) in _compiled(translation, described, unmeasured, *fast()).items():
         found[name] = None, None, threadgroup_bytes
@@ -159,6 +177,64 @@ def uses_of(source, include_dirs=(), free=False, filename="program_source", kern
             use = dataclasses.replace(uses[name], registers=registers, local_bytes=local_bytes)
             uses[name] = use if use.fits and registers <= use.budget else uses[name]
     return list(uses.values())
+
+
+def _bounds(promised, free=False):
+    """({kernel: registers that it may have}, {kernel that is not measured: None}) of {kernel: threads}."""
+    unmeasured = {} if free else dict.fromkeys(name for name in promised if _is_unmeasured(name, promised))
+    measured = {name: threads for name, threads in promised.items() if name not in unmeasured}
+    return {name: _MOST if free else budget(threads) for name, threads in measured.items()}, unmeasured
+
+
+def faults(family, uses):
+    """What is wrong with the kernels of a file, as text. What NVRTC compiled before in a process changes its choice of
+    registers by a few: a new process decides about those that do not fit."""
+    over = [use.kernel for use in uses if use.fault]
+    command = [sys.executable, "-m", "tools.register_gate", family, "--kernels", *over]
+    alone = over and subprocess.run(command, cwd=KERNELS.parent, capture_output=True, text=True)
+    return alone.stdout + alone.stderr if alone and alone.returncode else ""
+
+
+def recorded():
+    """{file of kernels: its digest when its kernels fitted}."""
+    return json.loads(RECORD.read_text(encoding="utf-8"))
+
+
+def digest(family):
+    """A digest of all that decides whether the kernels of a file fit."""
+    source, places = _file(family)
+    return digest_of(source, **places)
+
+
+def digest_of(source, **places):
+    from metalcore.msl import cache
+    from metalcore.msl.nvidia import nvrtc
+
+    translation = _translated(source, **places)
+    described = translation.cuda_kernels()
+    bounds = _bounds({name: kernel["max_total_threads"] for name, kernel in described.items()})
+    texts = [_NO_CODE.sub("", _source(translation, described, some)[0]) for some in bounds]
+    texts += [text for path in sorted(_headers(texts[0])) for text in (path.name, _code(path))]
+    over = [name for name in described if reason_of(name, OVER)]
+    return cache.digest(*texts, *over, *_flags(), *fast(), str(nvrtc.find().version))[:16]
+
+
+def _headers(text):
+    """The files below msl/include that CUDA C++ includes."""
+    from metalcore.msl.nvidia.nvrtc import INCLUDE
+
+    found, texts = set(), [text]
+    while texts:
+        paths = {folder / name for name in _INCLUDED.findall(texts.pop()) for folder in (INCLUDE, INCLUDE / "cuda")}
+        added = {path for path in paths - found if path.is_file()}
+        texts += map(_code, added)
+        found |= added
+    return found
+
+
+@functools.cache
+def _code(path):
+    return _NO_CODE.sub("", path.read_text(encoding="utf-8"))
 
 
 def _is_unmeasured(kernel, described):
@@ -176,13 +252,16 @@ def fast():
     return ("--Ofast-compile=mid",) if nvrtc.find().version >= (13, 0) else ()
 
 
-def _compiled(translation, described, bounds, *flags):
-    """What Cubin.resources() has of these kernels, {name: (registers, bytes of local memory, bytes of threadgroup
-    memory)}. `bounds` says how many registers each may have; None is what its promise leaves on NVIDIA's GPUs."""
-    if not bounds:
-        return {}
-    from metalcore.msl.language.cuda_source import cuda_source
+def _flags():
     from metalcore.msl.nvidia import cuda, nvrtc
+
+    return *nvrtc.FLAGS, *cuda._BUILTIN_FLAGS
+
+
+def _source(translation, described, bounds):
+    """CUDA C++ of these kernels, (text, {entry: name}). `bounds` says how many registers each may have; None is what
+    its promise leaves on NVIDIA's GPUs."""
+    from metalcore.msl.language.cuda_source import cuda_source
     from metalcore.msl.runtime import signatures
 
     requests = [
@@ -199,7 +278,18 @@ def _compiled(translation, described, bounds, *flags):
 
     text, count = _ENTRY.subn(bounded, text)
     assert count == len(requests)
-    cubin = Cubin(nvrtc.find().compile(text, CAPABILITY, flags=(*nvrtc.FLAGS, *cuda._BUILTIN_FLAGS, *flags)))
+    return text, names
+
+
+def _compiled(translation, described, bounds, *flags):
+    """What Cubin.resources() has of these kernels, {name: (registers, bytes of local memory, bytes of threadgroup
+    memory)}."""
+    if not bounds:
+        return {}
+    from metalcore.msl.nvidia import nvrtc
+
+    text, names = _source(translation, described, bounds)
+    cubin = Cubin(nvrtc.find().compile(text, CAPABILITY, flags=(*_flags(), *flags)))
     return {name: cubin.resources(entry) for entry, name in names.items()}
 
 
@@ -251,17 +341,36 @@ class Cubin:
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prefixes", nargs="*", default=[""])
-    parser.add_argument("--kernels", nargs="+", help="measure these kernels of the files alone")
-    parser.add_argument("--free", action="store_true", help="bound the registers by nothing, and judge nothing")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--kernels", nargs="+", help="measure these kernels of the files alone")
+    how.add_argument("--free", action="store_true", help="bound the registers by nothing, and judge nothing")
+    how.add_argument("--record", action="store_true", help="measure the files that changed, and record those that fit")
     options = parser.parse_args(arguments)
-    faults = []
+    if options.record:
+        return _record(options.prefixes)
+    wrong = []
     print(HEADING)
     for family in families(options.prefixes):
         for use in uses(family, options.free, options.kernels):
             print(use, flush=True)
-            faults += [f"{use.kernel}: {use.fault}"] * bool(use.fault and not options.free)
-    print(*faults, f"{len(faults)} kernels fail", sep="\n")
-    return 1 if faults else 0
+            wrong += [f"{use.kernel}: {use.fault}"] * bool(use.fault and not options.free)
+    print(*wrong, f"{len(wrong)} kernels fail", sep="\n")
+    return 1 if wrong else 0
+
+
+def _record(prefixes):
+    record, wrong = recorded(), []
+    changed = {family: now for family in families(prefixes) if record.get(family) != (now := digest(family))}
+    for family, now in changed.items():
+        print(family, flush=True)
+        if found := faults(family, uses(family)):
+            wrong.append(found)
+        else:
+            record[family] = now
+        kept = {family: record[family] for family in families() if family in record}
+        RECORD.write_text(json.dumps(kept, indent=0) + "\n", encoding="utf-8")
+    print(*wrong, f"{len(changed) - len(wrong)} files recorded", sep="\n")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
