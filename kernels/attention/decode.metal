@@ -75,6 +75,8 @@ template <typename T, uint D, uint DV, uint R, bool kNarrow, bool kGeneral>
   threadgroup ulong mask_rows[R];
   threadgroup ulong out_rows[R];
 
+  // What comes before the second call costs no time where this kernel begins early: walk() makes it.
+  if (params.ragged || params.key_layout != KEYS_EACH) metalcore_await_earlier_kernels(0);
   const uint split = group.y / params.kv_heads;
   const TileRows rows =
       find_rows<R>(params.first_tile + group.x, group.z, group.y % params.kv_heads, params, qo_indptr, lane);
@@ -136,10 +138,11 @@ template <typename T, uint D, uint DV, uint R, bool kNarrow, bool kGeneral>
 
   // And so do the simdgroups.
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  if (thread_index < rows.count) {
-    const uint row = rows.first + thread_index;
-    merge_softmax<R>(maxima, sums, weights, simdgroups, thread_index, head_of(rows, row, params), sinks,
-                     lse + logarithm_of(rows, row, split, params), params);
+  if (thread_index < R * simdgroups && thread_index % R < rows.count) {
+    const uint number = thread_index % R, row = rows.first + number;
+    weights[thread_index] = merge_softmax<R, kMaxSimdgroups>(
+        maxima, sums, simdgroups, thread_index / R, number, head_of(rows, row, params), sinks,
+        thread_index < R ? lse + logarithm_of(rows, row, split, params) : nullptr, params);
   }
 #pragma unroll
   for (uint first_merged = 0; first_merged < R; first_merged += S::kMerged) {

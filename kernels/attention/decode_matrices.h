@@ -7,6 +7,7 @@
 #pragma once
 
 #include "attention/decode_walk_matrices.h"
+#include "common/earlier.h"
 
 // A threadgroup's memory has tiles for kMaxSimdgroups. Narrow kernels are for threads with at most 128 registers, as
 // Apple's GPUs have them.
@@ -25,11 +26,12 @@ template <typename T, uint D, uint R, bool kNarrow, uint kMaxSimdgroups = 4>
   alignas(16) threadgroup T tiles[kMaxSimdgroups * kTile];
   threadgroup float maxima[kMaxSimdgroups * R];
   threadgroup float sums[kMaxSimdgroups * R];
-  threadgroup float weights[kMaxSimdgroups * R];
   threadgroup int positions[R];
   threadgroup ulong query_rows[R];
   threadgroup ulong out_rows[R];
 
+  // All before the second call is what the first keys need: it costs no time where this kernel begins early.
+  if (params.ragged || params.key_layout != KEYS_EACH) metalcore_await_earlier_kernels(0);
   const uint split = group.y / params.kv_heads;
   const TileRows rows =
       find_rows<R>(params.first_tile + group.x, group.z, group.y % params.kv_heads, params, qo_indptr, lane);
@@ -40,8 +42,7 @@ template <typename T, uint D, uint R, bool kNarrow, uint kMaxSimdgroups = 4>
   const Seen seen = find_keys(rows, keys.length, split, kTileKeys, params);
   const uint start = seen.begin + simdgroup * kTileKeys;
   MatrixWalk<T, D> walk(keys, k, v, params, lane);
-  if (!kNarrow) begin(walk, seen, start, keys, kv_indices, params, lane);
-
+  if (!kNarrow && start < seen.end) find(walk.places, start, seen.end, keys, kv_indices, params, walk.share, lane);
   if (thread_index < R) {
     const uint row = rows.first + min(thread_index, rows.count - 1);
     const uint query = row / params.group;
@@ -53,6 +54,10 @@ template <typename T, uint D, uint R, bool kNarrow, uint kMaxSimdgroups = 4>
         rows.outer * params.out.batch + head * params.out.head + token * params.out.token + split * params.out.part;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
+  device const uchar* first_keys[kLaneKeys];
+  walk.key_rows.find(first_keys, walk.places, params.k);
+  metalcore_await_earlier_kernels(first_keys, 0);
+  if (!kNarrow && start < seen.end) walk.ahead.load(walk.key_rows, first_keys);
   // All loads of a thread are on their way at once.
   constexpr uint kVectors = D / 8, kEach = R * kVectors / (32 * kMaxSimdgroups);
   for (uint first = thread_index; first < R * kVectors; first += kEach * threads.x) {
@@ -94,19 +99,18 @@ template <typename T, uint D, uint R, bool kNarrow, uint kMaxSimdgroups = 4>
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  if (thread_index < rows.count) {
-    const uint row = rows.first + thread_index;
-    merge_softmax<R>(maxima, sums, weights, simdgroups, thread_index, head_of(rows, row, params), sinks,
-                     lse + logarithm_of(rows, row, split, params), params);
-  }
   // Eight rows at a time take the place of the keys: floats are twice as long, and half as many.
   constexpr uint kMerged = 8 * kPitch;
   threadgroup float* const merged = reinterpret_cast<threadgroup float*>(tiles);
 #pragma unroll
   for (uint m = 0; m < kDown; ++m) {
-    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (m > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
     if (m * 8 + place.row < rows.count) {
-      const float weight = weights[simdgroup * R + m * 8 + place.row];
+      const uint number = m * 8 + place.row, row = rows.first + number;
+      const bool first = simdgroup == 0 && place.column == 0;
+      const float weight = merge_softmax<R, kMaxSimdgroups>(
+          maxima, sums, simdgroups, simdgroup, number, head_of(rows, row, params), sinks,
+          first ? lse + logarithm_of(rows, row, split, params) : nullptr, params);
 #pragma unroll
       for (uint n = 0; n < D / 8; ++n)
         *reinterpret_cast<threadgroup float2*>(merged + simdgroup * kMerged + place.row * kPitch + n * 8 +

@@ -196,24 +196,26 @@ inline ulong logarithm_of(TileRows rows, uint row, uint split, constant Attentio
          (rows.first_query + row / params.group) * params.lse.token + split * params.lse.part;
 }
 
-// The softmax of row `number` of R over all simdgroups of a threadgroup: writes its logarithm, and what to multiply
-// each simdgroup's result by.
-template <uint R>
-inline void merge_softmax(threadgroup const float* maxima, threadgroup const float* sums, threadgroup float* weights,
-                          uint simdgroups, uint number, uint head, device const uchar* sinks, device float* logarithm,
-                          constant AttentionDecodeParams& params) {
+// The softmax of row `number` of R over all simdgroups of a threadgroup: returns what to multiply the result of one of
+// them by, and writes the row's logarithm where there is a place for it.
+template <uint R, uint kMaxSimdgroups>
+inline float merge_softmax(threadgroup const float* maxima, threadgroup const float* sums, uint simdgroups,
+                           uint simdgroup, uint number, uint head, device const uchar* sinks, device float* logarithm,
+                           constant AttentionDecodeParams& params) {
   const float sink = params.sink_type == NUMBER_NONE ? -INFINITY : number_at(sinks, head, params.sink_type) * M_LOG2E_F;
   float top = sink;
-#pragma unroll 1
-  for (uint i = 0; i < simdgroups; ++i) top = max(top, maxima[i * R + number]);
+#pragma unroll
+  for (uint i = 0; i < kMaxSimdgroups; ++i)
+    if (i < simdgroups) top = max(top, maxima[i * R + number]);
   const float base = base_of(top);
   float total = fast::exp2(sink - base);
-#pragma unroll 1
-  for (uint i = 0; i < simdgroups; ++i) total += fast::exp2(maxima[i * R + number] - base) * sums[i * R + number];
-  const float norm = total == 0.0f ? 0.0f : 1.0f / total;  // a NaN stays
-#pragma unroll 1
-  for (uint i = 0; i < simdgroups; ++i) weights[i * R + number] = fast::exp2(maxima[i * R + number] - base) * norm;
-  const float rest = log2(total);
-  *logarithm = total == 0.0f ? -INFINITY : params.rests != 0 ? base : natural(base, rest);
-  if (params.rests != 0) logarithm[params.rests] = total == 0.0f ? 0.0f : rest;
+#pragma unroll
+  for (uint i = 0; i < kMaxSimdgroups; ++i)
+    if (i < simdgroups) total += fast::exp2(maxima[i * R + number] - base) * sums[i * R + number];
+  if (logarithm) {
+    const float rest = log2(total);
+    *logarithm = total == 0.0f ? -INFINITY : params.rests != 0 ? base : natural(base, rest);
+    if (params.rests != 0) logarithm[params.rests] = total == 0.0f ? 0.0f : rest;
+  }
+  return fast::exp2(maxima[simdgroup * R + number] - base) * (total == 0.0f ? 0.0f : 1.0f / total);  // a NaN stays
 }

@@ -68,10 +68,16 @@ struct LaneVectors {
 #pragma unroll
     for (uint n = 0; n < N; ++n) further[n] = (min(part + n * kRowLanes, last) - place) * sizeof(Pack<T>);
   }
-  METAL_FUNC void load(thread Pack<T> (&to)[N], uint page, uint slot, constant DecodeStrides& strides) const {
-    device const uchar* const row = first + (static_cast<ulong>(page) * strides.batch +
-                                             static_cast<ulong>(slot) * static_cast<uint>(strides.token)) *
-                                                sizeof(T);
+  // Finds a lane's rows.
+  METAL_FUNC void find(thread device const uchar* (&rows)[kLaneKeys], thread const KeyPlaces& places,
+                       constant DecodeStrides& strides) const {
+#pragma unroll
+    for (uint j = 0; j < kLaneKeys; ++j)
+      rows[j] = first + (static_cast<ulong>(places.page[j]) * strides.batch +
+                         static_cast<ulong>(places.slot[j]) * static_cast<uint>(strides.token)) *
+                            sizeof(T);
+  }
+  METAL_FUNC void load(thread Pack<T> (&to)[N], device const uchar* row) const {
 #pragma unroll
     for (uint n = 0; n < N; ++n) to[n] = *reinterpret_cast<device const Pack<T>*>(row + further[n]);
   }
@@ -82,10 +88,15 @@ template <typename T, uint N>
 struct TileAhead {
   Pack<T> packs[kLaneKeys][N];
 
-  METAL_FUNC void load(thread const LaneVectors<T, N>& rows, thread const KeyPlaces& places,
-                       constant DecodeStrides& strides) {
+  METAL_FUNC void load(thread const LaneVectors<T, N>& vectors, thread device const uchar* const (&rows)[kLaneKeys]) {
 #pragma unroll
-    for (uint j = 0; j < kLaneKeys; ++j) rows.load(packs[j], places.page[j], places.slot[j], strides);
+    for (uint j = 0; j < kLaneKeys; ++j) vectors.load(packs[j], rows[j]);
+  }
+  METAL_FUNC void load(thread const LaneVectors<T, N>& vectors, thread const KeyPlaces& places,
+                       constant DecodeStrides& strides) {
+    device const uchar* rows[kLaneKeys];
+    vectors.find(rows, places, strides);
+    load(vectors, rows);
   }
   // The memory of a page that does not exist is another one's, and may hold anything.
   METAL_FUNC void clear_others(uint found, LaneShare share) {
@@ -211,7 +222,7 @@ struct MatrixWalk {
 
   LaneShare share;
   LaneVectors<T, kVectors> key_rows, value_rows;
-  KeyPlaces places;
+  KeyPlaces places = {};  // until a simdgroup finds its first keys, if it has any
   TileAhead<T, kVectors> ahead;
 
   METAL_FUNC MatrixWalk(thread const KeyRows& keys, device const T* k, device const T* v,
@@ -220,14 +231,6 @@ struct MatrixWalk {
         key_rows(k + keys.key, share.part, params.head_size),
         value_rows(v + keys.value, share.part, params.value_size) {}
 };
-// Finds keys from `start` on, and asks for them.
-template <typename T, uint D>
-METAL_FUNC void begin(thread MatrixWalk<T, D>& walk, Seen seen, uint start, thread const KeyRows& keys,
-                      device const int* kv_indices, constant AttentionDecodeParams& params, uint lane) {
-  if (start >= seen.end) return;
-  find(walk.places, start, seen.end, keys, kv_indices, params, walk.share, lane);
-  walk.ahead.load(walk.key_rows, walk.places, params.k);
-}
 
 // Adds keys start, start + step …, and the fifteen behind each, to the rows' sums. `tile` is the simdgroup's own. Keys
 // and values come into it in turn: while it holds the one, the other is on its way into registers. Narrow kernels have
@@ -244,7 +247,10 @@ METAL_FUNC void run(thread MatrixWalk<T, D>& walk, thread Fragments<float, R / 8
   const Place place = place_of(lane);
   threadgroup T* const own = tile + walk.share.key * kPitch + walk.share.part * kPackElements<T>;
   for (; start < seen.end; start += step) {
-    if (kNarrow) begin(walk, seen, start, keys, kv_indices, params, lane);
+    if (kNarrow) {
+      find(walk.places, start, seen.end, keys, kv_indices, params, walk.share, lane);
+      walk.ahead.load(walk.key_rows, walk.places, params.k);
+    }
     simdgroup_barrier(mem_flags::mem_threadgroup);
     walk.ahead.store(own, kPitch);
     simdgroup_barrier(mem_flags::mem_threadgroup);

@@ -1,5 +1,6 @@
 // Merges attention's results over disjoint parts of the keys by the logarithms of their sums.
 #include "attention/numbers.h"
+#include "common/earlier.h"
 
 constexpr constant uint kMaxSimdgroups = 16;
 constexpr constant uint kPartsAtOnce = ATTENTION_MERGE_PARTS;
@@ -34,12 +35,16 @@ template <typename T>
     const uint last = params.parts - 1 - first;
     const uint mine = lane % kPartsAtOnce;
     device const float* const logarithm = logarithms + (first + min(mine, last)) * params.in_lse.part;
+    device const T* places[kPartsAtOnce];
+#pragma unroll
+    for (uint i = 0; i < kPartsAtOnce; ++i) places[i] = results + (first + min(i, last)) * params.in.part;
+    metalcore_await_earlier_kernels(places, 0);
     const float found = mine <= last ? *logarithm : -INFINITY;
     const float rest = binary ? logarithm[params.rests] : 0.0f;
     T numbers[kPartsAtOnce];
 #pragma unroll
     for (uint i = 0; i < kPartsAtOnce; ++i) {
-      const T number = results[(first + min(i, last)) * params.in.part];
+      const T number = *places[i];
       numbers[i] = i <= last ? number : T(0.0f);
     }
     const float raised = max(top, simd_max(found));
@@ -53,6 +58,7 @@ template <typename T>
     for (uint i = 0; i < kPartsAtOnce; ++i)
       value = fma(simd_broadcast(weight, static_cast<ushort>(i)), static_cast<float>(numbers[i]), value);
   }
+  metalcore_await_earlier_kernels(0);  // where there are no parts
 #pragma unroll
   for (uint across = 1; across < kPartsAtOnce; across *= 2)
     total += simd_shuffle_xor(total, static_cast<ushort>(across));

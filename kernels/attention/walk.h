@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention/decode_rows.h"
+#include "common/earlier.h"
 #include "common/sums.h"
 
 inline float add_products(float4 a, float4 b, float sum) {
@@ -130,6 +131,7 @@ inline void walk(thread float4 (&result)[R][N], thread Running& running, Seen se
   const uint leader = lane & ~(S::kLanes - 1);  // the first lane of the group
   Ahead ahead(keys, k, v, params, part);
   uint start = seen.begin + first;
+  metalcore_await_earlier_kernels(0);
   if (S::kEarly && start < seen.end) {
     ask_keys(ahead, start, seen, keys, kv_indices, params, lane);
     ask_values(ahead);

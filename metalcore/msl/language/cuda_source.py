@@ -12,6 +12,7 @@ from ..errors import MSLError
 # The program is compiled inside this namespace, so that its names hide CUDA's own float4, exp …
 NAMESPACE = "metal_program"
 _MATRIX = re.compile(r"simdgroup_matrix|simdgroup_(float|half|bfloat)8x8")
+_WAIT = re.compile(r"\bmetalcore_await_earlier_kernels\([^()]*\b0\)")  # kernels/common/earlier.h
 _BINDING = re.compile(r"([bt])(\d+)|(i)(\d+):(\d+)")
 
 
@@ -51,6 +52,8 @@ def cuda_source(program, kernels, requests):
     out = [f'namespace {NAMESPACE} {{\n#include "cuda/prelude.h"\n', program, '#line 1 "msl_entries"\n']
     if _MATRIX.search(program):
         out.insert(0, "#define MSL_MATRIX_LANES\n")
+    if _WAIT.search(program):
+        out.insert(0, "#define MSL_KERNELS_WAIT\n")
     for entry, (name, signature) in zip(entries, requests):
         out.append(_entry(entry, name, kernels[name], signature))
     return "".join(out) + "}\n", entries

@@ -154,13 +154,22 @@ METAL_FUNC auto given(const Binding& binding) {
 
 // Kernels ---------------------------------------------------------------------------------------------------------
 
-// Lets the next kernel of the stream be launched, and then waits until those before this one have ended and their
-// writes can be seen. From compute capability 9.0 on a kernel may be launched earlier than that (see
-// csrc/backends/cuda/launches.cpp).
+// Waits until the kernels before this one in the stream have ended and their writes can be seen. From compute
+// capability 9.0 on a kernel may be launched earlier than that (see csrc/backends/cuda/launches.cpp).
+METAL_FUNC void await_earlier_kernels() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the next kernel of the stream be launched, and then waits for those before this one, except where the program's
+// kernels do that themselves (kernels/common/earlier.h).
 METAL_FUNC void follow() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+#ifndef MSL_KERNELS_WAIT
+  await_earlier_kernels();
 #endif
 }
 
@@ -191,3 +200,17 @@ struct Caller<function> {
 };
 
 }  // namespace msl
+
+// In the place of the functions in kernels/common/earlier.h.
+METAL_FUNC void metalcore_await_earlier_kernels(int) { msl::await_earlier_kernels(); }
+// It is made to depend on the addresses, so the compiler computes them before. Their bits and those of the block's size
+// together are never 0.
+template <class T, uint32_t count>
+METAL_FUNC void metalcore_await_earlier_kernels(T* const (&addresses)[count], int) {
+#if __CUDA_ARCH__ >= 900
+  uint64_t all = blockDim.x;
+#pragma unroll
+  for (uint32_t i = 0; i < count; ++i) all |= reinterpret_cast<uint64_t>(addresses[i]);
+  asm volatile("{ .reg .pred p; setp.ne.u64 p, %0, 0; @p griddepcontrol.wait; }" ::"l"(all) : "memory");
+#endif
+}
