@@ -23,7 +23,8 @@ class Build(build_ext):
     def run(self):
         command = compiler()
         tasks, before_the_long_work = Tasks(), Tasks()
-        outputs = [*kernel_index(before_the_long_work), *c_files(before_the_long_work)]
+        outputs = [*simulator_libraries(tasks)] if LINUX else []
+        outputs += [*kernel_index(before_the_long_work), *c_files(before_the_long_work)]
         headers = [precompile_headers(before_the_long_work, extension, command) for extension in self.extensions]
         before_the_long_work.run()
         write_compile_commands(self.extensions[0], command)
@@ -31,7 +32,7 @@ class Build(build_ext):
             add_objects(tasks, extension, command, header) for extension, header in zip(self.extensions, headers)
         ]
         if LINUX:
-            outputs += [*simulator_libraries(tasks), *cuda_programs(tasks)]
+            outputs += cuda_programs(tasks)
             if self.inplace and not self.editable_mode:  # pip's editable build may be an isolated one
                 outputs += simulated_device(tasks)
         if MACOS:

@@ -1,5 +1,6 @@
 """The families of built-in kernels: one a source file, named by its path below kernels/."""
 
+import functools
 import hashlib
 import re
 
@@ -23,6 +24,18 @@ def with_includes(source, folder=KERNELS, seen=()):
                     found += with_includes(path, folder, (*seen, source))
                 break
     return found
+
+
+def translation(source, folder=KERNELS, defines=()):
+    """A family as C++ and as CUDA C++. It takes as long as a small family's compilation, and the index, the simulator's
+    libraries and the programs for NVIDIA GPUs are all made from it."""
+    texts = tuple(path.read_text(encoding="utf-8") for path in with_includes(source, folder))
+    return _translation(source, folder, defines, texts)
+
+
+@functools.cache
+def _translation(source, folder, defines, texts):
+    return translate(texts[0], include_dirs=[source.parent, folder], filename=str(source), defines=defines)
 
 
 # Kernels that count on float16's subnormal numbers have a variant that does not, where this macro is 0.
@@ -66,9 +79,7 @@ def _index(sources, folder):
     """Raises RuntimeError where two kernels have one name: a kernel is found by its name alone."""
     lines, source_of = [], {}
     for family, source in sources.items():
-        text = source.read_text(encoding="utf-8")
-        program = translate(text, include_dirs=[source.parent, folder], filename=str(source))
-        names = [kernel.name for kernel in program.kernels]
+        names = [kernel.name for kernel in translation(source, folder).kernels]
         for name in names:
             if name in source_of:
                 raise RuntimeError(f"two kernels are named '{name}', in {source_of[name]} and in {source}")

@@ -1,13 +1,14 @@
 """What the package has on Linux: the built-in kernels for the simulator, compiled for each instruction set or on first
 use, and for NVIDIA GPUs, where NVRTC compiles them; in place the simulated device too."""
 
+import functools
 import os
 import re
 from pathlib import Path
 
 import torch
 
-from .families import HALF_SUBNORMALS, families, has_flushing_variant, with_includes
+from .families import HALF_SUBNORMALS, families, has_flushing_variant, translation, with_includes
 from .front_end import compiler, cuda, device_library, host, translator_files
 from .places import KERNELS, LINUX, PLATFORM, ROOT
 
@@ -39,12 +40,15 @@ def simulator_libraries(tasks, folder=KERNELS):
                         f"lib/{place}{suffix}/{family}.so",
                         [*with_includes(source, folder), *translator_files()],
                         [isa, checking, compiler()],
-                        lambda output, source=source, isa=isa, checking=checking, defines=defines: host.build(
-                            source, output, isa=isa, checking=checking, include_dirs=[folder], defines=defines
-                        ),
+                        functools.partial(_compile, source, folder, defines, isa, checking),
                     )
                 )
     return outputs
+
+
+def _compile(source, folder, defines, isa, checking, output):
+    text, how = source.read_text(encoding="utf-8"), {"isa": isa, "checking": checking}
+    host.compile_source(translation(source, folder, defines).source(), output, **how, msl=text, filename=str(source))
 
 
 # What a CPU must have for each set, the newest set first, in Linux's words: what the simulator asks for itself.
@@ -87,7 +91,7 @@ def cuda_programs(tasks, folder=KERNELS):
             f"lib/cuda/{family}.cu",
             [*with_includes(source, folder), *translator_files()],
             [],
-            lambda output, source=source: cuda.build(source, output, include_dirs=[folder], root=ROOT),
+            lambda output, source=source: cuda.build(translation(source, folder), output, root=ROOT),
         )
         outputs += [program, program.with_suffix(".json")]
     return outputs

@@ -141,19 +141,13 @@ def compile_kernels(capability, requests):
 # The built-in kernels ----------------------------------------------------------------------------------------------
 
 
-def build(source, output, *, include_dirs, root):
-    """Translates a file of built-in kernels to `output`, and writes describe()'s data beside it (.json). The pointers
+def build(translation, output, *, root):
+    """Writes a translated file of built-in kernels to `output`, and describe()'s data beside it (.json). The pointers
     that they cast are aligned, so their accesses need no guards.
 
     Args:
-        include_dirs: where `#include` looks, after the source's own directory.
         root: the directory that paths in compilers' messages are relative to.
     """
-    from ..language.translate import translate
-
-    translation = translate(
-        source.read_text(encoding="utf-8"), include_dirs=[source.parent, *include_dirs], filename=str(source)
-    )
     program = re.sub(rf'^(#line \d+ "){re.escape(str(root))}/', r"\1", translation.program, flags=re.MULTILINE)
     kernels = translation.cuda_kernels()
     digest = cache.digest(cache.translator_digest(), program, json.dumps(kernels))
