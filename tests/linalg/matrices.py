@@ -3,10 +3,14 @@
 import torch
 
 EPS = torch.finfo(torch.float32).eps
+# Every order to 40 has each remainder of a block's width; larger ones lie about the multiples of 16.
+ORDERS = [*range(1, 41), *(16 * k + offset for k in range(3, 9) for offset in (-1, 0, 1))]
+# A matrix of more elements is one of few: small ones have shown what a kernel does with each.
+SMALL = 80 * 80
 
 
 def matrices(m, n):
-    """m x n: well and badly conditioned, graded, rank-deficient, of extreme magnitude."""
+    """m x n: well and badly conditioned, graded, rank-deficient, of extreme magnitude. Large ones are half of these."""
     k = min(m, n)
     rank = max(1, k // 3)
     rows, columns = torch.arange(m).double()[:, None], torch.arange(n).double()
@@ -29,7 +33,10 @@ def matrices(m, n):
             "all about 1e30": random * 1e30,
             "all about 1e-30": random * 1e-30,
             "1e-30, of rank one": 1e-30 * torch.randn(m, 1).double() @ torch.randn(1, n).double(),
-        }
+        },
+        {"zero", "equal columns", "identity", "triangular", "rows from 1e-30 to 1e30", "all about 1e-30"}
+        if m * n > SMALL
+        else (),
     )
 
 
@@ -65,7 +72,10 @@ def symmetric(n):
             "two clusters": of_spectrum(1 + 1e3 * (index > n / 2)),
             "all about 1e30": random / n * 1e30,
             "all about 1e-30": random * 1e-30,
-        }
+        },
+        {"positive definite", "zero", "identity", "diagonal", "ones", "two clusters", "all about 1e-30"}
+        if n * n > SMALL
+        else (),
     )
 
 
@@ -89,12 +99,13 @@ def positive_definite(n):
             "from 1e-30 to 1e30": scale.flip(0)[:, None] * random * scale.flip(0),
             "all about 1e30": random * 1e30,
             "all about 1e-30": random * 1e-30,
-        }
+        },
+        {"identity", "diagonal", "tridiagonal", "clustered", "from 1e-30 to 1e30"} if n * n > SMALL else (),
     )
 
 
-def _float(named):
-    return {name: matrix.float() for name, matrix in named.items()}
+def _float(named, without):
+    return {name: matrix.float() for name, matrix in named.items() if name not in without}
 
 
 def norm(x):

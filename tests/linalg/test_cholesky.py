@@ -3,6 +3,7 @@
 import pytest
 import torch
 from cholesky_cases import boundaries, check_factor, plan, random, symmetric_part
+from matrices import ORDERS as ALL_ORDERS
 from matrices import positive_definite
 from references import assert_same_error
 from rows import FAMILIES, tuned
@@ -19,9 +20,9 @@ def check(device, n, upper=False):
     check_factor(symmetric_part(A, upper), L.cpu(), upper, list(cases))
 
 
-@pytest.mark.parametrize("tens", range(14))
-def test_every_small_order(device, tens):
-    for n in range(max(1, 10 * tens), min(131, 10 * tens + 10)):
+@pytest.mark.parametrize("part", range(6))
+def test_every_small_order(device, part):
+    for n in ALL_ORDERS[part::6]:
         check(device, n, upper=n % 2 == 0)
 
 
@@ -48,7 +49,7 @@ def test_where_other_gpus_take_other_kernels(device, family):
                 check(device, n, upper=True)
 
 
-@pytest.mark.parametrize("batch", [1, 7, 33, 130])
+@pytest.mark.parametrize("batch", [7, 130])
 @pytest.mark.parametrize("n", [3, 4, 7, 15, 30, 45, 70])
 def test_many_matrices(device, batch, n):
     A = random(batch, n, n)
@@ -98,7 +99,7 @@ def test_an_infinite_entry_is_no_pivot(device, n):
     assert metalcore.cholesky_ex(A.to(device)).info.tolist() == [0, n, 4, 0]
 
 
-@pytest.mark.parametrize("bad", [NAN, INF, -INF, -1.0])
+@pytest.mark.parametrize("bad", [NAN, INF, -1.0])
 @pytest.mark.parametrize("n", ORDERS)
 def test_a_bad_matrix_spoils_its_own_batch_entry_only(device, n, bad):
     A = random(5, n, n)

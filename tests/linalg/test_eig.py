@@ -84,7 +84,7 @@ def test_on_the_cpu(device):
     assert (values[0] - L[0]).abs().max() <= 1e-4
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize(
     "n, dtype", [*((n, torch.float32) for n in (2, 16, 30, 50, 70)), *((n, torch.complex64) for n in (2, 40, 70))]
 )

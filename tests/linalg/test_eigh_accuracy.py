@@ -9,6 +9,10 @@ from rows import FAMILIES, tuned
 SIZES = {"simd": [1, 2, 8, 9, 16, 17, 32], "block": [33, 64]}
 
 
+# The matrices of sizes whose neighbours have all.
+EVERYWHERE = ["random", "rank-deficient", "graded"]
+
+
 def check(device, A, names):
     L, V = eigh(A.to(device), "L", True)
     check_eigh(A, L.cpu(), V.cpu(), names)
@@ -36,7 +40,7 @@ def test_every_size(device, first):
     on_gpu = torch.device(device).type == "cuda"
     for n in range(first, first + 10):
         if on_gpu or n <= 32 or n % 10 == 7:
-            only = None if on_gpu or n <= 32 else ["random"]
+            only = None if on_gpu else EVERYWHERE if n <= 32 else ["random"]
             check_named(device, n, only=only)
 
 
@@ -45,14 +49,14 @@ def test_where_other_gpus_take_other_kernels(device, family):
     for n in square_boundaries(family, "eigh"):
         if plan(family, "eigh", (n, n)) != plan("baseline", "eigh", (n, n)):
             with tuned(family):
-                check_named(device, n)
+                check_named(device, n, only=EVERYWHERE)
 
 
 def test_the_largest_that_a_threadgroup_holds(device):
     check_named(device, 128, only=["clustered", "plus and minus one", "graded", "all about 1e30"])
 
 
-@pytest.mark.parametrize("batch", [1, 7, 33, 130])
+@pytest.mark.parametrize("batch", [7, 130])
 @pytest.mark.parametrize("n", [4, 8, 12, 20])
 def test_many_matrices(device, n, batch):
     A = torch.randn(batch, n, n)
@@ -74,7 +78,7 @@ def test_reads_the_triangle_that_is_named(device, n, upper):
     check_eigh(whole, L.cpu(), V.cpu(), ["random"] * 2)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("n", [2, 5, 16, 30, 50, 70])
 def test_a_bad_matrix_spoils_its_own_batch_entry_only(device, n, bad):
     A = torch.randn(3, n, n)

@@ -89,7 +89,7 @@ def test_svd_scales_each_matrix_of_a_batch(device):
 
 
 @each_scale
-@pytest.mark.parametrize("n", [1, 8, 32, 33, 64, 65, 128, 129])
+@pytest.mark.parametrize("n", [8, 33, 64, 129])
 def test_eigh(device, n, scale):
     A = made(scale, n, n)
     A = A.tril() + A.tril(-1).mT
@@ -103,7 +103,7 @@ def test_eigh(device, n, scale):
 
 
 @each_scale
-@pytest.mark.parametrize("m, n", [(1, 1), (8, 8), (33, 20), (64, 64), (100, 65), (1200, 40)])
+@pytest.mark.parametrize("m, n", [(8, 8), (33, 20), (100, 65), (1200, 40)])
 def test_lstsq(device, m, n, scale):
     for A in (made(scale, m, n), made(scale, n, m)):
         A = A + torch.eye(*A.shape) * scale / 2 if scale < LARGEST / 2 else A

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from lu_cases import SHAPES, boundaries, check_factors, plan, unpack
-from matrices import EPS, matrices, norm
+from matrices import EPS, ORDERS, matrices, norm
 from opinfo import error_inputs
 from references import assert_same_error
 from rows import FAMILIES, tuned
@@ -29,14 +29,16 @@ def test_factors_of_hard_matrices(device, variant, m, n):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_boundaries_of_the_plan(device, family):
     for m, n in boundaries(family):
+        if family != "baseline" and plan(family, m, n) == plan("baseline", m, n):
+            continue
         A = torch.randn(2, m, n)
         with tuned(family):
             check_factors(A, *factors(A, device), [f"{m}x{n}"] * 2)
 
 
-@pytest.mark.parametrize("first", range(1, 131, 26))
-def test_all_sizes(device, first):
-    for n in range(first, min(first + 26, 131)):
+@pytest.mark.parametrize("part", range(3))
+def test_all_sizes(device, part):
+    for n in ORDERS[part::3]:
         A = torch.randn(2, n, n)
         LU, pivots, info = factors(A, device)
         check_factors(A, LU, pivots, info, [str(n)] * 2)
@@ -53,11 +55,13 @@ def test_all_sizes(device, first):
         pytest.param(2048, marks=pytest.mark.only_on("cuda", "mps")),
     ],
 )
-@pytest.mark.parametrize("family", FAMILIES)
-def test_large(device, family, n):
-    A = torch.randn(n, n)
-    with tuned(family):
-        check_factors(A, *factors(A, device), ["random"])
+def test_large(device, n):
+    A, tried = torch.randn(n, n), set()
+    for family in FAMILIES:
+        if (chosen := plan(family, n, n, batch=1)) not in tried:
+            tried.add(chosen)
+            with tuned(family):
+                check_factors(A, *factors(A, device), ["random"])
 
 
 @pytest.mark.parametrize("batch, n", [(0, 5), (1, 3), (7, 20), (7, 40), (4096, 2), (4096, 3), (4096, 8), (4099, 6)])
@@ -107,7 +111,7 @@ def test_exact_zeros_are_found(device, n):
 
 
 @pytest.mark.parametrize("m, n", [(4, 4), (12, 12), (32, 20), (50, 70), (150, 150)])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_nan_and_inf_stay_in_their_matrix(device, m, n, value):
     A = torch.randn(5, m, n)
     clean = factors(A, device)

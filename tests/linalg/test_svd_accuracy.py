@@ -28,6 +28,10 @@ SHAPES = {
 }
 
 
+# The matrices of sizes whose neighbours have all.
+EVERYWHERE = ["random", "rank-deficient", "columns from 1e-30 to 1e30"]
+
+
 def check(device, A, names, full_matrices=False):
     U, S, Vh = svd(A.to(device), full_matrices, True)
     check_svd(A, U.cpu(), S.cpu(), Vh.cpu(), names)
@@ -60,7 +64,7 @@ def test_every_size(device, first):
     on_gpu = torch.device(device).type == "cuda"
     for n in range(first, first + 10):
         if on_gpu or n <= 32 or n % 10 == 7:
-            only = None if on_gpu or n <= 32 else ["random"]
+            only = None if on_gpu else EVERYWHERE if n <= 32 else ["random"]
             check_named(device, n, n, only=only)
 
 
@@ -69,7 +73,7 @@ def test_where_other_gpus_take_other_kernels(device, family):
     for n in square_boundaries(family, "svd"):
         if plan(family, "svd", (n, n)) != plan("baseline", "svd", (n, n)):
             with tuned(family):
-                check_named(device, n, n)
+                check_named(device, n, n, only=EVERYWHERE)
 
 
 def test_rows_and_columns_of_any_magnitude(device):
@@ -89,7 +93,7 @@ def test_small_singular_values_of_graded_columns(device, m, n):
     assert ((values - expected).abs() / expected).max() <= bound
 
 
-@pytest.mark.parametrize("batch", [1, 7, 33, 130])
+@pytest.mark.parametrize("batch", [7, 130])
 @pytest.mark.parametrize("m, n", [(4, 4), (8, 5), (12, 12), (20, 30)])
 def test_many_matrices(device, m, n, batch):
     check(device, torch.randn(batch, m, n), ["random"] * batch)
@@ -99,7 +103,7 @@ def test_4096_matrices(device):
     check(device, torch.randn(4096, 4, 4), ["random"] * 4096)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("m, n", [(5, 4), (16, 16), (10, 30), (40, 10), (50, 40), (66, 65)])
 def test_a_bad_matrix_spoils_its_own_batch_entry_only(device, m, n, bad):
     A = torch.randn(3, m, n)
