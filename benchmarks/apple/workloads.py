@@ -37,6 +37,23 @@ kernel void chains(device float* y, uint i [[thread_position_in_grid]]) {
 }
 """
 
+PARTS = """
+#include "mlx/backend/metal/kernels/utils.h"
+#include "mlx/backend/metal/kernels/unary_ops.h"
+#include "mlx/backend/metal/kernels/unary.h"
+#include "mlx/backend/metal/kernels/binary_ops.h"
+#include "mlx/backend/metal/kernels/binary.h"
+#include "mlx/backend/metal/kernels/atomic.h"
+#include "mlx/backend/metal/kernels/reduction/ops.h"
+#include "mlx/backend/metal/kernels/reduce.h"
+instantiate_kernel("max_float32", row_reduce_simple, float, float, Max<float>)
+instantiate_kernel("sum_float32", row_reduce_simple, float, float, Sum<float>)
+instantiate_kernel("subtract_float32", binary_g_nd2, float, float, Subtract, int)
+instantiate_kernel("divide_float32", binary_g_nd2, float, float, Divide, int)
+instantiate_kernel("maximum_float32", binary_vs, float, float, Maximum)
+instantiate_kernel("exp_float32", unary_v, float, float, Exp)
+"""
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -69,12 +86,18 @@ class Workloads:
             return Published(checkout("--mlx", mlx, f"{KERNELS}/{name}.metal"), (Path(mlx).resolve(),))
 
         self.softmax_file, self.sort_file = published("softmax"), published("sort")
-        self.reduce_file = Published(published("softmax").file.parent / "utils.h", (Path(mlx).resolve(),))
+        self.norm_file, self.rms_file = published("layer_norm"), published("rms_norm")
+        self.include_dirs = (Path(mlx).resolve(),)
         self.patterns: list[tuple[str, str, Callable]] = [
-            ("MLX", r"(?:matmul|linear) float32 (\d+)x(\d+) (?:by \2x|to )(\d+)", self.matmul),
+            ("MLX", r"(matmul|linear) (float\d+) (\d+)x(\d+) (?:by \4x|to )(\d+)", self.matmul),
             ("MLX", r"bmm float32 (\d+) of (\d+)x(\d+) by \3x(\d+)", self.bmm),
             ("MLX", r"sum float32 of ([\dx]+)", self.sum),
-            ("MLX", r"softmax float32 (\d+)x(\d+) last dim", self.softmax),
+            # From some release on that benchmark's softmax took as long as its parts, one after the other.
+            ("MLX", r"softmax float32 (\d+)x(\d+) last dim", self.softmax_by_parts),
+            ("MLX", r"softmax kernel float32 (\d+)x(\d+) last dim", self.softmax),
+            ("MLX", r"relu float32 of ([\dx]+)", self.relu),
+            ("MLX", r"layer norm float32 ([\dx]+)x1024", self.layer_norm),
+            ("MLX", r"causal attention float16 (\d+) heads (\d+)x(\d+)", self.attention),
             ("MLX", r"sort float32 ([\dx]+)x1024 last dim", self.sort),
             ("PyTorch MPS", r"copy", self.copy),
             ("Metal STREAM", r".*", self.copy),
@@ -90,10 +113,10 @@ class Workloads:
                 return make(*match.groups())
         return None
 
-    def matmul(self, m, k, n):
-        m, k, n = int(m), int(k), int(n)
-        layout = "nt" if k == 512 else "nn"
-        a, b = empty(m, k), empty(*((n, k) if layout == "nt" else (k, n)))
+    def matmul(self, kind, dtype, m, k, n):
+        m, k, n, dtype = int(m), int(k), int(n), getattr(torch, dtype)
+        layout = "nt" if kind == "linear" else "nn"
+        a, b = empty(m, k, dtype=dtype), empty(*((n, k) if layout == "nt" else (k, n)), dtype=dtype)
         [launch] = self.mlx.matmul(layout, 0, a, b).launches
         flops = 2.0 * m * k * n
         return Workload(((1, launch),), amount=flops)
@@ -117,7 +140,7 @@ class Workloads:
         rows = 1024 * 4
 
         def launch(make):
-            library = _made(source, self.reduce_file.include_dirs, make)
+            library = _made(source, self.include_dirs, make)
             row = -(-count // rows)
             library.all_reduce_sumfloat32(
                 empty(count), empty(rows), count, row, threads=(1024, rows, 1), group_size=(1024, 1, 1)
@@ -128,8 +151,60 @@ class Workloads:
     def softmax(self, rows, length):
         rows, length = int(rows), int(length)
         arguments = empty(rows, length), empty(rows, length), length
-        launch = Launch(self.softmax_file, {}, "looped_softmax_float32", arguments, (rows, 1, 1), (1024, 1, 1))
+        name, threads = ("looped", 1024) if length > 4096 else ("block", -(-length // 128) * 32)
+        launch = Launch(self.softmax_file, {}, f"{name}_softmax_float32", arguments, (rows, 1, 1), (threads, 1, 1))
         return Workload(((1, launch),))
+
+    def softmax_by_parts(self, rows, length):
+        """The largest number, a difference, exp, a sum, and a quotient."""
+        rows, length = int(rows), int(length)
+        x, y, per_row = empty(rows, length), empty(rows, length), empty(rows, 1)
+
+        def reduce(name, make):
+            threads = 1024 if length > 1024 else 128 if length > 512 else 32
+            kernel = getattr(_made(PARTS, self.include_dirs, make), name)
+            kernel(x, per_row, length, rows, threads=(threads, -(-rows // 4)), group_size=(threads, 1))
+
+        def pair(name, make):
+            strides = torch.tensor([[length, 1], [1, 0]])
+            kernel = getattr(_made(PARTS, self.include_dirs, make), name)
+            kernel(x, per_row, y, *strides.to("mps"), threads=(length, rows), group_size=(32, 32))
+
+        def exp(make):
+            kernel = _made(PARTS, self.include_dirs, make).exp_float32
+            kernel(x, y, rows * length, threads=(rows * length // 2,), group_size=(1024,), arg_casts={2: "int32"})
+
+        reduced = [functools.partial(reduce, name) for name in ("max_float32", "sum_float32")]
+        paired = [functools.partial(pair, name) for name in ("subtract_float32", "divide_float32")]
+        return Workload(tuple((1, step) for step in (reduced[0], paired[0], exp, reduced[1], paired[1])))
+
+    def relu(self, shape):
+        count = math.prod(map(int, shape.split("x")))
+
+        def launch(make):
+            kernel = _made(PARTS, self.include_dirs, make).maximum_float32
+            tensors = empty(count), empty(1), empty(count)
+            kernel(*tensors, count, threads=(count // 2,), group_size=(1024,), arg_casts={3: "int32"})
+
+        return Workload(((1, launch),))
+
+    def layer_norm(self, shape):
+        rows = math.prod(map(int, shape.split("x")))
+        one = empty(1)
+        arguments = empty(rows, 1024), one, one, empty(rows, 1024), 1e-5, 1024, 0, 0
+        launch = Launch(self.norm_file, {20: False}, "layer_normfloat32", arguments, (rows, 1, 1), (128, 1, 1))
+        return Workload(((1, launch),))
+
+    def rms_norm(self, length):
+        x = empty(4096, length)
+        arguments = x, empty(length), empty(4096, length), 1e-5, length, 1
+        return Launch(self.rms_file, {20: True}, "rmsfloat32", arguments, (4096, 1, 1), (length // 4, 1, 1))
+
+    def attention(self, heads, length, size):
+        heads, length, size = int(heads), int(length), int(size)
+        q = empty(1, heads, length, size, dtype=torch.float16)
+        [launch] = self.mlx.attention(True, q, q, q).launches
+        return Workload(((1, launch),), amount=2.0 * heads * length**2 * size)
 
     def sort(self, shape):
         rows = math.prod(map(int, shape.split("x")))

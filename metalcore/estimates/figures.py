@@ -60,8 +60,7 @@ def step(counted: Counted, chip: Chip) -> Step:
         why = f"estimates of kernels like it ({kind}) are wrong by {known['ninth']:.0%} and more"
     else:
         factor = 1 + known["ninth"]
-        faster = chip.sure if found.bound != "memory" else 1.0
-        return Step(counted, found, kind, found.total / factor / faster, found.total * factor, "")
+        return Step(counted, found, kind, found.total / factor, found.total * factor, "")
     return Step(counted, found, kind, None, None, why)
 
 
@@ -180,6 +179,6 @@ def estimate(function: Callable, *arguments: Any, gpu: str = "m1", **options: An
     """
     chip = chips.find(gpu)
     # Backward runs on this thread, so that its operators of PyTorch are seen.
-    with counting(family=chip.family) as counted, torch.autograd.set_multithreading_enabled(False):
+    with counting(family=chip.family, cores=chip.cores) as counted, torch.autograd.set_multithreading_enabled(False):
         _, recording = record(function, *arguments, **options)
     return Estimate(chip, counted, recording)

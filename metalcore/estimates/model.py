@@ -203,6 +203,4 @@ def kind_of(counted: Counted, found: Times, chip: Chip) -> str:
         return "matrices float32" if "matrix.float32" in counted.instructions else "matrices float16"
     if found.memory < 0.8 * max(found.arithmetic, found.threadgroup, found.core, found.gpu):
         return "on the core"
-    if special and counted.instructions["simd.reduce"] and read_again(counted, chip) > 1.5:
-        return "rows longer than caches"
     return "memory"
