@@ -34,12 +34,20 @@ def add_parser(commands):
         help="only fields with this word in TABLE.FIELD, overrides with it in overrides.NAME, or what concerns the op "
         "of this name; may be given several times",
     )
+    parser.add_argument(
+        "--gpu",
+        metavar="CHIP",
+        help="measure and write nothing: print what estimates say for an Apple GPU that is not here, such as m1 or "
+        "m3-max, as a table",
+    )
     parser.add_argument("--share", action="store_true", help="then print a short text for an issue of the project")
     parser.add_argument("--forget", action="store_true", help="measure nothing: remove what was measured on this GPU")
     parser.set_defaults(run=run)
 
 
 def run(arguments):
+    if arguments.gpu:
+        return _by_estimates(arguments)
     device_type = devices.use(arguments.device or devices.default())
     from ..overrides import _timing as overrides
     from ..tuning import search, store, workloads
@@ -87,6 +95,30 @@ def run(arguments):
     print(f"\n{len(changed)} of {len(outcomes)} fields changed; later processes use {path}")
     if arguments.share:
         print("\n" + share_text(gpu, outcomes, today, measured))
+
+
+def _by_estimates(arguments):
+    devices.use("simulator")
+    from ..estimates import chips, counting, tuning
+    from ..tuning import search, store
+
+    chip = chips.find(arguments.gpu)
+    with counting(family=chip.family, cores=chip.cores, events=tuning.EVENTS, whole=0):
+        gpu = store.GPU("mps", f"{chip.name}, {chip.cores} cores, by estimate")
+        tunables = [t for t in search.tunables("mps") if t.kind != "regions" and t.name not in tuning.FIELDS_LEFT_OUT]
+        planned = [
+            (tunable, [call for call in calls if call.op not in tuning.OPS_LEFT_OUT])
+            for tunable, calls in _planned(tunables, arguments.only, tuning.SCALE)
+        ]
+        store.use(gpu, {})
+        progress = _progress if sys.stderr.isatty() else lambda text: None
+        tuner = search.Search(gpu, tuning.EstimateClock(chip), {}, progress)
+        outcomes = []
+        for number, (tunable, calls) in enumerate(planned):
+            outcomes.append(tuner.tune(tunable, calls))
+            _clear()
+            print(f"[{number + 1}/{len(planned)}] {_line(outcomes[-1])}", flush=True)
+    print("\n" + share_text(gpu, outcomes, datetime.date.today().isoformat()))
 
 
 def _wanted(name, op, words):

@@ -178,14 +178,20 @@ def _compiled(kernel, family):
     return os.fspath(instrument.compiled(translation.source([kernel]), msl=text, filename=f"{family}.metal"))
 
 
+def taken() -> list[Counted]:
+    """Returns what was counted since the last call, inside of counting(), whose list then has the rest."""
+    return [*map(_counted, _C.simulator_take_counts())]
+
+
 @contextlib.contextmanager
-def counting(*, family: str = "", events: int = EVENTS, whole: int = WHOLE) -> Iterator[list[Counted]]:
+def counting(*, family: str = "", cores: int = 0, events: int = EVENTS, whole: int = WHOLE) -> Iterator[list[Counted]]:
     """Counts what metalcore's ops and programs on simulated `mps` tensors dispatch inside the block, on all threads.
     The list has a Counted for each dispatch after the block. What was captured before runs as the function that it
     was, since its plans were those of another GPU.
 
     Args:
         family: the family of GPUs whose tuning rows plans take, such as "apple9".
+        cores: how many cores the GPU has that plans are for; 0 is the family's usual number.
         events: after so many blocks and accesses no further threadgroup of a dispatch is counted.
         whole: a dispatch of more of these does not run as a whole, so that what it writes is not there. Kernels of
             compile_shader() always do.
@@ -205,7 +211,7 @@ def counting(*, family: str = "", events: int = EVENTS, whole: int = WHOLE) -> I
         raise RuntimeError("counting(): kernels are counted already, by another block or by METALCORE_COUNT")
     counts: list[Counted] = []
     _C.simulator_take_counts()
-    _C.simulator_set_counting(_compiled, events, whole, family)
+    _C.simulator_set_counting(_compiled, events, whole, family, cores)
     planned_for_another.set()
     SimulatorTarget.run = _run_and_count
     try:
@@ -213,8 +219,8 @@ def counting(*, family: str = "", events: int = EVENTS, whole: int = WHOLE) -> I
     finally:
         SimulatorTarget.run = _run
         planned_for_another.clear()
-        _C.simulator_set_counting(None, 0, 0, "")
-        counts.extend(map(_counted, _C.simulator_take_counts()))
+        _C.simulator_set_counting(None, 0, 0, "", 0)
+        counts.extend(taken())
 
 
 def _run_counting(program, kernel, *launch):

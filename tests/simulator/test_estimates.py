@@ -164,3 +164,20 @@ def test_the_backend_bounds_command_buffers_by_the_same_numbers():
     _, recording = metalcore.recording.record(metalcore.relu, x)
     [step] = estimate(metalcore.relu, x, gpu=header.SLOWEST).steps
     assert recording.dispatches[0].seconds == pytest.approx(step.high, 0.1)
+
+
+def test_plans_are_for_as_many_cores_as_the_chip_has():
+    q, k = torch.zeros(1, 8, 1, 64, device=DEVICE), torch.zeros(1, 8, 2048, 64, device=DEVICE)
+
+    def groups(gpu):
+        found = estimate(metalcore.scaled_dot_product_attention, q, k, k, gpu=gpu)
+        return [step.counted.groups for step in found.steps]
+
+    assert groups("m1-ultra")[0] > groups("m1")[0] == groups("m1-8")[0]
+
+
+def test_tuning_by_estimates_prints_a_table(capsys):
+    assert main(["tune", "--gpu", "m2", "--only", "optim.strips"]) == 0
+    text = capsys.readouterr().out
+    assert "Tuning of m2, 10 cores, by estimate (family apple8)" in text and "| optim.strips | " in text
+    assert main(["tune", "--gpu", "m7"]) == 2

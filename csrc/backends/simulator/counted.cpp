@@ -1,5 +1,6 @@
 #include "counted.h"
 
+#include "../../gpu/tuning.h"
 #include "counter.h"
 #include "scratch.h"
 #include "trap.h"
@@ -17,6 +18,7 @@ struct State {
   std::recursive_mutex mutex;  // one dispatch is counted at a time
   Counting counting;
   std::vector<Counts> counts;
+  uint32_t replaced_cores = 0;  // the number of the family's cores before; 0 where it was not replaced
 };
 
 State& state() {
@@ -83,8 +85,11 @@ const msl_abi::Runtime* counting_runtime() { return &runtime; }
 const Counting& counting() { return state().counting; }
 
 void set_counting(const Counting& counting) {
-  std::lock_guard lock(state().mutex);
-  state().counting = counting;
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  if (s.replaced_cores) gpu::cores_of(gpu::family_named(s.counting.family)) = std::exchange(s.replaced_cores, 0);
+  s.counting = counting;
+  if (counting.cores) s.replaced_cores = gpu::cores_of(gpu::family_named(counting.family)).exchange(counting.cores);
 }
 
 std::vector<Counts> take_counts() {

@@ -56,6 +56,7 @@ struct Counting {
   uint64_t events = 0;  // of a dispatch: after so many, the threadgroup that runs is the sample's last
   uint64_t whole = 0;   // the most events of a dispatch that also runs as a whole
   std::string family;   // whose tuning rows plans take
+  uint32_t cores = 0;   // of that GPU; 0 is the family's usual number
 };
 const Counting& counting();
 // Begins or ends counting, for all threads. `compiler` is as set_compiler's, without the last two arguments.

@@ -224,9 +224,10 @@ PyObject* set_counting_python(PyObject*, PyObject* args) {
     PyObject* compiler;
     unsigned long long events, whole;
     const char* family;
-    if (!PyArg_ParseTuple(args, "OKKs", &compiler, &events, &whole, &family)) throw PythonError();
+    unsigned int cores;
+    if (!PyArg_ParseTuple(args, "OKKsI", &compiler, &events, &whole, &family, &cores)) throw PythonError();
     set_counting_compiler(compiler);
-    set_counting({compiler != Py_None, events, whole, family});
+    set_counting({compiler != Py_None, events, whole, family, cores});
     Py_RETURN_NONE;
   });
 }
@@ -319,10 +320,13 @@ PyMethodDef methods[] = {
      "simulator_set_device_functions(find_allocation, range_of_allocations, rethrow): addresses of the functions of "
      "launch.h's DeviceFunctions"},
     {"simulator_set_counting", set_counting_python, METH_VARARGS,
-     "simulator_set_counting(compiler, events, whole, family): counts what kernels do, until the compiler is None. It "
+     "simulator_set_counting(compiler, events, whole, family, cores): counts what kernels do, until the compiler is "
+     "None. It "
      "is "
      "called as compiler(kernel, family), with family None for generated kernels; a dispatch is counted for about as "
-     "many events, and also runs as a whole where that has at most `whole`; plans are those of a family of GPUs"},
+     "many events, and also runs as a whole where that has at most `whole`; plans are those of a family of GPUs with "
+     "so many "
+     "cores, or 0"},
     {"simulator_take_counts", take_counts_python, METH_NOARGS,
      "simulator_take_counts() -> list of dicts: what was counted since the last call, a dispatch each"},
     {"simulator_set_num_threads", set_threads, METH_VARARGS,
