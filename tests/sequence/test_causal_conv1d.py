@@ -90,6 +90,29 @@ def test_lengths(device, dtype, length):
         assert (y.stride(1) == 1) == (lay is last or length == 1)
 
 
+@each_dtype
+def test_vectors(device, dtype):
+    """Kernels of vectors: walks along positions that end within a step or go on in the next one, and weights of fewer
+    positions than a window has."""
+    for channels, length, width, silu, lay in (
+        (16, 1, WIDTH, True, last),
+        (8, 131, 3, True, last),
+        (8, 256, WIDTH, False, last),
+        (2, 8, WIDTH, True, lambda x: x),
+        (3, 264, 2, False, lambda x: x),
+        (1, 2056, WIDTH, True, lambda x: x),
+    ):
+
+        def ours(x, weight, *bias, silu=silu, lay=lay):
+            return metalcore.causal_conv1d(lay(x), weight, *bias, activation="silu" if silu else None)
+
+        tensors = inputs(channels, length, width, dtype, device)
+        moved = [lay(tensors[0]), *tensors[1:]]
+        plan = metalcore.explain("causal_conv1d", *moved, activation="silu" if silu else None)
+        assert plan.variant == ("channels" if lay is last else "positions")
+        check(ours, batched(silu=silu), tensors, 2 * length)
+
+
 def test_long(device):
     """Threadgroups of the derivative that walk over several parts, the last of which is not whole."""
     x, weight, bias = inputs(1, 64 * 2060 + 1, WIDTH, device=device, batch=1)
