@@ -112,7 +112,7 @@ template <typename T>
 }
 
 template <uint KEYS, typename T>
-[[kernel]] [[max_total_threads_per_threadgroup(DELTA_THREADS)]] void gated_delta_rule_walk(
+[[kernel]] [[max_total_threads_per_threadgroup(DELTA_PROMISE)]] void gated_delta_rule_walk(
     device const T* q [[buffer(0)]], device const T* k [[buffer(1)]], device const T* v [[buffer(2)]],
     device const float* beta [[buffer(3)]], device const int* ends [[buffer(4)]],
     device const float* state [[buffer(5)]], device const float* inverses [[buffer(6)]],

@@ -6,8 +6,11 @@
 #endif
 
 #define DELTA_THREADS 128  // of a threadgroup
-#define DELTA_STEPS 8      // positions whose keys and queries are in threadgroup memory at once
-#define DELTA_CHUNK 64     // positions between the states that the derivative keeps
+// What kernels with much in registers promise: as many threads as 128 registers each leave on Apple's GPUs, and 168 on
+// NVIDIA's, whose compiler takes more without a bound, so that fewer threadgroups run at once.
+#define DELTA_PROMISE 384
+#define DELTA_STEPS 8   // positions whose keys and queries are in threadgroup memory at once
+#define DELTA_CHUNK 64  // positions between the states that the derivative keeps
 #define DELTA_COLUMNS(keys) ((keys) > 128 ? 16 : 32)  // of a state, which a threadgroup that walks along chunks has
 #define DELTA_SIZE 256                                // the largest size of a head
 // Rows of a state that a simdgroup of gated_delta_rule_rows has, for the size that its values are padded to.

@@ -151,7 +151,7 @@ struct Walk {
   // Adds the tile of positions by columns, times factors of the positions, and a slice of keys.
   void learn(uint slice, threadgroup const float* tile, device const float* factors, float sign,
              threadgroup const T* keys) {
-#pragma unroll 1
+#pragma unroll 2
     for (uint i = 0; i < kChunk; i += kTerms * 8) {
       Fragments<float, 2, kTerms> rows;
       RightFragments<T, kTerms, kWidth / 8> terms;
