@@ -65,6 +65,7 @@ NVIDIA = {
     r"trsm_block_.*": "triangular.few_registers is off",
     r"qr_simd_64x.*": "qr.simd_rows is 64",
     r"attention_(forward|dq|dkv)_\d+_.*": "attention.narrow_forward, narrow_dq and narrow_dkv are on",
+    r"attention_forward_unit_.*": "attention.units is on",
     r"attention_decode_(matrices_)?\d+x\d+_.*": "attention_decode.narrow is on",
 }
 

@@ -42,6 +42,8 @@ class Backend {
   virtual uint32_t cores() { return 0; }
   // Whether its GPUs have units that multiply tensors, where their family has.
   virtual bool multiplies_tensors() { return true; }
+  // Whether these units also multiply what threads hold.
+  virtual bool multiplies_held_tensors() { return true; }
   // Submits the recording's dispatches from `first` on to PyTorch's current stream of a device. If the
   // backend can find an error before, it submits none of them. Throws KernelRefused where the GPU's
   // compiler refuses one of the kernels.

@@ -135,6 +135,10 @@ bool multiplies_tensors(const Tensor& tensor) {
   Backend* const backend = backend_of(tensor);
   return !backend || backend->multiplies_tensors();
 }
+bool multiplies_held_tensors(const Tensor& tensor) {
+  Backend* const backend = backend_of(tensor);
+  return !backend || backend->multiplies_held_tensors();
+}
 
 Family family_of(const Tensor& tensor) {
   const Family family = chosen.load(std::memory_order_relaxed);

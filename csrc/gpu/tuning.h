@@ -49,6 +49,8 @@ std::atomic<uint32_t>& cores_of(Family family);
 Family family_of(const Tensor& tensor);
 // Whether the tensor's GPU has units that multiply tensors, where its family has.
 bool multiplies_tensors(const Tensor& tensor);
+// Whether these units also multiply what threads hold.
+bool multiplies_held_tensors(const Tensor& tensor);
 // The number of a family's name. The first call with a name assigns one.
 Family family_named(std::string_view name);
 

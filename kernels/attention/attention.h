@@ -24,6 +24,13 @@
 // compiler leaves a thread a quarter of its registers.
 #define ATTENTION_DKV_QUERIES(size, bytes) ((size) == 192 && (bytes) == 2 ? 32 : ATTENTION_KEYS(size, bytes))
 
+// A threadgroup of a kernel for units that multiply tensors has 16 queries for each simdgroup, and walks over so many
+// keys at once.
+#define ATTENTION_UNIT_SIZES 64, 128, 256
+#define ATTENTION_UNIT_THREADS 256
+#define ATTENTION_UNIT_ROWS (ATTENTION_UNIT_THREADS / 2)
+#define ATTENTION_UNIT_KEYS(size) ((size) <= 128 ? 128 : 64)
+
 // Narrow kernels are the same for threads with at most 128 registers, as Apple's GPUs have them. A simdgroup has 8
 // rows, which stay in threadgroup memory, and loads nothing ahead into registers. Fewer simdgroups share long rows.
 #define ATTENTION_NARROW_SIMDS(size, bytes) ((size) * (bytes) <= 512 ? 4 : 2)

@@ -1,6 +1,7 @@
 // The gradients of attention's keys and values. A simdgroup holds 8 * kDown keys and values, and walks over the queries
 // of all heads that share them, so that nothing is added up in memory. Narrow kernels of long heads write the gradients
 // of keys or those of values, since a thread's registers do not hold the sums of both.
+#include "fragments.h"
 #include "scores.h"
 
 // What a kernel writes the gradients of.

@@ -1,6 +1,7 @@
 // Attention's results, the logarithms of its sums, and what rounding takes from both (FlashAttention-2: Dao, 2023). A
 // simdgroup has 8 * kDown queries, and walks over the keys with a running maximum and sum. What it holds of queries,
 // sums and weights stays in registers, except for the queries of narrow kernels.
+#include "fragments.h"
 #include "scores.h"
 
 // Only general kernels know masks, soft caps and dropout.

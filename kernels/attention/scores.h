@@ -1,8 +1,8 @@
 // Scores of a block of queries and a block of keys: scale, softcap, masks, dropout.
 #pragma once
 
-#include "fragments.h"
 #include "logarithm.h"
+#include "sequence.h"
 
 // Random numbers for dropout: Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011). Each
 // kernel makes those of a place anew.

@@ -73,12 +73,9 @@ class CudaBackend final : public gpu::Backend {
   // Plans were tuned only on these NVIDIA GPUs, and others use the same numbers.
   std::string_view family() override { return "hopper"; }
   uint32_t cores() override { return multiprocessors(); }
-  // Their kernels have a fast way from compute capability 8.0 on.
-  bool multiplies_tensors() override {
-    static std::atomic<uint32_t> major = 0;
-    if (major == 0) major = capability_major();
-    return major == 0 || major >= 8;
-  }
+  // Their kernels have a fast way from compute capability 8.0 on, and for what threads hold on Hopper.
+  bool multiplies_tensors() override { return major() == 0 || major() >= 8; }
+  bool multiplies_held_tensors() override { return major() == 0 || major() == 9; }
 
   void submit(int device_index, const gpu::Recording& recording, size_t first) override {
     const Device& current = device(device_index);
@@ -92,6 +89,13 @@ class CudaBackend final : public gpu::Backend {
 
   std::unique_ptr<gpu::Prepared> prepare(int device_index, const gpu::Recording& recording) override {
     return std::make_unique<PreparedRecording>(device(device_index), recording);
+  }
+
+ private:
+  static uint32_t major() {
+    static std::atomic<uint32_t> found = 0;
+    if (found == 0) found = capability_major();
+    return found;
   }
 };
 

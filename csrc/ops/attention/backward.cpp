@@ -63,7 +63,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
     return std::to_string(q_rows) + " queries" + attention::kind_text(call, tuning.narrow_dq) + ", then " +
            std::to_string(k_rows) + " keys" + attention::kind_text(call, tuning.narrow_dkv) + " for a threadgroup" +
            (split ? ", once for the gradient of keys and once for that of values, " : ", ") +
-           attention::size_text(call);
+           attention::size_text(call, call.size);
   });
   const bool nothing = out.numel() == 0 || call.batches == 0;
   if (call.params.variable || nothing)  // rows of no sequence

@@ -12,18 +12,20 @@ const gpu::Table<AttentionTuning> tuning_table(
     "attention",
     {{"narrow_forward", &AttentionTuning::narrow_forward},
      {"narrow_dq", &AttentionTuning::narrow_dq},
-     {"narrow_dkv", &AttentionTuning::narrow_dkv}},
+     {"narrow_dkv", &AttentionTuning::narrow_dkv},
+     {"units", &AttentionTuning::units}},
     {{.family = "baseline"},
      {.family = "apple7", .narrow_forward = true, .narrow_dq = true, .narrow_dkv = true},
      {.family = "apple8", .narrow_forward = true, .narrow_dq = true, .narrow_dkv = true},
      {.family = "apple9", .narrow_forward = true, .narrow_dq = true, .narrow_dkv = true},
      {.family = "apple10", .narrow_forward = true, .narrow_dq = true, .narrow_dkv = true}});
 
-constexpr uint32_t kSizes[] = {ATTENTION_SIZES};
+constexpr uint32_t kSizes[] = {ATTENTION_SIZES}, kUnitSizes[] = {ATTENTION_UNIT_SIZES};
 constexpr int64_t kMostLength = ATTENTION_UNLIMITED - 1;
 
-uint32_t kernel_size(int64_t q_size, int64_t v_size) {
-  for (const uint32_t size : kSizes)
+template <size_t n>
+uint32_t kernel_size(const uint32_t (&sizes)[n], int64_t q_size, int64_t v_size) {
+  for (const uint32_t size : sizes)
     if (std::max(q_size, v_size) <= size) return size;
   return 0;
 }
@@ -148,7 +150,7 @@ Call call_of(const char* op, const Arguments& a) {
       .k_heads = k_heads,
       .longest_q = variable ? std::min(a.max_q, q.size(2)) : q.size(2),
       .longest_k = variable ? std::min(a.max_k, k.size(2)) : k.size(2),
-      .size = kernel_size(q.size(3), v.size(3)),
+      .size = kernel_size(kSizes, q.size(3), v.size(3)),
       .params = {},
   };
   AttentionParams& p = call.params;
@@ -186,6 +188,15 @@ bool is_general(const Call& call) {
 }
 }  // namespace
 
+uint32_t unit_size(const Call& call) {
+  if (!attention_tuning(call.q).units || !gpu::multiplies_held_tensors(call.q) || call.q.element_size() != 2 ||
+      is_general(call) || !(call.params.product_scale > 0.0f))
+    return 0;
+  // The tensors of these kernels have strides of 32 bits.
+  if (std::max({call.q.stride(2), call.k.stride(2), call.v.stride(2)}) > INT32_MAX) return 0;
+  return kernel_size(kUnitSizes, call.params.head_size, call.params.value_size);
+}
+
 std::string kind_of(const Call& call, bool narrow) {
   return !narrow ? "" : is_general(call) ? "narrow_general_" : "narrow_";
 }
@@ -201,9 +212,9 @@ void check_size(const char* op, const Call& call) {
         std::max(call.params.head_size, call.params.value_size));
 }
 
-std::string size_text(const Call& call) {
+std::string size_text(const Call& call, uint32_t size) {
   const std::string q = std::to_string(call.params.head_size), v = std::to_string(call.params.value_size);
-  return "head size " + q + (q == v ? "" : " (" + v + " of values)") + " in tiles for " + std::to_string(call.size);
+  return "head size " + q + (q == v ? "" : " (" + v + " of values)") + " in tiles for " + std::to_string(size);
 }
 
 }  // namespace metalcore::attention

@@ -37,6 +37,7 @@ struct AttentionTuning {
   bool narrow_forward = false;
   bool narrow_dq = false;   // the gradient of queries
   bool narrow_dkv = false;  // the gradients of keys and values
+  bool units = false;       // units that multiply tensors make the results of 16 bits
 };
 const AttentionTuning& attention_tuning(const Tensor& tensor);
 
@@ -44,6 +45,9 @@ const AttentionTuning& attention_tuning(const Tensor& tensor);
 std::string kind_of(const Call& call, bool narrow);
 // Why it is that kind: "8 queries a simdgroup, …".
 std::string kind_text(const Call& call, bool narrow);
+
+// The head size of the kernels for units that take the call, or 0.
+uint32_t unit_size(const Call& call);
 
 // Throws if no tiled kernel takes the call's head sizes.
 void check_size(const char* op, const Call& call);
@@ -70,7 +74,7 @@ void record_blocks(gpu::Recording& recording, AttentionParams params, int64_t th
   });
 }
 
-// "head size 80 (values 64) in tiles for 128"
-std::string size_text(const Call& call);
+// "head size 80 (values 64) in tiles for 128", where the kernels' size is 128
+std::string size_text(const Call& call, uint32_t size);
 
 }  // namespace metalcore::attention

@@ -48,10 +48,10 @@ attention::DecodeCall decode_call(const Call& call, const Tensor& out, const Ten
   };
 }
 
-std::string why(const Call& call, int64_t rows, bool narrow) {
+std::string why(const Call& call, int64_t rows, bool narrow, uint32_t size) {
   const bool cuda = gpu::Recorder::current()->backend().device_type() == "cuda";
   return std::to_string(rows) + (" queries for a threadgroup" + attention::kind_text(call, narrow)) + ", " +
-         attention::size_text(call) +
+         attention::size_text(call, size) +
          (cuda ? "; the override leaves PyTorch's function as it is, since PyTorch's kernels are faster on cuda" : "");
 }
 
@@ -61,24 +61,34 @@ void compute(const Call& call, const Tensor& out, const Tensor& lse, const Maybe
   if (out.numel() == 0 || call.batches == 0) return;
   if (!sums && decodes(call)) return attention::decode("attention", decode_call(call, out, lse, scale, softcap));
   attention::check_size("attention", call);
-  const bool narrow = attention::attention_tuning(out).narrow_forward;
+  const uint32_t unit_size = attention::unit_size(call), size = unit_size ? unit_size : call.size;
+  const bool narrow = !unit_size && attention::attention_tuning(out).narrow_forward;
   const int64_t bytes = out.element_size();
-  const int64_t rows = narrow ? ATTENTION_NARROW_ROWS(call.size, bytes) : ATTENTION_ROWS(call.size);
+  const int64_t rows = unit_size ? ATTENTION_UNIT_ROWS
+                       : narrow  ? ATTENTION_NARROW_ROWS(size, bytes)
+                                 : ATTENTION_ROWS(size);
   const int64_t blocks = ceil_div(call.longest_q, rows);
-  gpu::note_plan("attention", narrow ? "narrow_flash" : "flash", [&] { return why(call, rows, narrow); });
+  gpu::note_plan("attention",
+                 unit_size ? "unit_flash"
+                 : narrow  ? "narrow_flash"
+                           : "flash",
+                 [&] { return why(call, rows, narrow, size); });
   AttentionParams params = call.params;
   params.out = attention::strides_of(out, params.variable);
   if (rests) params.rests = attention::strides_of(*rests, params.variable);
   params.has_rests = sums.has_value();
   params.blocks = grid_side(blocks);
   const double flops = 2.0 * rows * call.longest_k * (params.head_size + params.value_size);
-  const auto threads = static_cast<uint32_t>(32 * (narrow ? rows / 8 : ATTENTION_SIMDS));
+  const auto threads = static_cast<uint32_t>(unit_size ? ATTENTION_UNIT_THREADS
+                                             : narrow  ? 32 * (rows / 8)
+                                                       : 32 * ATTENTION_SIMDS);
   gpu::record(out, [&](gpu::Recording& recording) {
     attention::record_blocks(recording, params, blocks * call.heads * call.batches, flops, 12, threads, [&] {
-      recording.kernel("attention_forward_", attention::kind_of(call, narrow), std::to_string(call.size), "_",
-                       suffix(out.scalar_type()));
-      recording.buffer(0, call.q).buffer(1, call.k).buffer(2, call.v).buffer(3, call.mask).buffer(4, call.sinks);
-      recording.buffer(5, call.cu_seq_q).buffer(6, call.cu_seq_k).buffer(7, call.seed).buffer(8, out);
+      recording.kernel("attention_forward_", unit_size ? "unit_" : attention::kind_of(call, narrow),
+                       std::to_string(size), "_", suffix(out.scalar_type()));
+      recording.buffer(0, call.q).buffer(1, call.k).buffer(2, call.v).buffer(4, call.sinks);
+      if (!unit_size) recording.buffer(3, call.mask).buffer(7, call.seed);
+      recording.buffer(5, call.cu_seq_q).buffer(6, call.cu_seq_k).buffer(8, out);
       recording.buffer(9, lse).buffer(10, sums).buffer(11, rests);
     });
   });

@@ -28,22 +28,31 @@ struct Columns {};
 #define MSL_SUMS_32(i) MSL_SUMS_16(i), MSL_SUMS_16(i + 16)
 #define MSL_SUMS_64(i) MSL_SUMS_32(i), MSL_SUMS_32(i + 32)
 #define MSL_SUMS_128(i) MSL_SUMS_64(i), MSL_SUMS_64(i + 64)
-// 64 rows by n columns: c += a b, for 16 terms in shared memory. `across_…` tells of outer elements that are packed.
-#define MSL_WARPGROUP_PRODUCT(T, name, n, registers, a, b, across_a, across_b)                                       \
-  template <bool left_across, bool right_across>                                                                     \
-  METAL_FUNC void multiply_warpgroup(Columns<n>, T, float* c, uint64_t left, uint64_t right) {                       \
-    asm volatile("{.reg .pred p; setp.eq.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." name "." name \
-                 " {" MSL_##registers "}, %" #a ", %" #b ", p, 1, 1, %" #across_a ", %" #across_b ";}"               \
-                 : MSL_SUMS_##registers(0)                                                                           \
-                 : "l"(left), "l"(right), "n"(int(left_across)), "n"(int(right_across)));                            \
+// 64 rows by n columns: c += a b, for 16 terms in shared memory, or c = a b. `across_…` tells of outer elements that
+// are packed. The second function has the left operand in registers.
+#define MSL_WARPGROUP_PRODUCT(T, name, n, registers, a, b, across_a, across_b, adding, across)                         \
+  template <bool left_across, bool right_across, bool adds = true>                                                     \
+  METAL_FUNC void multiply_warpgroup(Columns<n>, T, float* c, uint64_t left, uint64_t right) {                         \
+    asm volatile("{.reg .pred p; setp.ne.u32 p, %" #adding ", 0; wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." name \
+                 "." name " {" MSL_##registers "}, %" #a ", %" #b ", p, 1, 1, %" #across_a ", %" #across_b ";}"        \
+                 : MSL_SUMS_##registers(0)                                                                             \
+                 : "l"(left), "l"(right), "n"(int(left_across)), "n"(int(right_across)), "n"(int(adds)));              \
+  }                                                                                                                    \
+  template <bool right_across>                                                                                         \
+  METAL_FUNC void multiply_warpgroup(Columns<n>, T, float* c, const uint32_t (&left)[4], uint64_t right) {             \
+    asm volatile("{.reg .pred p; setp.eq.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." name "." name   \
+                 " {" MSL_##registers "}, {%" #a ", %" #b ", %" #across_a ", %" #across_b "}, %" #adding               \
+                                      ", p, 1, 1, %" #across ";}"                                                      \
+                 : MSL_SUMS_##registers(0)                                                                             \
+                 : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "n"(int(right_across)));        \
   }
-#define MSL_WARPGROUP_PRODUCTS(T, name)                   \
-  MSL_WARPGROUP_PRODUCT(T, name, 8, 4, 4, 5, 6, 7)        \
-  MSL_WARPGROUP_PRODUCT(T, name, 16, 8, 8, 9, 10, 11)     \
-  MSL_WARPGROUP_PRODUCT(T, name, 32, 16, 16, 17, 18, 19)  \
-  MSL_WARPGROUP_PRODUCT(T, name, 64, 32, 32, 33, 34, 35)  \
-  MSL_WARPGROUP_PRODUCT(T, name, 128, 64, 64, 65, 66, 67) \
-  MSL_WARPGROUP_PRODUCT(T, name, 256, 128, 128, 129, 130, 131)
+#define MSL_WARPGROUP_PRODUCTS(T, name)                           \
+  MSL_WARPGROUP_PRODUCT(T, name, 8, 4, 4, 5, 6, 7, 8, 9)          \
+  MSL_WARPGROUP_PRODUCT(T, name, 16, 8, 8, 9, 10, 11, 12, 13)     \
+  MSL_WARPGROUP_PRODUCT(T, name, 32, 16, 16, 17, 18, 19, 20, 21)  \
+  MSL_WARPGROUP_PRODUCT(T, name, 64, 32, 32, 33, 34, 35, 36, 37)  \
+  MSL_WARPGROUP_PRODUCT(T, name, 128, 64, 64, 65, 66, 67, 68, 69) \
+  MSL_WARPGROUP_PRODUCT(T, name, 256, 128, 128, 129, 130, 131, 132, 133)
 MSL_WARPGROUP_PRODUCTS(metal::half, "f16")
 MSL_WARPGROUP_PRODUCTS(metal::bfloat, "bf16")
 constexpr bool kHasWarpgroups = true;

@@ -365,3 +365,5 @@ struct TileProduct {
 };
 
 }  // namespace msl
+
+#include "target/unit_products.h"

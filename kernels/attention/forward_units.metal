@@ -1,0 +1,110 @@
+// The results of forward.metal on GPUs whose units multiply tensors, for calls without masks, soft caps and dropout.
+// Scores stay products here: powers of 2 take the scale, which is above 0, with what they subtract.
+#include "scores.h"
+#include "unit_products.h"
+
+template <typename T, uint kSize, uint kKeys>
+[[kernel]] [[max_total_threads_per_threadgroup(ATTENTION_UNIT_THREADS)]] void attention_forward_unit(
+    device T* q [[buffer(0)]], device T* k [[buffer(1)]], device T* v [[buffer(2)]],
+    device const float* sinks [[buffer(4)]], device const int* cu_seq_q [[buffer(5)]],
+    device const int* cu_seq_k [[buffer(6)]], device T* out [[buffer(8)]], device float* lse [[buffer(9)]],
+    device float* softmax_sums [[buffer(10)]], device T* rests [[buffer(11)]],
+    constant AttentionParams& p [[buffer(12)]], uint group [[threadgroup_position_in_grid]],
+    uint simd [[simdgroup_index_in_threadgroup]]) {
+  constexpr uint kSimds = ATTENTION_UNIT_THREADS / 32, kQueries = ATTENTION_UNIT_ROWS;
+  threadgroup float shared[kQueries];
+
+  // Blocks with many keys come first.
+  const uint index = p.first + group, head = index / p.blocks % p.heads, batch = index / p.blocks / p.heads;
+  const uint block = (p.blocks - 1 - index % p.blocks) * kQueries;
+  const Sequence sequence = sequence_of(p, batch, cu_seq_q, cu_seq_k);
+  if (block >= sequence.q_length) return;
+  const uint rows = metal::min(kQueries, sequence.q_length - block);
+  const Visibility visibility = {nullptr, sequence, shift_of(p, sequence), batch, head, metal::uint2(0u)};
+  const auto queries = head_rows(first_row(q, p.q, batch, head, sequence.q_first + block), p.head_size, rows, p.q.row);
+  const auto keys =
+      head_rows(first_row(k, p.k, batch, head / p.group, sequence.k_first), p.head_size, sequence.k_length, p.k.row);
+  const auto values =
+      head_rows(first_row(v, p.v, batch, head / p.group, sequence.k_first), p.value_size, sequence.k_length, p.v.row);
+  auto products = metalcore_unit_products<T, kSize, kKeys, kSimds>(queries, keys, values, shared, simd, 0);
+  using Numbers = typename decltype(products)::Numbers;
+  Numbers largest, total;
+#pragma unroll
+  for (ushort j = 0; j < largest.get_capacity(); ++j) largest[j] = -INFINITY, total[j] = 0.0f;
+
+  const Range range = keys_of(p, visibility.shift, block, block + rows - 1, sequence.k_length);
+  const uint begin = range.begin / kKeys * kKeys;
+  products.start(begin, range.end);
+  uint key = begin;
+  do {  // at least one tile, of which queries that see no key see none
+    products.multiply(key);
+    if (has_edge<false>(p, visibility, block + simd * 16, 16, key, kKeys)) {
+#pragma unroll
+      for (ushort i = 0; i < products.scores.get_capacity(); ++i) {
+        const metal::uint2 place = products.place(i);
+        products.scores[i] = masked<T, false>(p, visibility, products.scores[i], block + place.y, key + place.x);
+      }
+    }
+    Numbers base, shrink, sum;
+    products.largest(base);
+#pragma unroll
+    for (ushort j = 0; j < base.get_capacity(); ++j) {
+      const float most = metal::max(largest[j], base[j]);
+      base[j] = base_of(most * p.product_scale);
+      shrink[j] = metal::fast::exp2(metal::fma(largest[j], p.product_scale, -base[j]));
+      largest[j] = most;
+    }
+#pragma unroll
+    for (ushort i = 0; i < products.scores.get_capacity(); ++i)
+      products.scores[i] = metal::fast::exp2(metal::fma(products.scores[i], p.product_scale, -products.of(base, i)));
+    products.total(sum);
+#pragma unroll
+    for (ushort j = 0; j < sum.get_capacity(); ++j) total[j] = metal::fma(total[j], shrink[j], sum[j]);
+    products.add(key, shrink);
+    key += kKeys;
+  } while (key < range.end);
+  products.finish();
+
+  Numbers base, rest, factors;
+#pragma unroll
+  for (ushort j = 0; j < base.get_capacity(); ++j) {
+    const float top = largest[j] * p.product_scale;
+    base[j] = base_of(top);
+    factors[j] = 1.0f;
+    if (p.has_sinks) {
+      const float sink = sinks[head] * kLog2E;
+      base[j] = base_of(metal::max(top, sink));
+      factors[j] = metal::precise::exp2(top - base[j]);
+      total[j] = metal::fma(total[j], factors[j], metal::precise::exp2(sink - base[j]));
+    }
+    rest[j] = total[j] == 0.0f ? INFINITY : metal::precise::log2(total[j]);
+    factors[j] = total[j] == 0.0f ? 0.0f : factors[j] / total[j];
+  }
+#pragma unroll
+  for (ushort i = 0; i < products.scores.get_capacity(); ++i) {
+    const metal::uint2 place = products.place(i);
+    if (place.x != 0 || place.y >= rows) continue;
+    const int64_t number = first_number(p, sequence, batch, head) + block + place.y;
+    const float of_base = products.of(base, i), of_rest = products.of(rest, i);
+    lse[number] = of_rest == INFINITY ? -INFINITY : natural(of_base, of_rest);
+    if (p.has_rests) {
+      softmax_sums[number] = of_base;
+      softmax_sums[p.numbers + number] = of_rest;
+    }
+  }
+  products.scale(factors);
+  products.template store<false>(
+      head_rows(first_row(out, p.out, batch, head, sequence.q_first + block), p.value_size, rows, p.out.row));
+  if (p.has_rests)
+    products.template store<true>(
+        head_rows(first_row(rests, p.rests, batch, head, sequence.q_first + block), p.value_size, rows, p.rests.row));
+}
+
+// Names have the largest head size that a kernel takes.
+#define INSTANTIATE(T, size)                                                \
+  template [[host_name("attention_forward_unit_" #size "_" #T)]] [[kernel]] \
+  decltype(attention_forward_unit<T, size, ATTENTION_UNIT_KEYS(size)>)      \
+      attention_forward_unit<T, size, ATTENTION_UNIT_KEYS(size)>;
+#define INSTANTIATE_SIZES(T) INSTANTIATE(T, 64) INSTANTIATE(T, 128) INSTANTIATE(T, 256)
+INSTANTIATE_SIZES(half)
+INSTANTIATE_SIZES(bfloat)

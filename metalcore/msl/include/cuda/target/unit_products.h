@@ -1,0 +1,210 @@
+// metalcore_unit_products() for Hopper GPUs, which attention's kernels call (kernels/attention/unit_products.h). A
+// threadgroup's queries are in shared memory, and tiles of keys and values are brought there while products go on.
+// Warpgroups multiply (wgmma) 64 queries each, whose scores, weights and results stay in registers.
+//
+// Step t adds the values of tile t. While it computes weights, the products of step t - 1 go on; then it begins the
+// scores of tile t + 1, and the products of its own. Its stage of the pipeline has these keys and these values.
+#pragma once
+
+#include "target/tensor_product.h"
+
+#if __CUDA_ARCH_FEAT_SM90_ALL
+
+namespace msl {
+
+// Numbers of a thread.
+template <int n>
+struct HeldNumbers {
+  float elements[n];
+
+  static METAL_FUNC constexpr int get_capacity() { return n; }
+  METAL_FUNC float& operator[](int i) { return elements[i]; }
+  // Keeps uses of the numbers behind the instructions that wait for them.
+  METAL_FUNC void fence() {
+#pragma unroll
+    for (int i = 0; i < n; ++i) asm volatile("" : "+f"(elements[i])::"memory");
+  }
+};
+
+METAL_FUNC uint32_t packed(metal::half, float low, float high) {
+  uint32_t result;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+  return result;
+}
+METAL_FUNC uint32_t packed(metal::bfloat, float low, float high) {
+  uint32_t result;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+  return result;
+}
+
+template <class T, int size, int keys, int simdgroups, class Tensor>
+struct UnitProducts {
+  static constexpr int rows = 16 * simdgroups, threads = 32 * simdgroups, kAll = 0x7fffffff;
+  using Queries = Stage<rows, true>;
+  using Keys = Stage<keys, true>;
+  using Values = Stage<size, false>;
+  static constexpr int query_bytes = size / kInner * Queries::bytes, key_bytes = size / kInner * Keys::bytes;
+  static constexpr int stage_bytes = key_bytes + keys / kInner * Values::bytes;
+  static constexpr int kib = (query_bytes + 2 * stage_bytes) / 1024 + 1;
+  using Numbers = HeldNumbers<2>;  // of the rows of a lane: lane / 4, and that row + 8
+
+  Copies<T, int, Queries, true, threads> query_copies;
+  Copies<T, int, Keys, true, threads> key_copies;
+  Copies<T, int, Values, false, threads> value_copies;
+  uint32_t memory, stage;
+  int warpgroup, first, tiles;
+  HeldNumbers<keys / 2> scores;
+  HeldNumbers<size / 2> sums;
+
+  METAL_FUNC UnitProducts(const Tensor& of_queries, const Tensor& of_keys, const Tensor& of_values, uint32_t simd)
+      : query_copies(of_queries, kAll),
+        key_copies(of_keys, kAll),
+        value_copies(of_values, kAll),
+        memory(pipeline_memory<kib>()),
+        warpgroup(__shfl_sync(kEveryLane, int(simd) / 4, 0)),
+        first(16 * int(simd)) {
+    stage = memory + query_bytes;
+#pragma unroll
+    for (int i = 0; i < size / 2; ++i) sums[i] = 0.0f;
+  }
+
+  METAL_FUNC metal::uint2 place(int i) const {
+    const int row = first + int(warp_lane()) / 4 + (i & 2) * 4, column = i / 4 * 8 + int(warp_lane()) % 4 * 2 + (i & 1);
+    return metal::uint2(uint32_t(column), uint32_t(row));
+  }
+  METAL_FUNC float of(const Numbers& numbers, int i) const { return numbers.elements[i / 2 % 2]; }
+
+  METAL_FUNC void start(uint32_t begin, uint32_t end) {
+    tiles = max(1, (int(end) - int(begin) + keys - 1) / keys);
+    skip_keys(int(begin));
+    value_copies.data += int64_t(value_copies.line_stride) * begin;
+    value_copies.inner -= int(begin);
+#pragma unroll
+    for (int step = 0; step < size / kInner; ++step) query_copies.copy(memory + step * Queries::bytes, step);
+    copy_keys(other());
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    copy(stage);
+    wait_for_copies<1>();
+    share();
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    multiply_keys(other());
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    wait_for_products();
+    scores.fence();
+  }
+  METAL_FUNC void multiply(uint32_t) {}
+
+  METAL_FUNC void largest(Numbers& numbers) const {
+    numbers[0] = numbers[1] = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < keys / 2; ++i) numbers[i / 2 % 2] = fmaxf(numbers[i / 2 % 2], scores.elements[i]);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      numbers[j] = fmaxf(numbers[j], __shfl_xor_sync(kEveryLane, numbers[j], 1));
+      numbers[j] = fmaxf(numbers[j], __shfl_xor_sync(kEveryLane, numbers[j], 2));
+    }
+  }
+  METAL_FUNC void total(Numbers& numbers) const {
+    numbers[0] = numbers[1] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < keys / 2; ++i) numbers[i / 2 % 2] += scores.elements[i];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      numbers[j] += __shfl_xor_sync(kEveryLane, numbers[j], 1);
+      numbers[j] += __shfl_xor_sync(kEveryLane, numbers[j], 2);
+    }
+  }
+  METAL_FUNC void scale(const Numbers& factors) {
+#pragma unroll
+    for (int i = 0; i < size / 2; ++i) sums[i] *= of(factors, i);
+  }
+
+  METAL_FUNC void add(uint32_t, const Numbers& factors) {
+    uint32_t weights[keys / 16][4];
+#pragma unroll
+    for (int i = 0; i < keys / 4; ++i) weights[i / 4][i % 4] = packed(T(), scores[2 * i], scores[2 * i + 1]);
+    wait_for_products();  // of the step before, whose stage is free then
+    sums.fence();
+    scale(factors);
+    wait_for_copies<0>();
+    share();
+    sums.fence();
+    scores.fence();
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    multiply_keys(stage);  // behind the last tile of what the stage happens to have, for nobody
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#pragma unroll
+    for (int inner = 0; inner < keys; inner += 16)
+      multiply_warpgroup<true>(
+          Columns<size>(), T(), sums.elements, weights[inner / 16],
+          Values::descriptor(stage + key_bytes + inner / kInner * Values::bytes, 0, inner % kInner));
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    if (--tiles > 0) copy(other());
+    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+    scores.fence();
+    stage = other();
+  }
+  METAL_FUNC void finish() {
+    wait_for_products();
+    sums.fence();
+  }
+
+  template <bool rests>
+  METAL_FUNC void store(const Tensor& to) {
+    T results[size / 2];
+#pragma unroll
+    for (int i = 0; i < size / 2; ++i) results[i] = rests ? T(sums[i] - float(T(sums[i]))) : T(sums[i]);
+    TileLayout<rows, size, simdgroups>::store(to, results);
+  }
+
+ private:
+  METAL_FUNC uint32_t other() const { return 2 * (memory + query_bytes) + stage_bytes - stage; }
+  // What the copies brought is seen by all threads and by the tensor cores.
+  static METAL_FUNC void share() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncthreads();
+  }
+  METAL_FUNC void skip_keys(int count) {
+    key_copies.data += int64_t(key_copies.line_stride) * count;
+    key_copies.outer -= count;
+  }
+  METAL_FUNC void copy_keys(uint32_t to) {
+#pragma unroll
+    for (int step = 0; step < size / kInner; ++step) key_copies.copy(to + step * Keys::bytes, step);
+    skip_keys(keys);
+  }
+  // A step's keys, which may be none, and its values.
+  METAL_FUNC void copy(uint32_t to) {
+    if (tiles > 1) copy_keys(to);
+#pragma unroll
+    for (int step = 0; step < keys / kInner; ++step) value_copies.copy(to + key_bytes + step * Values::bytes, step);
+    value_copies.data += int64_t(value_copies.line_stride) * keys;
+    value_copies.inner -= keys;
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+  // Into registers that nothing else has written, since the products of the step before go on.
+  METAL_FUNC void multiply_keys(uint32_t from) {
+    HeldNumbers<keys / 2> next;
+#pragma unroll
+    for (int inner = 0; inner < size; inner += 16) {
+      const uint64_t left =
+          Queries::descriptor(memory + inner / kInner * Queries::bytes, 64 * warpgroup, inner % kInner);
+      const uint64_t right = Keys::descriptor(from + inner / kInner * Keys::bytes, 0, inner % kInner);
+      if (inner == 0)
+        multiply_warpgroup<false, false, false>(Columns<keys>(), T(), next.elements, left, right);
+      else
+        multiply_warpgroup<false, false>(Columns<keys>(), T(), next.elements, left, right);
+    }
+    scores = next;
+  }
+};
+
+}  // namespace msl
+
+template <class T, uint32_t size, uint32_t keys, uint32_t simdgroups, class Tensor>
+METAL_FUNC auto metalcore_unit_products(Tensor of_queries, Tensor of_keys, Tensor of_values, float*, uint32_t simd,
+                                        int) {
+  return msl::UnitProducts<T, int(size), int(keys), int(simdgroups), Tensor>(of_queries, of_keys, of_values, simd);
+}
+
+#endif
