@@ -79,7 +79,7 @@ struct UnitProducts {
     skip_keys(int(begin));
     value_copies.data += int64_t(value_copies.line_stride) * begin;
     value_copies.inner -= int(begin);
-#pragma unroll
+#pragma unroll 1
     for (int step = 0; step < size / kInner; ++step) query_copies.copy(memory + step * Queries::bytes, step);
     copy_keys(other());
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -169,14 +169,14 @@ struct UnitProducts {
     key_copies.outer -= count;
   }
   METAL_FUNC void copy_keys(uint32_t to) {
-#pragma unroll
+#pragma unroll 1
     for (int step = 0; step < size / kInner; ++step) key_copies.copy(to + step * Keys::bytes, step);
     skip_keys(keys);
   }
   // A step's keys, which may be none, and its values.
   METAL_FUNC void copy(uint32_t to) {
     if (tiles > 1) copy_keys(to);
-#pragma unroll
+#pragma unroll 1
     for (int step = 0; step < keys / kInner; ++step) value_copies.copy(to + key_bytes + step * Values::bytes, step);
     value_copies.data += int64_t(value_copies.line_stride) * keys;
     value_copies.inner -= keys;
