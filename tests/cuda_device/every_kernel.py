@@ -133,8 +133,10 @@ def pages(device, dtype):
 
 
 def attention(device, dtype):
-    """Wide and narrow kernels for heads of every size, with and without a soft cap, which general kernels know."""
-    for family, size, softcap in itertools.product(("baseline", "apple7"), (64, 96, 128, 192, 256), (0.0, 2.0)):
+    """Wide and narrow kernels and those for units, for heads of every size, with and without a soft cap, which general
+    kernels know."""
+    families, sizes = ("baseline", "apple7", "hopper"), (64, 96, 128, 192, 256)
+    for family, size, softcap in itertools.product(families, sizes, (0.0, 2.0)):
         with tuned(family):
             tensors = [random(device, dtype, 1, 2, 9, size) for _ in "qkv"]
             run = functools.partial(metalcore.scaled_dot_product_attention, is_causal=True, softcap=softcap)

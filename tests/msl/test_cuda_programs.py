@@ -86,10 +86,11 @@ def test_kernels_compile_for_other_architectures(name, capability):
         ("gemm_unit_nn_bfloat", 90, b"wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16"),
         ("gemm_unit_tt_few_half", 90, b"wgmma.mma_async.sync.aligned.m64n16k16.f32.f16"),
         ("gemm_unit_nn_few_bfloat", 80, b"mma.sync.aligned.m16n8k16.row.col.f32.bf16"),
+        ("attention_forward_unit_128_half", 90, b"wgmma.mma_async.sync.aligned.m64n128k16.f32.f16"),
     ],
 )
 def test_products_of_tensors_run_on_tensor_cores(kernel, capability, instruction):
-    program = family("gemm/units")
+    program = family("gemm/units" if kernel.startswith("gemm") else "attention/forward_units")
     text, _ = program.translation.cuda_source([(kernel, signatures.probable(program.arguments(kernel)))])
     cubin, ptx = nvrtc.find().compile_with_ptx(text, capability, flags=(*nvrtc.FLAGS, *cuda._BUILTIN_FLAGS))
     assert instruction in ptx and b"metalcore_pipeline_kibILi" in cubin

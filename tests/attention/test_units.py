@@ -1,0 +1,98 @@
+"""Attention by units that multiply tensors, against float64."""
+
+import contextlib
+
+import pytest
+import torch
+from attention_cases import check, make
+from rows import tuned
+from test_attention_options import formula
+from test_attention_options import test_variable_lengths as variable_lengths
+
+import metalcore
+from metalcore import _C
+from metalcore.recording import record
+
+pytestmark = pytest.mark.only_on("simulator", "cuda")
+
+
+@contextlib.contextmanager
+def on_units(device):
+    _C.use_measured(device, _C.gpu_family(device), [("attention", "units", [1])])
+    try:
+        yield
+    finally:
+        _C.use_measured(device, _C.gpu_family(device), [])
+
+
+@pytest.fixture(autouse=True)
+def units(device):
+    with on_units(device):
+        yield
+
+
+def kernels(*tensors, **options):
+    return record(metalcore.scaled_dot_product_attention, *tensors, **options)[1].kernels
+
+
+@pytest.mark.parametrize(
+    "size, value_size, dtype",
+    [(64, 64, torch.bfloat16), (40, 33, torch.float16), (72, 128, torch.bfloat16), (130, 256, torch.float16)],
+    ids=str,
+)
+def test_head_sizes(device, size, value_size, dtype):
+    """Also those that fill no tile, and rows that do not begin at multiples of 16 bytes."""
+    tensors = make((1, 2, 35, size), (1, 1, 37, size), (1, 1, 37, value_size), dtype)
+    tile = next(tile for tile in (64, 128, 256) if max(size, value_size) <= tile)
+    name = f"attention_forward_unit_{tile}_{'half' if dtype is torch.float16 else 'bfloat'}"
+    assert kernels(*(x.to(device) for x in tensors), is_causal=True, enable_gqa=True) == (name,)
+    check(device, tensors, is_causal=True, enable_gqa=True)
+
+
+@pytest.mark.parametrize("rows, columns", [(12, 129), (130, 128), (129, 300)])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_lengths(device, rows, columns, causal):
+    """Sizes lie at and beside those of blocks of queries and of tiles of keys."""
+    shapes = (1, 1, rows, 64), (1, 1, columns, 64), (1, 1, columns, 64)
+    check(device, make(*shapes, torch.bfloat16), is_causal=causal)
+
+
+def test_windows_and_sinks(device):
+    """Queries that see no key, keys that no query of a block sees, and sinks."""
+    tensors = make((1, 2, 150, 64), (1, 2, 290, 64), (1, 2, 290, 64), torch.float16)
+    options = {"window": (40, 3), "lower_right": True, "return_lse": True}
+    check(device, tensors, formula=formula, sinks=torch.randn(2).half(), **options)
+    q, k, v = (x.to(device) for x in tensors)
+    out, lse = metalcore.scaled_dot_product_attention(k, q, v[:, :, :150], is_causal=True, **options)
+    assert not out[:, :, :100].any() and (lse[:, :, :100] == -torch.inf).all()
+
+
+def test_variable_lengths(device):
+    variable_lengths(device, torch.bfloat16)
+
+
+def test_checking_mode_finds_nothing(device):
+    """There the layouts of cooperative tensors are others."""
+    if device != "mps":
+        pytest.skip("checking mode is the simulator's")
+    tensors = [x.to(device) for x in make((1, 1, 20, 24), (1, 1, 140, 24), (1, 1, 140, 20), torch.bfloat16)]
+    expected = metalcore.scaled_dot_product_attention(*tensors)
+    with metalcore.simulator.checking(1):
+        checked = metalcore.scaled_dot_product_attention(*tensors)
+    assert (checked - expected).abs().max() <= torch.finfo(torch.bfloat16).eps * expected.abs().max()
+
+
+def test_what_other_kernels_take(device):
+    q, k, v = (x.to(device) for x in make((1, 2, 40, 64), (1, 2, 40, 64), (1, 2, 40, 64), torch.float16))
+    mask = torch.zeros(40, 40, dtype=torch.bool, device=device)
+    for options in ({"attn_mask": mask}, {"softcap": 2.0}, {"scale": -1.0}, {"scale": 0.0}):
+        assert "unit" not in kernels(q, k, v, **options)[0]
+    assert "unit" not in kernels(q.float(), k.float(), v.float())[0]
+
+
+def test_which_families_have_units(device):
+    for family, variant in (("hopper", "unit_flash"), ("baseline", "flash"), ("apple10", "narrow_flash")):
+        with tuned(family):
+            shapes = ((1, 2, 64, 64),) * 3
+            found = metalcore.explain("scaled_dot_product_attention", *shapes, dtype=torch.bfloat16).variant
+            assert found == variant
