@@ -5,6 +5,8 @@
 //   float score(float score, int b, int h, int q, int k) const;
 //   float derivative(float score, float gradient, int b, int h, int q, int k) const;  // that of the unchanged score
 //   bool mask(int b, int h, int q, int k) const;
+// For the gradients of what the first captures, it has numbers for `kRows` sums over the keys of a query, and for
+// `kTables` sums by places: see metalcore/programs/flex/captured.py.
 #pragma once
 
 #include "fragments.h"
@@ -30,6 +32,7 @@ struct FlexParams {
       out_part;     // threadgroups that share the keys of a block of queries, and from one's results to the next
   int64_t cuts;     // parts of `k_block / cuts` keys, rounded up, that a block of keys has for them
   int64_t vectors;  // rows can be loaded 16 bytes at a time
+  int64_t chunk, first_piece, parts, items;  // of a head's pieces, those of a dispatch; tables for sums by places
   int64_t has_full, has_lse_gradient;
   int64_t scale;  // the bits of a float
 
@@ -38,15 +41,16 @@ struct FlexParams {
 
 // Where a threadgroup works: a part of the rows of a block.
 struct FlexPlace {
-  uint batch, head, block, begin, end;
+  uint batch, head, block, begin, end, part;
 };
 // Threadgroups of long walks come first: for a causal mask these are those of the last queries, or of the first keys.
 METAL_FUNC FlexPlace flex_place(constant FlexParams& p, uint index, uint heads, uint block_rows, uint length, uint rows,
                                 bool from_last) {
-  const uint pieces = uint(p.pieces), all = pieces * uint(p.tables.rows);
-  const uint number = from_last ? all - 1 - index % all : index % all, head = index / all % heads;
+  const uint pieces = uint(p.pieces), all = pieces * uint(p.tables.rows), chunk = uint(p.chunk);
+  const uint part = index % chunk, walk = uint(p.first_piece) + part, head = index / chunk % heads;
+  const uint number = from_last ? all - 1 - walk : walk;
   const uint block = number / pieces, begin = block * block_rows + number % pieces * rows;
-  return {index / all / heads, head, block, begin, metal::min((block + 1) * block_rows, length)};
+  return {index / chunk / heads, head, block, begin, metal::min((block + 1) * block_rows, length), part};
 }
 
 // A walk over the tiles of the blocks that a row of the tables names: first blocks with a mask, then those without.
@@ -127,6 +131,47 @@ METAL_FUNC void flex_gradient(thread const Mods& mods, thread float& product, th
   // What is hidden has no slope, also where the function has an infinite one.
   const float slope = mods.derivative(score, product * (gradient - subtracted), b, h, q, k);
   gradient = product == 0.0f ? 0.0f : slope;
+}
+
+// Tables of a head, and of a simdgroup of a part of its pieces.
+struct FlexSlots {
+  uint of_head, of_simd;
+};
+METAL_FUNC FlexSlots flex_slots(constant FlexParams& p, FlexPlace at, uint simds, uint simd) {
+  const uint head = (at.batch * uint(p.heads) + at.head) % uint(p.items);
+  return {head, (head * uint(p.parts) + at.part) * simds + simd};
+}
+
+// Adds what a score gives to the gradients of what is captured. Only one lane ever touches an element of a table, so
+// that no barrier orders what it adds.
+template <typename Mods>
+METAL_FUNC void flex_captured(thread const Mods& mods, thread float* rows, float weight, float score, float gradient,
+                              FlexPlace at, FlexSlots slots, uint query, uint key, uint lane) {
+  const int b = int(at.batch), h = int(at.head), q = int(query), k = int(key);
+  if constexpr (Mods::kRows > 0) {
+#pragma unroll
+    for (uint i = 0; i < Mods::kRows; ++i)
+      if (weight != 0.0f) rows[i] += mods.row_sum(i, score, gradient, b, h, q, k);
+  }
+  if constexpr (Mods::kTables > 0) {
+#pragma unroll
+    for (uint i = 0; i < Mods::kTables; ++i) {
+      float value = 0.0f;
+      uint place = 0xffffffff;
+      if (weight != 0.0f) {
+        value = mods.table_value(i, score, gradient, b, h, q, k);
+        place = mods.table_place(i, slots.of_head, slots.of_simd, b, h, q, k);
+      }
+      bool waits = place != 0xffffffff && value != 0.0f;
+      while (metal::simd_any(waits)) {
+        const uint chosen = metal::simd_min(waits ? place : 0xffffffff);
+        const bool is_mine = waits && place == chosen;
+        const float sum = metal::simd_sum(is_mine ? value : 0.0f);
+        if (lane == chosen % 32) mods.tables[chosen] += sum;
+        waits = waits && !is_mine;
+      }
+    }
+  }
 }
 
 // Loads the rows of a threadgroup's simdgroups, from `first` on. Fragments in registers come without a tile, so that no

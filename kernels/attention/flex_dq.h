@@ -13,8 +13,9 @@ constexpr uint flex_dq_tile() {
 template <bool kEdge, typename Mods, uint kDown, uint kAcross>
 METAL_FUNC void gradients_of_queries(thread Fragments<float, kDown, kAcross>& scores,
                                      thread Fragments<float, kDown, kAcross>& products, thread const Mods& mods,
-                                     float scale, thread const float* logarithms, thread const float* subtracted,
-                                     bool masked, FlexPlace at, uint query, uint key, uint end, Place place) {
+                                     thread float* rows, float scale, thread const float* logarithms,
+                                     thread const float* subtracted, bool masked, FlexPlace at, FlexSlots slots,
+                                     uint query, uint key, uint end, Place place, uint lane) {
 #pragma unroll
   for (uint m = 0; m < kDown; ++m) {
 #pragma unroll
@@ -23,10 +24,13 @@ METAL_FUNC void gradients_of_queries(thread Fragments<float, kDown, kAcross>& sc
       metal::float2 gradient = elements(products.at[m][n]);
 #pragma unroll
       for (uint i = 0; i < 2; ++i) {
-        const uint column = key + n * 8 + place.column + i;
+        const uint row = query + m * 8 + place.row, column = key + n * 8 + place.column + i;
         float weight = two[i], slope = gradient[i];
         flex_gradient<kEdge, true>(mods, weight, slope, scale, logarithms[m], subtracted[m], column < end, masked,
-                                   at.batch, at.head, query + m * 8 + place.row, column);
+                                   at.batch, at.head, row, column);
+        if constexpr (Mods::kRows + Mods::kTables > 0)
+          flex_captured(mods, rows + m * Mods::kRows, weight, two[i] * scale, weight * (gradient[i] - subtracted[m]),
+                        at, slots, row, column, lane);
         two[i] = slope;
       }
     }
@@ -99,6 +103,9 @@ METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, de
   fill(factors, scale);
   Fragments<float, kDown, kSize / 8> sums;
   clear(sums);
+  float rows[kDown * Mods::kRows + 1];
+  fill(rows, 0.0f);
+  const FlexSlots slots = flex_slots(p, at, kSimds, simd);
   while (walk.more()) {
     const uint key = walk.at, end = walk.end;
     const bool masked = walk.masked(), edge = masked || key + kKeys > end;
@@ -128,16 +135,27 @@ METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, de
     product_transposed<kPitch>(scores, queries, keys);
     if (!kNarrow) product_transposed<kPitch>(products, gradients, values);
     if (edge)
-      gradients_of_queries<true>(scores, products, mods, scale, logarithms, subtracted, masked, at, query, key, end,
-                                 place);
+      gradients_of_queries<true>(scores, products, mods, rows, scale, logarithms, subtracted, masked, at, slots, query,
+                                 key, end, place, lane);
     else
-      gradients_of_queries<false>(scores, products, mods, scale, logarithms, subtracted, masked, at, query, key, end,
-                                  place);
+      gradients_of_queries<false>(scores, products, mods, rows, scale, logarithms, subtracted, masked, at, slots, query,
+                                  key, end, place, lane);
     Fragments<metal::conditional_t<kNarrow, float, T>, kDown, kAcross> rounded;
     round_to(rounded, scores);
     FlexSums<(!kNarrow && sizeof(T) == 2)>::template add<kPitch, kNarrow>(sums, ones, rounded, keys);
   }
 
+  if constexpr (Mods::kRows > 0) {
+#pragma unroll
+    for (uint i = 0; i < kDown * Mods::kRows; ++i) {
+      float sum = rows[i];
+      sum += metal::simd_shuffle_xor(sum, 1);
+      sum += metal::simd_shuffle_xor(sum, 8);
+      const uint row = query + i / Mods::kRows * 8 + place.row;
+      if (row < at.end && place.column == 0)
+        mods.row_sums[i % Mods::kRows * mods.rows() + flex_number(p, at.batch, at.head, row)] = sum;
+    }
+  }
   flex_store(sums, factors, first_row(dq, p.dq, at.batch, at.head, 0), p.dq.row, query, at.end, uint(p.head_size),
              place);
 }

@@ -81,3 +81,23 @@ def formula(query, key, value, score_mod, mask_mod):
     lse = scores.logsumexp(-1)
     weights = (scores - lse.masked_fill(lse == -math.inf, 0).unsqueeze(-1)).exp()
     return weights @ value, lse
+
+
+def learned_tables(device, dtype):
+    """Tensors that are read at numbers of every kind: of pairs, of both by themselves, of what is left of a division,
+    at places that repeat or lie behind the end, and by way of another function."""
+    seeds = iter(range(10, 20))
+
+    def table(*shape):
+        return numbers(shape, next(seeds)).to(device, dtype).requires_grad_()
+
+    pairs, steps, scales, ends = table(QUERIES, KEYS), table(HEADS, 7), table(5, 3), table(KEYS)
+    nested, groups = table(2, HEADS, QUERIES), table(4, 5)
+    ids = (torch.arange(KEYS, device=device) // 40).to(torch.int32)
+
+    def score(s, b, h, q, k):
+        s = s * scales.exp()[q % 5, h % 3] + steps[h, (q - k).clamp(0, 6)]
+        s = s + ends[k] * ends[-q - 1] + pairs[q, k]
+        return s + nested[b, h, q] + groups[ids[q], ids[k] % 5]
+
+    return score, causal(device, dtype)[1], (pairs, steps, scales, ends, nested, groups)

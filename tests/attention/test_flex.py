@@ -13,6 +13,7 @@ from flex_cases import (
     documents,
     formula,
     learned_cap,
+    learned_tables,
     natten,
     no_keys,
     prefix_lm,
@@ -25,6 +26,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_bloc
 
 import metalcore
 from metalcore._core import generated_kernels
+from metalcore.programs.flex import captured, running
 
 FORWARD = (sliding_window, prefix_lm, documents, natten, softcap)
 BACKWARD = (no_keys, alibi, relative_positions, learned_cap)
@@ -89,6 +91,20 @@ def test_masks_and_scores(device, case):
 def test_gradients(device, case):
     with tuned("apple7"):
         check(device, case, inputs(torch.float32), backward=True)
+
+
+@pytest.mark.parametrize("most", [1 << 28, 1 << 12], ids=["side by side", "one after another"])
+def test_gradients_of_captured_tensors(device, most, monkeypatch):
+    """By sums of rows and of tables, also where there is memory for few tables at once; no operation of PyTorch's over
+    all scores takes part. The same bits come again."""
+    monkeypatch.setattr(captured, "_BYTES", most)
+    monkeypatch.setattr(running, "sdpa_dense_backward", None)
+    with tuned("apple7"):
+        check(device, learned_tables, inputs(torch.float32), backward=True)
+        first, second = (
+            computed(ours, learned_tables, inputs(torch.float32), device, torch.float32, True) for _ in range(2)
+        )
+    assert all(map(torch.equal, first, second))
 
 
 @pytest.mark.parametrize(("dtype", "size", "block"), [(torch.float16, 64, 64), (torch.bfloat16, 128, 128)], ids=str)

@@ -14,7 +14,7 @@ from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
 from . import running
-from .graphs import Captured, derivative_of, trace_mod
+from .graphs import Captured, trace_mod
 from .known import traced_once
 
 __all__ = ["flex_attention"]
@@ -162,15 +162,6 @@ class _Flex(torch.autograd.Function):
         if block_mask[6] is None:
             raise RuntimeError(f"{_NAME}: block_mask has no q_indices; create it with compute_q_blocks=True")
         d_out = torch.zeros_like(out) if d_out is None else d_out
-        joint = None if score is None else derivative_of(score, query.dtype, query.device)
-        gradients = running.backward(query, key, value, score, joint, mask, block_mask, scale, out, lse, d_out, d_lse)
-        captures = () if score is None else score.captures
-        of_captures: tuple = (None,) * len(captures)
-        wanted = ctx.needs_input_grad[7:]
-        if score is not None and any(wanted):
-            tables = (*block_mask[:-1], mask.graph if mask is not None else block_mask[-1])
-            of_captures = running.captured_gradients(
-                *(query, key, value, out, lse, d_out, d_lse, score.graph, joint, tables, scale, captures),
-                *(() if mask is None else mask.captures, wanted),
-            )
-        return *gradients, None, None, None, None, *of_captures
+        arguments = (mask, block_mask, scale, out, lse, d_out, d_lse)
+        *gradients, found = running.backward(query, key, value, score, *arguments, ctx.needs_input_grad[7:])
+        return *gradients, None, None, None, None, *found

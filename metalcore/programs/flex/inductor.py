@@ -79,8 +79,7 @@ def _backward(query, key, value, out, lse, d_out, d_lse, *more) -> tuple[Tensor,
     *captured, scale, q_block, k_block, wanted = more
     wanted = tuple(wanted)
     score, block_mask, of_score, of_mask = _functions(query, key, captured, (q_block, k_block), wanted)
-    of_score = marked(of_score, wanted)
-    joint = derivative_of(Captured(score, of_score), query.dtype, query.device)
+    joint = derivative_of(Captured(score, marked(of_score, wanted)), query.dtype, query.device)
     tensors, options = (query, key, value, out, lse, d_out, d_lse), {}
     dq, dk, dv, of_captures = flex_backward(
         *tensors, score, joint, block_mask, scale, options, of_score, of_mask, wanted=wanted

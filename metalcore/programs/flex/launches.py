@@ -19,6 +19,7 @@ from ..pointwise.functions import used
 from ..pointwise.numbers import MEMORY, Unsupported
 from ..pointwise.parts import MOST_BUFFERS
 from ..pointwise.source import HEAD
+from .captured import Plan, gradients_of, plan_of
 from .graphs import Captured
 from .mods import Mods, float_bits
 
@@ -179,19 +180,38 @@ def _splits(call: Call, tables: Tables, tiles: _Tiles) -> tuple[int, int]:
     return (splits, cuts) if splits > 1 else (1, 1)
 
 
-def dq(call, tables, functions: Functions, out, lse, d_out, d_lse):
-    """Returns the gradient of queries, and for each of them what softmax's derivative subtracts."""
-    q = call.q
+def dq(call, tables, functions: Functions, out, lse, d_out, d_lse, wanted: Sequence[bool] = ()):
+    """Returns the gradient of queries, for each of them what softmax's derivative subtracts, and the gradients of what
+    the function of scores captures, where they are wanted."""
+    q, plan = call.q, None
+    tiles, pieces = _tiles(call, "dq", tables.q_block), 1
+    outputs: list = []
+    if any(wanted) and functions.joint is not None:
+        pieces = -(-min(tables.q_block, q.shape[2]) // tiles.rows) * tables.numbers[2]
+        plan = plan_of(functions.joint.graph, wanted, call, tiles.simds, pieces)
+    rows = kept = None
+    if plan is not None:
+        if plan.rows:
+            rows = q.new_empty(len(plan.rows), *q.shape[:3], dtype=torch.float32)
+            outputs.append(("float", rows))
+        if plan.tables:
+            kept = q.new_zeros(plan.elements(tiles.simds), dtype=torch.float32)
+            outputs.append(("float", kept))
+        functions = functions._replace(plan=plan)
     gradient = like(q, q.shape[3])
     delta = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     inputs = [("T", q), ("T", call.k), ("T", call.v), *_tables(tables)]
     inputs += [("T", out), ("float", lse), ("T", d_out), ("float", lse if d_lse is None else d_lse)]
-    launch = _Launch(
-        "dq", call, tables, _tiles(call, "dq", tables.q_block), functions, [("T", gradient), ("float", delta)], inputs
-    )
+    outputs = [("T", gradient), ("float", delta), *outputs]
+    launch = _Launch("dq", call, tables, tiles, functions, outputs, inputs)
     strides = {"out": out, "d_out": d_out, "dq": gradient}
     launch.run(strides, tables.q_block, q.shape[2], q.shape[1], 3 * call.k.shape[2], has_lse=d_lse is not None)
-    return gradient, delta
+    if plan is None or functions.joint is None:
+        captures = () if functions.score is None else functions.score.captures
+        zeros = (torch.zeros_like(x) if want else None for x, want in zip(captures, wanted))
+        return gradient, delta, tuple(zeros)
+    joint, captures = functions.joint
+    return gradient, delta, gradients_of(joint, plan, captures, wanted, rows, kept, tiles.simds)
 
 
 def dkv(call, tables, functions: Functions, lse, delta, d_out):
@@ -217,12 +237,14 @@ class Functions(NamedTuple):
 
     Attributes:
         has_derivative: whether the kernel needs the derivative.
+        plan: how it adds up gradients of what the function of scores captures.
     """
 
     score: Captured | None
     mask: Captured | None
     joint: Captured | None = None
     has_derivative: bool = False
+    plan: Plan | None = None
 
     @property
     def captures(self) -> tuple:
@@ -232,12 +254,16 @@ class Functions(NamedTuple):
     def graphs(self) -> tuple:
         return tuple(None if mod is None else mod.graph for mod in (self.score, self.mask, self.joint))
 
-    def mods(self) -> Mods:
+    def mods(self, rows: int) -> Mods:
         mods = Mods()
         mods.method("score", self.score, "float", more=("score",))
         mods.method("mask", self.mask, "bool")
         if not self.has_derivative:
             return mods
+        if self.plan is None or self.joint is None:
+            mods.no_sums()
+        else:
+            mods.sums(self.joint, self.plan, rows)
         if self.joint is None:
             mods.plain_derivative("gradient")
             return mods
@@ -278,6 +304,7 @@ class _Launch:
     def __init__(self, kernel, call, tables, tiles, functions, outputs, inputs, more=""):
         self.kernel, self.call, self.tables, self.tiles = kernel, call, tables, tiles
         self.outputs, self.inputs = outputs, inputs
+        self.plan = functions.plan
         self.name, self.numbers, self.captured = self._made(functions, more)
 
     def _made(self, functions, more):
@@ -290,8 +317,11 @@ class _Launch:
         same = tuple(next(i for i, other in enumerate(captures) if other is x) for x in captures)
         types = tuple(type_ for type_, _ in (*self.outputs, *self.inputs))
         key = self.kernel, self.call.q.dtype, self.tiles, more, types, tuple(map(id, functions.graphs)), forms, same
+        rows = math.prod(self.call.q.shape[:3])
+        if plan := functions.plan:
+            key = *key, plan.places, plan.batches, plan.heads, plan.parts, rows
         if key not in known:
-            mods = functions.mods()
+            mods = functions.mods(rows)
             places = [next(i for i, x in enumerate(captures) if x is tensor) for tensor in mods.tensors]
             name = generated_kernels.add(f"flex_{self.kernel}", self._source(mods, more), convergent=True)
             if len(known) >= _KEPT:
@@ -314,10 +344,12 @@ class _Launch:
             )
         signature = ",\n    ".join(f"{text} [[buffer({i})]]" for i, text in enumerate(declared))
         captured = [f"c{i}" for i in range(len(mods.tensors))]
+        # A kernel of gradients that adds up those of captured tensors has sums behind its own two results.
+        sums = names[2 : len(self.outputs)] if self.kernel == "dq" else []
         template = f"T, {tiles.arguments}{more}"
         numbers = f"  threadgroup float numbers[{2 * tiles.across}];\n" if self.kernel == "dkv" else ""
         passed = [
-            *names,
+            *(name for name in names if name not in sums),
             "tile",
             *(["numbers"] if numbers else []),
             "p",
@@ -338,7 +370,7 @@ class _Launch:
             f"  constexpr uint kElements = flex_{self.kernel}_tile<{template}>();\n"
             f"  alignas(16) threadgroup T tile[kElements];\n{numbers}"
             "  constant FlexParams& p = *reinterpret_cast<constant FlexParams*>(n);\n"
-            f"  const Mods mods = {{{', '.join([*captured, 'n + sizeof(FlexParams) / sizeof(ulong)'])}}};\n"
+            f"  const Mods mods = {{{', '.join([*captured, 'n + sizeof(FlexParams) / sizeof(ulong)', *sums])}}};\n"
             f"  flex_{self.kernel}<{template}>({', '.join(passed)});\n}}\n"
         )
 
@@ -361,13 +393,21 @@ class _Launch:
         group = q_heads // call.k.shape[1]
         vectors = all(_has_vectors(tensor) for name, tensor in tensors.items() if name[:2] not in ("dq", "dk", "dv"))
         sizes = [q_heads, group, q_length, call.k.shape[2], head_size, call.v.shape[3], pieces]
-        flags = [vectors, tables.full is not None, has_lse]
-        count = batch * heads * tables.numbers[2] * pieces * split[0]
-        most = count
+        walks = chunk = tables.numbers[2] * pieces
+        items = batch * heads
+        if self.plan is not None and self.plan.tables:
+            chunk, items = self.plan.parts, self.plan.batches * self.plan.heads
+        longest = walks * batch * heads * split[0]
         if call.q.device.type == "mps":
-            most = max(1, int(_MOST_FLOPS / (2.0 * tiles.rows * others * tiles.size)))
+            longest = max(1, int(_MOST_FLOPS / (2.0 * tiles.rows * others * tiles.size)))
         outs, ins = [t for _, t in self.outputs], [*(t for _, t in self.inputs), *self.captured]
-        for first in range(0, count, most):
+        dispatches = []
+        for piece in range(0, walks, chunk):
+            now = min(chunk, walks - piece)
+            count, most = batch * heads * now * split[0], min(longest, items * now * split[0])
+            dispatches += [(piece, now, first, min(most, count - first)) for first in range(0, count, most)]
+        for piece, now, first, groups in dispatches:
+            flags = [vectors, now, piece, chunk, items, tables.full is not None, has_lse]
             numbers = [
                 *strides,
                 *tables.numbers,
@@ -379,7 +419,7 @@ class _Launch:
                 *self.numbers,
             ]
             threads = 32 * tiles.simds
-            grid = (min(most, count - first) * threads, 1, 1)
+            grid = (groups * threads, 1, 1)
             why = f"{tiles.rows} rows for a threadgroup, head size {head_size} in tiles for {tiles.size}"
             variant = "narrow_flash" if tiles.is_narrow else "flash"
             ops._run_generated(

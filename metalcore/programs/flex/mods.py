@@ -19,6 +19,7 @@ from ..pointwise.numbers import MEMORY, Unsupported, kind, literal, register
 from ..pointwise.reads.views import missing
 from ..pointwise.source import from_memory
 from ..pointwise.support import check
+from .captured import Plan
 from .graphs import Captured, place_of_node
 
 __all__ = ["Mods", "float_bits"]
@@ -49,6 +50,7 @@ class Mods:
         self.tensors: list[Tensor] = []
         self._places: dict[int, int] = {}
         self._methods: list[str] = []
+        self._outputs: list[str] = []
         self._is_plain = True
 
     def number(self, value: int) -> str:
@@ -92,7 +94,60 @@ class Mods:
             f"  float derivative(float score, float gradient, {arguments}) const {{ return {text}; }}\n"
         )
 
-    def _lines(self, mod, returned, more, result):
+    def no_sums(self) -> None:
+        self._methods.append("  static constexpr constant uint kRows = 0, kTables = 0;\n")
+
+    def sums(self, joint: Captured, plan: Plan, rows: int) -> None:
+        """Adds what scores give to the gradients of captured tensors: sums of `rows` rows, and by places of tables."""
+        arguments = ", ".join(f"int {argument}" for argument in ARGUMENTS)
+        scores = f"float score, float gradient, {arguments}"
+        constants = [f"kRows = {len(plan.rows)}", f"kTables = {len(plan.tables)}"]
+        self._methods.append(f"  static constexpr constant uint {', '.join(constants)};\n")
+        self._outputs = ["row_sums"] * bool(plan.rows) + ["tables"] * bool(plan.tables)
+        names = {True: ("row_sum", []), False: ("table_value", [])}
+        is_plain = self._is_plain
+        places: list[str] = []
+        for place, (base, copies) in zip(plan.tables, plan.bases()):
+            numbers = [self.number(n) for n in (base, copies)]
+            slot = "of_head" if place.is_shared else "of_simd"
+            places.append(f"uint({numbers[0]}) + {slot} * uint({numbers[1]})")
+        for scatter, place in zip(plan.scatters, plan.places):
+            try:
+                name, bodies = names[place.is_row]
+                which = len(bodies)
+                bodies.append(self._lines(joint, scatter.value, ("score", "gradient"), "float"))
+                if not place.is_row:
+                    places[which] = self._place(joint, scatter, place, places[which])
+            except Unsupported as reason:
+                raise Unsupported(f"metalcore.flex_attention: the derivative of score_mod: {reason}") from None
+        self._is_plain = is_plain
+        for name, bodies in names.values():
+            texts = [_case(i, body) for i, body in enumerate(bodies)]
+            self._methods.append(
+                f"  float {name}(uint which, {scores}) const {{\n{''.join(texts)}    return 0.0f;\n  }}\n"
+            )
+        self._methods.append(f"  ulong rows() const {{ return {self.number(rows)}; }}\n")
+        texts = [_case(i, body) for i, body in enumerate(places)]
+        self._methods.append(
+            f"  uint table_place(uint which, uint of_head, uint of_simd, {arguments}) const {{\n{''.join(texts)}"
+            "    return 0;\n  }\n"
+        )
+
+    def _place(self, joint, scatter, place, base):
+        """Returns the statements of the element that a score adds to, and -1 for one outside."""
+        lowering = self._lowering(joint, ("score", "gradient"))
+        at, inside = "0", []
+        for d, extent in zip(place.dims, place.extents):
+            size = f"uint({self.number(extent)})"
+            number = d if isinstance(d, str) else lowering.value(scatter.indices[d], ()).text
+            if not isinstance(d, str):
+                number = lowering.statement("long", f"{number} < 0 ? long({number}) + long({size}) : long({number})")
+                inside.append(f"ulong({number}) < {size}")
+            at = f"({at}) * {size} + uint({number})"
+        place = f"{base} + {at}"
+        return [*lowering.statements, f"return {' && '.join(inside) or 'true'} ? {place} : 0xffffffff;"]
+
+    def _lowering(self, mod, more):
         lowering = _ModLowering(self)
         nodes = [node for node in mod.graph.graph.nodes if node.op == "placeholder"]
         # A derivative's graph has the gradient behind the indices.
@@ -101,6 +156,10 @@ class Mods:
             lowering.bind({node: Value(name, result_dtype(node))})
         lowering.bind_captures(nodes[len(order) :], mod.captures)
         lowering.module = mod.graph
+        return lowering
+
+    def _lines(self, mod, returned, more, result):
+        lowering = self._lowering(mod, more)
         if returned is None:
             returned = next(node for node in mod.graph.graph.nodes if node.op == "output").args[0]
             if isinstance(returned, (tuple, list)):
@@ -118,11 +177,17 @@ class Mods:
 
     def text(self) -> str:
         """Returns the struct."""
-        members = "".join(f"  {member};\n" for member in self.members())
+        members = [*self.members(), *(f"device float* {output}" for output in self._outputs)]
+        members = "".join(f"  {member};\n" for member in members)
         plain = (
             f"  static constexpr constant bool kPlain = {str(self._is_plain).lower()};  // scores stay as they are\n"
         )
         return f"struct Mods {{\n{plain}{members}\n{''.join(self._methods)}}};\n"
+
+
+def _case(which, lines):
+    body = "".join(f"      {line}\n" for line in lines)
+    return f"    if (which == {which}) {{\n{body}    }}\n"
 
 
 class _ModLowering(Lowering):

@@ -15,11 +15,9 @@ from torch.fx import GraphModule
 from ..._core.routing import DEVICES, FLOAT_DTYPES
 from ..pointwise.numbers import MEMORY, Unsupported
 from . import launches
-from .graphs import Captured, trace_mod, with_captures
+from .graphs import INDICES, Captured, derivative_of, trace_mod, with_captures
 
-__all__ = ["captured_gradients", "flex_backward", "flex_forward", "marked", "takes"]
-
-_CHUNK = 1 << 24  # scores of a part of the queries, where PyTorch's ops compute gradients of what a function captures
+__all__ = ["flex_backward", "flex_forward", "marked", "takes"]
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, captures: Sequence) -> bool:
@@ -127,26 +125,24 @@ def flex_backward(
     """
     if wanted is None:
         wanted = [isinstance(x, Tensor) and x.requires_grad for x in score_captures]
+    if isinstance(joint_graph, GraphModule):  # AOTAutograd has a tensor also where there is no gradient
+        returned: Any = next(node for node in joint_graph.graph.nodes if node.op == "output").args[0]
+        wanted = [want and gradient is not None for want, gradient in zip(wanted, returned[INDICES + 1 :])]
+    captures = marked(score_captures, wanted)
     try:
         if not takes(query, key, value, (*score_captures, *mask_captures)) or joint_graph is None:
             raise Unsupported("the dtype, the size of heads or the device")
-        score = _captured(fw_graph, "score_mod", query, score_captures)
+        score = _captured(fw_graph, "score_mod", query, captures)
         mask = _captured(block_mask[-1], "mask_mod", query, mask_captures)
         d_out = torch.zeros_like(out) if grad_out is None else grad_out
         arguments = (mask, block_mask, scale, out, logsumexp, d_out, grad_logsumexp)
-        gradients = backward(query, key, value, score, joint_graph, *arguments)
+        dq, dk, dv, found = backward(query, key, value, score, *arguments, wanted)
+        return dq, dk, dv, found[: len(captures)]
     except Unsupported:
-        captures = marked(score_captures, wanted)
-        of_torch = sdpa_dense_backward(
+        return sdpa_dense_backward(
             *(query, key, value, out, logsumexp, grad_out, grad_logsumexp, fw_graph, joint_graph, block_mask, scale),
             *(kernel_options, captures, mask_captures),  # pyright: ignore[reportArgumentType]
         )
-        return of_torch
-    of_captures: tuple = (None,) * len(score_captures)
-    if any(wanted):
-        arguments = (query, key, value, out, logsumexp, d_out, grad_logsumexp, fw_graph, joint_graph, block_mask)
-        of_captures = captured_gradients(*arguments, scale, score_captures, mask_captures, wanted)
-    return *gradients, of_captures
 
 
 for function in (flex_forward, flex_backward):
@@ -158,62 +154,26 @@ def marked(captures, wanted):
     return tuple(x.detach().requires_grad_(want) if isinstance(x, Tensor) else x for x, want in zip(captures, wanted))
 
 
-def backward(query, key, value, score, joint, mask, block_mask, scale, out, lse, d_out, d_lse):
-    """Returns the gradients of queries, keys and values for functions that are traced.
+def backward(query, key, value, score, mask, block_mask, scale, out, lse, d_out, d_lse, wanted=()):
+    """Returns the gradients of queries, keys and values for functions that are traced, and of what that of scores
+    captures.
 
     Args:
-        joint: the derivative's graph, or None where no function changes scores.
+        wanted: which of the captured tensors need a gradient. They say so, too.
     """
+    captures = () if score is None else score.captures
+    wanted = (*wanted, *(False,) * (len(captures) - len(wanted)))
     if query.numel() == 0 or value.numel() == 0:
-        return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+        found = tuple(torch.zeros_like(x) if want else None for x, want in zip(captures, wanted))
+        return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value), found
     call = _call(query, key, value, scale)
-    of_score = None if joint is None else Captured(joint, score.captures)
-    functions = launches.Functions(score, mask, of_score, has_derivative=True)
+    joint = None if score is None else Captured(derivative_of(score, query.dtype, query.device), captures)
+    functions = launches.Functions(score, mask, joint, has_derivative=True)
     d_out, out = _with_dense_rows(d_out), _with_dense_rows(out)
     lse, d_lse = lse.contiguous(), None if d_lse is None else d_lse.contiguous()
-    dq, delta = launches.dq(call, launches.tables_of(block_mask, False), functions, out, lse, d_out, d_lse)
-    dk, dv = launches.dkv(call, launches.tables_of(block_mask, True), functions, lse, delta, d_out)
+    of_queries, of_keys = launches.tables_of(block_mask, False), launches.tables_of(block_mask, True)
+    dq, delta, found = launches.dq(call, of_queries, functions, out, lse, d_out, d_lse, wanted)
+    dk, dv = launches.dkv(call, of_keys, functions, lse, delta, d_out)
     if key.shape[0] != query.shape[0]:
         dk, dv = dk.sum(0, keepdim=True), dv.sum(0, keepdim=True)
-    return dq, dk, dv
-
-
-def captured_gradients(
-    query,
-    key,
-    value,
-    out,
-    lse,
-    d_out,
-    d_lse,
-    score_mod,
-    joint,
-    block_mask,
-    scale,
-    score_captures,
-    mask_captures,
-    wanted,
-) -> tuple[Tensor | None, ...]:
-    """Returns the gradients of what score_mod captures. PyTorch's ops compute them for a part of the queries at a time,
-    and add up what falls on one element in an order that is always the same."""
-    captured = marked(score_captures, wanted)
-    rows = max(1, _CHUNK // max(1, query.shape[0] * query.shape[1] * key.shape[2]))
-    sums: list[Tensor | None] = [None] * len(captured)
-    for first in range(0, query.shape[2], rows):
-        part = slice(first, first + rows)
-
-        def moved(function, place, first=first):
-            return lambda *args: function(*args[:place], args[place] + first, *args[place + 1 :])
-
-        gradients = sdpa_dense_backward(
-            *(query[:, :, part], key, value, out[:, :, part], lse[:, :, part], d_out[:, :, part]),
-            None if d_lse is None else d_lse[:, :, part],
-            *(moved(score_mod, 3), moved(joint, 3), (*block_mask[:-1], moved(block_mask[-1], 2)), scale, {}),
-            *(captured, mask_captures),
-        )[3]
-        for i, gradient in enumerate(gradients):
-            if gradient is not None and wanted[i]:
-                wide = gradient.to(torch.float32) if gradient.dtype in FLOAT_DTYPES else gradient
-                before = sums[i]
-                sums[i] = wide if before is None else before + wide
-    return tuple(None if s is None else s.to(x.dtype) for s, x in zip(sums, captured))
+    return dq, dk, dv, found
