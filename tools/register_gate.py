@@ -191,9 +191,11 @@ def faults(family, uses):
     """What is wrong with the kernels of a file, as text. What NVRTC compiled before in a process changes its choice of
     registers by a few: a new process decides about those that do not fit."""
     over = [use.kernel for use in uses if use.fault]
+    if not over:
+        return ""
     command = [sys.executable, "-m", "tools.register_gate", family, "--kernels", *over]
-    alone = over and subprocess.run(command, cwd=KERNELS.parent, capture_output=True, text=True)
-    return alone.stdout + alone.stderr if alone and alone.returncode else ""
+    alone = subprocess.run(command, cwd=KERNELS.parent, capture_output=True, text=True)
+    return alone.stdout + alone.stderr if alone.returncode else ""
 
 
 def recorded():
