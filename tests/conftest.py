@@ -1,5 +1,7 @@
 """The device that tests run on: mps (a real one, or the simulated one where PyTorch has none), --device cuda or cpu."""
 
+import collections
+import itertools
 import os
 
 # Processes of pytest-xdist share the cores. torch reads this when it starts its threads.
@@ -45,6 +47,9 @@ def kind(config):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "only_on(*kinds): the kinds of device that a test is about")
+    config.addinivalue_line(
+        "markers", "every_case: all cases of a product of parameters run on the simulated device too"
+    )
     config.addinivalue_line("markers", "lenient: the test plans for GPUs on which PyTorch has more ops than on a Mac")
     # With two threads, PyTorch 2.13's batched LU of 150 rows and more is wrong or never returns on CPUs where
     # oneMKL's DLASWP refuses its arguments. The simulator has threads of its own.
@@ -71,7 +76,34 @@ def pytest_collection_modifyitems(config, items):
         (chosen if all(here in mark.args for mark in item.iter_markers("only_on")) else others).append(item)
     if others:
         config.hook.pytest_deselected(items=others)
+    if here == "simulator":
+        left_out = set(repeated(chosen))
+        config.hook.pytest_deselected(items=[*left_out])
+        chosen = [item for item in chosen if item not in left_out]
     items[:] = sorted(chosen, key=lambda item: item.path.parent.name not in LONGEST)
+
+
+def values(item):
+    """What each parametrization of a test, and each fixture with parameters, gives to the case."""
+    given = {name: id(value) for name, value in item.callspec.params.items()}
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0].replace(",", " ").split() if isinstance(mark.args[0], str) else mark.args[0]
+        given[tuple(names)] = tuple(given.pop(name) for name in names)
+    return list(given.items())
+
+
+def repeated(items):
+    """The cases of products of three or more parametrizations all of whose pairs of values other cases have."""
+    products = collections.defaultdict(dict)
+    for item in items:
+        if hasattr(item, "callspec") and len(chosen := values(item)) > 2:
+            products[item.nodeid.partition("[")[0]][item] = set(map(frozenset, itertools.combinations(chosen, 2)))
+    for pairs in products.values():
+        missing = set().union(*pairs.values())
+        while missing:
+            best = max(pairs, key=lambda item: len(pairs[item] & missing))  # the first of several
+            missing -= pairs.pop(best)
+        yield from pairs
 
 
 @pytest.fixture(scope="session")
