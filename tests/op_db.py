@@ -56,7 +56,7 @@ CLOSE = {
 }
 ROUNDING = 256 * torch.finfo(torch.float32).eps
 # Some entries have a thousand samples, the products of all their options; a random choice has each option many times.
-MOST = 60
+MOST = 24
 # Their values are what the memory held before; shape, dtype and device are compared.
 UNINITIALIZED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 
