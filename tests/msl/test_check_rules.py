@@ -203,10 +203,28 @@ FAULTS = {
 }  # fmt: skip
 
 
+# What Apple's compiler accepts.
+LENIENT = [
+    "float to half",
+    "literal",
+    "recursion",
+    "recursion through another",
+    "threadgroup memory",
+    "function pointer",
+    "function pointer by its alias",
+]
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_seeded_error_is_caught(name):
+    """Without strictness where that is enough; with it there are more findings, and other files have it."""
     rule, body = FAULTS[name]
-    assert_found(body, rule)
+    assert_found(body, rule, strict=name in LENIENT)
+
+
+@pytest.mark.parametrize("name", LENIENT)
+def test_lenient_leaves_out_what_apples_compiler_accepts(name):
+    assert not check(HEAD + FAULTS[name][1], strict=False)
 
 
 # Faults that compile_shader refuses as well.
@@ -270,20 +288,3 @@ def test_what_only_looks_like_it_is_not_refused():
         kernel void k(device float* x [[buffer(30)]], index_t i [[thread_position_in_grid]],
                       unsigned j [[thread_index_in_simdgroup]], metal::ushort2 t [[grid_origin]]) { x[i] = j; }"""
     )
-
-
-LENIENT = [
-    "float to half",
-    "literal",
-    "recursion",
-    "recursion through another",
-    "threadgroup memory",
-    "function pointer",
-    "function pointer by its alias",
-]
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_lenient_leaves_out_what_apples_compiler_accepts(name):
-    findings = check(HEAD + FAULTS[name][1], strict=False)
-    assert bool(findings) == (name not in LENIENT), "\n".join(map(str, findings))

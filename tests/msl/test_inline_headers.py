@@ -15,8 +15,16 @@ def tokens(source, include_dirs):
     return [token.text for token in preprocess(source, include_dirs=include_dirs, filename="program.metal")[0]]
 
 
-@pytest.mark.parametrize("path", sorted(KERNELS.rglob("*.metal")), ids=lambda path: path.stem)
-def test_every_kernel_keeps_its_tokens(path):
+def headers(path):
+    return path.read_text().count('#include "')
+
+
+# The file with the most headers of each family.
+FILES = {path.parent: path for path in sorted(KERNELS.rglob("*.metal"), key=headers)}
+
+
+@pytest.mark.parametrize("path", list(FILES.values()), ids=lambda path: path.stem)
+def test_kernels_keep_their_tokens(path):
     inlined = inline_headers(path.read_text(), "program.metal", [path.parent, KERNELS])
     assert '#include "' not in inlined
     assert tokens(inlined, []) == tokens(path.read_text(), [path.parent, KERNELS])
