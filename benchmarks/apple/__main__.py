@@ -3,8 +3,8 @@
     python -m benchmarks.apple --measured measured.tsv --mlx DIR --ggml DIR [--keep DIR]
 
 The table has a line for each measurement: chip, GPU cores, program, what ran, figure, unit, source, separated by tabs.
-A figure is "ms host" (with a trip to the GPU and back), TFLOP/s, GFLOP/s, GB/s or tokens/s. A last column may say why
-the figure is in doubt: such a row does not make intervals.
+A figure is ms, "ms host" (with a trip to the GPU and back), TFLOP/s, GFLOP/s, GB/s or tokens/s. A last column may say
+why the figure is in doubt: such a row does not make intervals.
 
 The model is then asked for the measurements of held_out.tsv, to which it is not fitted. Its errors there make the
 intervals. Of kinds with few of them, errors are those of the first table's rows, by models that saw neither their
@@ -34,7 +34,7 @@ from .workloads import Workload, Workloads, counts
 
 HELD_OUT = Path(__file__).parent / "held_out.tsv"
 OUT = Path(__file__).parents[2] / "metalcore" / "estimates" / "fitted.json"
-UNITS = {"ms host": None, "TFLOP/s": 1e12, "GFLOP/s": 1e9, "GB/s": 1e9, "tokens/s": 1.0}
+UNITS = {"ms host": None, "ms": None, "TFLOP/s": 1e12, "GFLOP/s": 1e9, "GB/s": 1e9, "tokens/s": 1.0}
 
 
 PRIOR = 0.003
@@ -78,14 +78,14 @@ def rows(path, workloads, keep):
         if work is None or unit not in UNITS or re.sub(r" ", "-", chip.lower()) not in chips.CHIPS:
             left.append(f"{chip} {program}: {what}")
             continue
-        key = re.sub(r"\W+", "_", f"{program} {what}")
+        on = chips.find(chip, int(entry["GPU cores"] or 0))
+        key = re.sub(r"\W+", "_", f"{program} {what} {on.name} {on.cores}" if work.planned else f"{program} {what}")
         if key not in kept:
             print(f"counting {program}: {what}", file=sys.stderr)
-            kept[key] = counts(work, keep / f"{key}.pkl")
+            kept[key] = counts(work, keep / f"{key}.pkl", on)
         figure, scale = float(entry["figure"]), UNITS[unit]
         seconds = figure / 1e3 if scale is None else work.amount / (figure * scale)
-        cores, doubt = int(entry["GPU cores"] or 0), entry.get("doubt") or ""
-        found.append(Row(chips.find(chip, cores), f"{program} {what}", seconds, work, kept[key], doubt))
+        found.append(Row(on, f"{program} {what}", seconds, work, kept[key], entry.get("doubt") or ""))
     return found, left
 
 

@@ -14,6 +14,7 @@ import torch
 
 import metalcore
 from metalcore.estimates import CountedLibrary, counting
+from metalcore.tuning.workloads import FULL, QUICK, all_workloads
 
 from ..peers.ggml import GGML, matmul_constants
 from ..peers.mlx import KERNELS, MLX
@@ -64,12 +65,14 @@ class Workload:
         small: further launches that take no longer than a launch does.
         amount: operations, bytes or tokens, where the figure is a rate.
         syncs: how often the host waits.
+        planned: whether the launches are those of metalcore's own plans, which chips differ in.
     """
 
     steps: tuple
     small: float = 0
     amount: float = 0
     syncs: float = 1
+    planned: bool = False
 
 
 def empty(*shape, dtype=torch.float32):
@@ -99,6 +102,7 @@ class Workloads:
             ("MLX", r"layer norm float32 ([\dx]+)x1024", self.layer_norm),
             ("MLX", r"causal attention float16 (\d+) heads (\d+)x(\d+)", self.attention),
             ("MLX", r"sort float32 ([\dx]+)x1024 last dim", self.sort),
+            ("metalcore", r"(.+)", self.own),
             ("PyTorch MPS", r"copy", self.copy),
             ("Metal STREAM", r".*", self.copy),
             ("Metal", r"chains of scalar FMA", self.chains),
@@ -215,6 +219,11 @@ class Workloads:
         )
         return Workload(((1, launch),))
 
+    def own(self, what):
+        """A call that `tune` times, as shared.py prints it."""
+        call = next((call for call in all_workloads(FULL) + all_workloads(QUICK) if call.text() == what), None)
+        return call and Workload(((1, lambda make: call.call("mps")()),), syncs=0, planned=True)
+
     def copy(self):
         count = 1 << 26
 
@@ -287,13 +296,15 @@ def _made(source, include_dirs, make):
     return make(source, include_dirs=include_dirs)
 
 
-def counts(workload, kept: Path):
-    """The Counted of each launch of a workload, with how often it is done; from the file `kept` if it is there."""
+def counts(workload, kept: Path, chip):
+    """The Counted of each launch of a workload on a chip, with how often it is done; from the file `kept` if it is
+    there."""
     if kept.exists():
         return pickle.loads(kept.read_bytes())
     found = []
     for times, launch in workload.steps:
-        with counting(events=1_000_000) as counted:
+        plans = {"family": chip.family, "cores": chip.cores} if workload.planned else {}
+        with counting(events=1_000_000, **plans) as counted:
             launch.by(CountedLibrary)() if isinstance(launch, Launch) else launch(CountedLibrary)
         found += [(times, each) for each in counted]
     kept.write_bytes(pickle.dumps(found))

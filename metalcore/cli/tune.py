@@ -94,7 +94,7 @@ def run(arguments):
     changed = [outcome for outcome in outcomes if outcome.changed]
     print(f"\n{len(changed)} of {len(outcomes)} fields changed; later processes use {path}")
     if arguments.share:
-        print("\n" + share_text(gpu, outcomes, today, measured))
+        print("\n" + share_text(gpu, outcomes, today, measured, tuner.times()))
 
 
 def _by_estimates(arguments):
@@ -157,7 +157,7 @@ def _line(outcome):
     return f"{outcome.tunable.name:<34} {value}: {outcome.note}"
 
 
-def share_text(gpu, outcomes, date, overrides=()):
+def share_text(gpu, outcomes, date, overrides=(), times=()):
     """Returns what was measured, as a short text in Markdown."""
     import torch
 
@@ -182,6 +182,9 @@ def share_text(gpu, outcomes, date, overrides=()):
     for gain in overrides:
         training = "" if gain.training is None else f"{gain.training:.2f}"
         lines.append(f"| {gain.name} | {gain.inference:.2f} | {training} |")
+    if times:
+        lines += ["", "| call | ms |", "| --- | --- |"]
+    lines += [f"| {call.text()} | {seconds * 1e3:.4g} |" for call, seconds in times]
     return "\n".join(lines)
 
 

@@ -168,6 +168,12 @@ class Search:
         self._use(self.values)
         return outcome
 
+    def times(self) -> list[tuple[Workload, float]]:
+        """Returns the calls that were timed with the plans which the values in use make, and their seconds."""
+        device = self.gpu.device_type
+        found = {w: t.seconds for (w, plan), t in self._times.items() if t.seconds < NEVER and plan == w.plan(device)}
+        return [*found.items()]
+
     def _tune(self, tunable, workloads):
         candidates = _candidates(tunable, workloads)
         plans = self._plans(tunable, candidates, workloads)

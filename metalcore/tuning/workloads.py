@@ -15,7 +15,7 @@ from .._core.registry import OPS, Sample
 from ..quant._types import packed_sample
 from ..recording import on_meta
 
-__all__ = ["Scale", "Workload", "workloads"]
+__all__ = ["Scale", "Workload", "all_workloads", "workloads"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,11 @@ class Workload:
     def __str__(self):
         return f"{self.op}{' backward' * self.backward} {'x'.join(map(str, self.sample.shapes[0]))}"
 
+    def text(self) -> str:
+        """Returns the op with all shapes, which tells a call from others."""
+        shapes = ("x".join(map(str, shape)) for shape in self.sample.shapes)
+        return " ".join([f"{self.op}{' backward' * self.backward}", *shapes])
+
     def call(self, device_type: str) -> Callable[[], object]:
         """Returns a call without arguments, whose inputs are on the device."""
         op, sample = OPS[self.op], self.sample
@@ -89,6 +94,11 @@ class Workload:
         recording = recorder.recording
         variants = tuple(plan.variant for plan in recording.plans)
         return hash((variants, recording.dispatches, recording.torch_steps))
+
+
+def all_workloads(scale: Scale) -> list[Workload]:
+    """Returns the calls for all tables."""
+    return [workload for table in _TABLES.values() for workload in table(scale)]
 
 
 def workloads(table: str, scale: Scale) -> list[Workload]:

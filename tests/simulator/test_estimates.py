@@ -181,3 +181,21 @@ def test_tuning_by_estimates_prints_a_table(capsys):
     text = capsys.readouterr().out
     assert "Tuning of m2, 10 cores, by estimate (family apple8)" in text and "| optim.strips | " in text
     assert main(["tune", "--gpu", "m7"]) == 2
+
+
+def test_what_tune_shared_is_compared_with_estimates(tmp_path, capsys, monkeypatch):
+    from benchmarks.apple import shared
+    from metalcore.cli.tune import share_text
+    from metalcore.tuning import store, workloads
+
+    call = next(call for call in workloads.all_workloads(workloads.SIMULATED) if call.op == "softmax")
+    text = tmp_path / "issue.md"
+    text.write_text(share_text(store.GPU("mps", "M2 Pro"), [], "2026-01-01", times=[(call, 1.25)]))
+    assert [(found.text(), seconds) for found, seconds in shared.calls(text.read_text())] == [(call.text(), 1.25)]
+    monkeypatch.setattr("sys.argv", ["shared", str(text), "--gpu", "m2-pro"])
+    shared.main()
+    printed = capsys.readouterr().out
+    assert "1.25 s measured, estimated" in printed and "outside of the interval" in printed
+    assert f"M2 Pro\t19\tmetalcore\t{call.text()}\t1250\tms\tissue.md" in printed
+    with pytest.raises(ValueError, match="tune times no call 'relu 7x7'"):
+        [*shared.calls("| relu 7x7 | 1.0 |")]
