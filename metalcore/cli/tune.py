@@ -118,7 +118,7 @@ def _by_estimates(arguments):
             outcomes.append(tuner.tune(tunable, calls))
             _clear()
             print(f"[{number + 1}/{len(planned)}] {_line(outcomes[-1])}", flush=True)
-    print("\n" + share_text(gpu, outcomes, datetime.date.today().isoformat()))
+    print("\n" + share_text(gpu, outcomes, datetime.date.today().isoformat(), found="estimated"))
 
 
 def _wanted(name, op, words):
@@ -157,7 +157,7 @@ def _line(outcome):
     return f"{outcome.tunable.name:<34} {value}: {outcome.note}"
 
 
-def share_text(gpu, outcomes, date, overrides=(), times=()):
+def share_text(gpu, outcomes, date, overrides=(), times=(), found="measured"):
     """Returns what was measured, as a short text in Markdown."""
     import torch
 
@@ -168,7 +168,7 @@ def share_text(gpu, outcomes, date, overrides=(), times=()):
         f"Tuning of {gpu.name} (family {gpu.family or 'unknown'}), {date}",
         f"metalcore {__version__}, PyTorch {torch.__version__}, {platform.platform()}",
         "",
-        "| field | before | measured | less time |",
+        f"| field | before | {found} | less time |",
         "| --- | --- | --- | --- |",
     ]
     for outcome in outcomes:

@@ -179,7 +179,8 @@ def test_plans_are_for_as_many_cores_as_the_chip_has():
 def test_tuning_by_estimates_prints_a_table(capsys):
     assert main(["tune", "--gpu", "m2", "--only", "optim.strips"]) == 0
     text = capsys.readouterr().out
-    assert "Tuning of m2, 10 cores, by estimate (family apple8)" in text and "| optim.strips | " in text
+    assert "Tuning of m2, 10 cores, by estimate (family apple8)" in text
+    assert "| field | before | estimated | less time |" in text and "| optim.strips | " in text
     assert main(["tune", "--gpu", "m7"]) == 2
 
 
