@@ -14,7 +14,7 @@
 // Kernels of vectors: the longest window, and the neighbouring positions that a thread has where positions are
 // neighbours in memory.
 #define CONV1D_NARROW 4
-#define CONV1D_NEIGHBOURS 8
+#define CONV1D_NEIGHBOURS 16
 
 // How sequences lie in a batch entry: one, or as many as cu_seqlens ends, or neighbours with one number of seq_idx.
 #define CONV1D_WHOLE 0

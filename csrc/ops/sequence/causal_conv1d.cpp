@@ -129,8 +129,8 @@ Vectors vectors_of(const Conv& conv, const CausalConv1dParams& params, std::init
   if (params.sequencing != CONV1D_WHOLE || params.has_state || conv.width > CONV1D_NARROW) return Vectors::None;
   const auto along = [&](int axis) {
     return std::all_of(tensors.begin(), tensors.end(), [&](const Tensor* x) {
-      return x->stride(axis) == 1 && aligned16(*x, x->stride(3 - axis), x->size(axis)) &&
-             (x->size(0) == 1 || aligned16(*x, x->stride(0), 0));
+      const auto step = [&](int of) { return x->size(of) == 1 ? 0 : x->stride(of); };
+      return x->stride(axis) == 1 && aligned16(*x, step(3 - axis), x->size(axis)) && aligned16(*x, step(0), 0);
     });
   };
   return along(1) ? Vectors::Channels : along(2) ? Vectors::Positions : Vectors::None;
@@ -221,7 +221,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_backward(
   };
   if (const Vectors vectors = vectors_of(conv, params, {&grad, &x, &gx}); vectors != Vectors::None) {
     // Walks are long enough for few sums to add up.
-    constexpr int64_t kRun = 128, kLaneRuns = 8;
+    constexpr int64_t kRun = 128, kLaneRuns = 4;
     set_run(params, vectors == Vectors::Channels ? kRun : 32 * CONV1D_NEIGHBOURS * kLaneRuns);
     note_vectors(op, vectors, params);
     const int64_t across = vectors == Vectors::Channels ? conv.channels / 4 : 32 * conv.channels;
