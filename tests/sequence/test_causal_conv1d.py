@@ -107,9 +107,10 @@ def test_vectors(device, dtype):
             return metalcore.causal_conv1d(lay(x), weight, *bias, activation="silu" if silu else None)
 
         tensors = inputs(channels, length, width, dtype, device)
-        with recording.on_meta() as taken:
-            metalcore.causal_conv1d(lay(tensors[0].to("meta")), *(t.to("meta") for t in tensors[1:]))
-        assert taken.plans[0].variant == ("channels" if lay is last else "positions")
+        x, weight, bias = (t.to("meta") for t in tensors)
+        with metalcore.recording.on_meta(device) as recorder, torch.no_grad():
+            metalcore.causal_conv1d(lay(x), weight, bias)
+        assert [plan.variant for plan in recorder.recording.plans] == ["channels" if lay is last else "positions"]
         check(ours, batched(silu=silu), tensors, 2 * length)
 
 
