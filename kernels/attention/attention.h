@@ -144,6 +144,8 @@ struct AttentionDecodeParams {
 
 // Parts that a simdgroup of the merging kernel has at a time.
 #define ATTENTION_MERGE_PARTS 8u
+// Elements of a value that a threadgroup of it has.
+#define ATTENTION_MERGE_ELEMENTS 64u
 
 // Results of parts of the keys become one. A part's logarithm is a natural one, or if `rests` is not 0, it has base 2
 // and is the sum of two numbers, so that it has more bits than float32: that of the largest score, and `rests` elements

@@ -7,7 +7,6 @@
 #pragma once
 
 #include "attention/decode_walk_matrices.h"
-#include "common/earlier.h"
 
 // A threadgroup's memory has tiles for kMaxSimdgroups. Narrow kernels are for threads with at most 128 registers, as
 // Apple's GPUs have them.
@@ -42,7 +41,9 @@ template <typename T, uint D, uint R, bool kNarrow, uint kMaxSimdgroups = 4>
   const Seen seen = find_keys(rows, keys.length, split, kTileKeys, params);
   const uint start = seen.begin + simdgroup * kTileKeys;
   MatrixWalk<T, D> walk(keys, k, v, params, lane);
-  if (!kNarrow && start < seen.end) find(walk.places, start, seen.end, keys, kv_indices, params, walk.share, lane);
+  const bool paged = params.key_layout == KEYS_PAGED, begins = !kNarrow && start < seen.end;
+  if (begins && paged) find<true>(walk.places, start, seen.end, keys, kv_indices, params, walk.share, lane);
+  if (begins && !paged) find<false>(walk.places, start, seen.end, keys, kv_indices, params, walk.share, lane);
   if (thread_index < R) {
     const uint row = rows.first + min(thread_index, rows.count - 1);
     const uint query = row / params.group;
@@ -55,9 +56,14 @@ template <typename T, uint D, uint R, bool kNarrow, uint kMaxSimdgroups = 4>
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   device const uchar* first_keys[kLaneKeys];
+  device const uchar* first_values[kLaneKeys];
   walk.key_rows.find(first_keys, walk.places, params.k);
+  walk.value_rows.find(first_values, walk.places, params.v);
   metalcore_await_earlier_kernels(first_keys, 0);
-  if (!kNarrow && start < seen.end) walk.ahead.load(walk.key_rows, first_keys);
+  if (begins) {
+    walk.ahead.load(walk.key_rows, first_keys);
+    if (D <= 128) walk.value_rows.prefetch(first_values);
+  }
   // All loads of a thread are on their way at once.
   constexpr uint kVectors = D / 8, kEach = R * kVectors / (32 * kMaxSimdgroups);
   for (uint first = thread_index; first < R * kVectors; first += kEach * threads.x) {
@@ -84,8 +90,13 @@ template <typename T, uint D, uint R, bool kNarrow, uint kMaxSimdgroups = 4>
   RowSoftmax<kDown> softmax;
 #pragma unroll
   for (uint m = 0; m < kDown; ++m) softmax.largest[m] = -INFINITY, softmax.sum[m] = 0.0f;
-  run<kNarrow, T, D, R>(walk, result, softmax, seen, start, step, keys, kv_indices, queries, tiles + simdgroup * kTile,
-                        positions, params, lane);
+  threadgroup T* const tile = tiles + simdgroup * kTile;
+  if (paged)
+    run<kNarrow, true, T, D, R>(walk, result, softmax, seen, start, step, keys, kv_indices, queries, tile, positions,
+                                params, lane);
+  else
+    run<kNarrow, false, T, D, R>(walk, result, softmax, seen, start, step, keys, kv_indices, queries, tile, positions,
+                                 params, lane);
 
   const Place place = place_of(lane);
 #pragma unroll

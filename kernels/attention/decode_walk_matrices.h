@@ -3,6 +3,7 @@
 
 #include "attention/decode_rows.h"
 #include "attention/fragments.h"
+#include "common/earlier.h"
 
 // Keys that a simdgroup has at a time: the terms of a tensor core's product.
 constexpr constant uint kTileKeys = 16;
@@ -32,9 +33,10 @@ constexpr constant uint kAllFound = (1u << kTileKeys) - 1;
 
 // Finds keys start to start + kTileKeys - 1, of which those before `end` exist. Others have the place of the last one.
 // Each page is looked up by one lane for all.
+template <bool kPaged>
 inline void find(thread KeyPlaces& places, uint start, uint end, thread const KeyRows& keys,
                  device const int* kv_indices, constant AttentionDecodeParams& params, LaneShare share, uint lane) {
-  if (params.key_layout == KEYS_PAGED) {
+  if (kPaged) {
     const uint key = start + lane % kTileKeys;
     ulong page;
     uint slot;
@@ -76,6 +78,12 @@ struct LaneVectors {
       rows[j] = first + (static_cast<ulong>(places.page[j]) * strides.batch +
                          static_cast<ulong>(places.slot[j]) * static_cast<uint>(strides.token)) *
                             sizeof(T);
+  }
+  METAL_FUNC void prefetch(thread device const uchar* const (&rows)[kLaneKeys]) const {
+#pragma unroll
+    for (uint j = 0; j < kLaneKeys; ++j)
+#pragma unroll
+      for (uint n = 0; n < N; ++n) metalcore_prefetch(rows[j] + further[n], 0);
   }
   METAL_FUNC void load(thread Pack<T> (&to)[N], device const uchar* row) const {
 #pragma unroll
@@ -238,7 +246,7 @@ struct MatrixWalk {
 //
 // Tensor cores round sums towards zero, so each product takes up to 2^-23 from them. Numbers of 16 bits do not show it
 // before a simdgroup has had some ten thousand keys, which several threadgroups share in nearly all calls.
-template <bool kNarrow, typename T, uint D, uint R>
+template <bool kNarrow, bool kPaged, typename T, uint D, uint R>
 METAL_FUNC void run(thread MatrixWalk<T, D>& walk, thread Fragments<float, R / 8, D / 8>& sums,
                     thread RowSoftmax<R / 8>& softmax, Seen seen, uint start, uint step, thread const KeyRows& keys,
                     device const int* kv_indices, threadgroup const T* queries, threadgroup T* tile,
@@ -246,9 +254,11 @@ METAL_FUNC void run(thread MatrixWalk<T, D>& walk, thread Fragments<float, R / 8
   constexpr uint kDown = R / 8, kPitch = kTilePitch<D>, kColumns = 4;
   const Place place = place_of(lane);
   threadgroup T* const own = tile + walk.share.key * kPitch + walk.share.part * kPackElements<T>;
+#pragma unroll
+  for (uint j = 0; j < kLaneKeys; ++j) walk.places.page[j] = kPaged ? walk.places.page[j] : 0;
   for (; start < seen.end; start += step) {
     if (kNarrow) {
-      find(walk.places, start, seen.end, keys, kv_indices, params, walk.share, lane);
+      find<kPaged>(walk.places, start, seen.end, keys, kv_indices, params, walk.share, lane);
       walk.ahead.load(walk.key_rows, walk.places, params.k);
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
@@ -256,7 +266,7 @@ METAL_FUNC void run(thread MatrixWalk<T, D>& walk, thread Fragments<float, R / 8
     simdgroup_barrier(mem_flags::mem_threadgroup);
     if (!kNarrow) walk.ahead.load(walk.value_rows, walk.places, params.v);
     const uint found = walk.places.found;
-    if (!kNarrow) find(walk.places, start + step, seen.end, keys, kv_indices, params, walk.share, lane);
+    if (!kNarrow) find<kPaged>(walk.places, start + step, seen.end, keys, kv_indices, params, walk.share, lane);
 
     Fragments<float, kDown, 2> scores;
     clear(scores);

@@ -4,11 +4,12 @@
 
 constexpr constant uint kMaxSimdgroups = 16;
 constexpr constant uint kPartsAtOnce = ATTENTION_MERGE_PARTS;
+constexpr constant uint kEach = ATTENTION_MERGE_ELEMENTS / 32;  // elements of a lane, every 32nd one
 
 inline float exponential(float x, bool binary) { return binary ? exp2(x) : exp(x); }
 
-// A threadgroup has a token, a head, and 32 elements of the value. Each of its simdgroups has some parts, and asks for
-// their results before it knows what they weigh. The simdgroups' sums become one at the end.
+// A threadgroup has a token, a head, and some elements of the value. Each of its simdgroups has some parts, and asks
+// for their results before it knows what they weigh. The simdgroups' sums become one at the end.
 template <typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(32 * kMaxSimdgroups)]] void attention_merge(
     device const T* parts [[buffer(0)]], device const float* part_lse [[buffer(1)]],
@@ -16,21 +17,23 @@ template <typename T>
     constant AttentionMergeParams& params [[buffer(5)]], uint3 group [[threadgroup_position_in_grid]],
     uint3 threads [[threads_per_threadgroup]], uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  threadgroup float values[kMaxSimdgroups * 32];
+  threadgroup float values[kMaxSimdgroups * ATTENTION_MERGE_ELEMENTS];
   threadgroup float tops[kMaxSimdgroups];
   threadgroup float totals[kMaxSimdgroups];
   const uint head = group.x;
   const uint token = group.y;
-  const uint element = group.z * 32 + lane;
+  const uint element = group.z * ATTENTION_MERGE_ELEMENTS + lane;
   const uint simdgroups = threads.x / 32;
   const bool binary = params.rests != 0;
   device const float* const logarithms = part_lse + token * params.in_lse.token + head * params.in_lse.head;
-  device const T* const results =
-      parts + token * params.in.token + head * params.in.head + min(element, params.value_size - 1);
+  device const T* const results = parts + token * params.in.token + head * params.in.head;
+  uint elements[kEach];  // of a lane; one that there is in the place of others
+#pragma unroll
+  for (uint e = 0; e < kEach; ++e) elements[e] = min(element + e * 32, params.value_size - 1);
 
   float top = -INFINITY;
   float total = 0.0f;
-  float value = 0.0f;
+  float value[kEach] = {};
   for (uint first = simdgroup * kPartsAtOnce; first < params.parts; first += simdgroups * kPartsAtOnce) {
     const uint last = params.parts - 1 - first;
     const uint mine = lane % kPartsAtOnce;
@@ -41,11 +44,14 @@ template <typename T>
     metalcore_await_earlier_kernels(places, 0);
     const float found = mine <= last ? *logarithm : -INFINITY;
     const float rest = binary ? logarithm[params.rests] : 0.0f;
-    T numbers[kPartsAtOnce];
+    T numbers[kPartsAtOnce][kEach];
 #pragma unroll
     for (uint i = 0; i < kPartsAtOnce; ++i) {
-      const T number = *places[i];
-      numbers[i] = i <= last ? number : T(0.0f);
+#pragma unroll
+      for (uint e = 0; e < kEach; ++e) {
+        const T number = places[i][elements[e]];
+        numbers[i][e] = i <= last ? number : T(0.0f);
+      }
     }
     const float raised = max(top, simd_max(found));
     const float base = base_of(raised);
@@ -53,17 +59,22 @@ template <typename T>
     const float weight = mine <= last ? exponential(found - base + rest, binary) : 0.0f;
     top = raised;
     total = fma(total, factor, weight);
-    value *= factor;
 #pragma unroll
-    for (uint i = 0; i < kPartsAtOnce; ++i)
-      value = fma(simd_broadcast(weight, static_cast<ushort>(i)), static_cast<float>(numbers[i]), value);
+    for (uint e = 0; e < kEach; ++e) value[e] *= factor;
+#pragma unroll
+    for (uint i = 0; i < kPartsAtOnce; ++i) {
+      const float of_part = simd_broadcast(weight, static_cast<ushort>(i));
+#pragma unroll
+      for (uint e = 0; e < kEach; ++e) value[e] = fma(of_part, static_cast<float>(numbers[i][e]), value[e]);
+    }
   }
   metalcore_await_earlier_kernels(0);  // where there are no parts
 #pragma unroll
   for (uint across = 1; across < kPartsAtOnce; across *= 2)
     total += simd_shuffle_xor(total, static_cast<ushort>(across));
 
-  values[simdgroup * 32 + lane] = value;
+#pragma unroll
+  for (uint e = 0; e < kEach; ++e) values[(simdgroup * kEach + e) * 32 + lane] = value[e];
   if (lane == 0) {
     tops[simdgroup] = top;
     totals[simdgroup] = total;
@@ -76,18 +87,22 @@ template <typename T>
   for (uint i = 0; i < simdgroups; ++i) top = max(top, tops[i]);
   const float base = base_of(top);
   total = sinking ? exponential(sink - base, binary) : 0.0f;
-  value = 0.0f;
+#pragma unroll
+  for (uint e = 0; e < kEach; ++e) value[e] = 0.0f;
   for (uint i = 0; i < simdgroups; ++i) {
     const float factor = exponential(tops[i] - base, binary);
     total = fma(factor, totals[i], total);
-    value = fma(factor, values[i * 32 + lane], value);
+#pragma unroll
+    for (uint e = 0; e < kEach; ++e) value[e] = fma(factor, values[(i * kEach + e) * 32 + lane], value[e]);
   }
   const uint request = token / params.queries;
   const uint query = token % params.queries;
-  if (element < params.value_size) {
+  const ulong to = request * params.out.batch + head * params.out.head + query * params.out.token;
+#pragma unroll
+  for (uint e = 0; e < kEach; ++e) {
     // A part that nothing was seen of may hold anything. A NaN stays.
-    store_number(out, request * params.out.batch + head * params.out.head + query * params.out.token + element,
-                 params.out_type, total == 0.0f ? 0.0f : value / total);
+    if (element + e * 32 < params.value_size)
+      store_number(out, to + element + e * 32, params.out_type, total == 0.0f ? 0.0f : value[e] / total);
   }
   if (element == 0)
     lse[request * params.lse.batch + head * params.lse.head + query * params.lse.token] =
