@@ -56,6 +56,29 @@ def test_keys_are_shared(device, queries, block):
         torch.testing.assert_close(result.cpu().double(), exact, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("queries", [1, 3])
+def test_heads_share_a_tile(device, queries):
+    """The heads that share keys are rows of one tile, and functions still see their own numbers."""
+    query, key, value = (x.to(device) for x in tensors(queries, 300))
+    slopes = torch.tensor([0.5, -0.25, 1.0, 2.0], device=device)
+
+    def of_head(s, b, h, q, k):
+        return s * slopes[h] + 0.1 * q * (k % 3)
+
+    def visible(b, h, q, k):
+        return (k + 7 * q) % 4 != 0
+
+    block_mask = create_block_mask(visible, None, None, queries, 300, device=device)
+    results, recording = metalcore.recording.record(
+        metalcore.flex_attention, query, key, value, of_head, block_mask, enable_gqa=True, return_lse=True
+    )
+    assert recording.dispatches[0].grid[0] == recording.dispatches[0].threadgroup[0] * 2 * 2 * 6
+    slopes = slopes.cpu().double()
+    expected = formula(*(x.cpu().double() for x in (query, key, value)), of_head, visible)
+    for result, exact in zip(results, expected, strict=True):
+        torch.testing.assert_close(result.cpu().double(), exact, rtol=1e-5, atol=1e-5)
+
+
 def test_numbers_of_16_bits(device):
     """Parts of the keys have results of 32 bits, so that the sum is rounded once."""
     query, key, value = tensors(1, 1000, torch.bfloat16)

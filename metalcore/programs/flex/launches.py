@@ -147,6 +147,9 @@ def forward(call: Call, tables: Tables, functions: Functions) -> tuple[Tensor, T
     """Returns the results, and the logarithms of softmax's sums and the largest scores, both to base 2."""
     q, (batch, heads, length, _), size = call.q, call.q.shape, call.v.shape[3]
     tiles = _tiles(call, "forward", tables.q_block)
+    group = heads // call.k.shape[1]
+    if 1 < group <= tiles.rows // length and tables.numbers[1:3] == [1, 1] and not functions.packed:
+        return _packed(call, tables, functions, group)
     splits, cuts = _splits(call, tables, tiles)
     out = like(q, size)
     # Results of parts of the keys are floats (batch, length, splits, heads, size).
@@ -166,6 +169,17 @@ def forward(call: Call, tables: Tables, functions: Functions) -> tuple[Tensor, T
     out.copy_(merged.view(batch, length, heads, size).transpose(1, 2))
     sums = sums.view(batch, length, heads).transpose(1, 2).contiguous() / math.log(2)
     return out, sums, largest.amax(2).transpose(1, 2).contiguous()
+
+
+def _packed(call: Call, tables: Tables, functions: Functions, group: int):
+    """Returns the same for few queries, of which those of all heads that share a head of keys are rows of one tile, so
+    that keys are read once."""
+    (batch, heads, length, size), of_keys = call.q.shape, call.k.shape[1]
+    q = call.q.reshape(batch, of_keys, group * length, size)
+    functions = functions._replace(packed=(group, length))
+    results = forward(call._replace(q=q), tables._replace(q_block=group * length), functions)
+    out, lse, largest = (x.reshape(batch, heads, length, *x.shape[3:]) for x in results)
+    return like(call.q, out.shape[3]).copy_(out), lse, largest
 
 
 def _splits(call: Call, tables: Tables, tiles: _Tiles) -> tuple[int, int]:
@@ -238,6 +252,7 @@ class Functions(NamedTuple):
     Attributes:
         has_derivative: whether the kernel needs the derivative.
         plan: how it adds up gradients of what the function of scores captures.
+        packed: heads and queries that are rows of a head of the kernel's, or nothing.
     """
 
     score: Captured | None
@@ -245,6 +260,7 @@ class Functions(NamedTuple):
     joint: Captured | None = None
     has_derivative: bool = False
     plan: Plan | None = None
+    packed: tuple[int, ...] = ()
 
     @property
     def captures(self) -> tuple:
@@ -255,7 +271,7 @@ class Functions(NamedTuple):
         return tuple(None if mod is None else mod.graph for mod in (self.score, self.mask, self.joint))
 
     def mods(self, rows: int) -> Mods:
-        mods = Mods()
+        mods = Mods(self.packed)
         mods.method("score", self.score, "float", more=("score",))
         mods.method("mask", self.mask, "bool")
         if not self.has_derivative:
@@ -317,6 +333,7 @@ class _Launch:
         same = tuple(next(i for i, other in enumerate(captures) if other is x) for x in captures)
         types = tuple(type_ for type_, _ in (*self.outputs, *self.inputs))
         key = self.kernel, self.call.q.dtype, self.tiles, more, types, tuple(map(id, functions.graphs)), forms, same
+        key = *key, functions.packed
         rows = math.prod(self.call.q.shape[:3])
         if plan := functions.plan:
             key = *key, plan.places, plan.batches, plan.heads, plan.parts, rows

@@ -40,13 +40,21 @@ def float_bits(number: float) -> int:
 class Mods:
     """Collects what the methods need.
 
+    Args:
+        packed: heads, and queries of each, that are rows of a head of the kernel's, or nothing.
+
     Attributes:
         numbers: what the kernel finds in its buffer of numbers.
         tensors: the buffers.
     """
 
-    def __init__(self):
+    def __init__(self, packed: Sequence[int] = ()):
         self.numbers: list[int] = []
+        self._unpacked: list[str] = []
+        if packed:
+            group, length = map(self.number, packed)
+            within = ("0", "q") if packed[1] == 1 else (f"q % int({length})", f"q / int({length})")
+            self._unpacked = [f"h = h * int({group}) + {within[1]};", f"q = {within[0]};"]
         self.tensors: list[Tensor] = []
         self._places: dict[int, int] = {}
         self._methods: list[str] = []
@@ -83,6 +91,8 @@ class Mods:
             except Unsupported as reason:
                 of = {"mask": "mask_mod", "score": "score_mod"}.get(name, "the derivative of score_mod")
                 raise Unsupported(f"metalcore.flex_attention: {of}: {reason}") from None
+        if mod is not None:
+            lines = [*self._unpacked, *lines]
         body = "\n".join(f"    {line}" for line in lines)
         self._methods.append(f"  {result} {name}({', '.join(arguments)}) const {{\n{body}\n  }}\n")
 
