@@ -1,5 +1,7 @@
 #include "cost.h"
 
+#include <torch/csrc/stable/tensor.h>
+
 #include "slowest_chip.h"
 
 namespace metalcore::gpu {
@@ -50,6 +52,10 @@ double seconds(const Recording& recording, const Dispatch& dispatch) {
   // A core runs whole threadgroups.
   const double cores = std::min<double>(threadgroups(dispatch), slowest_chip::kCores);
   return slowest_chip::kSecondsPerDispatch + seconds(work) * slowest_chip::kCores / cores;
+}
+
+BufferView Piece::of(const Tensor& tensor, int64_t elements_each) const {
+  return of(view_of(tensor), static_cast<int64_t>(tensor.element_size()) * elements_each);
 }
 
 }  // namespace metalcore::gpu

@@ -27,8 +27,8 @@ struct Piece {
     const size_t skipped = std::min(view.span, static_cast<size_t>(first * bytes_each));
     return {view.storage, view.offset + skipped, view.span - skipped, view.tensor};
   }
-  // The same for items of float32 or int32.
-  BufferView of(const Tensor& tensor, int64_t elements_each) const { return of(view_of(tensor), 4 * elements_each); }
+  // The same for a tensor's items.
+  BufferView of(const Tensor& tensor, int64_t elements_each) const;
 };
 
 // Calls body(piece) for pieces of at_once items. Nearly always there is one piece.

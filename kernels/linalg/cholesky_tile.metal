@@ -6,10 +6,12 @@ using namespace metal;
 
 #include "cholesky.h"
 #include "cholesky_pivot.h"
+#include "fours.h"
 #include "triangle.h"
 
+template <typename T>
 struct CholeskyTile {
-  float4 x[CHOLESKY_TILE];
+  typename FourOf<T>::Type x[CHOLESKY_TILE];
 };
 
 // The place of a thread's tile.
@@ -35,25 +37,36 @@ struct TileMemory {
   uint rows, columns;
 };
 
+// The fours' entries i.
+template <typename T>
+inline typename FourOf<T>::Type across(thread const typename FourOf<T>::Type (&fours)[4], uint i) {
+  typename FourOf<T>::Type result;
+#pragma unroll
+  for (uint e = 0; e < 4; ++e) set_entry(result, e, entry(fours[e], i));
+  return result;
+}
+
 // Missing entries are the identity's.
-inline CholeskyTile load_tile(TileMemory<device const float*> from, bool diagonal) {
-  CholeskyTile tile;
+template <typename T>
+inline CholeskyTile<T> load_tile(TileMemory<device const T*> from, bool diagonal) {
+  typedef typename FourOf<T>::Type Four;
+  CholeskyTile<T> tile;
   if (from.access == CHOLESKY_ROWS && from.rows != 0) {
-    float4 rows[4];
+    Four rows[4];
 #pragma unroll
-    for (uint r = 0; r < 4; ++r) rows[r] = *(device const float4*)(from.at + r * from.row);
+    for (uint r = 0; r < 4; ++r) rows[r] = four_at(from.at + r * from.row);
 #pragma unroll
-    for (uint c = 0; c < 4; ++c) tile.x[c] = float4(rows[0][c], rows[1][c], rows[2][c], rows[3][c]);
+    for (uint c = 0; c < 4; ++c) tile.x[c] = across<T>(rows, c);
   } else if (from.access == CHOLESKY_COLUMNS && from.rows != 0) {
 #pragma unroll
-    for (uint c = 0; c < 4; ++c) tile.x[c] = *(device const float4*)(from.at + c * from.column);
+    for (uint c = 0; c < 4; ++c) tile.x[c] = four_at(from.at + c * from.column);
   } else {
 #pragma unroll
     for (uint c = 0; c < 4; ++c) {
 #pragma unroll
       for (uint r = 0; r < 4; ++r) {
         const bool there = r < from.rows && c < from.columns && (!diagonal || r >= c);
-        tile.x[c][r] = there ? from.at[r * from.row] : diagonal && r == c ? 1.0f : 0.0f;
+        set_entry(tile.x[c], r, there ? from.at[r * from.row] : number<T>(diagonal && r == c ? 1.0f : 0.0f));
       }
       from.at += from.column;
     }
@@ -62,26 +75,26 @@ inline CholeskyTile load_tile(TileMemory<device const float*> from, bool diagona
 }
 
 // Writes zeros above the diagonal of a diagonal tile.
-inline void store_tile(CholeskyTile tile, TileMemory<device float*> to, bool diagonal) {
+template <typename T>
+inline void store_tile(CholeskyTile<T> tile, TileMemory<device T*> to, bool diagonal) {
   if (diagonal) {
 #pragma unroll
-    for (uint c = 1; c < 4; ++c) tile.x[c] = metal::select(tile.x[c], float4(0.0f), uint4(0, 1, 2, 3) < c);
+    for (uint c = 1; c < 4; ++c) tile.x[c] = choose(tile.x[c], four_of(T(0.0f)), uint4(0, 1, 2, 3) < c);
   }
   if (to.access == CHOLESKY_ROWS) {
     if (to.rows == 0) return;
 #pragma unroll
-    for (uint r = 0; r < 4; ++r)
-      *(device float4*)(to.at + r * to.row) = float4(tile.x[0][r], tile.x[1][r], tile.x[2][r], tile.x[3][r]);
+    for (uint r = 0; r < 4; ++r) set_four_at(to.at + r * to.row, across<T>(tile.x, r));
   } else if (to.access == CHOLESKY_COLUMNS) {
     if (to.rows == 0) return;
 #pragma unroll
-    for (uint c = 0; c < 4; ++c) *(device float4*)(to.at + c * to.column) = tile.x[c];
+    for (uint c = 0; c < 4; ++c) set_four_at(to.at + c * to.column, tile.x[c]);
   } else {
 #pragma unroll
     for (uint c = 0; c < 4; ++c) {
 #pragma unroll
       for (uint r = 0; r < 4; ++r)
-        if (r < to.rows && c < to.columns) to.at[r * to.row] = tile.x[c][r];
+        if (r < to.rows && c < to.columns) to.at[r * to.row] = entry(tile.x[c], r);
       to.at += to.column;
     }
   }
@@ -89,67 +102,81 @@ inline void store_tile(CholeskyTile tile, TileMemory<device float*> to, bool dia
 
 // The data that a threadgroup shares: the diagonal tile's factor with the inverses of its diagonal, and the tiles below
 // it.
+template <typename T>
 struct CholeskyShared {
-  threadgroup float4* factor;  // four columns, then the inverses
-  threadgroup float4* below;   // four columns, `pitch` apart
+  typedef typename FourOf<T>::Type Four;
+  threadgroup Four* factor;      // four columns
+  threadgroup float4* inverses;  // of its diagonal
+  threadgroup Four* below;       // four columns, `pitch` apart
   uint pitch;
   threadgroup uint* failed;
 };
 
 // Factors the tile. Gives 0, or the order of its first leading minor that is not positive-definite.
-inline uint factor_tile(thread CholeskyTile& tile, thread float4& inverse) {
+template <typename T>
+inline uint factor_tile(thread CholeskyTile<T>& tile, thread float4& inverse) {
   uint failed = 0;
 #pragma unroll
   for (uint c = 0; c < 4; ++c) {
-    const float pivot = tile.x[c][c];
+    const float pivot = real_part(entry(tile.x[c], c));
     if (failed == 0 && !is_pivot(pivot)) failed = c + 1;
     inverse[c] = metal::rsqrt(pivot);
-    tile.x[c] *= inverse[c];
+    tile.x[c] = scaled_by(tile.x[c], inverse[c]);
 #pragma unroll
     for (uint s = 1; s < 4; ++s)
-      if (s > c) tile.x[s] = metal::fma(float4(-tile.x[c][s]), tile.x[c], tile.x[s]);
+      if (s > c) tile.x[s] = minus_product(tile.x[s], conjugate(entry(tile.x[c], s)), tile.x[c]);
     const float root = pivot * inverse[c];  // and a Newton step
-    tile.x[c][c] = metal::fma(metal::fma(-root, root, pivot), 0.5f * inverse[c], root);
+    set_entry(tile.x[c], c, number<T>(metal::fma(metal::fma(-root, root, pivot), 0.5f * inverse[c], root)));
   }
   return failed;
 }
 
-inline CholeskyTile zero_tile() { return {{float4(0.0f), float4(0.0f), float4(0.0f), float4(0.0f)}}; }
+template <typename T>
+inline CholeskyTile<T> zero_tile() {
+  CholeskyTile<T> tile;
+#pragma unroll
+  for (uint c = 0; c < 4; ++c) tile.x[c] = four_of(T(0.0f));
+  return tile;
+}
 
 // Makes the tile's columns from `first` on the identity's.
-inline void end_tile(thread CholeskyTile& tile, uint first) {
+template <typename T>
+inline void end_tile(thread CholeskyTile<T>& tile, uint first) {
 #pragma unroll
   for (uint c = 0; c < 4; ++c)
-    if (c >= first) tile.x[c] = metal::select(float4(0.0f), float4(1.0f), uint4(0, 1, 2, 3) == c);
+    if (c >= first) tile.x[c] = choose(four_of(T(0.0f)), four_of(number<T>(1.0f)), uint4(0, 1, 2, 3) == c);
 }
 
-inline void share_factor(CholeskyTile tile, float4 inverse, CholeskyShared shared) {
+template <typename T>
+inline void share_factor(CholeskyTile<T> tile, float4 inverse, CholeskyShared<T> shared) {
 #pragma unroll
   for (uint c = 0; c < 4; ++c) shared.factor[c] = tile.x[c];
-  shared.factor[4] = inverse;
+  *shared.inverses = inverse;
 }
 
-// tile = tile F⁻ᵀ for the shared factor F, and shares the result as tile `row`.
-inline void solve_tile(thread CholeskyTile& tile, CholeskyShared shared, uint row) {
-  const float4 inverse = shared.factor[4];
+// tile = tile F⁻ᴴ for the shared factor F, and shares the result as tile `row`.
+template <typename T>
+inline void solve_tile(thread CholeskyTile<T>& tile, CholeskyShared<T> shared, uint row) {
+  const float4 inverse = *shared.inverses;
 #pragma unroll
   for (uint c = 0; c < 4; ++c) {
-    const float4 factor = shared.factor[c];
-    tile.x[c] *= inverse[c];
+    const auto factor = shared.factor[c];
+    tile.x[c] = scaled_by(tile.x[c], inverse[c]);
     shared.below[c * shared.pitch + row] = tile.x[c];
 #pragma unroll
     for (uint s = 1; s < 4; ++s)
-      if (s > c) tile.x[s] = metal::fma(float4(-factor[s]), tile.x[c], tile.x[s]);
+      if (s > c) tile.x[s] = minus_product(tile.x[s], conjugate(entry(factor, s)), tile.x[c]);
   }
 }
 
-// tile -= (shared tile `row`) (shared tile `column`)ᵀ
-inline void update_tile(thread CholeskyTile& tile, CholeskyShared shared, TilePlace at) {
+// tile -= (shared tile `row`) (shared tile `column`)ᴴ
+template <typename T>
+inline void update_tile(thread CholeskyTile<T>& tile, CholeskyShared<T> shared, TilePlace at) {
 #pragma unroll
   for (uint k = 0; k < 4; ++k) {
-    const float4 left = shared.below[k * shared.pitch + at.row], right = shared.below[k * shared.pitch + at.column];
+    const auto left = shared.below[k * shared.pitch + at.row], right = shared.below[k * shared.pitch + at.column];
 #pragma unroll
-    for (uint s = 0; s < 4; ++s) tile.x[s] = metal::fma(float4(-right[s]), left, tile.x[s]);
+    for (uint s = 0; s < 4; ++s) tile.x[s] = minus_product(tile.x[s], conjugate(entry(right, s)), left);
   }
 }
 
@@ -157,7 +184,9 @@ inline void update_tile(thread CholeskyTile& tile, CholeskyShared shared, TilePl
 // leading minor that is not positive-definite; a `failed` that is not 0 is the order of an earlier one, and is given
 // instead. The columns from there on become the identity's. A factor of zeros then makes the tiles below zeros, so all
 // other tiles keep their values.
-inline uint factor_tiles(thread CholeskyTile& tile, TilePlace at, uint tiles, uint failed, CholeskyShared shared) {
+template <typename T>
+inline uint factor_tiles(thread CholeskyTile<T>& tile, TilePlace at, uint tiles, uint failed,
+                         CholeskyShared<T> shared) {
   for (uint k = 0; k < tiles; ++k) {
     if (at.column == k && at.row == k) {
       if (k > 0) failed = *shared.failed;
@@ -166,7 +195,7 @@ inline uint factor_tiles(thread CholeskyTile& tile, TilePlace at, uint tiles, ui
       if (failed == 0 && order == 0) {
         share_factor(tile, inverse, shared);
       } else {
-        share_factor(zero_tile(), float4(0.0f), shared);
+        share_factor(zero_tile<T>(), float4(0.0f), shared);
         end_tile(tile, failed == 0 ? order - 1 : 0);
         if (failed == 0) failed = k * CHOLESKY_TILE + order;
       }
@@ -183,13 +212,14 @@ inline uint factor_tiles(thread CholeskyTile& tile, TilePlace at, uint tiles, ui
 // Matrices that fit the registers of one threadgroup.
 
 // A thread for each tile of the lower triangle, in whole simdgroups.
-template <uint TILES>
+template <uint TILES, typename T>
 [[kernel]] [[max_total_threads_per_threadgroup((TILES * (TILES + 1) / 2 + 31) / 32 * 32)]] void cholesky_block(
-    device const float* a [[buffer(0)]], device float* l [[buffer(1)]], device int* info [[buffer(2)]],
+    device const T* a [[buffer(0)]], device T* l [[buffer(1)]], device int* info [[buffer(2)]],
     constant CholeskyParams& p [[buffer(3)]], uint matrix [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
-  threadgroup float4 factor[5];
-  threadgroup float4 below[4 * TILES];
+  typedef typename FourOf<T>::Type Four;
+  threadgroup Four factor[4], below[4 * TILES];
+  threadgroup float4 inverses;
   threadgroup uint failure;
 
   const uint tiles = (p.n + CHOLESKY_TILE - 1) / CHOLESKY_TILE;
@@ -198,25 +228,27 @@ template <uint TILES>
   const uint row = at.row * CHOLESKY_TILE, column = at.column * CHOLESKY_TILE;
   const uint rows = has_tile ? p.n - row : 0, columns = has_tile ? p.n - column : 0;
 
-  device const float* const from = a + matrix * p.a_batch + row * p.a_row + column * p.a_column;
-  CholeskyTile tile = load_tile({from, p.a_row, p.a_column, p.a_vectors, rows, columns}, diagonal);
-  const uint failed = factor_tiles(tile, at, tiles, 0, {factor, below, TILES, &failure});
+  device const T* const from = a + matrix * p.a_batch + row * p.a_row + column * p.a_column;
+  CholeskyTile<T> tile = load_tile<T>({from, p.a_row, p.a_column, p.a_vectors, rows, columns}, diagonal);
+  const uint failed = factor_tiles<T>(tile, at, tiles, 0, {factor, &inverses, below, TILES, &failure});
   if (!has_tile) return;
   if (thread_index == 0) info[matrix] = failed;
   l += matrix * p.l_batch;
-  device float* const to = l + row * p.l_row + column * p.l_column;
-  store_tile(tile, {to, p.l_row, p.l_column, p.l_vectors, rows, columns}, diagonal);
+  device T* const to = l + row * p.l_row + column * p.l_column;
+  store_tile<T>(tile, {to, p.l_row, p.l_column, p.l_vectors, rows, columns}, diagonal);
   if (diagonal) return;
-  device float* const across = l + column * p.l_row + row * p.l_column;
-  store_tile(zero_tile(), {across, p.l_row, p.l_column, p.l_vectors, columns, rows}, false);
+  device T* const opposite = l + column * p.l_row + row * p.l_column;
+  store_tile<T>(zero_tile<T>(), {opposite, p.l_row, p.l_column, p.l_vectors, columns, rows}, false);
 }
 
-#define INSTANTIATE(n)                                                                            \
-  template [[host_name("cholesky_block_" #n)]] [[kernel]] void cholesky_block<n / CHOLESKY_TILE>( \
-      device const float*, device float*, device int*, constant CholeskyParams&, uint, uint);
+#define INSTANTIATE(name, n, type)                                                         \
+  template [[host_name(name #n)]] [[kernel]] void cholesky_block<n / CHOLESKY_TILE, type>( \
+      device const type*, device type*, device int*, constant CholeskyParams&, uint, uint);
 
-INSTANTIATE(64)
-INSTANTIATE(128)
+INSTANTIATE("cholesky_block_", 64, float)
+INSTANTIATE("cholesky_block_", 128, float)
+INSTANTIATE("cholesky_block_complex_", 64, float2)
+INSTANTIATE("cholesky_block_complex_", 128, float2)
 
 // The blocked variant's steps between the updates by syrk.metal.
 
@@ -230,7 +262,7 @@ constant constexpr uint kThreads = (kPanelTiles * (kPanelTiles + 1) / 2 + kPanel
     device float* l [[buffer(0)]], device float* factors [[buffer(1)]], device atomic_int* info [[buffer(2)]],
     constant CholeskyPanelParams& p [[buffer(3)]], uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
-  threadgroup float4 factor[5];
+  threadgroup float4 factor[4], inverses;
   threadgroup float4 below[4 * (kPanelTiles + kSliceTiles)];
   threadgroup uint failure;
 
@@ -249,21 +281,22 @@ constant constexpr uint kThreads = (kPanelTiles * (kPanelTiles + 1) / 2 + kPanel
   device float* const corner =
       l + ulong(matrix) * p.n * p.n + row * p.l_row + (p.first + at.column * CHOLESKY_TILE) * p.l_column;
 
-  CholeskyTile tile = load_tile({corner, p.l_row, p.l_column, p.l_vectors, rows, columns}, diagonal);
+  CholeskyTile<float> tile = load_tile<float>({corner, p.l_row, p.l_column, p.l_vectors, rows, columns}, diagonal);
   // The first threadgroup may be writing a failure in this panel. Only a failure in an earlier panel counts here.
   const uint known = p.first == 0 ? 0 : atomic_load_explicit(info + matrix, memory_order_relaxed);
   const uint before = known <= p.first ? known : 0;
-  const uint failed = factor_tiles(tile, at, tiles, before, {factor, below, kPanelTiles + kSliceTiles, &failure});
+  const uint failed =
+      factor_tiles<float>(tile, at, tiles, before, {factor, &inverses, below, kPanelTiles + kSliceTiles, &failure});
   if (slice == 0 && thread_index == 0) {
     if (p.first == 0 || (before == 0 && failed != 0))
       atomic_store_explicit(info + matrix, failed == 0 ? 0 : int(p.first + failed), memory_order_relaxed);
   }
   if (solves) {
-    store_tile(tile, {corner, p.l_row, p.l_column, p.l_vectors, rows, columns}, false);
+    store_tile<float>(tile, {corner, p.l_row, p.l_column, p.l_vectors, rows, columns}, false);
   } else if (slice == 0) {
     device float* const to = factors + (ulong(matrix) * p.n + row) * CHOLESKY_PANEL + at.column * CHOLESKY_TILE;
     const uint access = p.l_vectors == CHOLESKY_ELEMENTS ? CHOLESKY_ELEMENTS : CHOLESKY_ROWS;
-    store_tile(tile, {to, CHOLESKY_PANEL, 1, access, rows, columns}, diagonal);
+    store_tile<float>(tile, {to, CHOLESKY_PANEL, 1, access, rows, columns}, diagonal);
   }
 }
 

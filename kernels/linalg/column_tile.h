@@ -10,21 +10,22 @@
 
 #include <metal_stdlib>
 
-#include "householder.h"
+#include "fours.h"
 
-template <uint G, uint QUADS>
+template <uint G, uint QUADS, typename T = float>
 struct ColumnTile {
+  typedef typename FourOf<T>::Type Four;
   static constexpr constant uint kBlock = 4 * G;          // rows that share a quad index
-  static constexpr constant uint kSlots = G * QUADS + 1;  // of a published reflector, in float4
+  static constexpr constant uint kSlots = G * QUADS + 1;  // of a published reflector, in fours
 
-  float4 x[QUADS];
+  Four x[QUADS];
 
   static uint4 rows_of(uint quad, uint g) { return 4 * (g + G * quad) + uint4(0, 1, 2, 3); }
 };
 
 // Reduces over the G lanes that share a column. Every lane gets the result.
-template <uint G>
-inline float column_sum(float value) {
+template <uint G, typename T>
+inline T column_sum(T value) {
   if (G == 1) return value;
   if (G == 32) return metal::simd_sum(value);
   value = metal::quad_sum(value);
@@ -44,101 +45,107 @@ inline float column_max(float value) {
 }
 
 // The value of the lane that holds row `row`, for the lanes that share its column.
-template <uint G>
-inline float from_row(float value, uint row, uint lane) {
+template <uint G, typename T>
+inline T from_row(T value, uint row, uint lane) {
   if (G == 1) return value;
   return metal::simd_shuffle(value, lane - lane % G + row / 4 % G);
 }
 
-// v[i]. A run-time index would force the registers into memory.
-inline float component(float4 v, uint i) { return i < 2 ? (i == 0 ? v.x : v.y) : (i == 2 ? v.z : v.w); }
-
 inline float sum_of(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+inline float2 sum_of(Complex4 v) { return float2(sum_of(v.re), sum_of(v.im)); }
 inline float max_of(float4 v) { return metal::max(metal::max(v.x, v.y), metal::max(v.z, v.w)); }
 
 // Makes reflector k of column k, which this simdgroup holds in the lanes where `owner` is set. beta and v stay in the
 // column's registers. v, with zeros above and its one, goes to `published`, and tau behind it.
-template <uint G, uint QUADS>
-inline void make_and_publish(thread ColumnTile<G, QUADS>& tile, uint first, uint lane, uint k, bool owner,
-                             threadgroup float4* published, thread float& tau) {
+template <uint G, uint QUADS, typename T>
+inline void make_and_publish(thread ColumnTile<G, QUADS, T>& tile, uint first, uint lane, uint k, bool owner,
+                             threadgroup typename FourOf<T>::Type* published, thread T& tau) {
   const uint g = lane % G;
-  const uint4 row = ColumnTile<G, QUADS>::rows_of(first, g);
-  const float4 below = metal::select(float4(0.0f), tile.x[first], row > k);
-  const float alpha = from_row<G>(component(tile.x[first], k % 4), k, lane);
-  float4 most = metal::abs(below);
+  const uint4 row = ColumnTile<G, QUADS, T>::rows_of(first, g);
+  typedef typename FourOf<T>::Type Four;
+  const Four zero = four_of(T(0.0f)), one = four_of(number<T>(1.0f));
+  const Four below = choose(zero, tile.x[first], row > k);
+  const T alpha = from_row<G>(component(tile.x[first], k % 4), k, lane);
+  float4 most = sizes_of(below);
 #pragma unroll
   for (uint q = 0; q < QUADS; ++q)
-    if (q > first) most = metal::max(most, metal::abs(tile.x[q]));
+    if (q > first) most = metal::max(most, sizes_of(tile.x[q]));
   const float largest = column_max<G>(max_of(most));
-  const float scale = scale_to_one(metal::max(largest, metal::abs(alpha)));
-  float4 squares = (below * scale) * (below * scale);
+  const float scale = scale_to_one(metal::max(largest, size_of(alpha)));
+  float4 squares = squares_of(scaled_by(below, scale));
 #pragma unroll
   for (uint q = 0; q < QUADS; ++q)
-    if (q > first) squares = metal::fma(tile.x[q] * scale, tile.x[q] * scale, squares);
-  const Reflector h = make_reflector(alpha, largest, column_sum<G>(sum_of(squares)), scale);
+    if (q > first) squares = add_squares(squares, scaled_by(tile.x[q], scale));
+  const auto h = make_reflector(alpha, largest, column_sum<G>(sum_of(squares)), scale);
   if (owner) {
     tau = h.tau;
-    const float4 v = (below * scale) * h.inverse;
-    tile.x[first] = metal::select(metal::select(tile.x[first], v, row > k), float4(h.beta), row == k);
-    published[first * G + g] = metal::select(v, float4(1.0f), row == k);
+    const Four v = times(scaled_by(below, scale), h.inverse);
+    tile.x[first] = choose(choose(tile.x[first], v, row > k), four_of(h.beta), row == k);
+    published[first * G + g] = choose(v, one, row == k);
 #pragma unroll
     for (uint q = 0; q < QUADS; ++q) {
       if (q <= first) continue;
-      tile.x[q] = (tile.x[q] * scale) * h.inverse;
+      tile.x[q] = times(scaled_by(tile.x[q], scale), h.inverse);
       published[q * G + g] = tile.x[q];
     }
-    if (g == 0) published[QUADS * G].x = h.tau;
+    if (g == 0) put(published + QUADS * G, 0, h.tau);
   }
 }
 
 // Keeps only v below the diagonal in a column with a reflector, and makes the other columns the identity's.
-template <uint G, uint QUADS>
-inline void keep_reflectors(thread ColumnTile<G, QUADS>& tile, uint g, uint column, uint count) {
+template <uint G, uint QUADS, typename T>
+inline void keep_reflectors(thread ColumnTile<G, QUADS, T>& tile, uint g, uint column, uint count) {
 #pragma unroll
   for (uint q = 0; q < QUADS; ++q) {
-    const uint4 row = ColumnTile<G, QUADS>::rows_of(q, g);
+    const uint4 row = ColumnTile<G, QUADS, T>::rows_of(q, g);
     if (column < count)
-      tile.x[q] = metal::select(float4(0.0f), tile.x[q], row > column);
+      tile.x[q] = choose(four_of(T(0.0f)), tile.x[q], row > column);
     else
-      tile.x[q] = metal::select(float4(0.0f), float4(1.0f), row == column);
+      tile.x[q] = choose(four_of(T(0.0f)), four_of(number<T>(1.0f)), row == column);
   }
 }
 
 // Publishes reflector k from the owner's registers and puts e_k in its place: reflector k is the first that changes
 // this column of the identity.
-template <uint G, uint QUADS>
-inline void publish_and_reset(thread ColumnTile<G, QUADS>& tile, uint first, uint g, uint k, bool owner,
-                              threadgroup float4* published, float tau) {
+template <uint G, uint QUADS, typename T>
+inline void publish_and_reset(thread ColumnTile<G, QUADS, T>& tile, uint first, uint g, uint k, bool owner,
+                              threadgroup typename FourOf<T>::Type* published, T tau) {
   if (!owner) return;
-  const uint4 row = ColumnTile<G, QUADS>::rows_of(first, g);
-  const float4 e = metal::select(float4(0.0f), float4(1.0f), row == k);
-  published[first * G + g] = metal::select(e, tile.x[first], row > k);
+  const uint4 row = ColumnTile<G, QUADS, T>::rows_of(first, g);
+  const auto e = choose(four_of(T(0.0f)), four_of(number<T>(1.0f)), row == k);
+  published[first * G + g] = choose(e, tile.x[first], row > k);
   tile.x[first] = e;
 #pragma unroll
   for (uint q = 0; q < QUADS; ++q) {
     if (q <= first) continue;
     published[q * G + g] = tile.x[q];
-    tile.x[q] = float4(0.0f);
+    tile.x[q] = four_of(T(0.0f));
   }
-  if (g == 0) published[QUADS * G].x = tau;
+  if (g == 0) put(published + QUADS * G, 0, tau);
 }
 
-// vᵀ x of this lane's column and the published reflector.
-template <uint G, uint QUADS>
-inline float dot_with(thread const ColumnTile<G, QUADS>& tile, uint first, uint g,
-                      threadgroup const float4* published) {
-  float4 sum = published[first * G + g] * tile.x[first];
+// vᴴ x of this lane's column and the published reflector.
+template <uint G, uint QUADS, typename T>
+inline T dot_with(thread const ColumnTile<G, QUADS, T>& tile, uint first, uint g,
+                  threadgroup const typename FourOf<T>::Type* published) {
+  auto sum = products_of(published[first * G + g], tile.x[first]);
 #pragma unroll
   for (uint q = 0; q < QUADS; ++q)
-    if (q > first) sum = metal::fma(published[q * G + g], tile.x[q], sum);
+    if (q > first) sum = add_products(sum, published[q * G + g], tile.x[q]);
   return column_sum<G>(sum_of(sum));
 }
 
+// The published reflector's tau.
+template <uint G, uint QUADS, typename T>
+inline T tau_of(thread const ColumnTile<G, QUADS, T>&, threadgroup const typename FourOf<T>::Type* published) {
+  return taken(published + QUADS * G, 0);
+}
+
 // x -= v times `factor`.
-template <uint G, uint QUADS>
-inline void subtract(thread ColumnTile<G, QUADS>& tile, uint first, uint g, threadgroup const float4* published,
-                     float factor) {
+template <uint G, uint QUADS, typename T>
+inline void subtract(thread ColumnTile<G, QUADS, T>& tile, uint first, uint g,
+                     threadgroup const typename FourOf<T>::Type* published, T factor) {
 #pragma unroll
   for (uint q = 0; q < QUADS; ++q)
-    if (q >= first) tile.x[q] = metal::fma(float4(-factor), published[q * G + g], tile.x[q]);
+    if (q >= first) tile.x[q] = minus_product(tile.x[q], factor, published[q * G + g]);
 }

@@ -1,6 +1,6 @@
-// Eigenvalues and eigenvectors of symmetric matrices by one-sided Jacobi (jacobi.h) on B = A + s I, where s is above
-// A's norm: B is positive definite, so the columns of B V, once orthogonal, have the eigenvectors as directions and the
-// eigenvalues plus s as norms, and V need not be computed.
+// Eigenvalues and eigenvectors of symmetric or Hermitian matrices by one-sided Jacobi (jacobi.h) on B = A + s I, where
+// s is above A's norm: B is positive definite, so the columns of B V, once orthogonal, have the eigenvectors as
+// directions and the eigenvalues plus s as norms, and V need not be computed.
 //
 // A is divided by a power of two that makes its largest entry about one. If a matrix has NaN or infinities, all its
 // results are NaN.
@@ -10,12 +10,24 @@ using namespace metal;
 #include "spectral.h"
 #include "jacobi.h"
 
+// Entry (row, column) of a Hermitian matrix, from the one that its lower triangle has. With `conjugated` this is the
+// transpose of the upper triangle.
+inline float of_triangle(float a, uint, uint, uint) { return a; }
+inline float2 of_triangle(float2 a, uint row, uint column, uint conjugated) {
+  return float2(a.x, row == column ? 0.0f : (row > column) == (conjugated != 0) ? -a.y : a.y);
+}
+
+inline void add_real(thread float4& v, float4 a) { v += a; }
+inline void add_real(thread Complex4& v, float4 a) { v.re += a; }
+
 template <typename Tile, bool VECTORS>
-inline void eigh_of(device const float* a, device float* values, device float* vectors, constant EighParams& p,
-                    uint matrix, thread typename Tile::Shared& shared) {
+inline void eigh_of(device const typename Tile::Number* a, device float* values, device typename Tile::Number* vectors,
+                    constant EighParams& p, uint matrix, thread typename Tile::Shared& shared) {
+  typedef typename Tile::Number T;
+  typedef typename Tile::Four Four;
   const uint lane = shared.lane, simdgroup = shared.simdgroup;
   const bool live = matrix < p.matrices;  // the other lanes work on zeros
-  device const float* const from = a + matrix * p.batch_stride;
+  device const T* const from = a + matrix * p.batch_stride;
   Tile tile;
   uint4 magnitude = uint4(0);  // as bits, which compare as the numbers do, with NaN above infinity
 #pragma unroll
@@ -26,11 +38,13 @@ inline void eigh_of(device const float* a, device float* values, device float* v
 #pragma unroll
       for (uint e = 0; e < 4; ++e) {
         const uint row = Tile::row_of(simdgroup, i) + e;
-        tile.y[c][i][e] = live && max(row, column) < p.size
-                              ? from[max(row, column) * p.row_stride + min(row, column) * p.column_stride]
-                              : 0.0f;
+        set_entry(tile.y[c][i], e,
+                  live && max(row, column) < p.size
+                      ? of_triangle(from[max(row, column) * p.row_stride + min(row, column) * p.column_stride], row,
+                                    column, p.conjugate)
+                      : T(0.0f));
       }
-      magnitude = max(magnitude, as_type<uint4>(abs(tile.y[c][i])));
+      magnitude = max(magnitude, bits_of(tile.y[c][i]));
     }
     tile.square[c] = column < p.size ? 0.0f : -1.0f;
   }
@@ -46,11 +60,11 @@ inline void eigh_of(device const float* a, device float* values, device float* v
     float4 sum = float4(0.0f);
 #pragma unroll
     for (uint i = 0; i < Tile::X4; ++i) {
-      tile.y[c][i] = finite ? tile.y[c][i] * scale : float4(0.0f);
-      sum += abs(tile.y[c][i]);
+      tile.y[c][i] = finite ? scaled_by(tile.y[c][i], scale) : four_of(T(0.0f));
+      sum += lengths_of(tile.y[c][i]);
     }
     sums[c] = sum_of(sum);
-    squares[c] = jacobi_dot<Tile::X4>(tile.y[c], tile.y[c]);
+    squares[c] = jacobi_square<Tile::X4>(tile.y[c]);
   }
   shared.template sum<Tile::COLUMNS>(sums);
   shared.template sum<Tile::COLUMNS>(squares);
@@ -68,7 +82,7 @@ inline void eigh_of(device const float* a, device float* values, device float* v
     for (uint i = 0; i < Tile::X4; ++i) {
       const uint column = c * Tile::LANES + lane % Tile::LANES;
       const uint4 row = Tile::row_of(simdgroup, i) + uint4(0, 1, 2, 3);
-      tile.y[c][i] += select(float4(0.0f), float4(shift), row == column && column < p.size);
+      add_real(tile.y[c][i], select(float4(0.0f), float4(shift), row == column && column < p.size));
     }
 
   jacobi(tile, shared, FLT_EPSILON * precise::sqrt(float(p.size)));
@@ -84,13 +98,13 @@ inline void eigh_of(device const float* a, device float* values, device float* v
     if (simdgroup == 0) values[ulong(matrix) * p.size + rank] = finite ? (norm - shift) * inverse_of_scale(scale) : NAN;
     if (!VECTORS) continue;
     const float factor = finite ? 1.0f / norm : NAN;
-    device float* const to = vectors + ulong(matrix) * p.size * p.size + rank;
+    device T* const to = vectors + ulong(matrix) * p.size * p.size + rank;
 #pragma unroll
     for (uint i = 0; i < Tile::X4; ++i)
 #pragma unroll
       for (uint e = 0; e < 4; ++e) {
         const uint row = Tile::row_of(simdgroup, i) + e;
-        if (row < p.size) to[row * p.size] = tile.y[c][i][e] * factor;
+        if (row < p.size) to[row * p.size] = entry(tile.y[c][i], e) * factor;
       }
   }
 }
@@ -98,39 +112,46 @@ inline void eigh_of(device const float* a, device float* values, device float* v
 constant constexpr uint kSimdgroups = 4;  // per threadgroup of the simd kernels
 
 // A simdgroup takes 32 / LANES matrices, and a lane one column.
-template <uint LANES, bool VECTORS>
+template <uint LANES, bool VECTORS, typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(32 * kSimdgroups)]] void eigh_simd(
-    device const float* a [[buffer(0)]], device float* values [[buffer(1)]], device float* vectors [[buffer(2)]],
+    device const T* a [[buffer(0)]], device float* values [[buffer(1)]], device T* vectors [[buffer(2)]],
     constant EighParams& p [[buffer(3)]], uint group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
-  typedef JacobiTile<1, LANES, 1, LANES / 4, 0> Tile;
+  typedef JacobiTile<1, LANES, 1, LANES / 4, 0, T> Tile;
   typename Tile::Shared shared = {nullptr, 0, lane, 0};
   const uint matrix = (group * kSimdgroups + simdgroup) * (32 / LANES) + lane / LANES;
   eigh_of<Tile, VECTORS>(a, values, vectors, p, matrix, shared);
 }
 
 // A threadgroup takes a matrix of up to 32 COLUMNS columns.
-template <uint COLUMNS, uint SIMDGROUPS, bool VECTORS>
+template <uint COLUMNS, uint SIMDGROUPS, bool VECTORS, typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(512)]] void eigh_block(
-    device const float* a [[buffer(0)]], device float* values [[buffer(1)]], device float* vectors [[buffer(2)]],
+    device const T* a [[buffer(0)]], device float* values [[buffer(1)]], device T* vectors [[buffer(2)]],
     constant EighParams& p [[buffer(3)]], uint matrix [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
-  typedef JacobiTile<COLUMNS, 32, SIMDGROUPS, 8 * COLUMNS / SIMDGROUPS, 0> Tile;
+  typedef JacobiTile<COLUMNS, 32, SIMDGROUPS, 8 * COLUMNS / SIMDGROUPS, 0, T> Tile;
   threadgroup float memory[Tile::Shared::kFloats];
   typename Tile::Shared shared = {memory, simdgroup, lane, 0};
   eigh_of<Tile, VECTORS>(a, values, vectors, p, matrix, shared);
 }
 
-#define ARGUMENTS device const float*, device float*, device float*, constant EighParams&, uint, uint, uint
-#define SIMD(lanes)                                                                              \
-  template [[host_name("eigh_simd_" #lanes)]] [[kernel]] void eigh_simd<lanes, true>(ARGUMENTS); \
-  template [[host_name("eigh_simd_values_" #lanes)]] [[kernel]] void eigh_simd<lanes, false>(ARGUMENTS);
-#define BLOCK(size, columns, simdgroups)                                                                        \
-  template [[host_name("eigh_block_" #size)]] [[kernel]] void eigh_block<columns, simdgroups, true>(ARGUMENTS); \
-  template [[host_name("eigh_block_values_" #size)]] [[kernel]] void eigh_block<columns, simdgroups, false>(ARGUMENTS);
+#define ARGUMENTS(type) device const type*, device float*, device type*, constant EighParams&, uint, uint, uint
+#define SIMD(name, lanes, type)                                                                      \
+  template [[host_name(name #lanes)]] [[kernel]] void eigh_simd<lanes, true, type>(ARGUMENTS(type)); \
+  template [[host_name(name "values_" #lanes)]] [[kernel]] void eigh_simd<lanes, false, type>(ARGUMENTS(type));
+#define BLOCK(name, size, columns, simdgroups, type)                                                               \
+  template [[host_name(name #size)]] [[kernel]] void eigh_block<columns, simdgroups, true, type>(ARGUMENTS(type)); \
+  template [[host_name(name "values_" #size)]] [[kernel]] void eigh_block<columns, simdgroups, false, type>(       \
+      ARGUMENTS(type));
 
-SIMD(8)
-SIMD(16)
-SIMD(32)
-BLOCK(64, 2, 4)
-BLOCK(128, 4, 16)
+SIMD("eigh_simd_", 8, float)
+SIMD("eigh_simd_", 16, float)
+SIMD("eigh_simd_", 32, float)
+BLOCK("eigh_block_", 64, 2, 4, float)
+BLOCK("eigh_block_", 128, 4, 16, float)
+SIMD("eigh_complex_simd_", 8, float2)
+SIMD("eigh_complex_simd_", 16, float2)
+// A complex number takes two registers, so that more simdgroups share the rows.
+BLOCK("eigh_complex_block_", 32, 1, 2, float2)
+BLOCK("eigh_complex_block_", 64, 2, 8, float2)
+BLOCK("eigh_complex_block_", 128, 4, 16, float2)

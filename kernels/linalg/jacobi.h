@@ -53,6 +53,19 @@ struct OverSimdgroups {
       values[c] = total;
     }
   }
+  template <uint COUNT>
+  void sum(thread float2* values) thread {
+    if (SIMDGROUPS == 1) return;
+    float parts[2 * COUNT];
+#pragma unroll
+    for (uint c = 0; c < COUNT; ++c) {
+      parts[2 * c] = values[c].x;
+      parts[2 * c + 1] = values[c].y;
+    }
+    sum<2 * COUNT>(parts);
+#pragma unroll
+    for (uint c = 0; c < COUNT; ++c) values[c] = float2(parts[2 * c], parts[2 * c + 1]);
+  }
 
   // The values must not be NaN.
   float max(float value) thread {
@@ -64,24 +77,35 @@ struct OverSimdgroups {
   }
 };
 
-template <uint COLUMNS_, uint LANES_, uint SIMDGROUPS_, uint X4_, uint V4_>
+template <uint COLUMNS_, uint LANES_, uint SIMDGROUPS_, uint X4_, uint V4_, typename T = float>
 struct JacobiTile {
+  typedef T Number;  // float or float2
+  typedef typename FourOf<T>::Type Four;
   static constexpr constant uint COLUMNS = COLUMNS_, LANES = LANES_, SIMDGROUPS = SIMDGROUPS_, X4 = X4_, V4 = V4_;
   static constexpr constant uint SLOTS = COLUMNS_ * LANES_;
-  typedef OverSimdgroups<SIMDGROUPS_, COLUMNS_> Shared;
+  typedef OverSimdgroups<SIMDGROUPS_, COLUMNS_ * FourOf<T>::kParts> Shared;
 
-  float4 y[COLUMNS_][X4_ + V4_];  // X above V
-  float square[COLUMNS_];         // squares of the norms of X's columns; -1 for padding, which sorts last
+  Four y[COLUMNS_][X4_ + V4_];  // X above V
+  float square[COLUMNS_];       // squares of the norms of X's columns; -1 for padding, which sorts last
 
   static uint row_of(uint simdgroup, uint i) { return 4 * (X4_ * simdgroup + i); }
   static uint v_row_of(uint simdgroup, uint i) { return 4 * (V4_ * simdgroup + i); }
 };
 
-template <uint COUNT>
-inline float jacobi_dot(thread const float4* a, thread const float4* b) {
-  float4 sum = a[0] * b[0];
+// aᴴ b
+template <uint COUNT, typename Four>
+inline auto jacobi_dot(thread const Four* a, thread const Four* b) {
+  auto sum = products_of(a[0], b[0]);
 #pragma unroll
-  for (uint i = 1; i < COUNT; ++i) sum = metal::fma(a[i], b[i], sum);
+  for (uint i = 1; i < COUNT; ++i) sum = add_products(sum, a[i], b[i]);
+  return sum_of(sum);
+}
+
+template <uint COUNT, typename Four>
+inline float jacobi_square(thread const Four* a) {
+  float4 sum = squares_of(a[0]);
+#pragma unroll
+  for (uint i = 1; i < COUNT; ++i) sum = add_squares(sum, a[i]);
   return sum_of(sum);
 }
 
@@ -89,7 +113,7 @@ template <typename Tile>
 inline void jacobi_squares(thread Tile& tile, thread typename Tile::Shared& shared) {
   float squares[Tile::COLUMNS];
 #pragma unroll
-  for (uint c = 0; c < Tile::COLUMNS; ++c) squares[c] = jacobi_dot<Tile::X4>(tile.y[c], tile.y[c]);
+  for (uint c = 0; c < Tile::COLUMNS; ++c) squares[c] = jacobi_square<Tile::X4>(tile.y[c]);
   shared.template sum<Tile::COLUMNS>(squares);
 #pragma unroll
   for (uint c = 0; c < Tile::COLUMNS; ++c) tile.square[c] = tile.square[c] < 0.0f ? -1.0f : squares[c];
@@ -120,11 +144,45 @@ inline JacobiRotation jacobi_rotation(float p_square, float q_square, float prod
   return r;
 }
 
+// Complex columns: p' = p - (σ q + s tau p), q' = q + (σ* p - s tau q), in which σ is s times the phase that makes pᴴ q
+// real.
+struct ComplexJacobiRotation {
+  float2 sigma;
+  float s_tau;
+  float p_square, q_square;
+  bool rotates;
+};
+
+inline ComplexJacobiRotation jacobi_rotation(float p_square, float q_square, float2 product, float tolerance) {
+  const float size = hypotenuse(product.x, product.y);
+  const JacobiRotation r = jacobi_rotation(p_square, q_square, size, tolerance);
+  const float2 sigma = r.rotates ? conjugate(product) * (1.0f / size) * r.s : float2(0.0f);
+  return {sigma, r.s * r.tau, r.p_square, r.q_square, r.rotates};
+}
+
+// The column after the rotation, the first of its pair or the second.
+inline float4 jacobi_turned(float4 own, float4 other, bool first, JacobiRotation r) {
+  const float4 s = first ? -r.s : r.s, tau = first ? r.tau : -r.tau;
+  return metal::fma(s, metal::fma(tau, own, other), own);
+}
+inline Complex4 jacobi_turned(Complex4 own, Complex4 other, bool first, ComplexJacobiRotation r) {
+  const float2 sigma = first ? -r.sigma : conjugate(r.sigma);
+  const Complex4 change = minus_product(scaled_by(own, -r.s_tau), -sigma, other);
+  return {own.re + change.re, own.im + change.im};
+}
+
+// The product as the first column's lane has it. The other lane's is the conjugate, with other roundings.
+inline float jacobi_agreed(float product, bool, ushort) { return product; }
+inline float2 jacobi_agreed(float2 product, bool first, ushort distance) {
+  const float2 other = metal::simd_shuffle_xor(product, distance);
+  return first ? product : other;
+}
+
 template <uint P, uint Q, typename Tile>
 inline void jacobi_exchange(thread Tile& tile, bool exchanged = true) {
 #pragma unroll
   for (uint i = 0; i < Tile::X4 + Tile::V4; ++i) {
-    const float4 p = tile.y[P][i];
+    const typename Tile::Four p = tile.y[P][i];
     tile.y[P][i] = exchanged ? tile.y[Q][i] : p;
     tile.y[Q][i] = exchanged ? p : tile.y[Q][i];
   }
@@ -135,16 +193,17 @@ inline void jacobi_exchange(thread Tile& tile, bool exchanged = true) {
 
 // Rotates columns P and Q of each lane.
 template <uint P, uint Q, typename Tile>
-inline bool jacobi_rotate(thread Tile& tile, float product, float tolerance) {
+inline bool jacobi_rotate(thread Tile& tile, typename Tile::Number product, float tolerance) {
   const bool swap = tile.square[Q] > tile.square[P];
+  product = swap ? conjugate(product) : product;
   if (metal::simd_any(swap)) jacobi_exchange<P, Q>(tile, swap);
-  const JacobiRotation r = jacobi_rotation(tile.square[P], tile.square[Q], product, tolerance);
+  const auto r = jacobi_rotation(tile.square[P], tile.square[Q], product, tolerance);
   if (metal::simd_any(r.rotates)) {
 #pragma unroll
     for (uint i = 0; i < Tile::X4 + Tile::V4; ++i) {
-      const float4 p = tile.y[P][i], q = tile.y[Q][i];
-      tile.y[P][i] = metal::fma(float4(-r.s), metal::fma(float4(r.tau), p, q), p);
-      tile.y[Q][i] = metal::fma(float4(r.s), metal::fma(float4(-r.tau), q, p), q);
+      const typename Tile::Four p = tile.y[P][i], q = tile.y[Q][i];
+      tile.y[P][i] = jacobi_turned(p, q, true, r);
+      tile.y[Q][i] = jacobi_turned(q, p, false, r);
     }
     tile.square[P] = r.p_square;
     tile.square[Q] = r.q_square;
@@ -155,7 +214,7 @@ inline bool jacobi_rotate(thread Tile& tile, float product, float tolerance) {
 template <uint C, typename Tile>
 inline void jacobi_move(thread Tile& tile, ushort distance) {
 #pragma unroll
-  for (uint i = 0; i < Tile::X4 + Tile::V4; ++i) tile.y[C][i] = metal::simd_shuffle_xor(tile.y[C][i], distance);
+  for (uint i = 0; i < Tile::X4 + Tile::V4; ++i) tile.y[C][i] = moved(tile.y[C][i], distance);
   tile.square[C] = metal::simd_shuffle_xor(tile.square[C], distance);
 }
 
@@ -165,7 +224,7 @@ inline bool jacobi_sets(thread Tile& tile, thread typename Tile::Shared& shared,
   constexpr uint kPairs = Tile::COLUMNS / 2, kThird = kPairs == 2 ? 2 : 0, kFourth = kPairs == 2 ? 3 : 1;
   bool changed = false;
   for (uint step = 0; step < Tile::LANES; ++step) {
-    float products[kPairs];
+    typename Tile::Number products[kPairs];
     products[0] = jacobi_dot<Tile::X4>(tile.y[0], tile.y[1]);
     if (kPairs == 2) products[kPairs - 1] = jacobi_dot<Tile::X4>(tile.y[kThird], tile.y[kFourth]);
     shared.template sum<kPairs>(products);
@@ -217,13 +276,14 @@ struct JacobiSets<4> {
 template <uint FIRST, uint COUNT, typename Tile>
 inline bool jacobi_lanes(thread Tile& tile, thread typename Tile::Shared& shared, ushort distance, float tolerance) {
   const bool first = (shared.lane ^ distance) > shared.lane;
-  float products[COUNT];
+  typedef typename Tile::Four Four;
+  typename Tile::Number products[COUNT];
   bool changed = false;
-  float4 other[COUNT][Tile::X4];
+  Four other[COUNT][Tile::X4];
 #pragma unroll
   for (uint c = 0; c < COUNT; ++c) {
 #pragma unroll
-    for (uint i = 0; i < Tile::X4; ++i) other[c][i] = metal::simd_shuffle_xor(tile.y[FIRST + c][i], distance);
+    for (uint i = 0; i < Tile::X4; ++i) other[c][i] = moved(tile.y[FIRST + c][i], distance);
     products[c] = jacobi_dot<Tile::X4>(tile.y[FIRST + c], other[c]);
   }
   shared.template sum<COUNT>(products);
@@ -237,27 +297,27 @@ inline bool jacobi_lanes(thread Tile& tile, thread typename Tile::Shared& shared
     if (metal::simd_any(swap)) {
 #pragma unroll
       for (uint i = 0; i < Tile::X4; ++i) {
-        const float4 own = tile.y[FIRST + c][i];
+        const Four own = tile.y[FIRST + c][i];
         tile.y[FIRST + c][i] = swap ? other[c][i] : own;
         other[c][i] = swap ? own : other[c][i];
       }
 #pragma unroll
       for (uint i = Tile::X4; i < Tile::X4 + Tile::V4; ++i) {
-        const float4 v = metal::simd_shuffle_xor(tile.y[FIRST + c][i], distance);
+        const Four v = moved(tile.y[FIRST + c][i], distance);
         tile.y[FIRST + c][i] = swap ? v : tile.y[FIRST + c][i];
       }
     }
-    const JacobiRotation r = jacobi_rotation(p_square, q_square, products[c], tolerance);
+    const auto product = jacobi_agreed(products[c], first, distance);
+    const auto r = jacobi_rotation(p_square, q_square, swap ? conjugate(product) : product, tolerance);
     changed |= r.rotates || swap;
     if (metal::simd_any(r.rotates)) {
-      const float4 s = first ? -r.s : r.s, tau = first ? r.tau : -r.tau;
 #pragma unroll
       for (uint i = 0; i < Tile::X4; ++i)
-        tile.y[FIRST + c][i] = metal::fma(s, metal::fma(tau, tile.y[FIRST + c][i], other[c][i]), tile.y[FIRST + c][i]);
+        tile.y[FIRST + c][i] = jacobi_turned(tile.y[FIRST + c][i], other[c][i], first, r);
 #pragma unroll
       for (uint i = Tile::X4; i < Tile::X4 + Tile::V4; ++i) {
-        const float4 v = metal::simd_shuffle_xor(tile.y[FIRST + c][i], distance);
-        tile.y[FIRST + c][i] = metal::fma(s, metal::fma(tau, tile.y[FIRST + c][i], v), tile.y[FIRST + c][i]);
+        const Four v = moved(tile.y[FIRST + c][i], distance);
+        tile.y[FIRST + c][i] = jacobi_turned(tile.y[FIRST + c][i], v, first, r);
       }
       tile.square[FIRST + c] = first ? r.p_square : r.q_square;
     }

@@ -4,11 +4,17 @@
 using namespace metal;
 
 #include "qr.h"
+#include "scalars.h"
 
-[[kernel]] void qr_identity(device float* q [[buffer(0)]], constant QrResultParams& p [[buffer(1)]],
+template <typename T>
+[[kernel]] void qr_identity(device T* q [[buffer(0)]], constant QrResultParams& p [[buffer(1)]],
                             uint at [[thread_position_in_grid]]) {
-  q[at] = at / p.columns % p.rows == at % p.columns ? 1.0f : 0.0f;
+  q[at] = number<T>(at / p.columns % p.rows == at % p.columns ? 1.0f : 0.0f);
 }
+
+template [[host_name("qr_identity")]] [[kernel]] void qr_identity<float>(device float*, constant QrResultParams&, uint);
+template [[host_name("qr_identity_complex")]] [[kernel]] void qr_identity<float2>(device float2*,
+                                                                                  constant QrResultParams&, uint);
 
 [[kernel]] void qr_upper(device float* r [[buffer(0)]], constant QrResultParams& p [[buffer(1)]],
                          device const float* a [[buffer(2)]], uint at [[thread_position_in_grid]]) {

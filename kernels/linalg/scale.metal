@@ -2,7 +2,7 @@
 #include <metal_stdlib>
 using namespace metal;
 
-#include "householder.h"
+#include "scalars.h"
 #include "steps.h"
 
 constant constexpr uint kSimdgroups = SCALE_THREADS / 32;
@@ -18,31 +18,33 @@ inline uint largest_of_all(uint value, threadgroup uint* found, uint thread_inde
 }
 
 // The largest magnitude of each part of a matrix, as bits, which compare as the numbers do, with NaN above all.
+template <typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(SCALE_THREADS)]] void scale_magnitudes(
-    device const float* a [[buffer(0)]], device uint* magnitudes [[buffer(1)]], constant ScaleParams& p [[buffer(2)]],
+    device const T* a [[buffer(0)]], device uint* magnitudes [[buffer(1)]], constant ScaleParams& p [[buffer(2)]],
     uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
   threadgroup uint found[kSimdgroups];
   const uint first = group % p.parts * p.part_rows, end = min(first + p.part_rows, p.rows);
-  device const float* const from = a + group / p.parts * p.batch_stride;
+  device const T* const from = a + group / p.parts * p.batch_stride;
   uint most = 0;
   for (uint at = thread_index; at < (end - first) * p.columns; at += SCALE_THREADS) {
     const uint row = first + at / p.columns, column = at % p.columns;
-    most = max(most, as_type<uint>(abs(from[row * p.row_stride + column * p.column_stride])));
+    most = max(most, bits_of(from[row * p.row_stride + column * p.column_stride]));
   }
   most = largest_of_all(most, found, thread_index);
   if (thread_index == 0) magnitudes[group] = most;
 }
 
 // Writes the matrices times their scales, row-major, and the scales.
+template <typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(SCALE_THREADS)]] void scale_matrices(
-    device const float* a [[buffer(0)]], device const uint* magnitudes [[buffer(1)]], device float* out [[buffer(2)]],
+    device const T* a [[buffer(0)]], device const uint* magnitudes [[buffer(1)]], device T* out [[buffer(2)]],
     device float* scales [[buffer(3)]], constant ScaleParams& p [[buffer(4)]],
     uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
   threadgroup uint found[kSimdgroups];
   const uint matrix = group / p.parts, part = group % p.parts;
   const uint first = part * p.part_rows, end = min(first + p.part_rows, p.rows);
-  device const float* const from = a + matrix * p.batch_stride;
-  device float* const to = out + (ulong(matrix) * p.rows + first) * p.columns;
+  device const T* const from = a + matrix * p.batch_stride;
+  device T* const to = out + (ulong(matrix) * p.rows + first) * p.columns;
   uint most = 0;
   for (uint i = thread_index; i < p.parts; i += SCALE_THREADS) most = max(most, magnitudes[matrix * p.parts + i]);
   most = largest_of_all(most, found, thread_index);
@@ -53,3 +55,12 @@ inline uint largest_of_all(uint value, threadgroup uint* found, uint thread_inde
   }
   if (part == 0 && thread_index == 0) scales[matrix] = scale;
 }
+
+#define INSTANTIATE(suffix, type)                                                           \
+  template [[host_name("scale_magnitudes" suffix)]] [[kernel]] void scale_magnitudes<type>( \
+      device const type*, device uint*, constant ScaleParams&, uint, uint);                 \
+  template [[host_name("scale_matrices" suffix)]] [[kernel]] void scale_matrices<type>(     \
+      device const type*, device const uint*, device type*, device float*, constant ScaleParams&, uint, uint);
+
+INSTANTIATE("", float)
+INSTANTIATE("_complex", float2)

@@ -9,6 +9,7 @@
 struct EighParams {
   int64_t batch_stride, row_stride, column_stride;  // A's, whose lower triangle is read
   uint32_t matrices, size;
+  uint32_t conjugate;  // 1: of complex matrices, the transpose of the upper triangle is read in the lower one's place
 };
 
 // svd_jacobi.metal, svd_order.metal and svd_vectors.metal.

@@ -12,9 +12,11 @@ using namespace metal;
 // `present` gets the number of left vectors that this kernel makes. svd_complete makes the others, whose singular
 // values are zero or nearly so.
 template <typename Tile, bool VECTORS>
-inline void svd_of(device const float* a, device float* left, device float* values, device float* right,
-                   device uint* present, device const float* scales, constant SvdParams& p, uint matrix,
-                   thread typename Tile::Shared& shared) {
+inline void svd_of(device const typename Tile::Number* a, device typename Tile::Number* left, device float* values,
+                   device typename Tile::Number* right, device uint* present, device const float* scales,
+                   constant SvdParams& p, uint matrix, thread typename Tile::Shared& shared) {
+  typedef typename Tile::Number T;
+  typedef typename Tile::Four Four;
   const uint lane = shared.lane, simdgroup = shared.simdgroup;
   const bool live = matrix < p.matrices;  // the other lanes work on zeros
   Tile tile;
@@ -22,20 +24,20 @@ inline void svd_of(device const float* a, device float* left, device float* valu
 #pragma unroll
   for (uint c = 0; c < Tile::COLUMNS; ++c) {
     const uint column = c * Tile::LANES + lane % Tile::LANES;
-    device const float* from = a + matrix * p.a.batch_stride + column * p.a.column_stride;
+    device const T* from = a + matrix * p.a.batch_stride + column * p.a.column_stride;
 #pragma unroll
     for (uint i = 0; i < Tile::X4; ++i)
 #pragma unroll
       for (uint e = 0; e < 4; ++e) {
         const uint row = Tile::row_of(simdgroup, i) + e;
-        tile.y[c][i][e] = live && column < p.columns && row < p.rows ? from[row * p.a.row_stride] : 0.0f;
+        set_entry(tile.y[c][i], e, live && column < p.columns && row < p.rows ? from[row * p.a.row_stride] : T(0.0f));
       }
 #pragma unroll
-    for (uint i = 0; i < Tile::X4; ++i) magnitude = max(magnitude, as_type<uint4>(abs(tile.y[c][i])));
+    for (uint i = 0; i < Tile::X4; ++i) magnitude = max(magnitude, bits_of(tile.y[c][i]));
 #pragma unroll
     for (uint i = 0; i < Tile::V4; ++i) {
       const uint4 row = Tile::v_row_of(simdgroup, i) + uint4(0, 1, 2, 3);
-      tile.y[c][Tile::X4 + i] = select(float4(0.0f), float4(1.0f), row == column);
+      tile.y[c][Tile::X4 + i] = choose(four_of(T(0.0f)), four_of(number<T>(1.0f)), row == column);
     }
     tile.square[c] = column < p.columns ? 0.0f : -1.0f;
   }
@@ -46,7 +48,7 @@ inline void svd_of(device const float* a, device float* left, device float* valu
   for (uint c = 0; c < Tile::COLUMNS; ++c)
 #pragma unroll
     for (uint i = 0; i < Tile::X4; ++i)
-      tile.y[c][i] = scale > 0.0f ? (tile.y[c][i] * scale) * kJacobiScale : float4(0.0f);
+      tile.y[c][i] = scale > 0.0f ? scaled_by(scaled_by(tile.y[c][i], scale), kJacobiScale) : four_of(T(0.0f));
 
   jacobi(tile, shared, FLT_EPSILON * precise::sqrt(float(p.rows)));
 
@@ -66,21 +68,22 @@ inline void svd_of(device const float* a, device float* left, device float* valu
     }
     if (!VECTORS) continue;
     const float factor = !finite ? NAN : tile.square[c] > kJacobiFloor ? 1.0f / norm : 0.0f;
-    device float* const to_left = left + matrix * p.left.batch_stride + rank * p.left.column_stride;
+    device T* const to_left = left + matrix * p.left.batch_stride + rank * p.left.column_stride;
 #pragma unroll
     for (uint i = 0; i < Tile::X4; ++i)
 #pragma unroll
       for (uint e = 0; e < 4; ++e) {
         const uint row = Tile::row_of(simdgroup, i) + e;
-        if (row < p.rows) to_left[row * p.left.row_stride] = tile.y[c][i][e] * factor;
+        if (row < p.rows) to_left[row * p.left.row_stride] = entry(tile.y[c][i], e) * factor;
       }
-    device float* const to_right = right + matrix * p.right.batch_stride + rank * p.right.row_stride;
+    device T* const to_right = right + matrix * p.right.batch_stride + rank * p.right.row_stride;
 #pragma unroll
     for (uint i = 0; i < Tile::V4; ++i)
 #pragma unroll
       for (uint e = 0; e < 4; ++e) {
         const uint row = Tile::v_row_of(simdgroup, i) + e;
-        if (row < p.columns) to_right[row * p.right.column_stride] = finite ? tile.y[c][Tile::X4 + i][e] : NAN;
+        if (row < p.columns)
+          to_right[row * p.right.column_stride] = finite ? conjugate(entry(tile.y[c][Tile::X4 + i], e)) : T(NAN);
       }
   }
 }
@@ -88,51 +91,59 @@ inline void svd_of(device const float* a, device float* left, device float* valu
 constant constexpr uint kSimdgroups = 4;  // per threadgroup of the simd kernels
 
 // A simdgroup takes 32 / LANES matrices, and a lane one column.
-template <uint ROWS, uint LANES, bool VECTORS>
+template <uint ROWS, uint LANES, bool VECTORS, typename T = float>
 [[kernel]] [[max_total_threads_per_threadgroup(32 * kSimdgroups)]] void svd_simd(
-    device const float* a [[buffer(0)]], device float* left [[buffer(1)]], device float* values [[buffer(2)]],
-    device float* right [[buffer(3)]], device uint* present [[buffer(4)]], constant SvdParams& p [[buffer(5)]],
+    device const T* a [[buffer(0)]], device T* left [[buffer(1)]], device float* values [[buffer(2)]],
+    device T* right [[buffer(3)]], device uint* present [[buffer(4)]], constant SvdParams& p [[buffer(5)]],
     device const float* scales [[buffer(6)]], uint group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
-  typedef JacobiTile<1, LANES, 1, ROWS / 4, VECTORS ? LANES / 4 : 0> Tile;
+  typedef JacobiTile<1, LANES, 1, ROWS / 4, VECTORS ? LANES / 4 : 0, T> Tile;
   typename Tile::Shared shared = {nullptr, 0, lane, 0};
   const uint matrix = (group * kSimdgroups + simdgroup) * (32 / LANES) + lane / LANES;
   svd_of<Tile, VECTORS>(a, left, values, right, present, scales, p, matrix, shared);
 }
 
 // A threadgroup takes a matrix of up to 32 COLUMNS columns and rows.
-template <uint COLUMNS, uint SIMDGROUPS, bool VECTORS, uint MOST>
+template <uint COLUMNS, uint SIMDGROUPS, bool VECTORS, uint MOST, typename T = float>
 [[kernel]] [[max_total_threads_per_threadgroup(MOST)]] void svd_block(
-    device const float* a [[buffer(0)]], device float* left [[buffer(1)]], device float* values [[buffer(2)]],
-    device float* right [[buffer(3)]], device uint* present [[buffer(4)]], constant SvdParams& p [[buffer(5)]],
+    device const T* a [[buffer(0)]], device T* left [[buffer(1)]], device float* values [[buffer(2)]],
+    device T* right [[buffer(3)]], device uint* present [[buffer(4)]], constant SvdParams& p [[buffer(5)]],
     device const float* scales [[buffer(6)]], uint matrix [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   constexpr uint kRows4 = 8 * COLUMNS / SIMDGROUPS;
-  typedef JacobiTile<COLUMNS, 32, SIMDGROUPS, kRows4, VECTORS ? kRows4 : 0> Tile;
+  typedef JacobiTile<COLUMNS, 32, SIMDGROUPS, kRows4, VECTORS ? kRows4 : 0, T> Tile;
   threadgroup float memory[Tile::Shared::kFloats];
   typename Tile::Shared shared = {memory, simdgroup, lane, 0};
   svd_of<Tile, VECTORS>(a, left, values, right, present, scales, p, matrix, shared);
 }
 
-#define ARGUMENTS                                                                                      \
-  device const float*, device float*, device float*, device float*, device uint*, constant SvdParams&, \
+#define ARGUMENTS(type)                                                                             \
+  device const type*, device type*, device float*, device type*, device uint*, constant SvdParams&, \
       device const float*, uint, uint, uint
-#define SIMD(rows, lanes)                                                                                      \
-  template [[host_name("svd_simd_" #rows "x" #lanes)]] [[kernel]] void svd_simd<rows, lanes, true>(ARGUMENTS); \
-  template [[host_name("svd_simd_values_" #rows "x" #lanes)]] [[kernel]] void svd_simd<rows, lanes, false>(ARGUMENTS);
-#define BLOCK_OF(name, ...) template [[host_name(name)]] [[kernel]] void svd_block<__VA_ARGS__>(ARGUMENTS);
-#define BLOCK(size, columns, simdgroups)                       \
-  BLOCK_OF("svd_block_" #size, columns, simdgroups, true, 512) \
-  BLOCK_OF("svd_block_values_" #size, columns, simdgroups, false, 512)
+#define SIMD(name, rows, lanes, type)                                                                               \
+  template [[host_name(name #rows "x" #lanes)]] [[kernel]] void svd_simd<rows, lanes, true, type>(ARGUMENTS(type)); \
+  template [[host_name(name "values_" #rows "x" #lanes)]] [[kernel]] void svd_simd<rows, lanes, false, type>(       \
+      ARGUMENTS(type));
+#define BLOCK_OF(name, type, ...) \
+  template [[host_name(name)]] [[kernel]] void svd_block<__VA_ARGS__, type>(ARGUMENTS(type));
+#define BLOCK(name, size, columns, simdgroups, type)         \
+  BLOCK_OF(name #size, type, columns, simdgroups, true, 512) \
+  BLOCK_OF(name "values_" #size, type, columns, simdgroups, false, 512)
 
-SIMD(8, 8)
-SIMD(16, 8)
-SIMD(32, 8)
-SIMD(16, 16)
-SIMD(32, 16)
-SIMD(32, 32)
-BLOCK(64, 2, 4)
-BLOCK(128, 4, 16)
+SIMD("svd_simd_", 8, 8, float)
+SIMD("svd_simd_", 16, 8, float)
+SIMD("svd_simd_", 32, 8, float)
+SIMD("svd_simd_", 16, 16, float)
+SIMD("svd_simd_", 32, 16, float)
+SIMD("svd_simd_", 32, 32, float)
+BLOCK("svd_block_", 64, 2, 4, float)
+BLOCK("svd_block_", 128, 4, 16, float)
 // For GPUs whose threads have few registers: more simdgroups share the rows.
-BLOCK_OF("svd_lean_32", 1, 2, true, 64)
-BLOCK_OF("svd_lean_64", 2, 8, true, 256)
+BLOCK_OF("svd_lean_32", float, 1, 2, true, 64)
+BLOCK_OF("svd_lean_64", float, 2, 8, true, 256)
+// A complex number takes two registers, so that more simdgroups share the rows.
+SIMD("svd_complex_simd_", 8, 8, float2)
+SIMD("svd_complex_simd_", 16, 8, float2)
+SIMD("svd_complex_simd_", 16, 16, float2)
+BLOCK("svd_complex_block_", 32, 1, 2, float2)
+BLOCK("svd_complex_block_", 64, 2, 8, float2)

@@ -15,6 +15,7 @@ struct StridedMatrices {
 
 // Kernels for more rows take this many rows and columns of L at once.
 #define TRIANGULAR_TILE 32
+#define TRIANGULAR_COMPLEX_TILE 16
 
 // X and B have `columns` columns. A simdgroup's slot or a threadgroup takes some of them; a matrix has `column_tiles`
 // such parts. X and B may be the same memory.

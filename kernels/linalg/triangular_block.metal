@@ -5,18 +5,17 @@ using namespace metal;
 
 #include "triangular_tile.h"
 
-constant constexpr uint kTile = TRIANGULAR_TILE;
-typedef Tile<kTile, kTile> SquareTile;
-
 // With AHEAD the next tile is loaded into registers while one is used.
-template <uint SIMDGROUPS, bool AHEAD>
+template <uint SIMDGROUPS, bool AHEAD, uint kTile = TRIANGULAR_TILE, typename T = float>
 [[kernel]] [[max_total_threads_per_threadgroup(32 * SIMDGROUPS)]] void trsm_block(
-    device const float* a [[buffer(0)]], device const float* b [[buffer(1)]], device float* x [[buffer(2)]],
+    device const T* a [[buffer(0)]], device const T* b [[buffer(1)]], device T* x [[buffer(2)]],
     constant TriangularParams& p [[buffer(3)]], uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
+  typedef typename FourOf<T>::Type Four;
+  typedef Tile<kTile, kTile, T> SquareTile;
   constexpr uint kThreads = 32 * SIMDGROUPS;
   constexpr uint kEach = SquareTile::kFours / kThreads;
-  threadgroup float4 tile[SquareTile::kSize];
+  threadgroup Four tile[SquareTile::kSize];
 
   const uint matrix = group / p.column_tiles;
   const uint column = group % p.column_tiles * kThreads + thread_index;
@@ -25,7 +24,7 @@ template <uint SIMDGROUPS, bool AHEAD>
   b = matrix_at(b, p.b, matrix) + column * p.b.column;
   x = matrix_at(x, p.x, matrix) + column * p.x.column;
 
-  float4 next[AHEAD ? kEach : 1];
+  Four next[AHEAD ? kEach : 1];
   if constexpr (AHEAD) {
 #pragma unroll
     for (uint i = 0; i < kEach; ++i)
@@ -34,18 +33,18 @@ template <uint SIMDGROUPS, bool AHEAD>
 
   for (uint first = 0; first < p.order; first += kTile) {
     const uint rows = min(kTile, p.order - first);
-    float4 values[kTile / 4];
+    Four values[kTile / 4];
     load_rows(values, b + first * p.b.row, p.b.row, live ? rows : 0);
     for (uint before = 0; before <= first; before += kTile) {
       const bool diagonal = before == first;
-      float4 solved[kTile / 4];
+      Four solved[kTile / 4];
       load_rows(solved, x + before * p.x.row, p.x.row, live && !diagonal ? kTile : 0);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       if constexpr (AHEAD) {
 #pragma unroll
         for (uint i = 0; i < kEach; ++i) SquareTile::store(tile, next[i], p.a, i * kThreads + thread_index);
       } else {
-        device const float* const corner = a + first * p.a.row + before * p.a.column;
+        device const T* const corner = a + first * p.a.row + before * p.a.column;
         for (uint at = thread_index; at < SquareTile::kFours; at += kThreads)
           SquareTile::store(tile, SquareTile::fetch(corner, p.a, rows, kTile, at, diagonal), p.a, at);
       }
@@ -73,6 +72,9 @@ template <uint SIMDGROUPS, bool AHEAD>
 #define INSTANTIATE(name, simdgroups, ahead)                                  \
   template [[host_name(name)]] [[kernel]] void trsm_block<simdgroups, ahead>( \
       device const float*, device const float*, device float*, constant TriangularParams&, uint, uint);
+#define INSTANTIATE_COMPLEX(name, simdgroups)                                                                  \
+  template [[host_name(name)]] [[kernel]] void trsm_block<simdgroups, false, TRIANGULAR_COMPLEX_TILE, float2>( \
+      device const float2*, device const float2*, device float2*, constant TriangularParams&, uint, uint);
 
 INSTANTIATE("trsm_block_32", 1, true)
 INSTANTIATE("trsm_block_64", 2, true)
@@ -81,3 +83,7 @@ INSTANTIATE("trsm_block_128", 4, true)
 INSTANTIATE("trsm_lean_32", 1, false)
 INSTANTIATE("trsm_lean_64", 2, false)
 INSTANTIATE("trsm_lean_128", 4, false)
+
+INSTANTIATE_COMPLEX("trsm_block_complex_32", 1)
+INSTANTIATE_COMPLEX("trsm_block_complex_64", 2)
+INSTANTIATE_COMPLEX("trsm_block_complex_128", 4)

@@ -19,7 +19,7 @@ def larft(V: torch.Tensor, tau: torch.Tensor) -> torch.Tensor:
     """Computes the triangular factor of a block reflector: H_0 H_1 … H_{k-1} = I - V T Vᵀ, LAPACK's larft (forward,
     columnwise).
 
-    T = (I + diag(tau) S)⁻¹ diag(tau), where S is VᵀV above its diagonal (Schreiber and Van Loan 1989; Puglisi 1992).
+    T = (I + diag(tau) S)⁻¹ diag(tau), where S is VᴴV above its diagonal (Schreiber and Van Loan 1989; Puglisi 1992).
 
     Args:
         V: (*, m, k) with m >= k, of any floating-point dtype. It has reflectors below its diagonal, as geqrf returns
@@ -104,15 +104,15 @@ def _larft(V, tau):
 
 
 def coupling(V, tau):
-    """Computes I + diag(tau) S, where S is VᵀV above its diagonal."""
+    """Computes I + diag(tau) S, where S is VᴴV above its diagonal."""
     eye = torch.eye(tau.shape[-1], dtype=V.dtype, device=V.device)
-    return beside(V, eye) + tau[..., None] * (V.mT @ V).triu(1)
+    return beside(V, eye) + tau[..., None] * (V.mH @ V).triu(1)
 
 
 @without_autocast
 def _larfb(V, T, C, left, transpose):
-    factor = T.mT if transpose else T
-    return C - V @ (factor @ (V.mT @ C)) if left else C - ((C @ V) @ factor) @ V.mT
+    factor = T.mH if transpose else T
+    return C - V @ (factor @ (V.mH @ C)) if left else C - ((C @ V) @ factor) @ V.mH
 
 
 def unit_lower(A, count):
@@ -128,15 +128,15 @@ def _larft_by_columns(V, tau):
         column = torch.zeros_like(tau)
         if i:
             previous_columns = torch.stack(columns, -1)
-            column = -tau[..., i, None] * (previous_columns @ (V[..., :i].mT @ V[..., i, None])).squeeze(-1)
+            column = -tau[..., i, None] * (previous_columns @ (V[..., :i].mH @ V[..., i, None])).squeeze(-1)
         columns.append(column + tau * (torch.arange(V.shape[-1], device=tau.device) == i))
     return torch.stack(columns, -1)
 
 
 def _larfb_as_a_whole(V, T, C, left=True, transpose=False):
     V = unit_lower(V, V.shape[-1])
-    H = torch.eye(V.shape[-2], dtype=V.dtype, device=V.device) - V @ T @ V.mT
-    H = H.mT if transpose else H
+    H = torch.eye(V.shape[-2], dtype=V.dtype, device=V.device) - V @ T @ V.mH
+    H = H.mH if transpose else H
     return H @ C if left else C @ H
 
 

@@ -8,21 +8,22 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import positive_definite, well_conditioned
-from ._common import Tensors, cast_out, in_float32, raise_errors, torch_is_faster, write_out
+from ._common import NUMBERS, Tensors, cast_out, in_float32, raise_errors, torch_is_faster, write_out
 from ._pytorch import by_torch, checked, override, takes_square
 from ._results import linalg_cholesky_ex
 from ._triangular import solve_triangular
 
 
 def cholesky(A: torch.Tensor, *, upper: bool = False, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Computes the Cholesky factorization A = L Lᵀ of symmetric positive-definite matrices, as torch.linalg.cholesky.
+    """Computes the Cholesky factorization A = L Lᴴ of Hermitian positive-definite matrices, as torch.linalg.cholesky.
 
     It waits for the device, to check that every matrix is positive-definite. `cholesky_ex` does not wait.
 
     Args:
-        A: (*, n, n), any strides. It reads only the lower triangle, or with `upper` the upper one. float32; float16 and
-            bfloat16 are computed in float32, and the factor is cast back. Other input goes to PyTorch's op.
-        upper: whether to return U = Lᵀ, so that A = Uᵀ U.
+        A: (*, n, n), any strides. It reads only the lower triangle, or with `upper` the upper one. float32 or
+            complex64; float16 and bfloat16 are computed in float32, and the factor is cast back. Other input goes to
+            PyTorch's op.
+        upper: whether to return U = Lᴴ, so that A = Uᴴ U.
         out: a tensor to write the factor to.
 
     Returns:
@@ -37,7 +38,11 @@ def cholesky(A: torch.Tensor, *, upper: bool = False, out: torch.Tensor | None =
         >>> metalcore.cholesky(A).tolist()
         [[2.0, 0.0], [1.0, 1.0]]
     """
-    if torch_is_faster("cholesky", ("upper", upper), A) or not accelerated(A) or type(upper) is not bool:
+    if (
+        torch_is_faster("cholesky", ("upper", upper), A)
+        or not accelerated(A, dtypes=NUMBERS)
+        or type(upper) is not bool
+    ):
         return by_torch(torch.linalg.cholesky, A, upper=upper, out=out)
 
     def factor():
@@ -78,7 +83,7 @@ def cholesky_ex(
     """
     if (
         torch_is_faster("cholesky", ("upper", upper), A)
-        or not accelerated(A)
+        or not accelerated(A, dtypes=NUMBERS)
         or not type(upper) is type(check_errors) is bool
     ):
         return by_torch(torch.linalg.cholesky_ex, A, upper=upper, check_errors=check_errors, out=out)
@@ -95,12 +100,12 @@ def cholesky_ex(
 def cholesky_solve(
     B: torch.Tensor, L: torch.Tensor, upper: bool = False, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Solves A X = B for X, from the factor L of A = L Lᵀ, as torch.cholesky_solve.
+    """Solves A X = B for X, from the factor L of A = L Lᴴ, as torch.cholesky_solve.
 
     Args:
         B: (*, n, k), any strides.
         L: (*, n, n), any strides, with dtypes as in `cholesky`. It reads the lower triangle. With `upper` it reads the
-            upper one, and A = Lᵀ L. The batches of B and L broadcast.
+            upper one, and A = Lᴴ L. The batches of B and L broadcast.
         upper: whether L is an upper triangular factor.
         out: a tensor to write X to.
 
@@ -115,7 +120,7 @@ def cholesky_solve(
         >>> metalcore.cholesky_solve(torch.tensor([[8.0], [6.0]], device="mps"), L).tolist()
         [[1.0], [2.0]]
     """
-    if L is None or not accelerated(B, L) or B.dtype != L.dtype or type(upper) is not bool:
+    if L is None or not accelerated(B, L, dtypes=NUMBERS) or B.dtype != L.dtype or type(upper) is not bool:
         return by_torch(torch.cholesky_solve, B, L, upper, out=out)
     solve = lambda: in_float32(lambda B, L: ops.cholesky_solve(B, L, upper), B, L)  # noqa: E731
     return cast_out("cholesky_solve", out, solve, B, L, dtype=B.dtype)
@@ -144,15 +149,15 @@ def _save_factor(ctx, inputs, output):
 
 
 def _factor_backward(ctx, grad_L, _):
-    """Computes ½ L⁻ᵀ S L⁻¹, where S is symmetric and has the lower triangle of P = Lᵀ grad_L (Murray 2016)."""
+    """Computes ½ L⁻ᴴ S L⁻¹, where S is Hermitian and has the lower triangle of P = Lᴴ grad_L (Murray 2016)."""
     if grad_L is None:
         return None, None
     (L,) = ctx.saved_tensors
     if ctx.upper:
-        L, grad_L = L.mT, grad_L.mT
-    P = L.mT @ grad_L
-    symmetric = 0.5 * (P.tril() + P.tril(-1).mT)
-    half_solved = solve_triangular(L.mT, symmetric, upper=True)
+        L, grad_L = L.mH, grad_L.mH
+    P = L.mH @ grad_L
+    symmetric = 0.5 * (P.tril() + P.tril(-1).mH)
+    half_solved = solve_triangular(L.mH, symmetric, upper=True)
     return solve_triangular(L, half_solved, upper=False, left=False), None
 
 
@@ -182,8 +187,8 @@ def _solve_backward(ctx, grad_X):
     grad_B = ops.cholesky_solve(grad_X, L, ctx.upper)
     grad_L = None
     if wants_L:
-        product = grad_B @ X.mT
-        symmetric = product + product.mT  # the symmetric part of -2 grad_A
+        product = grad_B @ X.mH
+        symmetric = product + product.mH  # the symmetric part of -2 grad_A
         grad_L = (-L @ symmetric if ctx.upper else -symmetric @ L).sum_to_size(ctx.shapes[1])
     return grad_B.sum_to_size(ctx.shapes[0]) if wants_B else None, grad_L, None
 

@@ -14,16 +14,19 @@ from torch.compiler import is_compiling
 
 from .. import _C
 from .._core.operators import cpu_kernel, fake_kernel, ops
-from .._core.routing import autocast_dtype, explained
+from .._core.routing import FLOAT_DTYPES, autocast_dtype, explained
 from .._core.tensors import is_dtensor, whole
 from ..recording import on_meta
 
 __all__ = [
+    "COMPUTED",
+    "NUMBERS",
     "Broadened",
     "Tensors",
     "cast_out",
     "check_broadening",
     "check_types",
+    "complex_by_torch",
     "division",
     "in_float32",
     "plan_is_torch",
@@ -35,6 +38,8 @@ __all__ = [
     "write_out",
 ]
 
+COMPUTED = frozenset({torch.float32, torch.complex64})  # the dtypes of kernels for real and complex numbers
+NUMBERS = FLOAT_DTYPES | COMPUTED
 Tensors = tuple[torch.Tensor, ...] | list[torch.Tensor]  # the type of `out` for several results
 
 _linalg_check_errors = torch.ops.aten._linalg_check_errors.default
@@ -45,12 +50,12 @@ _modes_active = torch._C._len_torch_dispatch_stack  # modes such as that of fake
 
 def in_float32(call: Callable, *tensors: torch.Tensor) -> Any:
     """Returns call(*tensors) for tensors of one dtype. It converts 16-bit tensors to float32, and floating-point
-    results back.
+    results back. float32 and complex64 stay as they are.
 
     `call` returns a tensor or several, and the result is a tensor or a list.
     """
     dtype = tensors[0].dtype
-    if dtype is torch.float32:
+    if dtype in COMPUTED:
         return call(*tensors)
     results = call(*[tensor.float() for tensor in tensors])
     if isinstance(results, torch.Tensor):
@@ -73,7 +78,8 @@ def without_autocast(call: Callable) -> Callable:
 
 
 def torch_is_faster(op, option, A, B=None, C=None):
-    """Returns whether the plan of a call on an NVIDIA GPU is PyTorch's own op.
+    """Returns whether the plan of a call on an NVIDIA GPU is PyTorch's own op. So is that of complex matrices that no
+    kernel holds.
 
     Functions call it before they check any argument, and then call PyTorch's function at once: any other way takes the
     host longer than small calls take the GPU. Inside a compiled graph the operator decides.
@@ -81,35 +87,50 @@ def torch_is_faster(op, option, A, B=None, C=None):
     option: the name and value of the argument that plans depend on, or ().
     """
     try:
-        if not A.is_cuda or A.dtype is not torch.float32 or is_compiling():
+        if not A.is_cuda or A.dtype not in COMPUTED or is_compiling():
             return False
         return plan_is_torch(op, option, A, B, C)
     except (AttributeError, TypeError):  # not tensors, or symbolic sizes of a traced graph, which are not hashable
         return False
 
 
+def complex_by_torch(op, option, A):
+    """Returns whether complex matrices on an NVIDIA GPU go to PyTorch's op."""
+    return A.is_complex() and torch_is_faster(op, option, A)
+
+
 def plan_is_torch(op, option, A, B=None, C=None):
     """Returns whether the plan of a call on an NVIDIA GPU is PyTorch's own op."""
     return _plan_is_torch(
-        op, option, _tuning_version(), A.shape, None if B is None else B.shape, None if C is None else C.shape
+        op, option, _tuning_version(), A.dtype, A.shape, None if B is None else B.shape, None if C is None else C.shape
     )
 
 
 @functools.lru_cache(maxsize=4096)
-def _plan_is_torch(op: str, option, version, *shapes):
+def _plan_is_torch(op: str, option, version, dtype, *shapes):
     try:
         with on_meta("cuda") as recorder:
-            getattr(ops, _OPERATORS.get(op, op))(*_arguments(op, option, shapes))
+            getattr(ops, _OPERATORS.get(op, op))(*_arguments(op, option, dtype, shapes))
     except (RuntimeError, IndexError):  # the function itself refuses such shapes, with its own message
         return False
-    return any(plan.variant == "torch" for plan in recorder.recording.plans[:1])
+    return any(plan.variant in ("torch", "cpu") for plan in recorder.recording.plans[:1])
 
 
 _OPERATORS = {"cholesky": "cholesky_ex", "lu_factor": "lu_factor_ex"}
-_USUAL = {"left": True, "mode": "reduced", "pivot": True, "triangle": "full", "alpha": 1.0, "beta": 0.0}
+_USUAL = {
+    "left": True,
+    "mode": "reduced",
+    "pivot": True,
+    "UPLO": "L",
+    "compute_v": True,
+    "compute_uv": True,
+    "triangle": "full",
+    "alpha": 1.0,
+    "beta": 0.0,
+}
 
 
-def _arguments(op: str, option, shapes):
+def _arguments(op: str, option, dtype, shapes):
     """Returns arguments for the operator: meta tensors, the option, and usual values for arguments that no plan depends
     on."""
     options = dict([option] if option else [])
@@ -117,8 +138,8 @@ def _arguments(op: str, option, shapes):
     for argument in getattr(ops, _OPERATORS.get(op, op)).default._schema.arguments:
         if "Tensor" in str(argument.type):
             shape = next(shapes, None)
-            dtype = torch.int32 if argument.name == "pivots" else torch.float32
-            yield None if shape is None else torch.empty(shape, dtype=dtype, device="meta")
+            own = torch.int32 if argument.name == "pivots" else dtype
+            yield None if shape is None else torch.empty(shape, dtype=own, device="meta")
         else:
             yield options.get(argument.name, _USUAL.get(argument.name, False))
 
@@ -266,8 +287,8 @@ def cast_out(
 
 
 def skew(A):
-    """Returns A - Aᵀ."""
-    return A - A.mT
+    """Returns A - Aᴴ."""
+    return A - A.mH
 
 
 def check_broadening(name: str, A: Tensor, broadening: float) -> bool:

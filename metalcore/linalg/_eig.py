@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient, ops
-from .._core.registry import FLOAT_DTYPES, Op, Sample, register
+from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.tensors import beside
-from ._common import Tensors, in_float32, without_autocast, write_out
+from ._common import COMPUTED, NUMBERS, Tensors, in_float32, without_autocast, write_out
 from ._pytorch import by_torch, override
 from ._results import linalg_eig
 from ._solve import solve_ex
@@ -50,7 +50,7 @@ def eig(A: torch.Tensor, *, out: Tensors | None = None) -> linalg_eig:
         >>> metalcore.eig(A).eigenvalues.tolist()
         [1j, -1j]
     """
-    if not accelerated(A, dtypes=_DTYPES):
+    if not accelerated(A, dtypes=NUMBERS):
         return by_torch(torch.linalg.eig, A, out=out)
     return linalg_eig(tuple(write_out("linalg_eig", out, lambda: _computed(A, True), A)))
 
@@ -73,16 +73,13 @@ def eigvals(A: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor
         >>> metalcore.eigvals(torch.tensor([[0.0, 1.0], [-1.0, 0.0]], device="mps")).tolist()
         [1j, -1j]
     """
-    if not accelerated(A, dtypes=_DTYPES):
+    if not accelerated(A, dtypes=NUMBERS):
         return by_torch(torch.linalg.eigvals, A, out=out)
     return write_out("linalg_eigvals", out, lambda: _computed(A, needs_gradient(A))[0], A)
 
 
-_DTYPES = FLOAT_DTYPES | {torch.complex64}
-
-
 def _computed(A, compute_v):
-    return _eig(A, compute_v) if A.is_complex() else in_float32(lambda A: _eig(A, compute_v), A)
+    return in_float32(lambda A: _eig(A, compute_v), A)
 
 
 @cpu_kernel("eig")
@@ -148,11 +145,8 @@ _eig = autograd("eig", _backward, _save)
 # The overrides of PyTorch's operators
 
 
-_IN_PYTORCH = frozenset({torch.float32, torch.complex64})
-
-
 def _takes(A):
-    return accelerated(A, dtypes=_IN_PYTORCH) and A.dim() >= 2 and A.shape[-2] == A.shape[-1]
+    return accelerated(A, dtypes=COMPUTED) and A.dim() >= 2 and A.shape[-2] == A.shape[-1]
 
 
 def _override(A):
@@ -210,9 +204,9 @@ register(
         operators=("eig",),
         # PyTorch's derivative solves complex systems, for which it has no kernel on a Mac.
         override=(
-            override("linalg_eig", _override, at_autograd=True, dtypes=_IN_PYTORCH),
-            override("linalg_eig", _override, dtypes=_IN_PYTORCH),
-            override("_linalg_eigvals", _override_values, dtypes=_IN_PYTORCH),
+            override("linalg_eig", _override, at_autograd=True, dtypes=COMPUTED),
+            override("linalg_eig", _override, dtypes=COMPUTED),
+            override("_linalg_eigvals", _override_values, dtypes=COMPUTED),
         ),
         samples=_samples,
     )

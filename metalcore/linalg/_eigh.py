@@ -1,4 +1,4 @@
-"""Eigenvalues and eigenvectors of symmetric matrices."""
+"""Eigenvalues and eigenvectors of symmetric and Hermitian matrices."""
 
 from __future__ import annotations
 
@@ -9,33 +9,44 @@ from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import low_rank, separated
 from .._core.tensors import beside
-from ._common import Broadened, Tensors, check_broadening, division, in_float32, skew, without_autocast, write_out
+from ._common import (
+    NUMBERS,
+    Broadened,
+    Tensors,
+    check_broadening,
+    complex_by_torch,
+    division,
+    in_float32,
+    skew,
+    without_autocast,
+    write_out,
+)
 from ._pytorch import by_torch, override, takes_square
 from ._results import linalg_eigh
 
 
 def eigh(A: torch.Tensor, UPLO: str = "L", *, broadening: float = 0.0, out: Tensors | None = None) -> linalg_eigh:
-    """Computes the eigenvalue decomposition A = V diag(L) Vᵀ of symmetric matrices, as torch.linalg.eigh. V is
-    orthogonal, and L is in ascending order.
+    """Computes the eigenvalue decomposition A = V diag(L) Vᴴ of symmetric or Hermitian matrices, as
+    torch.linalg.eigh. V is orthogonal or unitary, and L is real, in ascending order.
 
     `metalcore.explain("eigh", A.shape)` tells which kernels a call runs. On Apple GPUs large single matrices go to
     LAPACK on the CPU, and the host waits for the result.
 
     Args:
-        A: (*, n, n), any strides. float32; float16 and bfloat16 are computed in float32, and the results are cast
-            back. Other input goes to PyTorch's op.
+        A: (*, n, n), any strides. float32 or complex64; float16 and bfloat16 are computed in float32, and the results
+            are cast back. Other input goes to PyTorch's op.
         UPLO: "L" reads only the lower triangle, "U" only the upper one.
         broadening: as for `svd`: above zero, the derivative multiplies by x / (x² + d²) where it divides by a
             difference x of eigenvalues, with d = broadening * max(|L|), and is finite for every A.
         out: a pair of tensors to write L and V to.
 
     Returns:
-        A torch.return_types.linalg_eigh: the named tuple (eigenvalues, eigenvectors), (*, n) and (*, n, n). They
-        have gradients of any order, by PyTorch's formula (Giles 2008). The gradient of A is symmetric, whichever
-        triangle was read. The gradients hold for functions that do not depend on the signs of eigenvectors or, where
-        eigenvalues repeat, on the choice of vectors within their space. The derivative of V divides by differences of
-        eigenvalues. Where these repeat, it is infinite or NaN, as in PyTorch and unless there is a broadening, while
-        the derivative of L is finite.
+        A torch.return_types.linalg_eigh: the named tuple (eigenvalues, eigenvectors), (*, n) and (*, n, n). They have
+        gradients of any order, by PyTorch's formula (Giles 2008). The gradient of A is symmetric or Hermitian,
+        whichever triangle was read. The gradients hold for functions that do not depend on the signs or phases of
+        eigenvectors or, where eigenvalues repeat, on the choice of vectors within their space. The derivative of V
+        divides by differences of eigenvalues. Where these repeat, it is infinite or NaN, as in PyTorch and unless there
+        is a broadening, while the derivative of L is finite.
 
     Raises:
         ValueError: the broadening is no finite number of at least zero, or A is complex and there is one.
@@ -49,7 +60,7 @@ def eigh(A: torch.Tensor, UPLO: str = "L", *, broadening: float = 0.0, out: Tens
         [1.0, 2.0]
     """
     broadened = check_broadening("eigh", A, broadening)
-    if not accelerated(A) or type(UPLO) is not str:
+    if not _taken(A, UPLO, True):
         if broadened and needs_gradient(A) and out is None:
             return linalg_eigh(_Broadened.apply(A, UPLO, broadening))
         return by_torch(torch.linalg.eigh, A, UPLO, out=out)
@@ -79,9 +90,17 @@ def eigvalsh(A: torch.Tensor, UPLO: str = "L", *, out: torch.Tensor | None = Non
         >>> metalcore.eigvalsh(torch.tensor([[2.0, 0.0], [0.0, 1.0]], device="mps")).tolist()
         [1.0, 2.0]
     """
-    if not accelerated(A) or type(UPLO) is not str:
+    if not _taken(A, UPLO, needs_gradient(A)):
         return by_torch(torch.linalg.eigvalsh, A, UPLO, out=out)
     return write_out("linalg_eigvalsh", out, lambda: in_float32(lambda A: _eigh(A, UPLO, needs_gradient(A))[0], A), A)
+
+
+def _taken(A, UPLO, compute_v):
+    return (
+        accelerated(A, dtypes=NUMBERS)
+        and type(UPLO) is str
+        and not complex_by_torch("eigh", ("compute_v", compute_v), A)
+    )
 
 
 @cpu_kernel("eigh")
@@ -94,7 +113,7 @@ def _(A, UPLO, compute_v):
 
 @fake_kernel("eigh")
 def _(A, UPLO, compute_v):
-    return A.new_empty(A.shape[:-1]), A.new_empty(A.shape if compute_v else 0)
+    return A.new_empty(A.shape[:-1], dtype=A.dtype.to_real()), A.new_empty(A.shape if compute_v else 0)
 
 
 def _save(ctx, inputs, output):
@@ -121,16 +140,18 @@ class _Broadened(Broadened):
 
 @without_autocast
 def _gradient(L, V, grad_L, grad_V, broadening=0.0):
-    """Computes V (skew(Vᵀ grad_V) / 2E + diag(grad_L)) Vᵀ, where E[i, j] = L[j] - L[i]."""
+    """Computes V (skew(Vᴴ grad_V) / 2E + diag(grad_L)) Vᴴ, where E[i, j] = L[j] - L[i]."""
     if grad_V is None:
-        return None if grad_L is None else (V * grad_L.unsqueeze(-2)) @ V.mT
+        return None if grad_L is None else (V * grad_L.unsqueeze(-2)) @ V.mH
     identity = beside(L, torch.eye(L.shape[-1], dtype=L.dtype, device=L.device))  # E's diagonal divides only zeros
     differences = 2 * (L.unsqueeze(-2) - L.unsqueeze(-1)) + identity
     largest = torch.maximum(L[..., :1].abs(), L[..., -1:].abs())[..., None] if broadening else None
-    M = division(largest, 2 * broadening)(skew(V.mT @ grad_V), differences)
+    M = division(largest, 2 * broadening)(skew(V.mH @ grad_V), differences)
+    if V.is_complex():  # a phase of an eigenvector changes nothing
+        M = M * (1 - identity)
     if grad_L is not None:
         M = M + grad_L.diag_embed()
-    return V @ M @ V.mT
+    return V @ M @ V.mH
 
 
 _eigh = autograd("eigh", _backward, _save)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient, ops
-from .._core.registry import Op, Sample, register
+from .._core.registry import FLOAT_DTYPES, Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
 from .._core.tensors import beside
 from ._block_reflector import coupling, unit_lower
-from ._common import Tensors, cast_out, in_float32, torch_is_faster, write_out
+from ._common import NUMBERS, Tensors, cast_out, complex_by_torch, in_float32, torch_is_faster, write_out
 from ._pytorch import by_torch
 from ._triangular import solve_triangular
 
@@ -20,12 +20,12 @@ __all__ = ["geqrf", "householder_product", "ormqr"]
 def geqrf(input: torch.Tensor, *, out: Tensors | None = None) -> torch.return_types.geqrf:
     """Computes the Householder reflectors of a QR decomposition, as torch.geqrf: LAPACK's geqrf.
 
-    H_i = I - tau_i v_i v_iᵀ, where v_i is zero above entry i and one at entry i, and H_0 H_1 … R = A. The kernels are
+    H_i = I - tau_i v_i v_iᴴ, where v_i is zero above entry i and one at entry i, and H_0 H_1 … R = A. The kernels are
     those of `qr`.
 
     Args:
-        input: (*, m, n), any strides. float32; float16 and bfloat16 are computed in float32, and the results are cast
-            back. Other input goes to PyTorch's op.
+        input: (*, m, n), any strides. float32 or complex64; float16 and bfloat16 are computed in float32, and the
+            results are cast back. Other input goes to PyTorch's op.
         out: a pair of tensors to write the results to.
 
     Returns:
@@ -40,7 +40,7 @@ def geqrf(input: torch.Tensor, *, out: Tensors | None = None) -> torch.return_ty
         >>> reflectors.shape, tau.shape
         (torch.Size([5, 3]), torch.Size([3]))
     """
-    if not accelerated(input):
+    if not accelerated(input, dtypes=NUMBERS) or complex_by_torch("geqrf", (), input):
         return by_torch(torch.geqrf, input, out=out)
     a, tau = cast_out(
         "torch.geqrf", out, lambda: in_float32(ops.geqrf, input), input, dtype=input.dtype, parts=("a", "tau")
@@ -54,8 +54,8 @@ def householder_product(A: torch.Tensor, tau: torch.Tensor, *, out: torch.Tensor
 
     Args:
         A: (*, m, n) with m >= n, any strides. It has reflectors below its diagonal, as geqrf returns them. The other
-            entries are not read. float32; float16 and bfloat16 are computed in float32, and the result is cast back.
-            Other input goes to PyTorch's op.
+            entries are not read. float32 or complex64; float16 and bfloat16 are computed in float32, and the result
+            is cast back. Other input goes to PyTorch's op.
         tau: (*, k) with k <= n, the factors of the reflectors in the first k columns.
         out: a tensor to write the result to.
 
@@ -71,7 +71,7 @@ def householder_product(A: torch.Tensor, tau: torch.Tensor, *, out: torch.Tensor
         >>> metalcore.householder_product(reflectors, tau).shape
         torch.Size([5, 3])
     """
-    if _torch_takes("householder_product", (), A, tau) or not _have_one_dtype(A, tau):
+    if _torch_takes("householder_product", (), A, tau) or not _have_one_dtype(A, tau, dtypes=NUMBERS):
         return by_torch(torch.linalg.householder_product, A, tau, out=out)
     fits = A.ndim >= 2 and tau.shape[:-1] == A.shape[:-2] and tau.ndim == A.ndim - 1
     if not fits or not A.shape[-2] >= A.shape[-1] >= tau.shape[-1]:
@@ -137,13 +137,17 @@ def ormqr(
 
 def _torch_takes(op, option, *tensors):
     """Returns whether PyTorch's function takes the call. Its derivative divides by 1 - tau |v|², which may be near
-    zero. So a call that needs a derivative takes our operator, also where the plan is PyTorch's op."""
-    differentiated = any(isinstance(tensor, torch.Tensor) and needs_gradient(tensor) for tensor in tensors)
+    zero. So a call of real matrices that needs a derivative takes our operator, also where the plan is PyTorch's op."""
+    differentiated = any(
+        isinstance(tensor, torch.Tensor) and needs_gradient(tensor) and not tensor.is_complex() for tensor in tensors
+    )
     return not differentiated and torch_is_faster(op, option, *tensors)
 
 
-def _have_one_dtype(*tensors):
-    return accelerated(*tensors) and all(tensor is not None and tensor.dtype is tensors[0].dtype for tensor in tensors)
+def _have_one_dtype(*tensors, dtypes=FLOAT_DTYPES):
+    return accelerated(*tensors, dtypes=dtypes) and all(
+        tensor is not None and tensor.dtype is tensors[0].dtype for tensor in tensors
+    )
 
 
 def _refuse(function, *arguments):
@@ -186,23 +190,23 @@ def _(input, tau, other, left, transpose):
 
 
 def _reflectors_backward(grad, A, tau, C, transpose):
-    """Returns the gradients of (I - V F Vᵀ) C with respect to A and tau, where F is T = larft(V, tau) or its
+    """Returns the gradients of (I - V F Vᴴ) C with respect to A and tau, where F is T = larft(V, tau) or its
     transpose."""
     count = tau.shape[-1]
     V = unit_lower(A, count)
     M = coupling(V, tau)
     T = solve_triangular(M, torch.diag_embed(tau), upper=True, unitriangular=True)
-    F = T.mT if transpose else T
-    W = V.mT @ C
-    grad_FW = -(V.mT @ grad)
-    grad_V = C @ (F.mT @ grad_FW).mT - grad @ (F @ W).mT
-    grad_F = grad_FW @ W.mT
-    # T = M⁻¹ diag(tau) with M = I + diag(tau) S, where S is VᵀV above its diagonal.
-    through = solve_triangular(M.mT, grad_F.mT if transpose else grad_F, upper=False, unitriangular=True)
-    grad_M = -(through @ T.mT).triu(1)
-    grad_S = tau[..., None] * grad_M
-    grad_tau = through.diagonal(dim1=-2, dim2=-1) + (grad_M * (V.mT @ V)).sum(-1)
-    grad_V = (grad_V + V @ (grad_S + grad_S.mT)).tril(-1)
+    F = T.mH if transpose else T
+    W = V.mH @ C
+    grad_FW = -(V.mH @ grad)
+    grad_V = C @ (F.mH @ grad_FW).mH - grad @ (F @ W).mH
+    grad_F = grad_FW @ W.mH
+    # T = M⁻¹ diag(tau) with M = I + diag(tau) S, where S is VᴴV above its diagonal.
+    through = solve_triangular(M.mH, grad_F.mH if transpose else grad_F, upper=False, unitriangular=True)
+    grad_M = -(through @ T.mH).triu(1)
+    grad_S = tau.conj()[..., None] * grad_M
+    grad_tau = through.diagonal(dim1=-2, dim2=-1) + (grad_M * (V.mH @ V).conj()).sum(-1)
+    grad_V = (grad_V + V @ (grad_S + grad_S.mH)).tril(-1)
     return torch.nn.functional.pad(grad_V, (0, A.shape[-1] - count)), grad_tau
 
 

@@ -11,7 +11,7 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
-from ._common import Tensors, in_float32, write_out
+from ._common import NUMBERS, Tensors, complex_by_torch, in_float32, write_out
 from ._pytorch import by_torch, override, takes
 from ._results import linalg_qr
 from ._triangular import solve_triangular
@@ -27,8 +27,8 @@ def qr(A: torch.Tensor, mode: str = "reduced", *, out: Tensors | None = None) ->
     `metalcore.explain("qr", A.shape, mode=mode)` tells which kernels a call runs.
 
     Args:
-        A: (*, m, n), any strides. float32; float16 and bfloat16 are computed in float32, and Q and R are cast back.
-            Other input goes to PyTorch's op.
+        A: (*, m, n), any strides. float32 or complex64; float16 and bfloat16 are computed in float32, and Q and R are
+            cast back. Other input goes to PyTorch's op.
         mode: with k = min(m, n), "reduced" gives Q (*, m, k) and R (*, k, n); "complete" gives Q (*, m, m) and R (*, m,
             n); "r" gives an empty Q and R (*, k, n).
         out: a pair of tensors to write Q and R to.
@@ -45,7 +45,7 @@ def qr(A: torch.Tensor, mode: str = "reduced", *, out: Tensors | None = None) ->
         >>> Q.shape, R.shape
         (torch.Size([5, 3]), torch.Size([3, 3]))
     """
-    if not accelerated(A) or type(mode) is not str:
+    if not accelerated(A, dtypes=NUMBERS) or type(mode) is not str or complex_by_torch("qr", ("mode", mode), A):
         return by_torch(torch.linalg.qr, A, mode, out=out)
     return _named(write_out("linalg_qr", out, lambda: in_float32(lambda A: ops.qr(A, mode), A), A))
 
@@ -92,26 +92,27 @@ def _gradient(Q, R, grad_Q, grad_R):
         return None
     if m >= n:
         return _backward_tall(Q, R, grad_Q, grad_R)
-    # A = (A1, A2) = (Q R1, Q R2). R2 = Qᵀ A2 adds A2 grad_R2ᵀ to the gradient of Q.
+    # A = (A1, A2) = (Q R1, Q R2). R2 = Qᴴ A2 adds A2 grad_R2ᴴ to the gradient of Q.
     R1, R2 = R[..., :m], R[..., m:]
     if grad_R is None:
         return torch.cat([_backward_tall(Q, R1, grad_Q, None), torch.zeros_like(R2)], dim=-1)
     grad_R1, grad_R2 = grad_R[..., :m], grad_R[..., m:]
-    through_Q = Q @ (R2 @ grad_R2.mT)
+    through_Q = Q @ (R2 @ grad_R2.mH)
     grad_Q = through_Q if grad_Q is None else grad_Q + through_Q
     return torch.cat([_backward_tall(Q, R1, grad_Q, grad_R1), Q @ grad_R2], dim=-1)
 
 
 def _backward_tall(Q, R, grad_Q, grad_R):
-    """Returns (grad_Q + Q copyltu(R grad_Rᵀ - grad_Qᵀ Q)) R⁻ᵀ, where copyltu(M) is the symmetric matrix with M's lower
-    triangle (Walter and Lehmann 2010)."""
-    M: Any = 0 if grad_R is None else R @ grad_R.mT
+    """Returns (grad_Q + Q copyltu(R grad_Rᴴ - grad_Qᴴ Q)) R⁻ᴴ, where copyltu(M) is the Hermitian matrix with M's lower
+    triangle and the real part of its diagonal (Walter and Lehmann 2010)."""
+    M: Any = 0 if grad_R is None else R @ grad_R.mH
     if grad_Q is not None:
-        M = M - grad_Q.mT @ Q
-    B = Q @ (M.tril() + M.tril(-1).mT)
+        M = M - grad_Q.mH @ Q
+    copied = M.tril() + M.tril(-1).mH
+    B = Q @ (0.5 * (copied + copied.mH) if copied.is_complex() else copied)
     if grad_Q is not None:
         B = B + grad_Q
-    return solve_triangular(R.mT, B, upper=False, left=False)
+    return solve_triangular(R.mH, B, upper=False, left=False)
 
 
 autograd("qr", _backward, _save)

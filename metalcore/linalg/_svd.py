@@ -9,7 +9,18 @@ from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import low_rank, separated
 from .._core.tensors import beside
-from ._common import Broadened, Tensors, check_broadening, division, in_float32, skew, without_autocast, write_out
+from ._common import (
+    NUMBERS,
+    Broadened,
+    Tensors,
+    check_broadening,
+    complex_by_torch,
+    division,
+    in_float32,
+    skew,
+    without_autocast,
+    write_out,
+)
 from ._pytorch import by_torch, override, takes
 from ._results import linalg_svd
 
@@ -25,15 +36,15 @@ def svd(
     broadening: float = 0.0,
     out: Tensors | None = None,
 ) -> linalg_svd:
-    """Computes the singular value decomposition A = U diag(S) Vh, as torch.linalg.svd: U and Vhᵀ have orthonormal
+    """Computes the singular value decomposition A = U diag(S) Vh, as torch.linalg.svd: U and Vhᴴ have orthonormal
     columns, S is not negative and descends.
 
     `metalcore.explain("svd", A.shape, full_matrices=False)` tells which kernels a call runs. On Apple GPUs large single
     matrices go to LAPACK on the CPU, and the host waits for the result.
 
     Args:
-        A: (*, m, n), any strides. float32; float16 and bfloat16 are computed in float32, and the results are cast
-            back. Other input goes to PyTorch's op.
+        A: (*, m, n), any strides. float32 or complex64; float16 and bfloat16 are computed in float32, and the results
+            are cast back. Other input goes to PyTorch's op.
         full_matrices: whether U is (*, m, m) and Vh (*, n, n). Otherwise, with k = min(m, n), U is (*, m, k) and Vh
             (*, k, n). S is (*, k) in both cases.
         driver: None or, on CUDA, "gesvd", "gesvdj" or "gesvda", as in PyTorch. It has no effect.
@@ -47,11 +58,12 @@ def svd(
 
     Returns:
         A torch.return_types.linalg_svd: the named tuple (U, S, Vh). They have gradients of any order, by PyTorch's
-        formula (Townsend 2016). The gradients hold for functions that do not depend on the signs of singular vectors
-        or, where singular values repeat, on the choice of vectors within their space. The derivatives of U and Vh
-        divide by differences of singular values, and for matrices that are not square by the values themselves. Where
-        such a divisor is zero, they are infinite or NaN, as in PyTorch and unless there is a broadening, while the
-        derivative of S is finite. Columns of U and rows of Vh after the first k count as constants.
+        formula (Townsend 2016). The gradients hold for functions that do not depend on the signs of singular vectors,
+        or on the phase that complex ones of a pair have in common, or where singular values repeat, on the choice of
+        vectors within their space. The derivatives of U and Vh divide by differences of singular values, and for
+        matrices that are not square by the values themselves. Where such a divisor is zero, they are infinite or NaN,
+        as in PyTorch and unless there is a broadening, while the derivative of S is finite. Columns of U and rows of Vh
+        after the first k count as constants.
 
     Raises:
         ValueError: the broadening is no finite number of at least zero, or A is complex and there is one.
@@ -65,7 +77,13 @@ def svd(
         (torch.Size([5, 3]), torch.Size([3]), torch.Size([3, 3]))
     """
     broadened = check_broadening("svd", A, broadening)
-    if not accelerated(A) or type(full_matrices) is not bool or driver is not None and type(driver) is not str:
+    if (
+        not accelerated(A, dtypes=NUMBERS)
+        or type(full_matrices) is not bool
+        or driver is not None
+        and type(driver) is not str
+        or complex_by_torch("svd", ("full_matrices", full_matrices), A)
+    ):
         if broadened and needs_gradient(A) and out is None:
             return linalg_svd(_Broadened.apply(A, full_matrices, driver, broadening))
         return by_torch(torch.linalg.svd, A, full_matrices, driver=driver, out=out)
@@ -98,7 +116,12 @@ def svdvals(A: torch.Tensor, *, driver: str | None = None, out: torch.Tensor | N
         >>> metalcore.svdvals(torch.tensor([[2.0, 0.0], [0.0, 4.0]], device="mps")).tolist()
         [4.0, 2.0]
     """
-    if not accelerated(A) or driver is not None and type(driver) is not str:
+    if (
+        not accelerated(A, dtypes=NUMBERS)
+        or driver is not None
+        and type(driver) is not str
+        or complex_by_torch("svd", ("compute_uv", needs_gradient(A)), A)
+    ):
         return by_torch(torch.linalg.svdvals, A, driver=driver, out=out)
     _check_driver(A, driver)
     return write_out("linalg_svdvals", out, lambda: in_float32(lambda A: _svd(A, False, needs_gradient(A))[1], A), A)
@@ -130,7 +153,7 @@ def _(A, full_matrices, compute_uv):
 def _(A, full_matrices, compute_uv):
     *batch, m, n = A.shape
     k = min(m, n)
-    S = A.new_empty([*batch, k])
+    S = A.new_empty([*batch, k], dtype=A.dtype.to_real())
     if not compute_uv:
         return A.new_empty(0), S, A.new_empty(0)
     return A.new_empty([*batch, m, m if full_matrices else k]), S, A.new_empty([*batch, n if full_matrices else k, n])
@@ -162,36 +185,38 @@ class _Broadened(Broadened):
 
 @without_autocast
 def _gradient(U, S, Vh, grad_U, grad_S, grad_Vh, broadening=0.0):
-    """Returns the gradient of the reduced A = U diag(S) Vᵀ: U M Vᵀ with M = (skew(Uᵀ grad_U) S + S skew(Vᵀ grad_V)) / E
+    """Returns the gradient of the reduced A = U diag(S) Vᴴ: U M Vᴴ with M = (skew(Uᴴ grad_U) S + S skew(Vᴴ grad_V)) / E
     + diag(grad_S), where E[i, j] = S[j]² - S[i]². If A is not square, the part of grad_U or grad_V outside of the space
     of U or V, divided by S, is added."""
-    U, V = U[..., : S.shape[-1]], Vh.mT[..., : S.shape[-1]]
+    U, V = U[..., : S.shape[-1]], Vh.mH[..., : S.shape[-1]]
     # A slice of all is an alias, which autograd's is_grads_batched does not know; narrow() is none.
     grad_U = None if grad_U is None else grad_U.narrow(-1, 0, S.shape[-1])
-    grad_V = None if grad_Vh is None else grad_Vh.mT.narrow(-1, 0, S.shape[-1])
+    grad_V = None if grad_Vh is None else grad_Vh.mH.narrow(-1, 0, S.shape[-1])
     if grad_U is None and grad_V is None:
-        return None if grad_S is None else (U * grad_S.unsqueeze(-2)) @ V.mT
+        return None if grad_S is None else (U * grad_S.unsqueeze(-2)) @ V.mH
     column, row = S.unsqueeze(-1), S.unsqueeze(-2)
     terms = []
     inside_U = inside_V = None
     if grad_U is not None:
-        inside_U = U.mT @ grad_U
+        inside_U = U.mH @ grad_U
         terms.append(skew(inside_U) * row)
     if grad_V is not None:
-        inside_V = V.mT @ grad_V
+        inside_V = V.mH @ grad_V
         terms.append(column * skew(inside_V))
     # E's two factors divide one after the other, because their product might overflow. E's diagonal divides only zeros.
     identity = beside(S, torch.eye(S.shape[-1], dtype=S.dtype, device=S.device))
     divide = division(S[..., :1, None] if S.shape[-1] else None, broadening)
     M = divide(divide(sum(terms[1:], terms[0]), row - column + identity), row + column + identity)
+    if inside_U is not None and U.is_complex():  # the phase that the vectors of a pair have in common changes nothing
+        M = M + 1j * divide(inside_U.diagonal(dim1=-2, dim2=-1).imag, S).diag_embed()
     if grad_S is not None:
         M = M + grad_S.diag_embed()
     gradient_V = U @ M
     if inside_U is not None and U.shape[-2] > U.shape[-1]:
         gradient_V = gradient_V + divide(grad_U - U @ inside_U, row)
-    gradient = gradient_V @ V.mT
+    gradient = gradient_V @ V.mH
     if inside_V is not None and V.shape[-2] > V.shape[-1]:
-        gradient = gradient + divide(U, row) @ (grad_V - V @ inside_V).mT
+        gradient = gradient + divide(U, row) @ (grad_V - V @ inside_V).mH
     return gradient
 
 

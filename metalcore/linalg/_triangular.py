@@ -8,7 +8,7 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
-from ._common import check_types, in_float32, torch_is_faster, write_out
+from ._common import NUMBERS, check_types, in_float32, torch_is_faster, write_out
 from ._pytorch import by_torch, override, takes
 
 _SIDE, _UPLO, _TRANSA, _DIAG = ("L", "R"), ("U", "L"), ("N", "T", "C"), ("U", "N")  # BLAS's letters
@@ -32,8 +32,8 @@ def solve_triangular(
     kernels a call runs.
 
     Args:
-        A: (*, n, n), any strides. It reads only the triangle that `upper` names. float32; float16 and bfloat16 are
-            computed in float32, and X is cast back. Other input goes to PyTorch's op.
+        A: (*, n, n), any strides. It reads only the triangle that `upper` names. float32 or complex64; float16 and
+            bfloat16 are computed in float32, and X is cast back. Other input goes to PyTorch's op.
         B: (*, n, k), or (*, k, n) without `left`, of A's dtype. The batches of A and B broadcast.
         upper: whether A is upper triangular.
         left: whether A stands on the left of X.
@@ -55,7 +55,7 @@ def solve_triangular(
     if (
         torch_is_faster("solve_triangular", ("left", left), A, B)
         or B is None
-        or not accelerated(A, B)
+        or not accelerated(A, B, dtypes=NUMBERS)
         or A.dtype != B.dtype
         or not type(upper) is type(left) is type(unitriangular) is bool
     ):
@@ -143,10 +143,10 @@ def _backward(ctx, grad):
     A, X = ctx.saved_tensors
     upper, left, unitriangular = ctx.flags
     needs_A, needs_B, *_ = ctx.needs_input_grad
-    grad_B = ops.solve_triangular(A.mT, grad, not upper, left, unitriangular)
+    grad_B = ops.solve_triangular(A.mH, grad, not upper, left, unitriangular)
     grad_A = None
     if needs_A:
-        grad_A = grad_B @ X.mT if left else X.mT @ grad_B
+        grad_A = grad_B @ X.mH if left else X.mH @ grad_B
         grad_A = (-grad_A).sum_to_size(ctx.shapes[0])
         grad_A = grad_A.triu(int(unitriangular)) if upper else grad_A.tril(-int(unitriangular))
     return grad_A, grad_B.sum_to_size(ctx.shapes[1]) if needs_B else None, None, None, None

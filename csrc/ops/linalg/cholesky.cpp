@@ -1,5 +1,5 @@
-// cholesky_ex(A, upper) -> (L, info): the Cholesky factorization of float32 matrices of any strides. It reads one
-// triangle, and results are row-major. cholesky_solve(B, L, upper) -> X solves two triangular systems.
+// cholesky_ex(A, upper) -> (L, info): the Cholesky factorization of matrices of any strides, float32 or complex64. It
+// reads one triangle, and results are row-major. cholesky_solve(B, L, upper) -> X solves two triangular systems.
 #include "../../../kernels/linalg/cholesky.h"
 #include "../../gpu/cost.h"
 #include "../../gpu/limits.h"
@@ -24,7 +24,7 @@ enum class CholeskyVariant { empty, simd, block, blocked, torch, cpu };
 struct CholeskyPlan {
   CholeskyVariant variant;
   std::string why;
-  const char* kernel;  // simd, block
+  std::string kernel;  // simd, block
   uint32_t matrices_per_threadgroup;
   uint32_t threads;  // threads of a threadgroup
   uint32_t panels;   // blocked
@@ -53,20 +53,11 @@ const gpu::Table<CholeskyTuning> cholesky_tuning("cholesky",
                                                  });
 
 // Kernels of cholesky_simd.metal: a simdgroup takes 32 / rows matrices.
-struct SimdKernel {
-  const char* name;
-  uint32_t rows;
-};
-constexpr SimdKernel kSimdKernels[] = {
-    {"cholesky_simd_4", 4}, {"cholesky_simd_8", 8}, {"cholesky_simd_16", 16}, {"cholesky_simd_32", 32}};
+constexpr uint32_t kSimdRows[] = {4, 8, 16, 32};
 constexpr uint32_t kSimdThreadgroup = 128;
 
 // Kernels of cholesky_block.metal: a thread takes a tile of the lower triangle.
-struct BlockKernel {
-  const char* name;
-  uint32_t rows;
-};
-constexpr BlockKernel kBlockKernels[] = {{"cholesky_block_64", 64}, {"cholesky_block_128", 128}};
+constexpr uint32_t kBlockRows[] = {64, 128};
 
 constexpr uint32_t triangle_tiles(uint32_t tiles) { return tiles * (tiles + 1) / 2; }
 
@@ -95,7 +86,7 @@ CholeskyPanel cholesky_panel(uint32_t n, uint32_t i) {
 }
 
 // The plan for `batch` n x n matrices.
-CholeskyPlan plan_cholesky(int64_t n, int64_t batch, bool upper, const CholeskyTuning& tuning) {
+CholeskyPlan plan_cholesky(int64_t n, int64_t batch, bool upper, bool is_complex, const CholeskyTuning& tuning) {
   const std::string size = times(n, n);
   if (n == 0 || batch == 0) return {CholeskyVariant::empty, size + ": nothing to factor", "", 0, 0, 0};
   if (tuning.cpu.contain(n, batch))
@@ -103,22 +94,26 @@ CholeskyPlan plan_cholesky(int64_t n, int64_t batch, bool upper, const CholeskyT
         CholeskyVariant::cpu, std::to_string(batch) + " of " + size + ": " + faster_on_cpu(tuning.family), "", 0, 0, 0};
   if (!upper && tuning.torch.contain(n, batch))
     return {CholeskyVariant::torch, size + ": " + faster_by_torch(tuning.family), "", 0, 0, 0};
-  for (const SimdKernel& kernel : kSimdKernels) {
-    if (n > kernel.rows) continue;
-    return {
-        CholeskyVariant::simd, size + ": a column a lane, up to " + std::to_string(kernel.rows) + " rows in registers",
-        kernel.name,           kSimdThreadgroup / kernel.rows,
-        kSimdThreadgroup,      0};
+  const std::string number = is_complex ? "complex_" : "";
+  for (const uint32_t rows : kSimdRows) {
+    if (n > rows) continue;
+    return {CholeskyVariant::simd,
+            size + ": a column a lane, up to " + std::to_string(rows) + " rows in registers",
+            "cholesky_simd_" + number + std::to_string(rows),
+            kSimdThreadgroup / rows,
+            kSimdThreadgroup,
+            0};
   }
-  for (const BlockKernel& kernel : kBlockKernels) {
-    if (n > std::min(kernel.rows, tuning.block_rows)) continue;
+  for (const uint32_t rows : kBlockRows) {
+    if (n > (is_complex ? rows : std::min(rows, tuning.block_rows))) continue;
     return {CholeskyVariant::block,
             size + ": tiles of " + times(CHOLESKY_TILE, CHOLESKY_TILE) + " in the registers of a threadgroup",
-            kernel.name,
+            "cholesky_block_" + number + std::to_string(rows),
             1,
             whole_simdgroups(triangle_tiles(ceil_div<uint32_t>(grid_side(n), CHOLESKY_TILE))),
             0};
   }
+  if (is_complex) return {CholeskyVariant::cpu, too_large_for_kernels(size), "", 0, 0, 0};
   return {CholeskyVariant::blocked,
           size + " is larger than a threadgroup holds: panels of " + std::to_string(CHOLESKY_PANEL) +
               " columns, and rank-k updates of the remaining columns",
@@ -159,14 +154,16 @@ void factor_whole(const CholeskyPlan& plan, const Matrices& a, const Tensor& l, 
                         .l_vectors = access_of(l, a.rows, a.rows * a.rows, l_strides)};
   gpu::record(l, [&](gpu::Recording& recording) {
     const auto entries = static_cast<double>(a.rows * a.rows);
-    gpu::in_pieces(
-        recording, a.batch, {entries * static_cast<double>(a.rows), 8 * entries}, [&](const gpu::Piece& piece) {
-          params.matrices = grid_side(piece.count);
-          recording.kernel(plan.kernel).buffer(0, piece.of(a.tensor, a.batch_stride));
-          recording.buffer(1, piece.of(l, a.rows * a.rows)).buffer(2, piece.of(info, 1)).bytes(3, params);
-          recording.work(piece.work.flops, piece.work.bytes);
-          recording.dispatch_threadgroups({ceil_div(params.matrices, plan.matrices_per_threadgroup)}, {plan.threads});
-        });
+    const double size = l.element_size() / 4.0;  // a complex product has four real ones
+    gpu::in_pieces(recording, a.batch, {size * size * entries * static_cast<double>(a.rows), 8 * size * entries},
+                   [&](const gpu::Piece& piece) {
+                     params.matrices = grid_side(piece.count);
+                     recording.kernel(plan.kernel).buffer(0, piece.of(a.tensor, a.batch_stride));
+                     recording.buffer(1, piece.of(l, a.rows * a.rows)).buffer(2, piece.of(info, 1)).bytes(3, params);
+                     recording.work(piece.work.flops, piece.work.bytes);
+                     recording.dispatch_threadgroups({ceil_div(params.matrices, plan.matrices_per_threadgroup)},
+                                                     {plan.threads});
+                   });
   });
 }
 
@@ -226,14 +223,14 @@ void factor_blocked(const CholeskyPlan& plan, const Matrices& a, const Tensor& l
 }
 
 std::tuple<Tensor, Tensor> cholesky_ex(const Tensor& input, bool upper) {
-  const MatrixShape shape = check_square("cholesky", input);
-  const CholeskyPlan plan = plan_cholesky(shape.rows, shape.batch, upper, cholesky_tuning(input));
+  const MatrixShape shape = check_square_of_numbers("cholesky", input);
+  const CholeskyPlan plan = plan_cholesky(shape.rows, shape.batch, upper, is_complex(input), cholesky_tuning(input));
   gpu::note_plan("cholesky", name_of(plan.variant), [&] { return plan.why; });
   if (is_left(plan.variant)) {
     const auto [l, info] = call_left<2>(plan.variant, "aten::linalg_cholesky_ex", input, upper, false);
     return {as_contiguous(l), info};
   }
-  const Tensor l = new_tensor(input.sizes(), ScalarType::Float, input);
+  const Tensor l = new_like(input);
   Tensor info = new_tensor(batch_sizes(input, {}), ScalarType::Int, input);
   if (plan.variant == CholeskyVariant::empty) {
     if (info.numel() > 0) torch::stable::zero_(info);
@@ -245,7 +242,7 @@ std::tuple<Tensor, Tensor> cholesky_ex(const Tensor& input, bool upper) {
   return {l, info};
 }
 
-// A is L Lᵀ, or Uᵀ U: the left factor's system comes first.
+// A is L Lᴴ, or Uᴴ U: the left factor's system comes first.
 Tensor cholesky_solve(const Tensor& b, const Tensor& factor, bool upper) {
   check(b.dim() >= 2, "b should have at least 2 dimensions, but has ", b.dim(), " dimensions instead");
   check(factor.dim() >= 2, "u should have at least 2 dimensions, but has ", factor.dim(), " dimensions instead");
@@ -253,7 +250,8 @@ Tensor cholesky_solve(const Tensor& b, const Tensor& factor, bool upper) {
         " by ", factor.size(-1), " matrices");
   check(factor.size(-1) == b.size(-2), "Incompatible matrix sizes for cholesky_solve: each A matrix is ",
         factor.size(-1), " by ", factor.size(-1), " but each b matrix is ", b.size(-2), " by ", b.size(-1));
-  const Tensor transpose = transposed(factor);
+  const Tensor transpose =
+      transposed(is_complex(factor) ? call_torch<1>("aten::conj_physical", "", factor)[0] : factor);
   const Tensor y = solve_triangular(upper ? transpose : factor, b, false, true, false);
   return solve_triangular(upper ? factor : transpose, y, true, true, false);
 }

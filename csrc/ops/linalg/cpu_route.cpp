@@ -46,7 +46,8 @@ int64_t& calls_on_cpu() {
 
 NotFinite::NotFinite(const Tensor& copy, Entries entries) {
   MatrixShape s = matrix_shape(copy.sizes());
-  if (copy.scalar_type() == ScalarType::ComplexFloat) s.columns *= 2;  // their parts, of matrices that are read whole
+  const int64_t parts = is_complex(copy) ? 2 : 1;
+  s.columns *= parts;
   batch_ = s.batch;
   if (without_memory(copy)) return;
   float* const data = static_cast<float*>(copy.data_ptr());
@@ -54,8 +55,8 @@ NotFinite::NotFinite(const Tensor& copy, Entries entries) {
     float* const a = data + matrix * s.rows * s.columns;
     bool finite = true;
     for (int64_t row = 0; finite && row < s.rows; ++row) {
-      const int64_t first = entries == Entries::upper ? row : 0;
-      const int64_t end = entries == Entries::lower ? row + 1 : s.columns;
+      const int64_t first = entries == Entries::upper ? parts * row : 0;
+      const int64_t end = entries == Entries::lower ? parts * (row + 1) : s.columns;
       for (int64_t column = first; column < end; ++column) finite &= std::isfinite(a[row * s.columns + column]);
     }
     if (finite) continue;
@@ -67,7 +68,7 @@ NotFinite::NotFinite(const Tensor& copy, Entries entries) {
 Tensor NotFinite::mark(const Tensor& result) const {
   if (matrices_.empty() || result.numel() == 0) return result;
   const Tensor marked = as_contiguous(result);
-  const int64_t floats = marked.scalar_type() == ScalarType::ComplexFloat ? 2 : 1;
+  const int64_t floats = is_complex(marked) ? 2 : 1;
   const int64_t each = floats * marked.numel() / batch_;
   float* const data = static_cast<float*>(marked.data_ptr());
   for (int64_t matrix : matrices_) std::fill_n(data + matrix * each, each, std::numeric_limits<float>::quiet_NaN());

@@ -79,6 +79,11 @@ inline std::string faster_on_cpu(const char* family) {
          "); the input is copied there and the results back, and the host waits";
 }
 
+// Says why a plan takes PyTorch's op on the CPU for matrices that are too large for all kernels.
+inline std::string too_large_for_kernels(const std::string& size) {
+  return size + " is more than the kernels hold: PyTorch's op on the CPU, for which the host waits";
+}
+
 // Whether a plan's variant is PyTorch's own op, on the tensors' device or on the CPU.
 template <typename Variant>
 constexpr bool is_left(Variant variant) {

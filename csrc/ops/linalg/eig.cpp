@@ -67,9 +67,7 @@ EigPlan plan_eig(int64_t n, int64_t batch, bool is_complex, bool compute_v, cons
   if (batch == 0 || n == 0) return {EigVariant::empty, size + " has no eigenvalues", "", 0, 0};
   if (tuning.cpu.contain(n, batch)) return {EigVariant::cpu, count + faster_on_cpu(tuning.family), "", 0, 0};
   if (tuning.torch.contain(n, batch)) return {EigVariant::torch, count + faster_by_torch(tuning.family), "", 0, 0};
-  if (n > EIG_DEVICE)
-    return {EigVariant::cpu, size + " is more than the kernels hold: PyTorch's op on the CPU, for which the host waits",
-            "", 0, 0};
+  if (n > EIG_DEVICE) return {EigVariant::cpu, too_large_for_kernels(size), "", 0, 0};
   if (n <= 32)
     return {EigVariant::simd, size + ": QR sweeps by a simdgroup, in threadgroup memory",
             name + "_simd" + values + (n <= 16 ? "_16" : "_32"), simdgroups, 32 * simdgroups};
@@ -90,8 +88,8 @@ double eig_flops(int64_t n, bool is_complex, bool compute_v) {
 
 std::tuple<Tensor, Tensor> eig(const Tensor& input, bool compute_v) {
   const char* const name = compute_v ? "eig" : "eigvals";
-  const bool is_complex = input.scalar_type() == ScalarType::ComplexFloat;
-  const MatrixShape s = is_complex ? check_square(name, sizes_of(input)) : check_square(name, input);
+  const bool is_complex = metalcore::is_complex(input);
+  const MatrixShape s = check_square_of_numbers(name, input);
   const EigPlan plan = plan_eig(s.rows, s.batch, is_complex, compute_v, eig_tuning(input));
   gpu::note_plan("eig", name_of(plan.variant), [&] { return plan.why; });
   const auto complex = [&](const std::vector<int64_t>& sizes) {

@@ -1,5 +1,5 @@
-// eigh(A, UPLO, compute_v) -> (L, V): eigenvalues and eigenvectors of symmetric float32 matrices of any strides.
-// Results are row-major.
+// eigh(A, UPLO, compute_v) -> (L, V): eigenvalues and eigenvectors of symmetric float32 matrices or Hermitian
+// complex64 ones, of any strides. Results are row-major.
 #include "../../../kernels/linalg/spectral.h"
 
 #include "../../gpu/cost.h"
@@ -24,9 +24,9 @@ bool is_upper(const std::string& uplo) {
 }  // namespace
 
 std::tuple<Tensor, Tensor> eigh(const Tensor& input, const std::string& uplo, bool compute_v) {
-  const MatrixShape s = check_square("eigh", input);
+  const MatrixShape s = check_square_of_numbers("eigh", input);
   const bool upper = is_upper(uplo);
-  const JacobiPlan plan = plan_eigh(s.rows, s.batch, compute_v, jacobi_tuning(input));
+  const JacobiPlan plan = plan_eigh(s.rows, s.batch, compute_v, is_complex(input), jacobi_tuning(input));
   gpu::note_plan("eigh", name_of(plan.variant), [&] { return plan.why; });
   if (plan.variant == JacobiVariant::torch) {
     auto [l, v] = call_torch<2>("aten::_linalg_eigh", "", input, uplo, compute_v);
@@ -38,18 +38,19 @@ std::tuple<Tensor, Tensor> eigh(const Tensor& input, const std::string& uplo, bo
     return {l, v};
   }
   const Tensor l = new_tensor(batch_sizes(input, {s.rows}), ScalarType::Float, input);
-  const Tensor v =
-      new_tensor(compute_v ? batch_sizes(input, {s.rows, s.rows}) : std::vector<int64_t>{0}, ScalarType::Float, input);
+  const Tensor v = new_tensor(compute_v ? batch_sizes(input, {s.rows, s.rows}) : std::vector<int64_t>{0},
+                              input.scalar_type(), input);
   if (plan.variant == JacobiVariant::empty) return {l, v};
   if (plan.variant == JacobiVariant::blocked) {
     eigh_jacobi_blocked(as_contiguous(input), s.batch, upper, compute_v, l, v);
     return {l, v};
   }
   const Matrices a = matrices(input);
-  EighParams params{a.batch_stride, a.row_stride, a.column_stride, grid_side(s.batch), grid_side(s.rows)};
+  EighParams params{a.batch_stride, a.row_stride, a.column_stride, grid_side(s.batch), grid_side(s.rows), upper};
   if (upper) std::swap(params.row_stride, params.column_stride);
   gpu::record(a.tensor, [&](gpu::Recording& recording) {
-    const gpu::Work each{jacobi_flops(s.rows, s.rows), 8.0 * static_cast<double>(s.rows * s.rows)};
+    const double size = input.element_size() / 4.0;  // a complex product has four real ones
+    const gpu::Work each{size * size * jacobi_flops(s.rows, s.rows), 8.0 * size * static_cast<double>(s.rows * s.rows)};
     gpu::in_pieces(recording, s.batch, each, [&](const gpu::Piece& piece) {
       params.matrices = grid_side(piece.count);
       recording.kernel(plan.kernel).buffer(0, piece.of(a.tensor, a.batch_stride)).buffer(1, piece.of(l, s.rows));

@@ -1,5 +1,6 @@
 // geqrf(A) -> (a, tau), householder_product(A, tau) -> Q and ormqr(A, tau, C, left, transpose) -> Q C: QR's
-// reflectors as LAPACK packs them, in float32 matrices of any strides. Results are row-major.
+// reflectors as LAPACK packs them, in matrices of any strides, float32 or, except of ormqr, complex64. Results are
+// row-major.
 #include "qr.h"
 #include "../../../kernels/linalg/qr.h"
 #include "cpu_route.h"
@@ -23,13 +24,13 @@ RowMajor contiguous(const Tensor& a, const MatrixShape& shape) {
 }
 
 std::tuple<Tensor, Tensor> geqrf(const Tensor& input) {
-  check_float32("geqrf", "A", input);
+  check_number("geqrf", "A", input);
   check(input.dim() >= 2, "torch.geqrf: input must have at least 2 dimensions.");
   const MatrixShape s = matrix_shape(input.sizes());
   const int64_t count = std::min(s.rows, s.columns);
-  const Tensor tau = new_tensor(batch_sizes(input, {count}), ScalarType::Float, input);
+  const Tensor tau = new_tensor(batch_sizes(input, {count}), input.scalar_type(), input);
   const QrTuning& tuning = qr_tuning(input);
-  QrPlan plan = plan_reflectors(s.rows, s.columns, s.batch, 0, tuning);
+  QrPlan plan = plan_reflectors(s.rows, s.columns, s.batch, 0, is_complex(input), tuning);
   if (!is_left(plan.variant) && plan.variant != QrVariant::empty && tuning.geqrf_torch.contain(count, s.batch))
     plan = {QrVariant::torch, times(s.rows, s.columns) + ": " + faster_by_torch(tuning.family), "", 0, {}};
   gpu::note_plan("geqrf", name_of(plan.variant), [&] { return plan.why; });
@@ -44,16 +45,16 @@ std::tuple<Tensor, Tensor> geqrf(const Tensor& input) {
     gpu::record(input, [&](gpu::Recording& recording) { factors.factor(recording, false); });
     return {packed.tensor, tau};
   }
-  const Tensor packed = new_tensor(input.sizes(), ScalarType::Float, input);
+  const Tensor packed = new_like(input);
   run_small(plan, matrices(input), {QR_REFLECTORS, grid_side(count), 0, grid_side(s.rows)}, packed, packed, tau);
   return {packed, tau};
 }
 
 // QR's plan, except for products that PyTorch's op makes faster.
-QrPlan plan_product(const MatrixShape& s, int64_t count, const QrTuning& tuning) {
+QrPlan plan_product(const MatrixShape& s, int64_t count, bool is_complex, const QrTuning& tuning) {
   if (tuning.householder_product_cpu.contain(count, s.batch))
     return {QrVariant::cpu, std::to_string(count) + " reflectors: " + faster_on_cpu(tuning.family), "", 0, {}};
-  QrPlan plan = plan_reflectors(s.rows, s.columns, s.batch, s.columns, tuning);
+  QrPlan plan = plan_reflectors(s.rows, s.columns, s.batch, s.columns, is_complex, tuning);
   if (plan.variant == QrVariant::blocked && tuning.householder_product_torch.contain(count, s.batch))
     return {
         QrVariant::torch, times(s.rows, s.columns) + ", a single matrix: " + faster_by_torch(tuning.family), "", 0, {}};
@@ -61,8 +62,8 @@ QrPlan plan_product(const MatrixShape& s, int64_t count, const QrTuning& tuning)
 }
 
 Tensor householder_product(const Tensor& input, const Tensor& tau) {
-  check_float32("householder_product", "A", input);
-  check_float32("householder_product", "tau", tau);
+  check_number("householder_product", "A", input);
+  check_same_dtype("householder_product", "tau", tau, input);
   check(input.dim() >= 2 && tau.dim() == input.dim() - 1,
         "metalcore::householder_product: A must be (*, m, n) and tau "
         "(*, k), not ",
@@ -72,9 +73,9 @@ Tensor householder_product(const Tensor& input, const Tensor& tau) {
   check(s.rows >= s.columns && s.columns >= count && tau.numel() == s.batch * count,
         "metalcore::householder_product: A must be (*, m, n) and tau (*, k) with m >= n >= k, not ", shape_text(input),
         " and ", shape_text(tau));
-  const Tensor q = new_tensor(input.sizes(), ScalarType::Float, input);
+  const Tensor q = new_like(input);
   if (q.numel() == 0) return q;
-  const QrPlan plan = plan_product(s, count, qr_tuning(input));
+  const QrPlan plan = plan_product(s, count, is_complex(input), qr_tuning(input));
   gpu::note_plan("householder_product", name_of(plan.variant), [&] { return plan.why; });
   if (is_left(plan.variant))
     return as_contiguous(call_left<1>(plan.variant, "aten::linalg_householder_product", input, tau)[0]);

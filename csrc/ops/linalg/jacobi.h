@@ -42,9 +42,11 @@ inline double jacobi_flops(int64_t m, int64_t n) {
 }
 
 // The plans for `batch` m x n or n x n matrices.
-JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, bool compute_uv,
+JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, bool compute_uv, bool is_complex,
                     const JacobiTuning& tuning);
-JacobiPlan plan_eigh(int64_t n, int64_t batch, bool compute_v, const JacobiTuning& tuning);
+JacobiPlan plan_eigh(int64_t n, int64_t batch, bool compute_v, bool is_complex, const JacobiTuning& tuning);
+// The plan for complex matrices that are too large for all kernels.
+JacobiPlan too_large_plan(const std::string& size);
 
 // ---------------------------------------------------------------- blocked one-sided Jacobi
 

@@ -50,11 +50,16 @@ struct BlockKernel {
 };
 constexpr BlockKernel kBlockKernels[] = {{64, 4}, {128, 16}};
 constexpr int64_t kBlockSize = 128;
+// Those of complex numbers, which take twice the registers. The largest one is eigh's alone.
+constexpr BlockKernel kComplexKernels[] = {{32, 2}, {64, 8}, {128, 16}};
+constexpr int64_t kComplexSimd = 16, kComplexSvd = 64;
 
 // `rows` is 0 for kernels of square matrices only.
-JacobiPlan kernel_plan(const std::string& op, const std::string& values, int64_t rows, int64_t n,
+JacobiPlan kernel_plan(const std::string& name, const std::string& values, int64_t rows, int64_t n, bool is_complex,
                        const std::string& what) {
-  if (std::max(rows, n) <= kSimdSize) {
+  const std::string op = name + (is_complex ? "complex_" : "");
+  const int64_t larger = std::max(rows, n);
+  if (larger <= (is_complex ? kComplexSimd : kSimdSize)) {
     const uint32_t lanes = power_from_8(n);
     const std::string suffix = rows ? times(power_from_8(rows), lanes) : std::to_string(lanes);
     return {JacobiVariant::simd,
@@ -64,7 +69,9 @@ JacobiPlan kernel_plan(const std::string& op, const std::string& values, int64_t
             kSimdThreadgroup * gpu::kSimdWidth / lanes,
             kSimdThreadgroup * gpu::kSimdWidth};
   }
-  const BlockKernel& kernel = std::max(rows, n) <= kBlockKernels[0].size ? kBlockKernels[0] : kBlockKernels[1];
+  const BlockKernel* kernels = is_complex ? kComplexKernels : kBlockKernels;
+  while (kernels->size < larger) ++kernels;
+  const BlockKernel& kernel = *kernels;
   return {JacobiVariant::block,
           false,
           what + ": Jacobi in the registers of a threadgroup",
@@ -107,6 +114,10 @@ JacobiPlan cpu_plan(const std::string& size, int64_t batch, const JacobiTuning& 
 
 }  // namespace
 
+JacobiPlan too_large_plan(const std::string& size) {
+  return {JacobiVariant::cpu, false, too_large_for_kernels(size), "", 0, 0};
+}
+
 const char* name_of(JacobiVariant variant) {
   switch (variant) {
     case JacobiVariant::empty: return "empty";
@@ -119,13 +130,14 @@ const char* name_of(JacobiVariant variant) {
   return "";
 }
 
-JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, bool compute_uv,
+JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, bool compute_uv, bool is_complex,
                     const JacobiTuning& tuning) {
   const int64_t rows = std::max(m, n), columns = std::min(m, n);
   if (batch == 0 || columns == 0)
     return {JacobiVariant::empty, false, times(m, n) + " has no singular values", "", 0, 0};
   if (tuning.svd_cpu.contain(columns, batch)) return cpu_plan(times(m, n), batch, tuning);
   if (tuning.svd_torch.contain(columns, batch)) return torch_plan(times(m, n), batch, tuning);
+  if (is_complex && columns > kComplexSvd) return too_large_plan(times(m, n));
   if (columns > kBlockSize)
     return {
         JacobiVariant::blocked, true, times(m, n) + ", its QR's R: blocks of columns, orthogonal in pairs", "", 0, 0};
@@ -134,20 +146,22 @@ JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, boo
   // The columns of Rᵀ are nearer to orthogonal than A's, and much nearer where A's rows are graded. With many columns,
   // that saves more sweeps than the QR and the product with Q cost.
   if (rows > most_rows || (full_matrices && compute_uv && rows > columns)) {
-    JacobiPlan plan = fitted(kernel_plan("svd_", values, columns, columns, times(m, n) + ", its QR's R"), tuning);
+    JacobiPlan plan =
+        fitted(kernel_plan("svd_", values, columns, columns, is_complex, times(m, n) + ", its QR's R"), tuning);
     plan.after_qr = true;
     return plan;
   }
-  return fitted(kernel_plan("svd_", values, rows, columns, times(m, n)), tuning);
+  return fitted(kernel_plan("svd_", values, rows, columns, is_complex, times(m, n)), tuning);
 }
 
-JacobiPlan plan_eigh(int64_t n, int64_t batch, bool compute_v, const JacobiTuning& tuning) {
+JacobiPlan plan_eigh(int64_t n, int64_t batch, bool compute_v, bool is_complex, const JacobiTuning& tuning) {
   if (batch == 0 || n == 0) return {JacobiVariant::empty, false, times(n, n) + " has no eigenvalues", "", 0, 0};
   if (tuning.eigh_cpu.contain(n, batch)) return cpu_plan(times(n, n), batch, tuning);
   if (tuning.eigh_torch.contain(n, batch)) return torch_plan(times(n, n), batch, tuning);
+  if (is_complex && n > kBlockSize) return too_large_plan(times(n, n));
   if (n > kBlockSize)
     return {JacobiVariant::blocked, false, times(n, n) + ": blocks of columns, orthogonal in pairs", "", 0, 0};
-  return kernel_plan("eigh_", compute_v ? "" : "values_", 0, n, times(n, n));
+  return kernel_plan("eigh_", compute_v ? "" : "values_", 0, n, is_complex, times(n, n));
 }
 
 }  // namespace metalcore

@@ -52,6 +52,20 @@ MatrixShape check_square(const char* op, const Tensor& a) {
   return check_square(op, sizes_of(a));
 }
 
+void check_number(const char* op, const char* argument, const Tensor& tensor) {
+  if (!is_complex(tensor)) check_float32(op, argument, tensor);
+}
+
+MatrixShape check_matrices_of_numbers(const char* op, const Tensor& a) {
+  check_number(op, "A", a);
+  return check_matrices(op, sizes_of(a));
+}
+
+MatrixShape check_square_of_numbers(const char* op, const Tensor& a) {
+  check_number(op, "A", a);
+  return check_square(op, sizes_of(a));
+}
+
 MatrixShape check_square(const char* op, const std::vector<int64_t>& sizes) {
   const MatrixShape shape = check_matrices(op, sizes);
   check(shape.rows == shape.columns, "linalg.", op, ": A must be batches of square matrices, but they are ", shape.rows,
@@ -110,7 +124,7 @@ ScaleParams params_of(int64_t rows, int64_t columns, int64_t batch) {
 
 Scaled scaled(const Tensor& input) {
   const Tensor scales = new_tensor(batch_sizes(input, {1, 1}), ScalarType::Float, input);
-  const Tensor result = new_tensor(input.sizes(), ScalarType::Float, input);
+  const Tensor result = new_like(input);
   if (input.numel() == 0) {
     Tensor ones = scales;
     torch::stable::fill_(ones, 1.0);
@@ -122,9 +136,16 @@ Scaled scaled(const Tensor& input) {
   const Tensor magnitudes = new_tensor({a.batch, p.parts}, ScalarType::Int, input);
   const gpu::Size groups{grid_side(a.batch * p.parts)}, threads{SCALE_THREADS};
   gpu::record(input, [&](gpu::Recording& recording) {
-    recording.kernel("scale_magnitudes").buffer(0, a.tensor).buffer(1, magnitudes).bytes(2, p);
+    recording.kernel(std::string("scale_magnitudes") + complex_suffix(input))
+        .buffer(0, a.tensor)
+        .buffer(1, magnitudes)
+        .bytes(2, p);
     recording.dispatch_threadgroups(groups, threads);
-    recording.kernel("scale_matrices").buffer(0, a.tensor).buffer(1, magnitudes).buffer(2, result).buffer(3, scales);
+    recording.kernel(std::string("scale_matrices") + complex_suffix(input))
+        .buffer(0, a.tensor)
+        .buffer(1, magnitudes)
+        .buffer(2, result)
+        .buffer(3, scales);
     recording.bytes(4, p).dispatch_threadgroups(groups, threads);
   });
   return {result, scales};

@@ -23,6 +23,13 @@ MatrixShape check_matrices(const char* op, const std::vector<int64_t>& sizes);
 MatrixShape check_matrices(const char* op, const Tensor& a);
 MatrixShape check_square(const char* op, const std::vector<int64_t>& sizes);
 MatrixShape check_square(const char* op, const Tensor& a);
+// The same for tensors of numbers, which are float32 or complex64.
+void check_number(const char* op, const char* argument, const Tensor& tensor);
+MatrixShape check_matrices_of_numbers(const char* op, const Tensor& a);
+MatrixShape check_square_of_numbers(const char* op, const Tensor& a);
+inline bool is_complex(const Tensor& tensor) { return tensor.scalar_type() == ScalarType::ComplexFloat; }
+// "_complex" in the names of kernels for complex numbers.
+inline const char* complex_suffix(const Tensor& tensor) { return is_complex(tensor) ? "_complex" : ""; }
 inline std::vector<int64_t> sizes_of(const Tensor& tensor) { return {tensor.sizes().begin(), tensor.sizes().end()}; }
 
 // A batch in which one stride leads from each matrix to the next. Strides are in elements.

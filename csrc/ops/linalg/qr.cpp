@@ -1,4 +1,5 @@
-// qr(A, mode) -> (Q, R): Householder QR of float32 matrices of any strides. Results are row-major.
+// qr(A, mode) -> (Q, R): Householder QR of matrices of any strides, float32 or complex64. Results are
+// row-major.
 //
 // qr_pivoted(A, columns, rcond) -> (W, order, rank): QR with column pivoting of A's first `columns` columns. W, the
 // transpose, holds R, the reflectors below its diagonal, and in the columns after them Qᵀ times A's. Its rows of a
@@ -36,8 +37,9 @@ void run_small(const QrPlan& plan, const Matrices& a, const SmallQr& task, const
   QrParams p = small_params(a, task);
   const bool simd = plan.variant == QrVariant::simd;
   gpu::record(a.tensor, [&](gpu::Recording& recording) {
-    const double flops = 4.0 * p.rows * p.columns * std::max(p.columns, p.q_columns);
-    const double bytes = 4.0 * p.rows * (p.columns + p.q_columns) + 4.0 * p.r_rows * p.columns;
+    const double size = a.tensor.element_size() / 4.0;  // a complex product has four real ones
+    const double flops = 4.0 * size * size * p.rows * p.columns * std::max(p.columns, p.q_columns);
+    const double bytes = 4.0 * size * (p.rows * (1.0 * p.columns + p.q_columns) + 1.0 * p.r_rows * p.columns);
     gpu::in_pieces(recording, a.batch, {flops, bytes}, [&](const gpu::Piece& piece) {
       const auto optional = [&](bool wanted, const Tensor& tensor, int64_t elements_each) {
         return wanted ? piece.of(tensor, elements_each) : gpu::view_of(tensor);
@@ -120,7 +122,9 @@ void dispatch_elements(gpu::Recording& recording, int64_t count) {
 }
 
 void set_identity(gpu::Recording& recording, const RowMajor& q) {
-  recording.kernel("qr_identity").buffer(0, q.tensor).bytes(1, QrResultParams{q.rows, q.columns, 0});
+  recording.kernel(std::string("qr_identity") + complex_suffix(q.tensor))
+      .buffer(0, q.tensor)
+      .bytes(1, QrResultParams{q.rows, q.columns, 0});
   dispatch_elements(recording, q.tensor.numel());
 }
 
@@ -273,17 +277,18 @@ void factor_blocked(const Tensor& a, const Shape& s, const Tensor& q, const Tens
 }  // namespace
 
 std::tuple<Tensor, Tensor> qr(const Tensor& input, const std::string& mode) {
-  check_float32("qr", "A", input);
+  check_number("qr", "A", input);
   const std::vector<int64_t> sizes = sizes_of(input);
   const Shape s = shape_of(sizes, mode);
   std::vector<int64_t> q_sizes = sizes, r_sizes = sizes;
   q_sizes.back() = s.q_columns;
   r_sizes[r_sizes.size() - 2] = s.r_rows;
   if (mode == "r") q_sizes = {0};
-  const Tensor q = new_tensor(q_sizes, ScalarType::Float, input), r = new_tensor(r_sizes, ScalarType::Float, input);
+  const ScalarType dtype = input.scalar_type();
+  const Tensor q = new_tensor(q_sizes, dtype, input), r = new_tensor(r_sizes, dtype, input);
   if (s.batch == 0) return {q, r};
 
-  const QrPlan plan = plan_qr(s.m, s.n, s.batch, s.q_columns, qr_tuning(input));
+  const QrPlan plan = plan_qr(s.m, s.n, s.batch, s.q_columns, is_complex(input), qr_tuning(input));
   gpu::note_plan("qr", name_of(plan.variant), [&] { return plan.why; });
   const SmallQr task{QR_FACTORS, grid_side(std::min(s.m, s.n)), grid_side(s.q_columns), grid_side(s.r_rows)};
   switch (plan.variant) {

@@ -105,7 +105,7 @@ extern const gpu::Table<QrTuning> qr_tuning;
 // has its rows, and each other level has the stacked R of the level before.
 struct QrLevel {
   uint32_t rows, blocks, block_rows;
-  const char* kernel;
+  std::string kernel;
   uint32_t threads;
 };
 
@@ -118,13 +118,13 @@ struct QrPlan {
 };
 
 // The plan for `batch` m x n matrices with `q_columns` columns of Q (0: Q is not wanted).
-QrPlan plan_qr(int64_t m, int64_t n, int64_t batch, int64_t q_columns, const QrTuning& tuning);
+QrPlan plan_qr(int64_t m, int64_t n, int64_t batch, int64_t q_columns, bool is_complex, const QrTuning& tuning);
 
 // The plan for the reflectors alone, or for Q from given ones. It is QR's plan, except that variant tall, which has no
 // reflectors, does not occur.
-QrPlan plan_reflectors(int64_t m, int64_t n, int64_t batch, int64_t q_columns, const QrTuning& tuning);
+QrPlan plan_reflectors(int64_t m, int64_t n, int64_t batch, int64_t q_columns, bool is_complex, const QrTuning& tuning);
 
-// The operator metalcore::qr returns (Q, R) of float32 matrices. The modes are "reduced", "complete" and "r".
+// The operator metalcore::qr returns (Q, R). The modes are "reduced", "complete" and "r".
 std::tuple<Tensor, Tensor> qr(const Tensor& a, const std::string& mode);
 
 // The operator metalcore::qr_scaled returns (Q, R, scale), scale (*, 1, 1): the reduced QR decomposition of each matrix

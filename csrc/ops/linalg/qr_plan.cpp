@@ -9,6 +9,7 @@ namespace metalcore {
 
 namespace {
 constexpr uint32_t kSimdRows = 64;       // the largest kernel of qr_simd.metal
+constexpr uint32_t kComplexRows = 32;    // the same for complex numbers, which take two registers each
 constexpr uint32_t kBlockThreads = 512;  // the most threads of qr_block.metal
 constexpr uint32_t kTallColumns = 64;    // the threadgroup memory of qr_tall.metal
 }  // namespace
@@ -48,13 +49,13 @@ namespace {
 
 // Kernels of qr_block.metal: `lanes` threads share a column of up to `rows` rows.
 struct BlockKernel {
-  const char* name;
   uint32_t rows, lanes;
 };
-constexpr BlockKernel kBlockKernels[] = {
-    {"qr_block_64", 64, 4},    {"qr_block_128", 128, 4},    {"qr_block_256", 256, 8},
-    {"qr_block_512", 512, 16}, {"qr_block_1024", 1024, 32},
-};
+constexpr BlockKernel kBlockKernels[] = {{64, 4}, {128, 4}, {256, 8}, {512, 16}, {1024, 32}};
+
+std::string name_of(const BlockKernel& kernel, bool is_complex) {
+  return std::string("qr_block_") + (is_complex ? "complex_" : "") + std::to_string(kernel.rows);
+}
 
 constexpr uint32_t kSimdColumns = 32;
 constexpr uint32_t kSimdThreadgroup = 4;                          // simdgroups
@@ -86,8 +87,8 @@ std::vector<QrLevel> tall_levels(int64_t m, int64_t n, const BlockKernel& kernel
   std::vector<QrLevel> levels;
   for (int64_t rows = m;;) {
     const int64_t blocks = ceil_div<int64_t>(rows, kernel.rows);
-    levels.push_back(
-        {grid_side(rows), grid_side(blocks), grid_side(ceil_div(rows, blocks)), kernel.name, block_threads(kernel, n)});
+    levels.push_back({grid_side(rows), grid_side(blocks), grid_side(ceil_div(rows, blocks)), name_of(kernel, false),
+                      block_threads(kernel, n)});
     if (blocks == 1) return levels;
     rows = blocks * n;
   }
@@ -108,19 +109,20 @@ const char* name_of(QrVariant variant) {
   return "";
 }
 
-QrPlan plan_reflectors(int64_t m, int64_t n, int64_t batch, int64_t q_columns, const QrTuning& tuning) {
+QrPlan plan_reflectors(int64_t m, int64_t n, int64_t batch, int64_t q_columns, bool is_complex,
+                       const QrTuning& tuning) {
   const int64_t columns = std::max(n, q_columns);
   if (m == 0 || n == 0) return {QrVariant::empty, times(m, n) + " has no reflectors", "", 0, {}};
 
   if (tuning.cpu.contain(std::min(m, n), batch))
     return {
         QrVariant::cpu, std::to_string(batch) + " of " + times(m, n) + ": " + faster_on_cpu(tuning.family), "", 0, {}};
-  if (m <= std::min(kSimdRows, tuning.simd_rows) && columns <= kSimdColumns) {
+  if (m <= std::min(is_complex ? kComplexRows : kSimdRows, tuning.simd_rows) && columns <= kSimdColumns) {
     const uint32_t rows = power_from_8(m), lanes = power_from_8(columns);
     return {QrVariant::simd,
             times(m, n) + ": " + std::to_string(columns) + " columns of A or Q, one a lane, with up to " +
                 std::to_string(rows) + " rows in registers",
-            "qr_simd_" + times(rows, lanes),
+            std::string("qr_simd_") + (is_complex ? "complex_" : "") + times(rows, lanes),
             kSimdThreadgroup * gpu::kSimdWidth / lanes,
             {}};
   }
@@ -130,8 +132,9 @@ QrPlan plan_reflectors(int64_t m, int64_t n, int64_t batch, int64_t q_columns, c
                 std::to_string(kernel->lanes) + " lanes a column",
             "",
             1,
-            {{grid_side(m), 1, grid_side(m), kernel->name, block_threads(*kernel, columns)}}};
+            {{grid_side(m), 1, grid_side(m), name_of(*kernel, is_complex), block_threads(*kernel, columns)}}};
   }
+  if (is_complex) return {QrVariant::cpu, too_large_for_kernels(times(m, n)), "", 0, {}};
   const int64_t smaller = std::min(m, n);
   const bool tall = m > kPanelRows && m <= tuning.torch_rows && smaller > tuning.tall_columns;
   if (tuning.torch.contain(smaller, batch) || (batch == 1 && tall))
@@ -144,8 +147,8 @@ QrPlan plan_reflectors(int64_t m, int64_t n, int64_t batch, int64_t q_columns, c
           {}};
 }
 
-QrPlan plan_qr(int64_t m, int64_t n, int64_t batch, int64_t q_columns, const QrTuning& tuning) {
-  QrPlan plan = plan_reflectors(m, n, batch, q_columns, tuning);
+QrPlan plan_qr(int64_t m, int64_t n, int64_t batch, int64_t q_columns, bool is_complex, const QrTuning& tuning) {
+  QrPlan plan = plan_reflectors(m, n, batch, q_columns, is_complex, tuning);
   const int64_t columns = std::max(n, q_columns);
   const BlockKernel* tallest = tallest_block_kernel(columns, tuning);
   const int64_t tall_columns = std::min(kTallColumns, tuning.tall_columns);

@@ -1,5 +1,5 @@
-// svd(A, full_matrices, compute_uv) -> (U, S, Vh): the singular value decomposition of float32 matrices of any
-// strides. Results are row-major.
+// svd(A, full_matrices, compute_uv) -> (U, S, Vh): the singular value decomposition of matrices of any strides,
+// float32 or complex64. Results are row-major.
 #include "../../../kernels/linalg/spectral.h"
 
 #include "../../gpu/cost.h"
@@ -42,7 +42,9 @@ void jacobi(const JacobiPlan& plan, const Tensor& a, const Tensor& scales, SvdPa
             const SingularVectors& vectors, const Tensor& s, bool compute_uv) {
   const Tensor present = compute_uv ? new_tensor({params.matrices}, ScalarType::Int, a) : s;
   gpu::record(a, [&](gpu::Recording& recording) {
-    const gpu::Work each{jacobi_flops(params.rows, params.columns), 12.0 * params.rows * params.columns};
+    const double size = a.element_size() / 4.0;  // a complex product has four real ones
+    const gpu::Work each{size * size * jacobi_flops(params.rows, params.columns),
+                         12.0 * size * params.rows * params.columns};
     gpu::in_pieces(recording, params.matrices, each, [&](const gpu::Piece& piece) {
       const auto optional = [&](bool wanted, const Tensor& tensor, int64_t elements_each) {
         return wanted ? piece.of(tensor, elements_each) : gpu::view_of(s);
@@ -57,7 +59,11 @@ void jacobi(const JacobiPlan& plan, const Tensor& a, const Tensor& scales, SvdPa
       recording.work(piece.work.flops, piece.work.bytes);
       recording.dispatch_threadgroups({ceil_div(params.matrices, plan.matrices_per_threadgroup)}, {plan.threads});
       if (!compute_uv) return;
-      recording.kernel("svd_complete").buffer(0, u).buffer(1, complete).bytes(2, params).work(0, piece.work.bytes);
+      recording.kernel(std::string("svd_complete") + complex_suffix(a))
+          .buffer(0, u)
+          .buffer(1, complete)
+          .bytes(2, params)
+          .work(0, piece.work.bytes);
       recording.dispatch_threadgroups({params.matrices}, {256});
     });
   });
@@ -89,7 +95,9 @@ void multiply_q(const Tensor& q, const Tensor& r_vectors, const SvdMatrices& r_s
         [&](const gpu::Piece& piece) {
           p.rows = grid_side(piece.count);
           p.row_tiles = grid_side(ceil_div<int64_t>(piece.count, SVD_MULTIPLY_TILE));
-          recording.kernel("svd_multiply").buffer(0, piece.of(q, q_columns)).buffer(1, r_vectors);
+          recording.kernel(std::string("svd_multiply") + complex_suffix(q))
+              .buffer(0, piece.of(q, q_columns))
+              .buffer(1, r_vectors);
           recording.buffer(2, piece.of(vectors.left, vectors.left_strides.row_stride)).bytes(3, p);
           recording.work(piece.work.flops, piece.work.bytes);
           recording.dispatch_threadgroups({grid_side(s.batch * p.row_tiles * p.column_tiles)}, {256});
@@ -104,7 +112,7 @@ void after_qr(const JacobiPlan& plan, const Tensor& tall, const Shape& s, const 
               const Tensor& values, bool full_matrices, bool compute_uv) {
   const auto [a, scales] = scaled(tall);
   const auto [q, r] = qr(a, qr_mode(full_matrices, compute_uv));
-  const Tensor small = new_tensor({compute_uv ? s.batch : 0, s.columns, s.columns}, ScalarType::Float, tall);
+  const Tensor small = new_tensor({compute_uv ? s.batch : 0, s.columns, s.columns}, tall.scalar_type(), tall);
   SvdMatrices r_transposed = transposed(contiguous_strides(s.columns, s.columns));
   r_transposed.batch_stride = r.size(-2) * s.columns;
   jacobi(plan, r, scales,
@@ -175,11 +183,20 @@ void jacobi_blocked(const Tensor& tall, const Shape& s, const SingularVectors& v
   multiply_q(q, left, transposed(contiguous_strides(s.columns, s.columns)), s, vectors);
 }
 
+JacobiPlan plan_of(const Shape& s, bool full_matrices, bool compute_uv, const Tensor& input) {
+  const bool complex = is_complex(input);
+  JacobiPlan plan = plan_svd(s.m, s.n, s.batch, full_matrices, compute_uv, complex, jacobi_tuning(input));
+  if (!complex || !plan.after_qr) return plan;
+  const int64_t q_columns = !compute_uv ? 0 : full_matrices ? s.rows : s.columns;
+  const bool held = !is_left(plan_qr(s.rows, s.columns, s.batch, q_columns, true, qr_tuning(input)).variant);
+  return held ? plan : too_large_plan(times(s.m, s.n));
+}
+
 }  // namespace
 
 Results svd(const Tensor& input, bool full_matrices, bool compute_uv) {
-  const Shape s(check_matrices("svd", input));
-  const JacobiPlan plan = plan_svd(s.m, s.n, s.batch, full_matrices, compute_uv, jacobi_tuning(input));
+  const Shape s(check_matrices_of_numbers("svd", input));
+  const JacobiPlan plan = plan_of(s, full_matrices, compute_uv, input);
   gpu::note_plan("svd", name_of(plan.variant), [&] { return plan.why; });
   if (plan.variant == JacobiVariant::torch) {
     auto [u, values, vh] = call_torch<3>("aten::_linalg_svd", "", input, full_matrices, compute_uv, std::nullopt);
@@ -192,10 +209,10 @@ Results svd(const Tensor& input, bool full_matrices, bool compute_uv) {
   }
 
   const int64_t k = s.columns, u_columns = full_matrices ? s.m : k, vh_rows = full_matrices ? s.n : k;
-  auto result = [&](std::vector<int64_t> sizes) { return new_tensor(sizes, ScalarType::Float, input); };
+  auto result = [&](std::vector<int64_t> sizes) { return new_tensor(sizes, input.scalar_type(), input); };
   const Tensor u = result(compute_uv ? batch_sizes(input, {s.m, u_columns}) : std::vector<int64_t>{0});
   const Tensor vh = result(compute_uv ? batch_sizes(input, {vh_rows, s.n}) : std::vector<int64_t>{0});
-  const Tensor values = result(batch_sizes(input, {k}));
+  const Tensor values = new_tensor(batch_sizes(input, {k}), ScalarType::Float, input);
   if (plan.variant == JacobiVariant::empty) {  // one side may be an identity
     for (const Tensor& vectors : {u, vh})
       if (vectors.numel() > 0)

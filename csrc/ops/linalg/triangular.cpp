@@ -1,4 +1,5 @@
-// solve_triangular(A, B, upper, left, unitriangular) -> X, for float32 triangular matrices of any strides.
+// solve_triangular(A, B, upper, left, unitriangular) -> X, for triangular matrices of any strides, float32 or
+// complex64.
 #include "../../../kernels/linalg/triangular.h"
 #include "../../gpu/cost.h"
 #include "../../gpu/limits.h"
@@ -137,6 +138,24 @@ TriangularPlan many_plan(int64_t order, int64_t columns, int64_t batch, const Tr
           .columns = width};
 }
 
+// Complex systems. Threadgroup memory holds half as many triangles, and threads hold half as many rows.
+TriangularPlan complex_plan(int64_t order, int64_t columns, int64_t batch, const TriangularTuning& tuning) {
+  if (order > kSimdOrder) {
+    TriangularPlan plan = many_plan(TRIANGULAR_PANEL + order, columns, batch, tuning);
+    plan.kernel = "trsm_block_complex_" + std::to_string(plan.threads);
+    return plan;
+  }
+  const uint32_t rows = power_to_32(order);
+  const uint32_t lanes = columns > 16 ? 32 : rows == 32 ? 16 : columns > 8 ? 32 : 8;
+  const uint32_t threads = gpu::kSimdWidth * (rows == 32 ? lanes / 16 : rows == 16 && lanes == 8 ? 2 : 4);
+  return {.variant = TriangularVariant::simd,
+          .why = "a right-hand side a lane, " + std::to_string(lanes) + " lanes a system",
+          .kernel = "trsm_simd_complex_" + times(rows, lanes),
+          .threads = threads,
+          .slots = threads / lanes,
+          .columns = lanes};
+}
+
 const char* name_of(TriangularVariant variant) {
   switch (variant) {
     case TriangularVariant::empty: return "empty";
@@ -150,7 +169,8 @@ const char* name_of(TriangularVariant variant) {
 }
 
 // The plan for `batch` systems of `order` equations with `columns` right-hand sides.
-TriangularPlan plan_triangular(int64_t order, int64_t columns, int64_t batch, const TriangularTuning& tuning) {
+TriangularPlan plan_triangular(int64_t order, int64_t columns, int64_t batch, bool is_complex,
+                               const TriangularTuning& tuning) {
   const std::string size = times(order, order) + " with " + std::to_string(columns) + " right-hand sides: ";
   auto with_size = [&](TriangularPlan plan) {
     plan.why = size + plan.why;
@@ -160,11 +180,17 @@ TriangularPlan plan_triangular(int64_t order, int64_t columns, int64_t batch, co
     return {.variant = TriangularVariant::empty, .why = size + "X has no elements"};
   if ((columns == 1 ? tuning.vector_cpu : tuning.cpu).contain(order, batch))
     return {.variant = TriangularVariant::cpu, .why = size + faster_on_cpu(tuning.family)};
-  if (order <= kSimdOrder) return with_size(simd_plan(order, columns));
+  if (order <= kSimdOrder)
+    return with_size(is_complex ? complex_plan(order, columns, batch, tuning) : simd_plan(order, columns));
   if ((columns == 1 && tuning.vector_torch.contain(order, batch)) ||
       (columns > TRIANGULAR_FEW && tuning.torch.contain(order, batch)))
     return {.variant = TriangularVariant::torch, .why = size + faster_by_torch(tuning.family)};
 
+  if (is_complex) {
+    TriangularPlan plan = complex_plan(order, columns, batch, tuning);
+    plan.variant = TriangularVariant::block;
+    return with_size(plan);
+  }
   const bool few = columns <= TRIANGULAR_FEW;
   const int64_t most_rows =
       few ? (columns == 1 ? TRIANGULAR_VECTOR_ORDER : TRIANGULAR_VECTORS_ORDER) : TRIANGULAR_PANEL;
@@ -265,8 +291,9 @@ Problem problem_of(const Tensor& a, const Tensor& b, const Tensor& x, bool upper
 void solve(gpu::Recording& recording, const TriangularPlan& plan, const Problem& problem, const Tensor& b,
            TriangularParams params) {
   params.column_tiles = ceil_div(params.columns, plan.columns);
-  const double flops = 1.0 * params.order * params.order * params.columns;
-  const double bytes = 4.0 * params.order * (params.order * 0.5 * params.column_tiles + 2.0 * params.columns);
+  const double each = problem.x.element_size() / 4.0;
+  const double flops = each * each * params.order * params.order * params.columns;
+  const double bytes = 4.0 * each * params.order * (params.order * 0.5 * params.column_tiles + 2.0 * params.columns);
   gpu::in_pieces(recording, params.matrices, {flops, bytes}, [&](const gpu::Piece& piece) {
     TriangularParams own = params;
     own.matrices = grid_side(piece.count);
@@ -323,18 +350,18 @@ void blocked(gpu::Recording& recording, const TriangularPlan& plan, const Proble
 }  // namespace
 
 Tensor solve_triangular(const Tensor& a, const Tensor& b, bool upper, bool left, bool unitriangular) {
-  check_float32("solve_triangular", "A", a);
-  check_float32("solve_triangular", "B", b);
+  check_number("solve_triangular", "A", a);
+  check_same_dtype("solve_triangular", "B", b, a);
   check_same_device("solve_triangular", "B", b, a);
   const std::vector<int64_t> sizes = check_shapes(sizes_of(a), sizes_of(b), left);
   const MatrixShape shape = matrix_shape(sizes);
   const TriangularPlan plan = plan_triangular(left ? shape.rows : shape.columns, left ? shape.columns : shape.rows,
-                                              shape.batch, triangular_tuning(a));
+                                              shape.batch, is_complex(a), triangular_tuning(a));
   gpu::note_plan("solve_triangular", name_of(plan.variant), [&] { return plan.why; });
   if (is_left(plan.variant))
     return as_contiguous(
         call_left<1>(plan.variant, "aten::linalg_solve_triangular", a, b, upper, left, unitriangular)[0]);
-  const Tensor x = new_tensor(sizes, ScalarType::Float, a);
+  const Tensor x = new_tensor(sizes, a.scalar_type(), a);
   if (plan.variant == TriangularVariant::empty) return x;
   const Problem problem = problem_of(a, b, x, upper, left, unitriangular);
   gpu::record(x, [&](gpu::Recording& recording) {
