@@ -63,7 +63,8 @@ NVIDIA = {
     r"layer_norm_block8_(aligned_)?float": "norm.few_registers is off",
     r"svd_simd_32x32|svd_block_64": "jacobi.few_registers is off",
     r"trsm_block_.*": "triangular.few_registers is off",
-    r"qr_simd_64x.*": "qr.simd_rows is 64",
+    r"qr_simd_(64|complex_32)x.*": "qr.simd_rows is 64",
+    r"(eigh|svd)_complex_simd_(values_)?16.*": "jacobi.few_registers is off",
     r"attention_(forward|dq|dkv)_\d+_.*": "attention.narrow_forward, narrow_dq and narrow_dkv are on",
     r"attention_forward_unit_.*": "attention.units is on",
     r"attention_decode_(matrices_)?\d+x\d+_.*": "attention_decode.narrow is on",
@@ -73,6 +74,9 @@ NVIDIA = {
 OVER = {
     r"gemm_short_float|conv2d_(packs|elements)_float": "the proxy's fault: on CUDA a product of float32 matrices is a "
     "sum of products of bfloats, whose parts take the registers; on Apple GPUs it is one instruction",
+    r"qr_block_complex_(128|256|512|1024)": "a thread holds 32 complex numbers, and 256 to 272 bytes of the rest spill",
+    r"eigh_complex_block_(values_)?128": "a thread holds 32 complex numbers, and about 200 bytes of the rest spill",
+    r"lu_simd_complex_32x(4|16)": "a lane holds up to 48 complex numbers, and 16 to 40 bytes spill",
     r"svd_block_128": "a thread holds 64 numbers of A and V, and 80 bytes of the rest spill",
     r"attention_forward_narrow_(general_)?256_float|attention_dq_narrow_(general_)?256_half"
     r"|attention_dq_narrow_(192|general_256)_float|attention_d[kv]_narrow_general_192_float": "the "

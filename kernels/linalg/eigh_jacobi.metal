@@ -124,8 +124,8 @@ template <uint LANES, bool VECTORS, typename T>
 }
 
 // A threadgroup takes a matrix of up to 32 COLUMNS columns.
-template <uint COLUMNS, uint SIMDGROUPS, bool VECTORS, typename T>
-[[kernel]] [[max_total_threads_per_threadgroup(512)]] void eigh_block(
+template <uint COLUMNS, uint SIMDGROUPS, bool VECTORS, typename T, uint MOST>
+[[kernel]] [[max_total_threads_per_threadgroup(MOST)]] void eigh_block(
     device const T* a [[buffer(0)]], device float* values [[buffer(1)]], device T* vectors [[buffer(2)]],
     constant EighParams& p [[buffer(3)]], uint matrix [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
@@ -139,19 +139,20 @@ template <uint COLUMNS, uint SIMDGROUPS, bool VECTORS, typename T>
 #define SIMD(name, lanes, type)                                                                      \
   template [[host_name(name #lanes)]] [[kernel]] void eigh_simd<lanes, true, type>(ARGUMENTS(type)); \
   template [[host_name(name "values_" #lanes)]] [[kernel]] void eigh_simd<lanes, false, type>(ARGUMENTS(type));
-#define BLOCK(name, size, columns, simdgroups, type)                                                               \
-  template [[host_name(name #size)]] [[kernel]] void eigh_block<columns, simdgroups, true, type>(ARGUMENTS(type)); \
-  template [[host_name(name "values_" #size)]] [[kernel]] void eigh_block<columns, simdgroups, false, type>(       \
+#define BLOCK(name, size, columns, simdgroups, type, most)                                                          \
+  template                                                                                                          \
+      [[host_name(name #size)]] [[kernel]] void eigh_block<columns, simdgroups, true, type, most>(ARGUMENTS(type)); \
+  template [[host_name(name "values_" #size)]] [[kernel]] void eigh_block<columns, simdgroups, false, type, most>(  \
       ARGUMENTS(type));
 
 SIMD("eigh_simd_", 8, float)
 SIMD("eigh_simd_", 16, float)
 SIMD("eigh_simd_", 32, float)
-BLOCK("eigh_block_", 64, 2, 4, float)
-BLOCK("eigh_block_", 128, 4, 16, float)
+BLOCK("eigh_block_", 64, 2, 4, float, 512)
+BLOCK("eigh_block_", 128, 4, 16, float, 512)
 SIMD("eigh_complex_simd_", 8, float2)
 SIMD("eigh_complex_simd_", 16, float2)
 // A complex number takes two registers, so that more simdgroups share the rows.
-BLOCK("eigh_complex_block_", 32, 1, 2, float2)
-BLOCK("eigh_complex_block_", 64, 2, 8, float2)
-BLOCK("eigh_complex_block_", 128, 4, 16, float2)
+BLOCK("eigh_complex_block_", 32, 1, 2, float2, 64)
+BLOCK("eigh_complex_block_", 64, 2, 8, float2, 256)
+BLOCK("eigh_complex_block_", 128, 4, 16, float2, 512)

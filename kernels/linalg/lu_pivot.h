@@ -4,11 +4,13 @@
 
 #include <metal_stdlib>
 
-#include "householder.h"
+#include "fours.h"
 
 // A row's key in the search of pivot k, which is more than 0 if the row takes part. A NaN is above all numbers.
-inline uint pivot_key(float value, uint place, uint k, bool takes_part) {
-  return takes_part && place >= k ? as_type<uint>(metal::abs(value)) + 1 : 0;
+// A complex number counts as the sum of its parts' magnitudes, as in LAPACK.
+template <typename T>
+inline uint pivot_key(T value, uint place, uint k, bool takes_part) {
+  return takes_part && place >= k ? as_type<uint>(metal::abs(length_of(value))) + 1 : 0;
 }
 
 // Reduces over the LANES lanes that share a matrix. Every lane gets the result.
@@ -43,6 +45,18 @@ inline T operator/(T value, Divisor by) {
   return (value * by.inverse) * by.scale;
 }
 
+// The same for complex numbers.
+struct ComplexDivisor {
+  float2 inverse;
+  float scale;
+};
+inline ComplexDivisor divisor(float2 value) {
+  const float scale = scale_to_one(size_of(value));
+  const float2 scaled = value * scale;
+  return {conjugate(scaled) / add_square(0.0f, scaled), scale};
+}
+inline Complex4 operator/(Complex4 value, ComplexDivisor by) { return times(scaled_by(value, by.scale), by.inverse); }
+
 // The factor by which a row below the pivot subtracts the pivot's row. It is rounded as a division, so that equal rows
 // cancel to zeros. With pivoting a zero pivot means zeros below it.
 inline float multiplier(float value, float pivot, Divisor by, bool pivoting) {
@@ -51,23 +65,26 @@ inline float multiplier(float value, float pivot, Divisor by, bool pivoting) {
   return metal::fma(metal::fma(-quotient, pivot * by.scale, value * by.scale), by.inverse, quotient);
 }
 
+// Equal rows cancel to zeros here too.
+inline float2 multiplier(float2 value, float2 pivot, ComplexDivisor, bool pivoting) {
+  if (pivoting && size_of(pivot) == 0.0f) return value;
+  return value.x == pivot.x && value.y == pivot.y ? number<float2>(1.0f) : quotient(value, pivot);
+}
+
 // Moves the quads of a row one place to the front, and the first one to the end. Loops over the columns of a row then
 // use the first quad, without being unrolled: a run-time index would force the registers into memory.
-template <uint QUADS>
-inline void rotate(thread float4 (&row)[QUADS]) {
-  const float4 first = row[0];
+template <typename Four, uint QUADS>
+inline void rotate(thread Four (&row)[QUADS]) {
+  const Four first = row[0];
 #pragma unroll
   for (uint i = 0; i + 1 < QUADS; ++i) row[i] = row[i + 1];
   row[QUADS - 1] = first;
 }
 
-template <uint QUADS>
-inline void rotate_back(thread float4 (&row)[QUADS]) {
-  const float4 last = row[QUADS - 1];
+template <typename Four, uint QUADS>
+inline void rotate_back(thread Four (&row)[QUADS]) {
+  const Four last = row[QUADS - 1];
 #pragma unroll
   for (uint i = QUADS - 1; i > 0; --i) row[i] = row[i - 1];
   row[0] = last;
 }
-
-// v[i]. A run-time index would force v into memory.
-inline float component(float4 v, uint i) { return i < 2 ? (i == 0 ? v.x : v.y) : (i == 2 ? v.z : v.w); }

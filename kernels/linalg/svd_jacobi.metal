@@ -126,9 +126,9 @@ template <uint COLUMNS, uint SIMDGROUPS, bool VECTORS, uint MOST, typename T = f
       ARGUMENTS(type));
 #define BLOCK_OF(name, type, ...) \
   template [[host_name(name)]] [[kernel]] void svd_block<__VA_ARGS__, type>(ARGUMENTS(type));
-#define BLOCK(name, size, columns, simdgroups, type)         \
-  BLOCK_OF(name #size, type, columns, simdgroups, true, 512) \
-  BLOCK_OF(name "values_" #size, type, columns, simdgroups, false, 512)
+#define BLOCK(name, size, columns, simdgroups, type, most)    \
+  BLOCK_OF(name #size, type, columns, simdgroups, true, most) \
+  BLOCK_OF(name "values_" #size, type, columns, simdgroups, false, most)
 
 SIMD("svd_simd_", 8, 8, float)
 SIMD("svd_simd_", 16, 8, float)
@@ -136,8 +136,8 @@ SIMD("svd_simd_", 32, 8, float)
 SIMD("svd_simd_", 16, 16, float)
 SIMD("svd_simd_", 32, 16, float)
 SIMD("svd_simd_", 32, 32, float)
-BLOCK("svd_block_", 64, 2, 4, float)
-BLOCK("svd_block_", 128, 4, 16, float)
+BLOCK("svd_block_", 64, 2, 4, float, 512)
+BLOCK("svd_block_", 128, 4, 16, float, 512)
 // For GPUs whose threads have few registers: more simdgroups share the rows.
 BLOCK_OF("svd_lean_32", float, 1, 2, true, 64)
 BLOCK_OF("svd_lean_64", float, 2, 8, true, 256)
@@ -145,5 +145,5 @@ BLOCK_OF("svd_lean_64", float, 2, 8, true, 256)
 SIMD("svd_complex_simd_", 8, 8, float2)
 SIMD("svd_complex_simd_", 16, 8, float2)
 SIMD("svd_complex_simd_", 16, 16, float2)
-BLOCK("svd_complex_block_", 32, 1, 2, float2)
-BLOCK("svd_complex_block_", 64, 2, 8, float2)
+BLOCK("svd_complex_block_", 32, 1, 2, float2, 64)
+BLOCK("svd_complex_block_", 64, 2, 8, float2, 256)

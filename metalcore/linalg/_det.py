@@ -9,7 +9,7 @@ from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
 from .._core.tensors import beside
-from ._common import Tensors, in_float32, square, write_out
+from ._common import NUMBERS, Tensors, complex_by_torch, in_float32, square, write_out
 from ._pytorch import by_torch, factors_transpose, override, takes_square
 from ._results import linalg_slogdet
 from ._svd import svd
@@ -21,8 +21,8 @@ def det(A: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """Computes determinants, as torch.linalg.det: the product of U's diagonal in A = P L U, and of P's sign.
 
     Args:
-        A: (*, n, n), any strides. float32; float16 and bfloat16 are computed in float32, and the result is cast back.
-            Other input goes to PyTorch's op.
+        A: (*, n, n), any strides. float32 or complex64; float16 and bfloat16 are computed in float32, and the result
+            is cast back. Other input goes to PyTorch's op.
         out: a tensor to write the determinants to.
 
     Returns:
@@ -36,7 +36,7 @@ def det(A: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
         >>> metalcore.det(torch.tensor([[4.0, 0.0], [2.0, 2.0]], device="mps")).item()
         8.0
     """
-    if not (accelerated(A) and square(A)):
+    if not _takes(A):
         return by_torch(torch.linalg.det, A, out=out)
     return write_out("linalg_det", out, lambda: in_float32(_det, A), A)
 
@@ -50,7 +50,8 @@ def slogdet(A: torch.Tensor, *, out: Tensors | None = None) -> linalg_slogdet:
 
     Returns:
         A torch.return_types.linalg_slogdet: the named tuple (sign, logabsdet), both (*). Singular matrices have 0 and
-        -inf. logabsdet has gradients of any order where A is not singular, and the gradients of sign are zero.
+        -inf. logabsdet is real, and has gradients of any order where A is not singular. So has sign where A is complex;
+        the gradients of a real sign are zero.
 
     Raises:
         RuntimeError: the matrices are not square. The message is PyTorch's.
@@ -60,10 +61,14 @@ def slogdet(A: torch.Tensor, *, out: Tensors | None = None) -> linalg_slogdet:
         >>> sign.item(), logarithm.item()
         (-1.0, 0.0)
     """
-    if not (accelerated(A) and square(A)):
+    if not _takes(A):
         return by_torch(torch.linalg.slogdet, A, out=out)
     results = write_out("linalg_slogdet", out, lambda: in_float32(_slogdet, A), A)
     return linalg_slogdet(tuple(results))
+
+
+def _takes(A):
+    return accelerated(A, dtypes=NUMBERS) and square(A) and not complex_by_torch("lu_factor", (), A)
 
 
 def _factors_like(A):
@@ -89,7 +94,8 @@ def _(A):
 
 @fake_kernel("slogdet")
 def _(A):
-    return A.new_empty(A.shape[:-2]), A.new_empty(A.shape[:-2]), *_factors_like(A)
+    logarithm = A.new_empty(A.shape[:-2], dtype=A.dtype.to_real())
+    return A.new_empty(A.shape[:-2]), logarithm, *_factors_like(A)
 
 
 def _diagonal(values, n):
@@ -102,7 +108,7 @@ def _det_save(ctx, inputs, output):
 
 
 def _det_backward(ctx, grad):
-    """Returns the cofactors det(A) A⁻ᵀ, times grad."""
+    """Returns the conjugates of the cofactors, det(A)* A⁻ᴴ, times grad."""
     A, value, LU, pivots = ctx.saved_tensors
     if grad is None or A.numel() == 0:
         return torch.zeros_like(A)
@@ -116,10 +122,10 @@ def _cofactors_by_factors(LU, pivots, grad):
     diagonal = LU.diagonal(dim1=-2, dim2=-1)
     largest = diagonal.abs().amax(-1, keepdim=True)
     tiny = torch.finfo(LU.dtype).eps * torch.where(largest == 0, 1, largest)
-    change = torch.where(diagonal == 0, tiny, 0)
+    change = torch.where(diagonal == 0, tiny, 0).to(LU.dtype)
     exchanges = (pivots != beside(pivots, torch.arange(1, n + 1, device=pivots.device))).sum(-1)
     value = (diagonal + change).prod(-1) * (1 - 2 * (exchanges % 2))
-    return ops.lu_solve(LU + torch.diag_embed(change), pivots, _diagonal(grad * value, n), True, True)
+    return ops.lu_solve(LU + torch.diag_embed(change), pivots, _diagonal(grad * value.conj(), n), True, True)
 
 
 def _cofactors(A, value, grad):
@@ -127,7 +133,7 @@ def _cofactors(A, value, grad):
     PyTorch."""
     singular = value == 0
     if not singular.any():
-        return ops.solve_ex(A.mT, _diagonal(grad * value, A.shape[-1]), True, False)[0]
+        return ops.solve_ex(A.mH, _diagonal(grad * value.conj(), A.shape[-1]), True, False)[0]
     if singular.all():
         return _cofactors_by_singular_values(A, grad)
     n = A.shape[-1]
@@ -139,12 +145,12 @@ def _cofactors(A, value, grad):
 
 
 def _cofactors_by_singular_values(A, grad):
-    """Returns det(U) det(Vᵀ) U diag(products of the other singular values) Vᵀ."""
+    """Returns (det(U) det(Vᴴ))* U diag(products of the other singular values) Vᴴ."""
     U, S, Vh = svd(A)
     ones = torch.ones_like(S[..., :1])
     before = torch.cat([ones, S[..., :-1]], dim=-1).cumprod(-1)
     after = torch.cat([ones, S[..., 1:].flip(-1)], dim=-1).cumprod(-1).flip(-1)
-    scale = (det(U) * det(Vh) * grad).unsqueeze(-1)
+    scale = ((det(U) * det(Vh)).conj() * grad).unsqueeze(-1)
     return (U * (scale * before * after).unsqueeze(-2)) @ Vh
 
 
@@ -153,17 +159,20 @@ _det = autograd("det", _det_backward, _det_save, results=1)
 
 def _slogdet_save(ctx, inputs, output):
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(inputs[0], *output[2:])
+    ctx.save_for_backward(inputs[0], output[0], *output[2:])
 
 
-def _slogdet_backward(ctx, _, grad):
-    """Computes A⁻ᵀ times the gradient of the logarithm."""
-    A, LU, pivots = ctx.saved_tensors
+def _slogdet_backward(ctx, grad_sign, grad):
+    """Computes A⁻ᴴ times the gradient of the logarithm, and of a complex sign's angle times the imaginary unit."""
+    A, sign, LU, pivots = ctx.saved_tensors
+    if A.is_complex() and grad_sign is not None:
+        angle = -1j * (grad_sign.conj() * sign).imag
+        grad = angle if grad is None else grad + angle
     if grad is None:
         return torch.zeros_like(A)
-    B = _diagonal(grad, A.shape[-1])
+    B = _diagonal(grad.to(A.dtype), A.shape[-1])
     if torch.is_grad_enabled():
-        return ops.solve_ex(A.mT, B, True, False)[0]
+        return ops.solve_ex(A.mH, B, True, False)[0]
     return ops.lu_solve(LU, pivots, B, True, True)
 
 

@@ -9,7 +9,7 @@ from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
 from .._core.tensors import beside
-from ._common import Tensors, in_float32, raise_errors, square, torch_is_faster, write_out
+from ._common import NUMBERS, Tensors, complex_by_torch, in_float32, raise_errors, square, torch_is_faster, write_out
 from ._pytorch import by_torch, checked, override, takes, takes_square
 from ._results import linalg_lu, linalg_lu_factor, linalg_lu_factor_ex
 from ._triangular import solve_triangular
@@ -28,7 +28,8 @@ def lu_factor(A: torch.Tensor, *, pivot: bool = True, out: Tensors | None = None
     Matrix Computations, 3.4 and 3.6). `metalcore.explain("lu_factor", A.shape)` tells which kernels a call runs.
 
     Args:
-        A: (*, m, n), any strides. float32; float16 and bfloat16 are computed in float32, and LU cast back. Other input
+        A: (*, m, n), any strides. float32 or complex64; float16 and bfloat16 are computed in float32, and LU cast back.
+            Other input
             goes to PyTorch's op.
         pivot: False uses the diagonal's entries as pivots. LU then has inf or nan if one of them is zero.
         out: a pair of tensors to write LU and pivots to.
@@ -113,7 +114,7 @@ def lu(A: torch.Tensor, *, pivot: bool = True, out: Tensors | None = None) -> li
         >>> U.tolist()
         [[4.0, 4.0], [0.0, 1.0]]
     """
-    if not _takes(A) or type(pivot) is not bool:
+    if not _takes(A) or type(pivot) is not bool or complex_by_torch("lu", ("pivot", pivot), A):
         return by_torch(torch.linalg.lu, A, pivot=pivot, out=out)
     results = write_out("linalg_lu", out, lambda: in_float32(lambda A: _lu(A, pivot), A), A)
     return linalg_lu(tuple(results))
@@ -131,11 +132,12 @@ def lu_solve(
     """Solves A X = B (or X A = B) for X, with the A that `lu_factor` has factored, as torch.linalg.lu_solve.
 
     Args:
-        LU: (*, n, n), as lu_factor returns it: float32, float16 or bfloat16. Other input goes to PyTorch's op.
+        LU: (*, n, n), as lu_factor returns it: float32, complex64, float16 or bfloat16. Other input goes to PyTorch's
+            op.
         pivots: (*, n), int32, of LU's batch, from 1 to n.
         B: (*, n, k), or (*, k, n) without `left`, of LU's dtype. The batches of LU and B broadcast.
         left: whether A stands on the left of X.
-        adjoint: whether to solve with Aᵀ in the place of A.
+        adjoint: whether to solve with Aᴴ in the place of A.
         out: a tensor to write X to.
 
     Returns:
@@ -168,14 +170,14 @@ def lu_solve(
 
 
 def _takes(A):
-    return accelerated(A) and A.ndim >= 2
+    return accelerated(A, dtypes=NUMBERS) and A.ndim >= 2
 
 
 def _solvable(LU, pivots, B, left):
     """Returns whether the operator takes these. PyTorch's op raises the errors for others."""
     return (
         B is not None
-        and accelerated(LU, B)
+        and accelerated(LU, B, dtypes=NUMBERS)
         and LU.dtype == B.dtype
         and _shapes_fit(LU, pivots, B, left)
         and pivots.device == LU.device
@@ -250,7 +252,7 @@ def _gradient(P, L, U, grad_L, grad_U):
     """Returns the gradient of A = P L U. With k = min(m, n), L is (L1, L2) by rows, U is (U1, U2) by columns, and L1
     and U1 are k x k:
 
-        M = tril(L1ᵀ grad_L1 - grad_U2 U2ᵀ, -1) + triu(grad_U1 U1ᵀ - L2ᵀ grad_L2),   grad_A1 = P L1⁻ᵀ M U1⁻ᵀ
+        M = tril(L1ᴴ grad_L1 - grad_U2 U2ᴴ, -1) + triu(grad_U1 U1ᴴ - L2ᴴ grad_L2),   grad_A1 = P L1⁻ᴴ M U1⁻ᴴ
 
     The square case is that of de Hoog, Anderssen and Lukas (2011). The rows below L1 follow from L2 = A2 U1⁻¹, and the
     columns beside U1 from U2 = L1⁻¹ A2. The subtracted terms are their parts of M.
@@ -261,17 +263,17 @@ def _gradient(P, L, U, grad_L, grad_U):
     right = below = None
     # A slice of all is an alias, which autograd's is_grads_batched does not know; narrow() is none.
     if grad_L is not None:
-        lower = L1.mT @ grad_L.narrow(-2, 0, k)
+        lower = L1.mH @ grad_L.narrow(-2, 0, k)
         if m > k:
-            upper = -(L[..., k:, :].mT @ grad_L[..., k:, :])
-            below = solve_triangular(U1.mT, grad_L[..., k:, :], upper=False, left=False)
+            upper = -(L[..., k:, :].mH @ grad_L[..., k:, :])
+            below = solve_triangular(U1.mH, grad_L[..., k:, :], upper=False, left=False)
     if grad_U is not None:
-        upper = upper + grad_U.narrow(-1, 0, k) @ U1.mT
+        upper = upper + grad_U.narrow(-1, 0, k) @ U1.mH
         if n > k:
-            lower = lower - grad_U[..., k:] @ U[..., k:].mT
-            right = solve_triangular(L1.mT, grad_U[..., k:], upper=True, unitriangular=True)
-    middle = solve_triangular(U1.mT, lower.tril(-1) + upper.triu(), upper=False, left=False)
-    grad = solve_triangular(L1.mT, middle, upper=True, unitriangular=True)
+            lower = lower - grad_U[..., k:] @ U[..., k:].mH
+            right = solve_triangular(L1.mH, grad_U[..., k:], upper=True, unitriangular=True)
+    middle = solve_triangular(U1.mH, lower.tril(-1) + upper.triu(), upper=False, left=False)
+    grad = solve_triangular(L1.mH, middle, upper=True, unitriangular=True)
     if n > k:
         grad = torch.cat([grad, torch.zeros_like(U[..., k:]) if right is None else right], dim=-1)
     if m > k:
@@ -324,8 +326,8 @@ def _solve_save(ctx, inputs, output):
 
 
 def _solve_backward(ctx, grad):
-    """Returns grad_B = A⁻ᵀ grad and grad_A = -grad_B Xᵀ. The gradient of LU in A = P L U is Pᵀ grad_A Uᵀ below the
-    diagonal, and Lᵀ Pᵀ grad_A on and above it. Transposition gives the cases X A = B and Aᵀ this form."""
+    """Returns grad_B = A⁻ᴴ grad and grad_A = -grad_B Xᴴ. The gradient of LU in A = P L U is Pᵀ grad_A Uᴴ below the
+    diagonal, and Lᴴ Pᵀ grad_A on and above it. Transposition gives the cases X A = B and Aᴴ this form."""
     LU, pivots, X = ctx.saved_tensors
     left, adjoint = ctx.flags
     needs_LU, _, needs_B, *_ = ctx.needs_input_grad
@@ -336,11 +338,11 @@ def _solve_backward(ctx, grad):
         U, L = LU.triu(), LU.tril(-1) + identity
         valid_pivots = pivots.clamp(1, LU.shape[-1])  # lu_unpack checks nothing; for invalid pivots grad_B is nan
         P = torch.lu_unpack(LU.detach(), valid_pivots, unpack_data=False)[0]
-        outer, inner = (grad_B, X) if left else (grad_B.mT, X.mT)
+        outer, inner = (grad_B, X) if left else (grad_B.mH, X.mH)
         if adjoint == left:
             outer, inner = inner, outer
-        outer = P.mT @ outer
-        grad_LU = -(outer @ (U @ inner).mT).tril(-1) - ((L.mT @ outer) @ inner.mT).triu()
+        outer = P.mH @ outer
+        grad_LU = -(outer @ (U @ inner).mH).tril(-1) - ((L.mH @ outer) @ inner.mH).triu()
     return grad_LU, None, grad_B if needs_B else None, None, None
 
 

@@ -8,7 +8,7 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
-from ._common import Tensors, in_float32, raise_errors, square, write_out
+from ._common import NUMBERS, Tensors, complex_by_torch, in_float32, raise_errors, square, write_out
 from ._lu import broadcastable, one_batch
 from ._pytorch import by_torch, checked, factors_transpose, override, takes_square
 from ._results import linalg_inv_ex, linalg_solve_ex
@@ -26,8 +26,8 @@ def solve(A: torch.Tensor, B: torch.Tensor, *, left: bool = True, out: torch.Ten
     factorization. `metalcore.explain("solve", A.shape, B.shape)` tells which kernels a call runs.
 
     Args:
-        A: (*, n, n), any strides. float32; float16 and bfloat16 are computed in float32, and X is cast back. Other
-            input goes to PyTorch's op.
+        A: (*, n, n), any strides. float32 or complex64; float16 and bfloat16 are computed in float32, and X is cast
+            back. Other input goes to PyTorch's op.
         B: (*, n, k), or (*, k, n) without `left`, of A's dtype. The batches of A and B broadcast. B may also be a
             vector (n,), or a batch of vectors whose shape is A.shape[:-1].
         left: whether A stands on the left of X. A vector needs that.
@@ -100,8 +100,8 @@ def inv(A: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """Computes inverses, as torch.linalg.inv: the solutions of A X = I by LU with partial pivoting (see solve).
 
     Args:
-        A: (*, n, n), any strides. float32; float16 and bfloat16 are computed in float32, and the inverse is cast back.
-            Other input goes to PyTorch's op.
+        A: (*, n, n), any strides. float32 or complex64; float16 and bfloat16 are computed in float32, and the inverse
+            is cast back. Other input goes to PyTorch's op.
         out: a tensor to write the inverse to.
 
     Returns:
@@ -116,7 +116,7 @@ def inv(A: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
         >>> metalcore.inv(torch.tensor([[2.0, 0.0], [0.0, 4.0]], device="mps")).tolist()
         [[0.5, 0.0], [0.0, 0.25]]
     """
-    if not (accelerated(A) and square(A)):
+    if not _takes_alone(A):
         return by_torch(torch.linalg.inv, A, out=out)
 
     def call():
@@ -148,7 +148,7 @@ def inv_ex(A: torch.Tensor, *, check_errors: bool = False, out: Tensors | None =
         >>> info.item()  # the first zero on U's diagonal
         1
     """
-    if not (accelerated(A) and square(A)) or type(check_errors) is not bool:
+    if not _takes_alone(A) or type(check_errors) is not bool:
         return by_torch(torch.linalg.inv_ex, A, check_errors=check_errors, out=out)
 
     def call():
@@ -160,6 +160,10 @@ def inv_ex(A: torch.Tensor, *, check_errors: bool = False, out: Tensors | None =
     return linalg_inv_ex(tuple(write_out("linalg_inv_ex", out, call, A)))
 
 
+def _takes_alone(A):
+    return accelerated(A, dtypes=NUMBERS) and square(A) and not complex_by_torch("lu_factor", (), A)
+
+
 def _is_vector(A, B):
     """Returns whether B is one vector for all matrices of A, or one for each, by PyTorch's rule."""
     return B.ndim == 1 or A.ndim - 1 == B.ndim and B.shape == A.shape[:-1]
@@ -169,11 +173,12 @@ def _takes(A, B, left):
     """Returns whether the operator takes these. PyTorch's op raises the errors for others."""
     if (
         B is None
-        or not accelerated(A, B)
+        or not accelerated(A, B, dtypes=NUMBERS)
         or A.dtype != B.dtype
         or not square(A)
         or B.ndim < 1
         or type(left) is not bool
+        or complex_by_torch("lu_factor", (), A)
     ):
         return False
     if _is_vector(A, B):
@@ -212,7 +217,8 @@ def _keeps_factors(A, B):
 @cpu_kernel("solve_ex")
 def _(A, B, left, factors):
     LU, pivots, info = torch.linalg.lu_factor_ex(A if left else A.mT)
-    X = torch.linalg.lu_solve(LU, pivots, B, left=left, adjoint=not left)
+    X = torch.linalg.lu_solve(LU, pivots, B if left else B.conj(), left=left, adjoint=not left)
+    X = X if left else X.conj().resolve_conj()
     kept = (LU.contiguous(), pivots.contiguous()) if factors else (A.new_empty(0), pivots.new_empty(0))
     return X.contiguous(), *kept, info
 
@@ -233,20 +239,22 @@ def _solve_save(ctx, inputs, output):
 
 
 def _solve_backward(ctx, grad, *_):
-    """Returns the gradients. For A X = B, grad_B = A⁻ᵀ grad and grad_A = -grad_B Xᵀ. For X A = B, grad_B = grad A⁻ᵀ
-    and grad_A = -Xᵀ grad_B."""
+    """Returns the gradients. For A X = B, grad_B = A⁻ᴴ grad and grad_A = -grad_B Xᴴ. For X A = B, grad_B = grad A⁻ᴴ
+    and grad_A = -Xᴴ grad_B."""
     if grad is None:
         return (None,) * 4
     A, X, LU, pivots = ctx.saved_tensors
     left = ctx.left
     needs_A, needs_B, *_ = ctx.needs_input_grad
     if ctx.factors and not torch.is_grad_enabled():
-        grad_B = ops.lu_solve(LU, pivots, grad, left, left)  # without `left` the factors are those of Aᵀ
+        # Without `left` the factors are those of Aᵀ, and X Aᴴ = grad is X* Aᵀ = grad*.
+        grad_B = ops.lu_solve(LU, pivots, grad if left else grad.conj(), left, left)
+        grad_B = grad_B if left else grad_B.conj()
     else:
-        grad_B = ops.solve_ex(A.mT, grad, left, _keeps_factors(A, grad))[0]
+        grad_B = ops.solve_ex(A.mH, grad, left, _keeps_factors(A, grad))[0]
     grad_A = None
     if needs_A:
-        grad_A = -(grad_B @ X.mT if left else X.mT @ grad_B)
+        grad_A = -(grad_B @ X.mH if left else X.mH @ grad_B)
     return grad_A, grad_B if needs_B else None, None, None
 
 
@@ -274,7 +282,7 @@ def _inv_save(ctx, inputs, output):
 def _inv_backward(ctx, grad, _):
     if grad is None:
         return None
-    transposed = ctx.saved_tensors[0].mT
+    transposed = ctx.saved_tensors[0].mH
     return -(transposed @ (grad @ transposed))
 
 

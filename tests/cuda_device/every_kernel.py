@@ -378,6 +378,41 @@ def eig(device):
             yield f"eig {n}x{n}", tensor
 
 
+def complex_linalg(device):
+    """The kernels of complex matrices."""
+
+    def made(*shape):
+        return torch.view_as_complex(random(device, torch.float32, *shape, 2))
+
+    def all_of(what, results):
+        yield from ((what, tensor) for tensor in results)
+
+    ops = torch.ops.metalcore
+    shapes = itertools.product((8, 16, 32), (8, 16, 32))
+    for m, n in (*shapes, (60, 40), (100, 90), (250, 60), (500, 30), (1000, 15), (3, 0)):
+        yield from all_of(f"qr {m}x{n}", ops.qr(made(3, m, n), "reduced" if n else "complete"))
+    for m, n in ((8, 8), (16, 8), (16, 16), (32, 20), (60, 60), (100, 40)):
+        for full_matrices, compute_uv in ((False, True), (True, True), (False, False)):
+            A = made(3, m, n)
+            A[1] = 0  # svd_complete makes its left singular vectors
+            yield from all_of(f"svd {m}x{n}", ops.svd(A, full_matrices, compute_uv))
+    for n, compute_v in itertools.product((8, 16, 32, 64, 100), (True, False)):
+        yield from all_of(f"eigh {n}", ops.eigh(made(3, n, n), "L", compute_v))
+    for n in (4, 8, 16, 32, 64, 100):
+        A = made(3, n, n)
+        yield from all_of(f"cholesky {n}", ops.cholesky_ex(A @ A.mH, False))
+    for n, columns in itertools.product((8, 16, 32, 40), (4, 16, 32, 100)):
+        A, B = made(3, n, n) + 4 * torch.eye(n, device=device), made(3, n, columns)
+        yield f"triangular {n} {columns}", ops.solve_triangular(A, B, False, True, False)
+        yield from all_of(f"solve {n} {columns}", ops.solve_ex(A, B, True, False))
+    A, B = made(300, 40, 40) + 4 * torch.eye(40, device=device), made(300, 40, 128)
+    yield "triangular, many", ops.solve_triangular(A, B, False, True, False)
+    for n in (8, 16, 32, 60, 100):
+        A = made(3, n, n)
+        for results in (ops.lu(A, True), ops.det(A), ops.slogdet(A), ops.inv_ex(A)):
+            yield from all_of(f"lu {n}", results)
+
+
 # name -> device -> [(what, result)]
 SECTIONS = {
     f"{section.__name__}-{str(dtype).removeprefix('torch.')}": functools.partial(section, dtype=dtype)
@@ -397,7 +432,10 @@ SECTIONS = {
         state_updates,
     )
     for dtype in DTYPES
-} | {section.__name__: section for section in (qr, lstsq, cholesky, lu, triangular, svd, eigh, eig, quant)}
+} | {
+    section.__name__: section
+    for section in (qr, lstsq, cholesky, lu, triangular, svd, eigh, eig, complex_linalg, quant)
+}
 
 
 def watched(results, launched):

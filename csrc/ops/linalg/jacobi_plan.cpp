@@ -52,14 +52,19 @@ constexpr BlockKernel kBlockKernels[] = {{64, 4}, {128, 16}};
 constexpr int64_t kBlockSize = 128;
 // Those of complex numbers, which take twice the registers. The largest one is eigh's alone.
 constexpr BlockKernel kComplexKernels[] = {{32, 2}, {64, 8}, {128, 16}};
-constexpr int64_t kComplexSimd = 16, kComplexSvd = 64;
+constexpr int64_t kComplexSvd = 64;
+
+// The largest matrix in a simdgroup.
+int64_t most_of_simd(bool is_complex, const JacobiTuning& tuning) {
+  return !is_complex ? kSimdSize : tuning.few_registers ? 8 : 16;
+}
 
 // `rows` is 0 for kernels of square matrices only.
 JacobiPlan kernel_plan(const std::string& name, const std::string& values, int64_t rows, int64_t n, bool is_complex,
-                       const std::string& what) {
+                       const JacobiTuning& tuning, const std::string& what) {
   const std::string op = name + (is_complex ? "complex_" : "");
   const int64_t larger = std::max(rows, n);
-  if (larger <= (is_complex ? kComplexSimd : kSimdSize)) {
+  if (larger <= most_of_simd(is_complex, tuning)) {
     const uint32_t lanes = power_from_8(n);
     const std::string suffix = rows ? times(power_from_8(rows), lanes) : std::to_string(lanes);
     return {JacobiVariant::simd,
@@ -147,11 +152,11 @@ JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, boo
   // that saves more sweeps than the QR and the product with Q cost.
   if (rows > most_rows || (full_matrices && compute_uv && rows > columns)) {
     JacobiPlan plan =
-        fitted(kernel_plan("svd_", values, columns, columns, is_complex, times(m, n) + ", its QR's R"), tuning);
+        fitted(kernel_plan("svd_", values, columns, columns, is_complex, tuning, times(m, n) + ", its QR's R"), tuning);
     plan.after_qr = true;
     return plan;
   }
-  return fitted(kernel_plan("svd_", values, rows, columns, is_complex, times(m, n)), tuning);
+  return fitted(kernel_plan("svd_", values, rows, columns, is_complex, tuning, times(m, n)), tuning);
 }
 
 JacobiPlan plan_eigh(int64_t n, int64_t batch, bool compute_v, bool is_complex, const JacobiTuning& tuning) {
@@ -161,7 +166,7 @@ JacobiPlan plan_eigh(int64_t n, int64_t batch, bool compute_v, bool is_complex, 
   if (is_complex && n > kBlockSize) return too_large_plan(times(n, n));
   if (n > kBlockSize)
     return {JacobiVariant::blocked, false, times(n, n) + ": blocks of columns, orthogonal in pairs", "", 0, 0};
-  return kernel_plan("eigh_", compute_v ? "" : "values_", 0, n, is_complex, times(n, n));
+  return kernel_plan("eigh_", compute_v ? "" : "values_", 0, n, is_complex, tuning, times(n, n));
 }
 
 }  // namespace metalcore

@@ -40,7 +40,8 @@ struct LuPlan {
 
 // The plan for `batch` m x n matrices and a B with `b_columns` columns (0: only the factorization). For matrices that
 // are already `factored`, b_columns is not 0, and variant blocked means two triangular systems.
-LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t b_columns, const LuTuning& tuning, bool factored = false);
+LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t b_columns, bool is_complex, const LuTuning& tuning,
+               bool factored = false);
 
 // The kernel for a panel of the blocked variant with `rows` rows.
 struct LuPanel {

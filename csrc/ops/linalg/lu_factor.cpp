@@ -1,4 +1,5 @@
-// lu_factor_ex(A, pivot) -> (LU, pivots, info) and lu(A, pivot) -> (P, L, U), of float32 matrices of any strides.
+// lu_factor_ex(A, pivot) -> (LU, pivots, info) and lu(A, pivot) -> (P, L, U), of matrices of any strides, float32 or
+// complex64.
 #include "lu.h"
 
 #include "../../gpu/cost.h"
@@ -112,8 +113,10 @@ void lu_small(const LuPlan& plan, const LuSmall& task, const LuFactors& results)
   const Tensor& info = results.info;
   gpu::record(a.tensor, [&](gpu::Recording& recording) {
     const double n = static_cast<double>(std::max(a.rows, a.columns));
-    const double flops = n * n * (n * p.tiles + 2 * p.right);  // each tile's threads factor the matrix again
-    gpu::in_pieces(recording, a.batch, {flops, 8 * n * (n * p.tiles + p.right)}, [&](const gpu::Piece& piece) {
+    const double size = a.tensor.element_size() / 4.0;  // a complex product has four real ones
+    const double flops =
+        size * size * n * n * (n * p.tiles + 2 * p.right);  // each tile's threads factor the matrix again
+    gpu::in_pieces(recording, a.batch, {flops, 8 * size * n * (n * p.tiles + p.right)}, [&](const gpu::Piece& piece) {
       p.matrices = grid_side(piece.count);
       const gpu::BufferView own_info = piece.of(info, 1), own_a = piece.of(a.tensor, a.batch_stride);
       const auto optional = [&](bool wanted, const Tensor& tensor, int64_t elements_each) {
@@ -160,7 +163,11 @@ Tensor permuted(const Tensor& b, const Tensor& permutation, const Tensor& x, LuP
   const MatrixShape s = matrix_shape(x.sizes());
   p.rows = grid_side(s.rows), p.columns = grid_side(s.columns);
   gpu::record(x, [&](gpu::Recording& recording) {
-    recording.kernel("lu_permute").buffer(0, b).buffer(1, permutation).buffer(2, x).bytes(3, p);
+    recording.kernel(std::string("lu_permute") + complex_suffix(x))
+        .buffer(0, b)
+        .buffer(1, permutation)
+        .buffer(2, x)
+        .bytes(3, p);
     dispatch_elements(recording, x.numel());
   });
   return x;
@@ -171,12 +178,12 @@ Tensor permuted(const Tensor& b, const Tensor& permutation, const Tensor& x, LuP
 Tensor lu_permute(const Tensor& input, const Tensor& permutation, bool transpose) {
   const Matrices b = matrices(input);
   return permuted(
-      b.tensor, permutation, new_tensor(input.sizes(), ScalarType::Float, input),
+      b.tensor, permutation, new_like(input),
       {.b_batch = b.batch_stride, .b_row = b.row_stride, .b_column = b.column_stride, .transpose = transpose});
 }
 
 Tensor lu_permuted_identity(const Tensor& like, const Tensor& permutation) {
-  return permuted(permutation, permutation, new_tensor(like.sizes(), ScalarType::Float, like), {.identity = true});
+  return permuted(permutation, permutation, new_like(like), {.identity = true});
 }
 
 LuFactors lu_factors(const Tensor& input, bool pivoting, bool with_permutation) {
@@ -184,7 +191,7 @@ LuFactors lu_factors(const Tensor& input, bool pivoting, bool with_permutation) 
   const int64_t steps = std::min(shape.rows, shape.columns);
   LuTuning tuning = lu_tuning(input);
   if (!pivoting) tuning.cpu = {};  // PyTorch's op on the CPU always exchanges rows
-  const LuPlan plan = plan_lu(shape.rows, shape.columns, shape.batch, 0, tuning);
+  const LuPlan plan = plan_lu(shape.rows, shape.columns, shape.batch, 0, is_complex(input), tuning);
   gpu::note_plan("lu_factor", name_of(plan.variant), [&] { return plan.why; });
   if (is_left(plan.variant)) {
     auto [lu, pivots, info] = call_left<3>(plan.variant, "aten::linalg_lu_factor_ex", input, pivoting, false);
@@ -192,8 +199,7 @@ LuFactors lu_factors(const Tensor& input, bool pivoting, bool with_permutation) 
     if (with_permutation) results.permutation = lu_permutation(results.pivots, shape.rows);
     return results;
   }
-  LuFactors results{new_tensor(input.sizes(), ScalarType::Float, input),
-                    new_tensor(batch_sizes(input, {steps}), ScalarType::Int, input),
+  LuFactors results{new_like(input), new_tensor(batch_sizes(input, {steps}), ScalarType::Int, input),
                     new_tensor(batch_sizes(input, {}), ScalarType::Int, input), std::nullopt};
   if (with_permutation) results.permutation = new_tensor(batch_sizes(input, {shape.rows}), ScalarType::Int, input);
   if (plan.variant == LuVariant::empty) {
@@ -211,23 +217,26 @@ LuFactors lu_factors(const Tensor& input, bool pivoting, bool with_permutation) 
 namespace {
 
 std::tuple<Tensor, Tensor, Tensor> lu_factor_ex(const Tensor& a, bool pivot) {
-  check_matrices("lu_factor_ex", a);
+  check_matrices_of_numbers("lu_factor_ex", a);
   const LuFactors results = lu_factors(a, pivot, false);
   return {results.lu, results.pivots, results.info};
 }
 
 // P is empty without pivoting, as in PyTorch.
 std::tuple<Tensor, Tensor, Tensor> lu(const Tensor& a, bool pivot) {
-  const MatrixShape s = check_matrices("lu", a);
+  const MatrixShape s = check_matrices_of_numbers("lu", a);
   const LuFactors results = lu_factors(a, pivot, pivot);
   const int64_t k = std::min(s.rows, s.columns);
-  const Tensor p = new_tensor(pivot ? batch_sizes(a, {s.rows, s.rows}) : std::vector<int64_t>{0}, ScalarType::Float, a);
-  const Tensor l = new_tensor(batch_sizes(a, {s.rows, k}), ScalarType::Float, a);
-  const Tensor u = new_tensor(batch_sizes(a, {k, s.columns}), ScalarType::Float, a);
+  const ScalarType dtype = a.scalar_type();
+  const Tensor p = new_tensor(pivot ? batch_sizes(a, {s.rows, s.rows}) : std::vector<int64_t>{0}, dtype, a);
+  const Tensor l = new_tensor(batch_sizes(a, {s.rows, k}), dtype, a);
+  const Tensor u = new_tensor(batch_sizes(a, {k, s.columns}), dtype, a);
   gpu::record(a, [&](gpu::Recording& recording) {
     auto extract = [&](const Tensor& result, uint32_t part) {
       if (result.numel() == 0) return;
-      recording.kernel("lu_part").buffer(0, results.lu).buffer(1, pivot ? *results.permutation : results.pivots);
+      recording.kernel(std::string("lu_part") + complex_suffix(a))
+          .buffer(0, results.lu)
+          .buffer(1, pivot ? *results.permutation : results.pivots);
       recording.buffer(2, result).bytes(3, LuResultParams{.rows = grid_side(s.rows),
                                                           .columns = grid_side(s.columns),
                                                           .pivots = grid_side(k),

@@ -29,7 +29,7 @@ namespace {
 constexpr uint32_t kThreadRows = 4;
 constexpr uint32_t kThreadThreadgroup = 128;
 constexpr uint32_t kSimdRows = 32;
-constexpr uint32_t kSimdThreadgroup = 4;  // simdgroups
+constexpr uint32_t kSimdThreadgroup = 4, kComplexSimdThreadgroup = 2;  // simdgroups
 
 // Kernels of lu_block.metal: the quads of a row that a thread holds, and the most threads with registers for them.
 struct BlockKernel {
@@ -37,7 +37,10 @@ struct BlockKernel {
   uint32_t quads, most_threads;
 };
 constexpr BlockKernel kBlockKernels[] = {{"lu_block_4", 4, 1024}, {"lu_block_8", 8, 512}, {"lu_block_16", 16, 512}};
-constexpr uint32_t kPanelRows = 512;  // the most rows of a panel with LU_PANEL columns
+// A complex number takes two registers.
+constexpr BlockKernel kComplexKernels[] = {{"lu_block_complex_4", 4, 512}, {"lu_block_complex_8", 8, 512}};
+constexpr uint32_t kComplexTile = 16;  // the most columns of B in lu_simd.metal's kernels of complex numbers
+constexpr uint32_t kPanelRows = 512;   // the most rows of a panel with LU_PANEL columns
 
 struct Block {
   const BlockKernel* kernel;
@@ -45,10 +48,12 @@ struct Block {
 };
 
 // The kernel that holds `columns` columns of `rows` rows with the fewest threads, if one does.
-std::optional<Block> block_of(int64_t rows, int64_t columns, uint32_t most_threads) {
+template <size_t COUNT>
+std::optional<Block> block_of(const BlockKernel (&kernels)[COUNT], int64_t rows, int64_t columns,
+                              uint32_t most_threads) {
   const int64_t row_threads = round_up<int64_t>(rows, gpu::kSimdWidth);
   std::optional<Block> best;
-  for (const BlockKernel& kernel : kBlockKernels) {
+  for (const BlockKernel& kernel : kernels) {
     const int64_t threads = row_threads * ceil_div<int64_t>(columns, 4 * kernel.quads);
     if (threads <= std::min(kernel.most_threads, most_threads) && (!best || threads < best->threads))
       best = Block{&kernel, grid_side(row_threads), grid_side(threads)};
@@ -78,12 +83,13 @@ const char* name_of(LuVariant variant) {
 
 LuPanel lu_panel(uint32_t rows) {
   const uint32_t width = rows <= kPanelRows ? LU_PANEL : LU_PANEL / 2;
-  const std::optional<Block> block = block_of(rows, width, gpu::kMaxThreads);
+  const std::optional<Block> block = block_of(kBlockKernels, rows, width, gpu::kMaxThreads);
   if (!block) return {"lu_looped_panel", LU_LOOPED_PANEL, gpu::kMaxThreads, 0};
   return {block->kernel->name, width, block->threads, block->row_threads};
 }
 
-LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t b_columns, const LuTuning& tuning, bool factored) {
+LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t b_columns, bool is_complex, const LuTuning& tuning,
+               bool factored) {
   const std::string size = times(m, n) + with_b(b_columns);
   if (m == 0 || n == 0 || batch == 0) return {LuVariant::empty, size + ": nothing to factor", "", 0, 0, 0, 0};
   if ((factored ? tuning.solve_cpu : tuning.cpu).contain(std::max(m, n), batch))
@@ -97,7 +103,7 @@ LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t b_columns, const LuT
             0,
             0,
             0};
-  if (m == n && n <= kThreadRows && !factored)
+  if (m == n && n <= kThreadRows && !factored && !is_complex)
     return {LuVariant::thread,
             size + ": a matrix in the registers of a thread",
             "lu_thread_" + std::to_string(n),
@@ -110,19 +116,23 @@ LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t b_columns, const LuT
     const uint32_t lanes = std::max(m, n) <= 8 ? 8 : std::max(m, n) <= 16 ? 16 : 32;
     uint32_t tile = 0;
     for (uint32_t columns : {4u, 8u, 16u, 32u})
-      if (b_columns > 0 && tile < b_columns && columns <= lanes && !(columns == 8 && lanes > 8)) tile = columns;
+      if (b_columns > 0 && tile < b_columns && columns <= lanes && !(columns == 8 && lanes > 8) &&
+          (!is_complex || columns <= kComplexTile))
+        tile = columns;
+    const uint32_t simdgroups = is_complex ? kComplexSimdThreadgroup : kSimdThreadgroup;
     return {LuVariant::simd,
             size + ": rows of up to " + std::to_string(lanes) + " columns, one a lane",
-            "lu_simd_" + times(lanes, tile),
-            kSimdThreadgroup * gpu::kSimdWidth / lanes,
-            kSimdThreadgroup * gpu::kSimdWidth,
+            std::string("lu_simd_") + (is_complex ? "complex_" : "") + times(lanes, tile),
+            simdgroups * gpu::kSimdWidth / lanes,
+            simdgroups * gpu::kSimdWidth,
             0,
             tile};
   }
   if (factored)
     return {
         LuVariant::blocked, size + ": two triangular systems, and the rows in the order of the pivots", "", 0, 0, 0, 0};
-  if (const std::optional<Block> block = block_of(m, n, tuning.block_threads))
+  if (const std::optional<Block> block = is_complex ? block_of(kComplexKernels, m, n, tuning.block_threads)
+                                                    : block_of(kBlockKernels, m, n, tuning.block_threads))
     return {LuVariant::block,
             size + ": in the registers of a threadgroup, " + std::to_string(4 * block->kernel->quads) +
                 " columns of a row a thread",
@@ -131,6 +141,7 @@ LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t b_columns, const LuT
             block->threads,
             block->row_threads,
             0};
+  if (is_complex) return {LuVariant::cpu, too_large_for_kernels(size), "", 0, 0, 0, 0};
   return {LuVariant::blocked,
           size + " is larger than a threadgroup holds: panels of up to " + std::to_string(LU_PANEL) + " columns",
           "",

@@ -9,7 +9,6 @@ namespace metalcore {
 
 namespace {
 constexpr uint32_t kSimdRows = 64;       // the largest kernel of qr_simd.metal
-constexpr uint32_t kComplexRows = 32;    // the same for complex numbers, which take two registers each
 constexpr uint32_t kBlockThreads = 512;  // the most threads of qr_block.metal
 constexpr uint32_t kTallColumns = 64;    // the threadgroup memory of qr_tall.metal
 }  // namespace
@@ -117,7 +116,8 @@ QrPlan plan_reflectors(int64_t m, int64_t n, int64_t batch, int64_t q_columns, b
   if (tuning.cpu.contain(std::min(m, n), batch))
     return {
         QrVariant::cpu, std::to_string(batch) + " of " + times(m, n) + ": " + faster_on_cpu(tuning.family), "", 0, {}};
-  if (m <= std::min(is_complex ? kComplexRows : kSimdRows, tuning.simd_rows) && columns <= kSimdColumns) {
+  const uint32_t registers = is_complex ? 2 : 1;  // that a number takes
+  if (m <= std::min(kSimdRows, tuning.simd_rows) / registers && columns <= kSimdColumns) {
     const uint32_t rows = power_from_8(m), lanes = power_from_8(columns);
     return {QrVariant::simd,
             times(m, n) + ": " + std::to_string(columns) + " columns of A or Q, one a lane, with up to " +
