@@ -45,7 +45,9 @@ def _unchanged(*tensors: Tensor) -> tuple:
 
 def _floats(returned: Any) -> list[Tensor]:
     values = [returned] if isinstance(returned, Tensor) else returned
-    return [value for value in values if isinstance(value, Tensor) and value.is_floating_point()]
+    return [
+        value for value in values if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+    ]
 
 
 def _plain_call(function: Callable, *arguments: Any, **options: Any) -> Any:
@@ -235,9 +237,10 @@ class Op:
         return min((sample for sample in self.samples() if sample.elements), key=lambda sample: sample.elements)
 
     def compute(self, sample: Sample, tensors: Sequence[Tensor], function: Callable | None = None) -> list[Tensor]:
-        """Returns the results of the function, or of another one such as the reference, for a sample's tensors."""
+        """Returns the results of the function, or of another one such as the reference, for a sample's tensors. Complex
+        ones are given as their real and imaginary parts."""
         returned = self.call(function or self.function, *sample.arguments(*tensors), **sample.options)
-        return list(self.results(returned))
+        return [torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for x in self.results(returned)]
 
 
 OPS: dict[str, Op] = {}

@@ -75,6 +75,19 @@ def positive_definite(a: Tensor) -> Tensor:
     return a @ a.mT / a.shape[-1] + torch.eye(a.shape[-1])
 
 
+def turned(a: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    """Returns complex matrices D A Dᴴ and D B, where D is diagonal, with numbers of magnitude one: singular values, and
+    what is symmetric or triangular, stay so."""
+    if a.is_complex():
+        return a, *others
+    dtype = a.dtype if a.dtype == torch.float64 else torch.float32
+    m, n = a.shape[-2:]
+    angles = torch.arange(max(m, n), dtype=dtype, device=a.device)
+    turns = torch.polar(torch.ones_like(angles), angles)
+    rows = turns[:m, None]
+    return a.to(dtype) * rows * turns[:n].conj(), *(b.to(dtype) * rows for b in others)
+
+
 def separated(a: Tensor) -> Tensor:
     """Matrices whose singular values, or their symmetric part's eigenvalues, are about one apart. Errors of
     their vectors grow by the largest value over that distance, which is n."""

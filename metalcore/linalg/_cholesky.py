@@ -7,7 +7,7 @@ import torch
 from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
-from .._core.samples import positive_definite, well_conditioned
+from .._core.samples import positive_definite, turned, well_conditioned
 from ._common import NUMBERS, Tensors, cast_out, in_float32, raise_errors, torch_is_faster, write_out
 from ._pytorch import by_torch, checked, override, takes_square
 from ._results import linalg_cholesky_ex
@@ -209,7 +209,11 @@ def _samples():
         Sample(f"{n}x{n}", ((batch, n, n),), prepare=(positive_definite,), terms=n)
         for batch, n in ((40, 16), (3, 100), (1, 200))
     ]
-    return *square, Sample("upper", ((3, 40, 40),), {"upper": True}, prepare=(positive_definite,), terms=40)
+    return (
+        *square,
+        Sample("upper", ((3, 40, 40),), {"upper": True}, prepare=(positive_definite,), terms=40),
+        Sample("complex", ((3, 40, 40),), prepare=(positive_definite,), arguments=turned, terms=40),
+    )
 
 
 register(

@@ -7,7 +7,7 @@ import torch
 from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
-from .._core.samples import low_rank, separated
+from .._core.samples import low_rank, separated, turned
 from .._core.tensors import beside
 from ._common import (
     NUMBERS,
@@ -166,14 +166,23 @@ def _override(A, UPLO="L", compute_v=True):
 
 def _samples():
     return tuple(
-        Sample(f"{n}x{n}", ((batch, n, n),), arguments=lambda a: (a + a.mT,), prepare=(separated,), terms=n**2)
-        for batch, n in ((7, 12), (2, 40), (1, 140))
+        Sample(name, ((batch, n, n),), arguments=arguments, prepare=(separated,), terms=n**2)
+        for name, batch, n, arguments in (
+            ("12x12", 7, 12, _symmetric),
+            ("40x40", 2, 40, _symmetric),
+            ("140x140", 1, 140, _symmetric),
+            ("20x20, complex", 3, 20, lambda a: turned(*_symmetric(a))),
+        )
     )
+
+
+def _symmetric(a):
+    return (a + a.mT,)
 
 
 def _unique(factors):
     values, eigenvectors = (factor.flip(-1) for factor in factors)  # the largest first
-    return values, low_rank(eigenvectors, values, eigenvectors.mT)
+    return values, low_rank(eigenvectors, values, eigenvectors.mH)
 
 
 register(

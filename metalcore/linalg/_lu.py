@@ -7,7 +7,7 @@ import torch
 from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
-from .._core.samples import well_conditioned
+from .._core.samples import turned, well_conditioned
 from .._core.tensors import beside
 from ._common import NUMBERS, Tensors, complex_by_torch, in_float32, raise_errors, square, torch_is_faster, write_out
 from ._pytorch import by_torch, checked, override, takes, takes_square
@@ -364,9 +364,12 @@ def _override_solve(LU, pivots, B, *, left=True, adjoint=False):
 
 
 def _samples():
-    return tuple(
-        Sample(f"{m}x{n}", ((batch, m, n),), prepare=(well_conditioned,), terms=max(m, n))
-        for batch, m, n in ((40, 3, 3), (7, 16, 12), (3, 20, 30), (3, 100, 60), (1, 200, 200))
+    return (
+        *(
+            Sample(f"{m}x{n}", ((batch, m, n),), prepare=(well_conditioned,), terms=max(m, n))
+            for batch, m, n in ((40, 3, 3), (7, 16, 12), (3, 20, 30), (3, 100, 60), (1, 200, 200))
+        ),
+        Sample("complex", ((3, 40, 30),), prepare=(well_conditioned,), arguments=turned, terms=40),
     )
 
 

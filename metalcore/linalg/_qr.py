@@ -10,7 +10,7 @@ from torch import Tensor
 from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
-from .._core.samples import well_conditioned
+from .._core.samples import turned, well_conditioned
 from ._common import NUMBERS, Tensors, complex_by_torch, in_float32, write_out
 from ._pytorch import by_torch, override, takes
 from ._results import linalg_qr
@@ -162,7 +162,7 @@ def _override(A, mode="reduced"):
     return ops.qr(A, mode) if takes(A) and mode in ("reduced", "complete", "r") else None
 
 
-def _sample(batch, m, n, name="", mode="reduced"):
+def _sample(batch, m, n, name="", mode="reduced", **more):
     return Sample(
         f"{name}{m}x{n}",
         ((batch, m, n),),
@@ -170,6 +170,7 @@ def _sample(batch, m, n, name="", mode="reduced"):
         prepare=(well_conditioned,),
         terms=max(m, n),
         backward=mode == "reduced",
+        **more,
     )
 
 
@@ -187,6 +188,7 @@ register(
             _sample(1, 2100, 12),
             _sample(1, 160, 140),
             _sample(3, 12, 20),
+            _sample(3, 20, 12, "complex, ", arguments=turned),
             _sample(3, 20, 12, "complete, ", "complete"),
             _sample(3, 100, 40, "R alone, ", "r"),
         ),

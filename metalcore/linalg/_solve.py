@@ -7,7 +7,7 @@ import torch
 from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
-from .._core.samples import well_conditioned
+from .._core.samples import turned, well_conditioned
 from ._common import NUMBERS, Tensors, complex_by_torch, in_float32, raise_errors, square, write_out
 from ._lu import broadcastable, one_batch
 from ._pytorch import by_torch, checked, factors_transpose, override, takes_square
@@ -324,6 +324,7 @@ def _samples():
             for batch, n in ((40, 3), (3, 12), (3, 60), (1, 170))
         ),
         Sample("from the right", ((3, 20, 20), (3, 5, 20)), {"left": False}, prepare=(well_conditioned,), terms=20),
+        Sample("complex", ((3, 20, 20), (3, 20, 5)), prepare=(well_conditioned,), arguments=turned, terms=20),
         Sample("vectors", ((3, 20, 20), (3, 20)), prepare=(well_conditioned,), terms=20),
     )
 

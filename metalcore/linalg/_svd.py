@@ -7,7 +7,7 @@ import torch
 from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
-from .._core.samples import low_rank, separated
+from .._core.samples import low_rank, separated, turned
 from .._core.tensors import beside
 from ._common import (
     NUMBERS,
@@ -233,14 +233,21 @@ def _override(A, full_matrices=False, compute_uv=True, *, driver=None):
 def _samples(name="", **options):
     return tuple(
         Sample(
-            f"{name}{m}x{n}",
+            f"{name}{m}x{n}" + ("" if arguments is None else ", complex"),
             ((batch, m, n),),
             options,
             prepare=(separated,),
             terms=max(m, n) ** 2,
             backward=not options.get("full_matrices"),
+            **({} if arguments is None else {"arguments": arguments}),
         )
-        for batch, m, n in ((7, 20, 12), (2, 60, 40), (5, 100, 10), (1, 140, 140))
+        for batch, m, n, arguments in (
+            (7, 20, 12, None),
+            (2, 60, 40, None),
+            (5, 100, 10, None),
+            (1, 140, 140, None),
+            (2, 30, 20, turned),
+        )
     )
 
 

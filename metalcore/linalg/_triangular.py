@@ -7,7 +7,7 @@ import torch
 from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
-from .._core.samples import well_conditioned
+from .._core.samples import turned, well_conditioned
 from ._common import NUMBERS, check_types, in_float32, torch_is_faster, write_out
 from ._pytorch import by_torch, override, takes
 
@@ -170,7 +170,14 @@ def _trsm_by_torch(A, B, *, side="L", uplo="L", transa="N", diag="N", alpha=1.0)
 
 def _samples():
     return tuple(
-        Sample(name, ((batch, n, n), (batch, n, k)), {"upper": False}, prepare=(well_conditioned,), terms=n)
+        Sample(
+            name,
+            ((batch, n, n), (batch, n, k)),
+            {"upper": False},
+            prepare=(well_conditioned,),
+            terms=n,
+            arguments=turned if "complex" in name else lambda *tensors: tensors,
+        )
         for name, batch, n, k in (
             ("12x12", 3, 12, 5),
             ("12x12, a vector", 3, 12, 1),
@@ -178,6 +185,7 @@ def _samples():
             ("100x100, a vector", 3, 100, 1),
             ("100x100, many columns", 3, 100, 40),
             ("160x160", 3, 160, 20),
+            ("40x40, complex", 3, 40, 5),
         )
     )
 

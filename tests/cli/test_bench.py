@@ -37,6 +37,7 @@ SMALL = {
     "causal_conv1d": "channels last forward+backward bfloat16",
     "cholesky": "8x8x8",
     "compile": "compile_shader",
+    "complex_linalg": "8x8x8",
     "conv": "residual relu channels_last float32",
     "decode": "bfloat16",
     "eig": "8x8x8",

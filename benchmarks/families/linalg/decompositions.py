@@ -37,16 +37,16 @@ def matrices(
         flops: (m, n, sides) -> the operations for a matrix.
         least: the speedup that is wanted of sizes that do not say it.
         label: what cases are named, in place of the op.
-        more: `sides_text` for the shape; `options` of explain, or None where the op has no variants.
+        more: `sides_text` for the shape; `options` of explain, or None where the op has no variants; the `dtype`.
     """
 
-    def case(shape, sides, bound, sides_text=", {}", options=()):
+    def case(shape, sides, bound, sides_text=", {}", options=(), dtype=torch.float32):
         *batch, m, n = shape
         bound, count = bound or least, math.prod(batch)
         return Comparison(
             name=label or name,
             shape=size_text(shape) + (sides_text.format(sides) if sides else ""),
-            dtype=torch.float32,
+            dtype=dtype,
             ours=ours or getattr(metalcore, name),
             theirs=theirs or getattr(torch.linalg, name),
             inputs=lambda device: inputs(device, shape, sides),
