@@ -118,11 +118,12 @@ template <typename T>
   UNIT("nt" name, type, T, rows, columns, threads, false, true)  \
   UNIT("tn" name, type, T, rows, columns, threads, true, false)  \
   UNIT("tt" name, type, T, rows, columns, threads, true, true)
-#define TYPE(type, T)                                                               \
-  UNITS("_wide", type, T, GEMM_UNIT_ROWS, GEMM_UNIT_WIDE, GEMM_UNIT_WIDE_THREADS)   \
-  UNITS("", type, T, GEMM_UNIT_ROWS, GEMM_UNIT_COLUMNS, GEMM_UNIT_THREADS)          \
-  UNITS("_some", type, T, GEMM_UNIT_NARROW_ROWS, GEMM_UNIT_SOME, GEMM_UNIT_THREADS) \
-  UNITS("_few", type, T, GEMM_UNIT_NARROW_ROWS, GEMM_UNIT_FEW, GEMM_UNIT_THREADS)   \
+#define TYPE(type, T)                                                                \
+  UNITS("_wide", type, T, GEMM_UNIT_ROWS, GEMM_UNIT_WIDE, GEMM_UNIT_WIDE_THREADS)    \
+  UNITS("", type, T, GEMM_UNIT_ROWS, GEMM_UNIT_COLUMNS, GEMM_UNIT_THREADS)           \
+  UNITS("_deep", type, T, GEMM_UNIT_ROWS, GEMM_UNIT_COLUMNS, GEMM_UNIT_WIDE_THREADS) \
+  UNITS("_some", type, T, GEMM_UNIT_NARROW_ROWS, GEMM_UNIT_SOME, GEMM_UNIT_THREADS)  \
+  UNITS("_few", type, T, GEMM_UNIT_NARROW_ROWS, GEMM_UNIT_FEW, GEMM_UNIT_THREADS)    \
   template [[host_name("gemm_unit_sum_" type)]] [[kernel]] decltype(gemm_unit_sum<T>) gemm_unit_sum<T>;
 TYPE("half", half)
 TYPE("bfloat", bfloat)

@@ -33,7 +33,7 @@ def test_layouts(device, dtype, left, right):
     """Sizes lie at and beside those of tiles, of packs of 16 bytes and of the pipeline's steps of 64 terms."""
     layout = "".join("t" if name == "columns" else "n" for name in (left, right))
     flipped = "".join("t" if name == "n" else "n" for name in reversed(layout))
-    for rows, columns, terms, tile in ((128, 128, 64, ""), (131, 129, 9, "_wide"), (200, 33, 24, "_some")):
+    for rows, columns, terms, tile in ((128, 128, 64, "_deep"), (131, 129, 9, "_wide"), (200, 33, 24, "_some")):
         a, b = matrix(rows, terms, left, dtype, device), matrix(terms, columns, right, dtype, device)
         result, recording = record(metalcore.matmul, a, b)
         assert recording.kernels == (f"gemm_unit_{layout}{tile}_{NAMES[dtype]}",)
@@ -77,7 +77,8 @@ def test_batches(device):
 
 
 def test_groups(device):
-    """Groups begin anywhere, one is empty, and the last rows are in no group."""
+    """Groups begin anywhere, one is empty, and the last rows are in no group. There are more tiles than cores."""
+    _C.use_measured(device, _C.gpu_family(device), [("gemm", "units", [1]), ("gemm", "unit_threadgroups", [5])])
     a, b = (tensor(*shape, dtype=torch.bfloat16, device=device) for shape in ((300, 40), (3, 40, 72)))
     ends = torch.tensor([7, 7, 150], dtype=torch.int32, device=device)
     result, recording = record(metalcore.grouped_gemm, a, b, ends)
@@ -118,13 +119,14 @@ def test_which_products_have_units(device):
     with tuned("hopper"):
         names = {shapes: variant(*shapes) for shapes in (
             ((9 * 128, 64), (64, 8 * 256)),
-            ((9 * 128, 64), (64, 8 * 256 - 256)),  # fewer wide tiles
+            ((71 * 128, 64), (64, 256)),  # fewer wide tiles
+            ((132 * 128, 64), (64, 128)),  # a tile for each core
             ((4096, 64), (64, 64)),
             ((16, 64), (64, 4096)),
             ((8, 64), (64, 4096)),
         )}  # fmt: skip
-    kernels = ["gemm_unit_nn_wide", "gemm_unit_nn", "gemm_unit_nn_some", "gemm_unit_tt_few", "gemv_columns4"]
-    assert list(names.values()) == kernels
+    tiles = ["nn_wide", "nn", "nn_deep", "nn_some", "tt_few"]
+    assert list(names.values()) == [*(f"gemm_unit_{tile}" for tile in tiles), "gemv_columns4"]
     for family in ("baseline", "apple10", "simulator"):
         with tuned(family):
             assert not variant((4096, 64), (64, 4096)).startswith("gemm_unit")

@@ -173,6 +173,8 @@ constexpr UnitTile kUnitTiles[] = {
     {GEMM_UNIT_ROWS, GEMM_UNIT_COLUMNS, GEMM_UNIT_THREADS, VARIANTS("")},
     {GEMM_UNIT_ROWS, GEMM_UNIT_WIDE, GEMM_UNIT_WIDE_THREADS, VARIANTS("_wide")},
 };
+// The same as the third one where a core has one threadgroup alone: its copies are more steps ahead.
+constexpr UnitTile kDeepTile = {GEMM_UNIT_ROWS, GEMM_UNIT_COLUMNS, GEMM_UNIT_WIDE_THREADS, VARIANTS("_deep")};
 #undef VARIANTS
 constexpr int64_t kLeastSplitTerms = 1024;  // of a threadgroup
 
@@ -200,6 +202,7 @@ GemmPlan unit_plan(const GemmProblem& p, GemmParams params, const GemmTuning& tu
   const bool rows_free = p.grouped != GEMM_GROUPED_ROWS;
   const int64_t tiles = rows_free ? members(p) * params.row_tiles : params.row_tiles + int64_t{p.groups};
   const int64_t across = up(p.columns, tile->columns);
+  if (tile->columns == GEMM_UNIT_COLUMNS && tiles * across <= tuning.unit_threadgroups) tile = &kDeepTile;
   params.split_terms = params.terms;
   uint32_t splits = 1;
   if (p.grouped == 0 && p.batch.empty()) {
