@@ -56,14 +56,9 @@ template <typename T, uint D, uint R, bool kNarrow, uint kMaxSimdgroups = 4>
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   device const uchar* first_keys[kLaneKeys];
-  device const uchar* first_values[kLaneKeys];
   walk.key_rows.find(first_keys, walk.places, params.k);
-  walk.value_rows.find(first_values, walk.places, params.v);
   metalcore_await_earlier_kernels(first_keys, 0);
-  if (begins) {
-    walk.ahead.load(walk.key_rows, first_keys);
-    if (D <= 128) walk.value_rows.prefetch(first_values);
-  }
+  if (begins) walk.ahead.load(walk.key_rows, first_keys);
   // All loads of a thread are on their way at once.
   constexpr uint kVectors = D / 8, kEach = R * kVectors / (32 * kMaxSimdgroups);
   for (uint first = thread_index; first < R * kVectors; first += kEach * threads.x) {

@@ -79,12 +79,6 @@ struct LaneVectors {
                          static_cast<ulong>(places.slot[j]) * static_cast<uint>(strides.token)) *
                             sizeof(T);
   }
-  METAL_FUNC void prefetch(thread device const uchar* const (&rows)[kLaneKeys]) const {
-#pragma unroll
-    for (uint j = 0; j < kLaneKeys; ++j)
-#pragma unroll
-      for (uint n = 0; n < N; ++n) metalcore_prefetch(rows[j] + further[n], 0);
-  }
   METAL_FUNC void load(thread Pack<T> (&to)[N], device const uchar* row) const {
 #pragma unroll
     for (uint n = 0; n < N; ++n) to[n] = *reinterpret_cast<device const Pack<T>*>(row + further[n]);

@@ -153,7 +153,7 @@ void Launches::load_missing(const Device& device) {
 // It launches slabs if there are more threadgroups in one direction than a launch can have.
 //
 // Where the device can, a kernel is launched while those before it in the stream run, so that its launch costs no time
-// between them. Every entry waits for their results before it does anything (msl::follow() in
+// between them. Every kernel waits for their results before it reads or writes memory (msl::follow() in
 // metalcore/msl/include/cuda/entry.h), so the order of all reads and writes stays that of the stream.
 void Launches::launch(const Device& device, const Dispatch& dispatch, Stream stream) {
   const Loaded& loaded = *dispatch.variant->on[device.index].load(std::memory_order_relaxed);

@@ -112,9 +112,9 @@ DecodePlan plan_decode(const DecodeCall& call) {
   const int64_t keys = std::min(of_request, call.left + call.right + call.queries);
   const int64_t busy = tiles * kv_heads * (ragged ? 1 : call.batch);
   const bool wide = matrices && !tuning.narrow, large = matrices && kernel_size > 128;
-  // Large threadgroups have half as many simdgroups, and of those with short rows a core runs half as many again.
-  const int64_t usual_fill = matrices ? tuning.fill_matrices : tuning.fill_threadgroups;
-  const int64_t fill = large ? 2 * usual_fill : wide && kernel_size <= 64 ? usual_fill * 3 / 2 : usual_fill;
+  // Large threadgroups have half as many simdgroups, and those with short rows ask for half as much memory at a time.
+  const int64_t fill = (matrices ? tuning.fill_matrices : tuning.fill_threadgroups)
+                       << (large || (wide && kernel_size <= 64));
   const int64_t least_share = std::max<int64_t>(tuning.least_share, matrices ? kMatrixStep >> large : 1);
   const uint32_t simdgroups = large ? std::min(tuning.simdgroups, 2u) : tuning.simdgroups;
   // A part of a step takes a wide threadgroup as long as all of it.

@@ -202,10 +202,6 @@ struct Caller<function> {
 }  // namespace msl
 
 // In the place of the functions in kernels/common/earlier.h.
-template <class T>
-METAL_FUNC void metalcore_prefetch(const T* address, int) {
-  asm volatile("prefetch.global.L1 [%0];" ::"l"(address));
-}
 METAL_FUNC void metalcore_await_earlier_kernels(int) { msl::await_earlier_kernels(); }
 // It is made to depend on the addresses, so the compiler computes them before. Their bits and those of the block's size
 // together are never 0.
