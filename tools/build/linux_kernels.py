@@ -40,14 +40,14 @@ def simulator_libraries(tasks, folder=KERNELS):
                         f"lib/{place}{suffix}/{family}.so",
                         [*with_includes(source, folder), *translator_files()],
                         [isa, checking, compiler()],
-                        functools.partial(_compile, source, folder, defines, isa, checking),
+                        functools.partial(_compile, source, folder, defines, isa, checking, host.level(family)),
                     )
                 )
     return outputs
 
 
-def _compile(source, folder, defines, isa, checking, output):
-    text, how = source.read_text(encoding="utf-8"), {"isa": isa, "checking": checking}
+def _compile(source, folder, defines, isa, checking, level, output):
+    text, how = source.read_text(encoding="utf-8"), {"isa": isa, "checking": checking, "level": level}
     host.compile_source(translation(source, folder, defines).source(), output, **how, msl=text, filename=str(source))
 
 
