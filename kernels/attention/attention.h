@@ -29,7 +29,7 @@
 #define ATTENTION_UNIT_SIZES 64, 128, 256
 #define ATTENTION_UNIT_THREADS 256
 #define ATTENTION_UNIT_ROWS (ATTENTION_UNIT_THREADS / 2)
-#define ATTENTION_UNIT_KEYS(size) ((size) <= 128 ? 128 : 64)
+#define ATTENTION_UNIT_KEYS(size) ((size) <= 64 ? 128 : 64)
 
 // Narrow kernels are the same for threads with at most 128 registers, as Apple's GPUs have them. A simdgroup has 8
 // rows, which stay in threadgroup memory, and loads nothing ahead into registers. Fewer simdgroups share long rows.

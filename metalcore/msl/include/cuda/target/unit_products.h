@@ -55,6 +55,7 @@ struct UnitProducts {
   int warpgroup, first, tiles;
   HeldNumbers<keys / 2> scores;
   HeldNumbers<size / 2> sums;
+  uint32_t weights[keys / 16][4] = {};  // of the products that go on
 
   METAL_FUNC UnitProducts(const Tensor& of_queries, const Tensor& of_keys, const Tensor& of_values, uint32_t simd)
       : query_copies(of_queries, kAll),
@@ -115,16 +116,15 @@ struct UnitProducts {
     }
   }
   METAL_FUNC void scale(const Numbers& factors) {
+    if (!__any_sync(kEveryLane, factors.elements[0] != 1.0f || factors.elements[1] != 1.0f)) return;
 #pragma unroll
     for (int i = 0; i < size / 2; ++i) sums[i] *= of(factors, i);
   }
 
   METAL_FUNC void add(uint32_t, const Numbers& factors) {
-    uint32_t weights[keys / 16][4];
+    finish();  // the step before, whose stage and weights are free then
 #pragma unroll
     for (int i = 0; i < keys / 4; ++i) weights[i / 4][i % 4] = packed(T(), scores[2 * i], scores[2 * i + 1]);
-    wait_for_products();  // of the step before, whose stage is free then
-    sums.fence();
     scale(factors);
     wait_for_copies<0>();
     share();
@@ -147,6 +147,9 @@ struct UnitProducts {
   METAL_FUNC void finish() {
     wait_for_products();
     sums.fence();
+    // The compiler takes registers of left operands for other things as soon as products have begun.
+#pragma unroll
+    for (int i = 0; i < keys / 4; ++i) asm volatile("" : "+r"(weights[i / 4][i % 4])::"memory");
   }
 
   template <bool rests>
