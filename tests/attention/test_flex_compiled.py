@@ -50,7 +50,13 @@ def test_gradients_in_a_program(device, ours):
     assert steps.count("flex_forward") == steps.count("flex_backward") == 1
 
 
-@pytest.mark.parametrize("case", [relative_positions, learned_cap], ids=lambda case: case.__name__)
+def constants(device, dtype):
+    """Numbers that the function makes tensors of, which the graph holds."""
+    half = torch.tensor(0.5, dtype=dtype, device="cpu")
+    return (lambda s, b, h, q, k: s * torch.where(q < k, torch.tensor(0.25, dtype=dtype), half)), None, ()
+
+
+@pytest.mark.parametrize("case", [relative_positions, learned_cap, constants], ids=lambda case: case.__name__)
 def test_gradients_in_inductors_graphs(device, case, monkeypatch):
     """With captured tensors of one and of no dimension, and with a size that is a symbol in the second graph."""
     if device != "mps":

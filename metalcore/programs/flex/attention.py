@@ -91,13 +91,28 @@ def _run(query, key, value, score_mod, block_mask, scale):
     score = None if score_mod is None else _once(score_mod, "score_mod", query.dtype, query.device)
     mask = None
     if block_mask is None:
-        block_mask = torch_flex._create_empty_block_mask(query, key)
+        tables = _one_block(query.device)
     else:
+        tables = block_mask.as_tuple()
         mask = _once(block_mask.mask_mod, "mask_mod", None, query.device)
         if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in mask.captures):
             raise RuntimeError(f"{_NAME}: what mask_mod captures has no gradient; detach() it")
     captures = () if score is None else score.captures
-    return _Flex.apply(query, key, value, score, mask, block_mask.as_tuple(), scale, *captures)
+    return _Flex.apply(query, key, value, score, mask, tables, scale, *captures)
+
+
+_one_blocks: dict[torch.device, tuple] = {}
+
+
+def _one_block(device):
+    """Returns the tuple of a mask that hides nothing. PyTorch makes it by some thirty operations."""
+    if device in _one_blocks:
+        return _one_blocks[device]
+    one = torch.ones(1, device=device)
+    tables = torch_flex._create_empty_block_mask(one, one).as_tuple()
+    if type(one) is Tensor:  # and no fake one
+        _one_blocks[device] = tables
+    return tables
 
 
 def _once(function, kind, dtype, device):

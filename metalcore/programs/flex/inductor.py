@@ -13,7 +13,7 @@ from typing import Any
 import sympy
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx.graph import _custom_builtins
 
 from . import launches
@@ -114,13 +114,40 @@ def _lowered(previous: Callable, call: Callable, handler: Callable) -> Callable:
     @functools.wraps(previous)
     def lowered(*args, **kwargs):
         query, captures, block_mask = args[0], (*args[-2], *args[-1]), args[-5]
-        mods = (x.graph_module for x in (*args, block_mask[-1]) if hasattr(x, "graph_module"))
-        is_text = not any(node.op == "get_attr" for mod in mods for node in mod.graph.nodes)
+        mods = (x.graph_module for x in (next(x for x in args if hasattr(x, "graph_module")), block_mask[-1]))
+        is_text = not any(_constants(mod) is None for mod in mods)
         if query.get_device().type == "mps" and is_text and all(_is_tensor(x) or _is_integer(x) for x in captures):
             return call(handler, *args)
         return previous(*args, **kwargs)
 
     return lowered
+
+
+def _constants(module: GraphModule) -> dict[Node, Tensor] | None:
+    """Returns the numbers that a function made tensors of, or None where it has other tensors of its own."""
+    nodes = [node for node in module.graph.nodes if node.op == "get_attr"]
+    found = {node: getattr(module, str(node.target)) for node in nodes}
+    return found if all(isinstance(x, Tensor) and not x.dim() for x in found.values()) else None
+
+
+def _text(module: GraphModule) -> str:
+    """Returns a graph's code, in which such numbers are arguments of operators."""
+    constants = _constants(module)
+    if not constants:
+        return module.code
+    names = {node.name: constant for node, constant in constants.items()}
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    for node in list(graph.nodes):
+        if node.op == "get_attr":
+            constant = names[node.name]
+            with graph.inserting_before(node):
+                number = graph.call_function(
+                    torch.ops.aten.scalar_tensor.default, (constant.item(),), {"dtype": constant.dtype}
+                )
+            node.replace_all_uses_with(number)
+            graph.erase_node(node)
+    return GraphModule(torch.nn.Module(), graph).code
 
 
 def _is_tensor(captured):
@@ -135,7 +162,7 @@ def _mods(block_mask, scale, score_captures, mask_captures, score_mod):
     every = *score_captures, *mask_captures
     tensors, numbers = [x for x in every if _is_tensor(x)], [x for x in every if not _is_tensor(x)]
     kinds = ("".join("t" if _is_tensor(x) else "n" for x in of) for of in (score_captures, mask_captures))
-    mods = score_mod.graph_module.code, block_mask[-1].graph_module.code
+    mods = _text(score_mod.graph_module), _text(block_mask[-1].graph_module)
     blocks = map(int, block_mask[-3:-1])
     return [*block_mask[2:10]], tensors, numbers, *kinds, *mods, float(scale), *blocks
 
