@@ -235,10 +235,10 @@ _run = SimulatorTarget.run
 _ran = set()  # the libraries that count the programs whose kernels also ran as wholes
 
 
-def _run_and_count(target, kernel, *launch):
+def _run_and_count(self, kernel, buffers, lengths, threads, group):
     """Takes the place of SimulatorTarget.run while kernels are counted."""
-    _ran.add(_run_counting(target._program, kernel, *launch))
-    _run(target, kernel, *launch)
+    _ran.add(_run_counting(self._program, kernel, buffers, lengths, threads, group))
+    _run(self, kernel, buffers, lengths, threads, group)
 
 
 class _CountingTarget(SimulatorTarget):
@@ -247,8 +247,8 @@ class _CountingTarget(SimulatorTarget):
     def prepare(self):
         """Leaves errors to the first call."""
 
-    def run(self, kernel, *launch):
-        _run_counting(self._program, kernel, *launch)
+    def run(self, kernel, buffers, lengths, threads, group):
+        _run_counting(self._program, kernel, buffers, lengths, threads, group)
 
 
 class CountedLibrary(ShaderLibrary):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..tuning.search import Timing
+from ..tuning.search import Clock, Timing
 from ..tuning.workloads import Scale
 from .chips import Chip
 from .counts import taken
@@ -26,7 +26,7 @@ FIELDS_LEFT_OUT = (
 )
 
 
-class EstimateClock:
+class EstimateClock(Clock):
     """Takes the place of metalcore.tuning.search.Clock inside of counting(). It tells times on a chip by estimate."""
 
     def __init__(self, chip: Chip):
