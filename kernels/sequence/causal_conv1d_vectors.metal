@@ -90,13 +90,12 @@ struct Strip {
     end = min(begin + params.run, params.length);
   }
 };
-constexpr constant uint kSome = 4;  // positions whose loads do not wait for each other
-
 template <typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(CONV1D_THREADS)]] void causal_conv1d_channels(
     device const T* x [[buffer(0)]], device const uchar* weight [[buffer(1)]], device const uchar* bias [[buffer(2)]],
     device T* y [[buffer(3)]], constant CausalConv1dParams& params [[buffer(4)]],
     uint index [[thread_position_in_grid]]) {
+  constexpr uint kSome = 8 / sizeof(T);  // positions whose loads do not wait for each other
   const Strip strip(params, index);
   x += strip.batch * params.x[0] + strip.channel;
   y += strip.batch * params.out[0] + strip.channel;
@@ -123,6 +122,7 @@ template <typename T>
     device const T* grad [[buffer(0)]], device const T* x [[buffer(1)]], device const uchar* weight [[buffer(2)]],
     device const uchar* bias [[buffer(3)]], device T* gx [[buffer(4)]], device float* parts [[buffer(5)]],
     constant CausalConv1dParams& params [[buffer(6)]], uint index [[thread_position_in_grid]]) {
+  constexpr uint kSome = 8 / sizeof(T);  // positions whose loads do not wait for each other
   const Strip strip(params, index);
   x += strip.batch * params.x[0] + strip.channel;
   grad += strip.batch * params.grad[0] + strip.channel;

@@ -161,22 +161,11 @@ inline void add_products(thread Fragments<float, 2, 8>& sums, threadgroup float*
   constexpr uint kWidth = 16, kLeft = kWidth + 16 / sizeof(T), kTerms = 4 / sizeof(T);
   threadgroup T* const own = reinterpret_cast<threadgroup T*>(tiles);
   threadgroup float* const others = tiles + kChunk * kPitch;
-  RowWords<kWidth, kLeft, T> next;
-  RowWords<kWidth, kPitch, float> next_others;
   for (uint first = 0; first < size; first += kWidth) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (!vectors || first == 0) {
-      fetch_rows<kWidth, kLeft>(own, a, stride, count, first, size, vectors, thread_index);
-      fetch_rows<kWidth, kPitch>(others, b, b_stride, b_count, first, size, vectors, thread_index);
-    } else {
-      next.store(own, thread_index);
-      next_others.store(others, thread_index);
-    }
+    fetch_rows<kWidth, kLeft>(own, a, stride, count, first, size, vectors, thread_index);
+    fetch_rows<kWidth, kPitch>(others, b, b_stride, b_count, first, size, vectors, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (vectors && first + kWidth < size) {  // on their way while these are multiplied
-      next.load(a, stride, count, first + kWidth, size, thread_index);
-      next_others.load(b, b_stride, b_count, first + kWidth, size, thread_index);
-    }
 #pragma unroll 1
     for (uint term = 0; term < kWidth; term += kTerms * 8) {
       Fragments<T, 2, kTerms> rows;
@@ -253,7 +242,7 @@ inline void put(thread const Fragments<float, 2, 8>& sums, threadgroup float* ti
     simdgroup_barrier(mem_flags::mem_threadgroup);
     const uint first = simdgroup * kOwn + m * 8;
     // Some rows' numbers are on their way before the first one is needed.
-    constexpr uint kSome = 8;
+    constexpr uint kSome = 4;
 #pragma unroll 1
     for (uint part = 0; part < kRows / 32 * 8 / kSome; ++part) {
       const uint begin = part * kSome % 8, column = part * kSome / 8 * 32 + lane;
@@ -281,7 +270,7 @@ inline void put(thread const Fragments<float, 2, 8>& sums, threadgroup float* ti
 }
 
 template <typename T>
-[[kernel]] [[max_total_threads_per_threadgroup(DELTA_PROMISE)]] void gated_delta_rule_chunks(
+[[kernel]] [[max_total_threads_per_threadgroup(DELTA_THREADS)]] void gated_delta_rule_chunks(
     device const T* grad [[buffer(0)]], device const T* q [[buffer(1)]], device const T* k [[buffer(2)]],
     device const float* g [[buffer(3)]], device const float* beta [[buffer(4)]], device const int* ends [[buffer(5)]],
     device const float* errors [[buffer(6)]], device const float* value_grads [[buffer(7)]],

@@ -6,7 +6,7 @@
 #endif
 
 #define DELTA_THREADS 128  // of a threadgroup
-// What kernels with much in registers promise: as many threads as 128 registers each leave on Apple's GPUs, and 168 on
+// What kernels that walk along chunks promise: as many threads as 128 registers each leave on Apple's GPUs, and 168 on
 // NVIDIA's, whose compiler takes more without a bound, so that fewer threadgroups run at once.
 #define DELTA_PROMISE 384
 #define DELTA_STEPS 8   // positions whose keys and queries are in threadgroup memory at once
