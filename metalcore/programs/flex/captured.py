@@ -206,7 +206,7 @@ def plan_of(joint: GraphModule, wanted, call, simds: int, pieces: int) -> Plan |
 class _Part(Interpreter):
     """Runs what some nodes of a graph need."""
 
-    def values(self, arguments, known: dict[Node, Any], nodes):
+    def values(self, arguments, known: dict[Node, Any], nodes) -> list[Any]:
         graph: Any = self.module.graph
         placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         self.env: dict[Node, Any] = {**dict(zip(placeholders, arguments)), **known}
@@ -272,7 +272,7 @@ def _scattered(joint, scatter, place, sums, captures):
             axis = "k" if bits[index] & _K else "q"
             last = axes.get(axis) if bits[index] & (_Q | _K) else None
             extent = 1 if last is None else total.shape[last]
-            number = _numbers(joint, index, captures, *total.shape[:2], axis, extent, sums.device)
+            number: Any = _numbers(joint, index, captures, total.shape[0], total.shape[1], axis, extent, sums.device)
             shape[:2] = total.shape[:2]
             if last is not None:
                 shape[last] = extent

@@ -222,7 +222,7 @@ def dq(call, tables, functions: Functions, out, lse, d_out, d_lse, wanted: Seque
     launch.run(strides, tables.q_block, q.shape[2], q.shape[1], 3 * call.k.shape[2], has_lse=d_lse is not None)
     if plan is None or functions.joint is None:
         captures = () if functions.score is None else functions.score.captures
-        zeros = (torch.zeros_like(x) if want else None for x, want in zip(captures, wanted))
+        zeros = (torch.zeros_like(x) if want and isinstance(x, Tensor) else None for x, want in zip(captures, wanted))
         return gradient, delta, tuple(zeros)
     joint, captures = functions.joint
     return gradient, delta, gradients_of(joint, plan, captures, wanted, rows, kept, tiles.simds)

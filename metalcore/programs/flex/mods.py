@@ -116,18 +116,18 @@ class Mods:
         self._outputs = ["row_sums"] * bool(plan.rows) + ["tables"] * bool(plan.tables)
         names = {True: ("row_sum", []), False: ("table_value", [])}
         is_plain = self._is_plain
-        places: list[str] = []
+        places: list[list[str]] = []
         for place, (base, copies) in zip(plan.tables, plan.bases()):
             numbers = [self.number(n) for n in (base, copies)]
             slot = "of_head" if place.is_shared else "of_simd"
-            places.append(f"uint({numbers[0]}) + {slot} * uint({numbers[1]})")
+            places.append([f"uint({numbers[0]}) + {slot} * uint({numbers[1]})"])
         for scatter, place in zip(plan.scatters, plan.places):
             try:
                 name, bodies = names[place.is_row]
                 which = len(bodies)
                 bodies.append(self._lines(joint, scatter.value, ("score", "gradient"), "float"))
                 if not place.is_row:
-                    places[which] = self._place(joint, scatter, place, places[which])
+                    places[which] = self._place(joint, scatter, place, *places[which])
             except Unsupported as reason:
                 raise Unsupported(f"metalcore.flex_attention: the derivative of score_mod: {reason}") from None
         self._is_plain = is_plain
