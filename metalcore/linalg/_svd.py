@@ -239,7 +239,7 @@ def _samples(name="", **options):
             prepare=(separated,),
             terms=max(m, n) ** 2,
             backward=not options.get("full_matrices"),
-            **({} if arguments is None else {"arguments": arguments}),
+            arguments=arguments or (lambda *tensors: tensors),
         )
         for batch, m, n, arguments in (
             (7, 20, 12, None),
