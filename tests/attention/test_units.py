@@ -101,7 +101,7 @@ def test_what_other_kernels_take(device):
 
 
 def test_which_families_have_units(device):
-    for family, variant in (("baseline", "flash"), ("apple10", "narrow_flash")):
+    for family, variant in (("hopper", "unit_flash"), ("baseline", "flash"), ("apple10", "narrow_flash")):
         with tuned(family):
             shapes = ((1, 2, 64, 64),) * 3
             found = metalcore.explain("scaled_dot_product_attention", *shapes, dtype=torch.bfloat16).variant

@@ -18,7 +18,8 @@ const gpu::Table<AttentionTuning> tuning_table(
      {.family = "apple7", .narrow_forward = true, .narrow_dq = true, .narrow_dkv = true},
      {.family = "apple8", .narrow_forward = true, .narrow_dq = true, .narrow_dkv = true},
      {.family = "apple9", .narrow_forward = true, .narrow_dq = true, .narrow_dkv = true},
-     {.family = "apple10", .narrow_forward = true, .narrow_dq = true, .narrow_dkv = true}});
+     {.family = "apple10", .narrow_forward = true, .narrow_dq = true, .narrow_dkv = true},
+     {.family = "hopper", .units = true}});
 
 constexpr uint32_t kSizes[] = {ATTENTION_SIZES}, kUnitSizes[] = {ATTENTION_UNIT_SIZES};
 constexpr int64_t kMostLength = ATTENTION_UNLIMITED - 1;
