@@ -55,7 +55,7 @@ struct UnitProducts {
   METAL_FUNC void start(uint, uint) {}
   // Makes the scores of the tile that begins at a key.
   METAL_FUNC void multiply(uint key) {
-    auto rows = queries.slice(0, int(first));
+    auto rows = own(queries);
     auto tile = keys.slice(0, int(key));
     OfKeys().run(rows, tile, scores);
   }
@@ -90,8 +90,12 @@ struct UnitProducts {
   METAL_FUNC void store(Rows to) {
     auto rounded = OfValues().template get_destination_cooperative_tensor<Weights, Rows, T>();
     for (ushort i = 0; i < sums.get_capacity(); ++i) rounded[i] = kRests ? T(sums[i] - float(T(sums[i]))) : T(sums[i]);
-    rounded.store(to.slice(0, int(first)));
+    rounded.store(own(to));
   }
+
+ private:
+  // The simdgroup's rows, of which there are none behind the last one.
+  METAL_FUNC auto own(Rows all) const { return all.slice(0, metal::min(int(first), all.get_extent(1))); }
 };
 
 template <typename T, uint kSize, uint kKeys, uint kSimds, typename Rows>

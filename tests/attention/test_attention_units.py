@@ -88,8 +88,8 @@ def test_checking_mode_finds_nothing(device):
     tensors = [x.to(device) for x in make((1, 1, 20, 24), (1, 1, 140, 24), (1, 1, 140, 20), torch.bfloat16)]
     expected = metalcore.scaled_dot_product_attention(*tensors)
     with metalcore.simulator.checking(1):
-        checked = metalcore.scaled_dot_product_attention(*tensors)
-    assert (checked - expected).abs().max() <= torch.finfo(torch.bfloat16).eps * expected.abs().max()
+        checked = metalcore.scaled_dot_product_attention(*tensors).cpu()  # which waits for it
+    assert (checked - expected.cpu()).abs().max() <= torch.finfo(torch.bfloat16).eps * expected.abs().max()
 
 
 def test_what_other_kernels_take(device):
