@@ -20,7 +20,8 @@ class Call:
         results = [result for result in op.results(returned) if result.requires_grad]
         # The sum saves the constant factors alone.
         self.total = sum(
-            (result * torch.linspace(1, 2, result.numel()).view(result.shape).to(result)).sum() for result in results
+            (result * torch.linspace(1, 2, result.numel()).view(result.shape).to(result)).sum().real
+            for result in results
         )
 
     def tensors(self):
@@ -36,7 +37,7 @@ def changed(make, which):
     call = make()
     tensor = call.tensors()[which]
     with torch.no_grad():
-        tensor.mul_(3) if tensor.is_floating_point() else tensor.zero_()
+        tensor.mul_(3) if tensor.is_floating_point() or tensor.is_complex() else tensor.zero_()
     try:
         return call.gradients()
     except RuntimeError as error:

@@ -62,7 +62,7 @@ NVIDIA = {
     r"(rms|layer)_norm_backward_(block[1248]|split|split_sums)_(?!512).*": "norm.few_registers is off",
     r"layer_norm_block8_(aligned_)?float": "norm.few_registers is off",
     r"svd_simd_32x32|svd_block_64": "jacobi.few_registers is off",
-    r"trsm_block_.*": "triangular.few_registers is off",
+    r"trsm_block_\d+": "triangular.few_registers is off",
     r"qr_simd_(64|complex_32)x.*": "qr.simd_rows is 64",
     r"(eigh|svd)_complex_simd_(values_)?16.*": "jacobi.few_registers is off",
     r"attention_(forward|dq|dkv)_\d+_.*": "attention.narrow_forward, narrow_dq and narrow_dkv are on",
@@ -77,6 +77,9 @@ OVER = {
     r"qr_block_complex_(128|256|512|1024)": "a thread holds 32 complex numbers, and 256 to 272 bytes of the rest spill",
     r"eigh_complex_block_(values_)?128": "a thread holds 32 complex numbers, and about 200 bytes of the rest spill",
     r"lu_simd_complex_32x(4|16)": "a lane holds up to 48 complex numbers, and 16 to 40 bytes spill",
+    r"svd_complex_block_(32|64)": "a thread holds 16 complex numbers of A and V, and 8 to 24 bytes of the rest spill",
+    r"trsm_simd_complex_32x(16|32)": "a lane holds 32 complex numbers, and 120 bytes of the rest spill",
+    r"lu_block_16|trsm_update": "8 bytes spill",
     r"svd_block_128": "a thread holds 64 numbers of A and V, and 80 bytes of the rest spill",
     r"attention_forward_narrow_(general_)?256_float|attention_dq_narrow_(general_)?256_half"
     r"|attention_dq_narrow_(192|general_256)_float|attention_d[kv]_narrow_general_192_float": "the "

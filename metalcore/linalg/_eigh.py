@@ -60,7 +60,7 @@ def eigh(A: torch.Tensor, UPLO: str = "L", *, broadening: float = 0.0, out: Tens
         [1.0, 2.0]
     """
     broadened = check_broadening("eigh", A, broadening)
-    if not _taken(A, UPLO, True):
+    if not _taken(A, UPLO, lambda A: True):
         if broadened and needs_gradient(A) and out is None:
             return linalg_eigh(_Broadened.apply(A, UPLO, broadening))
         return by_torch(torch.linalg.eigh, A, UPLO, out=out)
@@ -90,16 +90,16 @@ def eigvalsh(A: torch.Tensor, UPLO: str = "L", *, out: torch.Tensor | None = Non
         >>> metalcore.eigvalsh(torch.tensor([[2.0, 0.0], [0.0, 1.0]], device="mps")).tolist()
         [1.0, 2.0]
     """
-    if not _taken(A, UPLO, needs_gradient(A)):
+    if not _taken(A, UPLO, needs_gradient):
         return by_torch(torch.linalg.eigvalsh, A, UPLO, out=out)
     return write_out("linalg_eigvalsh", out, lambda: in_float32(lambda A: _eigh(A, UPLO, needs_gradient(A))[0], A), A)
 
 
-def _taken(A, UPLO, compute_v):
+def _taken(A, UPLO, computes_v):
     return (
         accelerated(A, dtypes=NUMBERS)
         and type(UPLO) is str
-        and not complex_by_torch("eigh", ("compute_v", compute_v), A)
+        and not complex_by_torch("eigh", ("compute_v", computes_v(A)), A)
     )
 
 

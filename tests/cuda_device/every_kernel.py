@@ -143,6 +143,17 @@ def attention(device, dtype):
             yield from with_gradients(f"attention {family} {size} {softcap}", run, *tensors)
 
 
+def conv1d(device, dtype):
+    """Whole sequences in both layouts, which kernels of vectors take."""
+    for positions_first in (False, True):
+        x, grad = (random(device, dtype, 2, 64, 64) for _ in "xg")
+        x, grad = (x.mT, grad.mT) if positions_first else (x, grad)
+        x, weight = x.requires_grad_(), random(device, dtype, 64, 4).requires_grad_()
+        y = metalcore.causal_conv1d(x, weight, None)
+        for tensor in (y, *torch.autograd.grad(y, (x, weight), grad)):
+            yield "causal_conv1d", tensor.detach()
+
+
 def layer_norm(device, dtype):
     for rows, length in row_shapes("layer_norm", dtype):
         tensors = [random(device, dtype, *shape) for shape in ((rows, length), (rows, length), (length,), (length,))]
@@ -406,8 +417,10 @@ def complex_linalg(device):
         A, B = made(3, n, n) + 4 * torch.eye(n, device=device), made(3, n, columns)
         yield f"triangular {n} {columns}", ops.solve_triangular(A, B, False, True, False)
         yield from all_of(f"solve {n} {columns}", ops.solve_ex(A, B, True, False))
-    A, B = made(300, 40, 40) + 4 * torch.eye(40, device=device), made(300, 40, 128)
-    yield "triangular, many", ops.solve_triangular(A, B, False, True, False)
+    for columns in (60, 128):
+        A, B = made(300, 40, 40) + 4 * torch.eye(40, device=device), made(300, 40, columns)
+        yield f"triangular, {columns} columns", ops.solve_triangular(A, B, False, True, False)
+    yield from all_of("lu 60x12", ops.lu(made(3, 60, 12), True))
     for n in (8, 16, 32, 60, 100):
         A = made(3, n, n)
         for results in (ops.lu(A, True), ops.det(A), ops.slogdet(A), ops.inv_ex(A)):
@@ -428,6 +441,7 @@ SECTIONS = {
         loss,
         embedding,
         attention,
+        conv1d,
         pages,
         optimizers,
         state_updates,
