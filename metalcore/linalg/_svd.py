@@ -246,7 +246,7 @@ def _samples(name="", **options):
             (2, 60, 40, None),
             (5, 100, 10, None),
             (1, 140, 140, None),
-            (2, 30, 20, turned),
+            (3, 30, 20, turned),
         )
     )
 
