@@ -1,5 +1,7 @@
 // The results of forward.metal on GPUs whose units multiply tensors, for calls without masks, soft caps and dropout.
 // Scores stay products here: powers of 2 take the scale, which is above 0, with what they subtract.
+#include <metal_tensor>
+
 #include "scores.h"
 #include "unit_products.h"
 
