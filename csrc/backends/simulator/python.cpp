@@ -321,12 +321,9 @@ PyMethodDef methods[] = {
      "launch.h's DeviceFunctions"},
     {"simulator_set_counting", set_counting_python, METH_VARARGS,
      "simulator_set_counting(compiler, events, whole, family, cores): counts what kernels do, until the compiler is "
-     "None. It "
-     "is "
-     "called as compiler(kernel, family), with family None for generated kernels; a dispatch is counted for about as "
-     "many events, and also runs as a whole where that has at most `whole`; plans are those of a family of GPUs with "
-     "so many "
-     "cores, or 0"},
+     "None. It is called as compiler(kernel, family), with family None for generated kernels; a dispatch is counted "
+     "for about as many events, and also runs as a whole where that has at most `whole`; plans are those of a family "
+     "of GPUs with so many cores, or 0"},
     {"simulator_take_counts", take_counts_python, METH_NOARGS,
      "simulator_take_counts() -> list of dicts: what was counted since the last call, a dispatch each"},
     {"simulator_set_num_threads", set_threads, METH_VARARGS,

@@ -88,6 +88,15 @@ uint32_t power_to_32(int64_t n) { return n <= 8 ? 8 : n <= 16 ? 16 : 32; }
 // Simdgroups in a threadgroup. The threadgroup memory of triangular_simd.metal limits them.
 uint32_t simdgroups(uint32_t order, uint32_t lanes) { return order == 32 ? lanes / 8 : 4; }
 
+TriangularPlan lanes_plan(const char* kernel, uint32_t rows, uint32_t lanes, uint32_t threads) {
+  return {.variant = TriangularVariant::simd,
+          .why = "a right-hand side a lane, " + std::to_string(lanes) + " lanes a system",
+          .kernel = kernel + times(rows, lanes),
+          .threads = threads,
+          .slots = threads / lanes,
+          .columns = lanes};
+}
+
 TriangularPlan simd_plan(int64_t order, int64_t columns) {
   const uint32_t rows = power_to_32(order);
   if (columns <= TRIANGULAR_FEW) {
@@ -99,13 +108,8 @@ TriangularPlan simd_plan(int64_t order, int64_t columns) {
             .slots = 4 * gpu::kSimdWidth / rows,
             .columns = few};
   }
-  const uint32_t lanes = power_to_32(columns), threads = simdgroups(rows, lanes) * gpu::kSimdWidth;
-  return {.variant = TriangularVariant::simd,
-          .why = "a right-hand side a lane, " + std::to_string(lanes) + " lanes a system",
-          .kernel = "trsm_simd_" + times(rows, lanes),
-          .threads = threads,
-          .slots = threads / lanes,
-          .columns = lanes};
+  const uint32_t lanes = power_to_32(columns);
+  return lanes_plan("trsm_simd_", rows, lanes, simdgroups(rows, lanes) * gpu::kSimdWidth);
 }
 
 // A threadgroup takes a system, or a panel of one: one simdgroup solves while the others multiply. A GPU with few
@@ -148,12 +152,7 @@ TriangularPlan complex_plan(int64_t order, int64_t columns, int64_t batch, const
   const uint32_t rows = power_to_32(order);
   const uint32_t lanes = columns > 16 ? 32 : rows == 32 ? 16 : columns > 8 ? 32 : 8;
   const uint32_t threads = gpu::kSimdWidth * (rows == 32 ? lanes / 16 : rows == 16 && lanes == 8 ? 2 : 4);
-  return {.variant = TriangularVariant::simd,
-          .why = "a right-hand side a lane, " + std::to_string(lanes) + " lanes a system",
-          .kernel = "trsm_simd_complex_" + times(rows, lanes),
-          .threads = threads,
-          .slots = threads / lanes,
-          .columns = lanes};
+  return lanes_plan("trsm_simd_complex_", rows, lanes, threads);
 }
 
 const char* name_of(TriangularVariant variant) {
