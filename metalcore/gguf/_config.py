@@ -10,11 +10,12 @@ src/models). What it reads and metalcore too is not in the table, nor what it on
 from __future__ import annotations
 
 import array
+import functools
 from collections.abc import Callable
 from typing import Any
 
-from . import _deepseek, _gemma4
-from ._layouts import LAYOUTS, MODEL_TYPES, Layout
+from . import _deepseek, _gemma4, _state_spaces
+from ._layouts import LAYOUTS, MODEL_TYPES, Layout, of_model
 from ._metadata import Metadata
 from ._reader import GGUFError, GGUFFile
 from ._rope import rope_parameters
@@ -65,19 +66,24 @@ def check_keys(metadata: Metadata, model_type: str, fields: dict[str, Any]) -> N
     """
     deepseek = model_type.startswith("deepseek")
     honoured = _deepseek.HONOURED if deepseek else ()
+    if model_type == "granitemoehybrid":
+        honoured = _state_spaces.HONOURED
     expected: dict[str, tuple[Any, ...]] = {key: values for key, values in REFUSED.items() if key not in honoured}
-    expected.update({key: (fields[name],) for key, name in _OF_WINDOWS.items()})
+    expected.update({key: (fields[name],) for key, name in _OF_WINDOWS.items() if name in fields})
     expected["expert_gating_func"] = (0, 3) if model_type == "gpt_oss" else (0, 1)  # softmax
     if "norm_topk_prob" in fields or model_type == "mixtral":
         expected["expert_weights_norm"] = (fields.get("norm_topk_prob", True),)
-    if model_type != "phi3":  # transformers rotates whole heads of the others, and llama.cpp refuses llama's
+    if (
+        model_type != "phi3" and "head_dim" in fields
+    ):  # transformers rotates whole heads of the others, and llama.cpp refuses llama's
         expected["rope.dimension_count"] = (fields["head_dim"],)
-    if model_type not in ("gemma3_text", "gemma4_text"):
+    if model_type not in ("gemma3_text", "gemma4_text") and "rope_parameters" in fields:
         expected["rope.freq_base_swa"] = (fields["rope_parameters"]["rope_theta"],)
     if deepseek:
         expected.update(_deepseek.expected(model_type))
     if model_type == "gemma4_text":
         expected.update(_gemma4.expected(fields))
+    expected.update(_state_spaces.expected(model_type))
     for key, values in expected.items():
         value = metadata.get(key, (int, float, bool, list, array.array))
         if value is not None and value not in values:
@@ -109,6 +115,10 @@ def layout_of(file: GGUFFile) -> Layout:
         return MODEL_TYPES["mixtral"]
     if architecture == "deepseek2":
         return MODEL_TYPES[_deepseek.version(Metadata(file))]
+    if architecture == "mamba" and Metadata(file).get("ssm.dt_b_c_rms", bool, False):
+        return MODEL_TYPES["falcon_mamba"]
+    if architecture == "granitehybrid":
+        return of_model("granitemoehybrid", Metadata(file).get("expert_count", int, 0)) or LAYOUTS[architecture]
     if architecture == "llama" and "mistral" in str(file.metadata.get("general.name")).lower():
         return MODEL_TYPES["mistral"]
     return LAYOUTS[architecture]
@@ -117,10 +127,12 @@ def layout_of(file: GGUFFile) -> Layout:
 def config_of(file: GGUFFile, layout: Layout) -> dict[str, Any]:
     """Returns the fields of transformers' configuration of a file."""
     metadata = Metadata(file)
-    fields = _common(metadata)
-    rope = fields["rope_parameters"]
+    fields = _sizes(metadata)
+    if layout.model_type not in _state_spaces.WITHOUT_ATTENTION:
+        fields.update(_attention(metadata, fields["num_hidden_layers"]))
+    rope = {"rope_parameters": fields["rope_parameters"]} if "rope_parameters" in fields else {}
     fields.update(_MORE[layout.model_type](metadata, fields))
-    check_keys(metadata, layout.model_type, {**fields, "rope_parameters": rope})
+    check_keys(metadata, layout.model_type, {**fields, **rope})
     if not metadata.get("attention.causal", bool, True):
         if fields.get("sliding_window"):
             raise GGUFError(f"{file.path}: attention.causal is false, and windows that look ahead cannot be loaded")
@@ -128,7 +140,8 @@ def config_of(file: GGUFFile, layout: Layout) -> dict[str, Any]:
     return fields
 
 
-def _common(metadata):
+def _sizes(metadata):
+    """Returns the fields of every model."""
     file = metadata.file
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
@@ -137,24 +150,31 @@ def _common(metadata):
     # A layer without tensors would be made for nothing, and there may be billions of them.
     if layers > len(file.tensors) or f"blk.{layers - 1}.attn_norm.weight" not in file.tensors:
         raise GGUFError(f"{file.path}: {layers} layers are promised, and tensors of the last are missing")
-    hidden, heads = metadata.count("embedding_length"), metadata.count("attention.head_count")
     eps = metadata.number("attention.layer_norm_rms_epsilon")
     if eps < 0:
         raise GGUFError(f"{file.path}: attention.layer_norm_rms_epsilon is {eps}, which is less than 0")
     fields = {
         "vocab_size": embedding.shape[0],
-        "hidden_size": hidden,
+        "hidden_size": metadata.count("embedding_length"),
         "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "max_position_embeddings": metadata.count("context_length"),
         "rms_norm_eps": eps,
         "tie_word_embeddings": "output.weight" not in file.tensors,
     }
-    fields.update(_ATTENTION.get(metadata.architecture, _heads)(metadata, heads, layers))
-    if "intermediate_size" not in fields:
-        fields["intermediate_size"] = metadata.count("feed_forward_length", 1)
     for token, name in (("bos", "bos"), ("eos", "eos"), ("padding", "pad")):
         fields[f"{name}_token_id"] = metadata.token(token)
+    return fields
+
+
+def _attention(metadata, layers):
+    """Returns the fields of models with attention."""
+    heads = metadata.count("attention.head_count")
+    fields = {
+        "num_attention_heads": heads,
+        "max_position_embeddings": metadata.count("context_length"),
+        **_ATTENTION.get(metadata.architecture, _heads)(metadata, heads, layers),
+    }
+    if "intermediate_size" not in fields:
+        fields["intermediate_size"] = metadata.count("feed_forward_length", 1)
     return fields
 
 
@@ -175,8 +195,8 @@ def _heads(metadata, heads, layers, first=0, groups=None):
     }
 
 
-def _lfm2_heads(metadata, heads, layers):
-    """Layers without heads of keys are convolutions."""
+def _heads_of_some(metadata, heads, layers, other):
+    """Returns the fields of heads of a hybrid, whose layers without heads of keys are of the kind `other`."""
     groups = metadata.get("attention.head_count_kv", (int, array.array), heads)
     groups = [groups] * layers if isinstance(groups, int) else list(groups)
     kinds = set(groups) - {0}
@@ -185,7 +205,7 @@ def _lfm2_heads(metadata, heads, layers):
     [count] = kinds
     return {
         **_heads(metadata, heads, layers, groups.index(count), count),
-        "layer_types": ["full_attention" if one else "conv" for one in groups],
+        "layer_types": ["full_attention" if one else other for one in groups],
     }
 
 
@@ -326,6 +346,15 @@ _MORE: dict[str, Callable[[Metadata, dict[str, Any]], dict[str, Any]]] = {
     "deepseek_v2": _deepseek.config,
     "deepseek_v3": _deepseek.config,
     "gemma4_text": _gemma4.config,
+    **{
+        kind: functools.partial(_state_spaces.config, model_type=kind)
+        for kind in (*_state_spaces.WITHOUT_ATTENTION, "falcon_h1", "granitemoehybrid")
+    },
 }
 # The fields of heads and rotary embeddings, where they are not as in other layouts.
-_ATTENTION = {"deepseek2": _deepseek.attention, "gemma4": _gemma4.attention, "lfm2": _lfm2_heads}
+_ATTENTION = {
+    "deepseek2": _deepseek.attention,
+    "gemma4": _gemma4.attention,
+    "granitehybrid": functools.partial(_heads_of_some, other="linear_attention"),
+    "lfm2": functools.partial(_heads_of_some, other="conv"),
+}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-__all__ = ["LAYOUTS", "MODEL_TYPES", "Layout", "from_interleaved", "to_interleaved"]
+__all__ = ["LAYOUTS", "MODEL_TYPES", "Layout", "from_interleaved", "of_model", "to_interleaved"]
 
 
 class Layout(NamedTuple):
@@ -22,7 +22,7 @@ class Layout(NamedTuple):
         architecture: general.architecture of the files.
         model_type: transformers' name of the model.
         layer: transformers' modules and parameters of a layer, without "model.layers.N.", and llama.cpp's of them,
-            without "blk.N.". A name with a "." is whole.
+            without "blk.N.". A parameter's name is whole, and a module's lacks ".weight" or ".bias".
         permuted: whether rows of q and k are stored so that neighbours are rotated together.
         norm_offset: what the file's weights of norms are larger by.
         experts: the path of the module of experts within a layer, or None.
@@ -39,13 +39,14 @@ class Layout(NamedTuple):
 
     def name(self, parameter: str) -> str | None:
         """Returns llama.cpp's name of a parameter of the model ("model.layers.0.self_attn.q_proj.weight"), or None."""
+        parameter = parameter.replace("backbone.", "model.", 1)
         if parameter.startswith("model.layers."):
             _, _, number, rest = parameter.split(".", 3)
             names, prefix = self.layer, f"blk.{number}."
         else:
             names, prefix, rest = _OUTSIDE, "", parameter
         if rest in names:
-            return prefix + (names[rest] if "." in names[rest] else f"{names[rest]}.weight")
+            return prefix + names[rest]
         module, _, leaf = rest.rpartition(".")
         return f"{prefix}{names[module]}.{leaf}" if module in names else None
 
@@ -65,6 +66,9 @@ _OUTSIDE = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
     "model.embedding_norm": "token_embd_norm",
+    "model.embeddings": "token_embd",
+    "model.norm_f": "output_norm",
+    "model.final_layernorm": "output_norm",
     "lm_head": "output",
     "model.embed_tokens_per_layer": "per_layer_token_embd",
     "model.per_layer_model_projection": "per_layer_model_proj",
@@ -93,7 +97,7 @@ _GEMMA4 = {
     "per_layer_input_gate": "inp_gate",
     "per_layer_projection": "proj",
     "post_per_layer_input_norm": "post_norm",
-    "layer_scalar": "layer_output_scale",
+    "layer_scalar": "layer_output_scale.weight",
 }
 _PHI3 = {
     "input_layernorm": "attn_norm",
@@ -112,7 +116,7 @@ _SHARED_EXPERT = {
 _GPT_OSS = {
     **_ATTENTION,
     "post_attention_layernorm": "post_attention_norm",
-    "self_attn.sinks": "attn_sinks",
+    "self_attn.sinks": "attn_sinks.weight",
     "mlp.router": "ffn_gate_inp",
 }
 _ROUTER = {"mlp.gate": "ffn_gate_inp"}
@@ -148,6 +152,39 @@ _LFM2 = {
     "feed_forward.w3": "ffn_up",
 }
 
+_STATE_SPACE = {
+    "in_proj": "ssm_in",
+    "conv1d": "ssm_conv1d",
+    "x_proj": "ssm_x",
+    "dt_proj": "ssm_dt",
+    "dt_bias": "ssm_dt.bias",
+    "A_log": "ssm_a",
+    "D": "ssm_d",
+    "norm": "ssm_norm",
+    "out_proj": "ssm_out",
+}
+_MAMBA = {"norm": "attn_norm", **{f"mixer.{module}": name for module, name in _STATE_SPACE.items()}}
+_WITHIN = {f"mamba.{module}": name for module, name in _STATE_SPACE.items()}
+_GRANITE_HYBRID = {
+    **_ATTENTION,
+    **_WITHIN,
+    "block_sparse_moe.router": "ffn_gate_inp",
+    "shared_mlp.input_linear": "ffn_gate_up_shexp",
+    "shared_mlp.output_linear": "ffn_down_shexp",
+}
+_GRANITE_DENSE = {
+    **_ATTENTION,
+    **_WITHIN,
+    "shared_mlp.input_linear": "ffn_gate_up",
+    "shared_mlp.output_linear": "ffn_down",
+}
+_FALCON_H1 = {
+    **_ATTENTION,
+    **_WITHIN,
+    **{module.replace("mlp", "feed_forward"): name for module, name in _MLP.items()},
+    "pre_ff_layernorm.weight": "ffn_norm",
+}
+
 # Mistral's and Mixtral's files have the architecture llama; their name tells the one, and their experts the other.
 MODEL_TYPES: dict[str, Layout] = {
     layout.model_type: layout
@@ -163,13 +200,25 @@ MODEL_TYPES: dict[str, Layout] = {
         Layout("gemma3", "gemma3_text", {**_GEMMA, **_HEAD_NORMS}, norm_offset=1.0),
         Layout("gemma4", "gemma4_text", _GEMMA4, buffers=("layer_scalar",)),
         Layout("lfm2", "lfm2", _LFM2),
+        Layout("mamba", "mamba", _MAMBA),
+        Layout("mamba", "falcon_mamba", _MAMBA),
+        Layout("mamba2", "mamba2", _MAMBA),
+        Layout("falcon-h1", "falcon_h1", _FALCON_H1),
+        Layout("granitehybrid", "granitemoehybrid", _GRANITE_HYBRID, permuted=True, experts="block_sparse_moe.experts"),
         Layout("phi3", "phi3", _PHI3),
         Layout("gpt-oss", "gpt_oss", _GPT_OSS, experts="mlp.experts"),
         Layout("deepseek2", "deepseek_v2", _DEEPSEEK, experts="mlp.experts"),
         Layout("deepseek2", "deepseek_v3", _DEEPSEEK, experts="mlp.experts", buffers=("e_score_correction_bias",)),
     )
 }
+_GRANITE_WITHOUT_EXPERTS = MODEL_TYPES["granitemoehybrid"]._replace(layer=_GRANITE_DENSE, experts=None)
 LAYOUTS: dict[str, Layout] = {layout.architecture: layout for layout in reversed(MODEL_TYPES.values())}
+
+
+def of_model(model_type: str, experts: int) -> Layout | None:
+    """Returns the layout of transformers' models of a name, which have so many experts in a layer, or None."""
+    # Granite's hybrids without experts of their own have other names for the shared one.
+    return _GRANITE_WITHOUT_EXPERTS if (model_type, experts) == ("granitemoehybrid", 0) else MODEL_TYPES.get(model_type)
 
 
 def from_interleaved(rows: Tensor, heads: int) -> Tensor:

@@ -15,8 +15,8 @@ from ..quant import dequantize
 from ..quant._experts import clamped_swiglu
 from ..quant._layers import TiedLinear
 from ..quant._types import KERNELS
+from . import _deepseek, _state_spaces
 from ._config import config_of, layout_of
-from ._deepseek import joined, sources
 from ._layouts import Layout, from_interleaved
 from ._metadata import Metadata
 from ._reader import GGUFError, GGUFFile, whole
@@ -64,7 +64,8 @@ def load(
 
     Args:
         path: of a GGUF file with a layout of llama (Mistral and Mixtral too), qwen2, qwen2moe, qwen3, qwen3moe, gemma2,
-            gemma3, gemma4, lfm2, phi3, gpt-oss or deepseek2, or of any part of one that was split.
+            gemma3, gemma4, lfm2, mamba (FalconMamba too), mamba2, granitehybrid, falcon-h1, phi3, gpt-oss or deepseek2,
+            or of any part of one that was split.
         device: where the model is to be, by default PyTorch's default device.
         dtype: of activations, norms and biases, and of weights that are not packed; by default float32 on the CPU and
             bfloat16 elsewhere.
@@ -177,8 +178,12 @@ class _Filling:
             raise GGUFError(f"{self.file.path}: {self.layout.architecture} files have no name for {parameter}")
         return name
 
+    def _sources(self, name):
+        """Returns the tensors of the file that a parameter is made of."""
+        return tuple(part for one in _deepseek.sources(name, self.file.tensors) for part in _state_spaces.sources(one))
+
     def _check_names(self, parameters, experts):
-        parts = {part for name in parameters for part in sources(name, self.file.tensors)}
+        parts = {part for name in parameters for part in self._sources(name)}
         names = parts | {name for path in experts for name in self._expert_names(path).values()}
         missing = sorted(names - self.file.tensors.keys())
         if missing:
@@ -220,27 +225,45 @@ class _Filling:
     def _parameter(self, place: _Place):
         path, module, leaf, name = place
         shape = getattr(module, leaf).shape
-        if len(parts := sources(name, self.file.tensors)) > 1:
-            numbers = joined(*map(self._numbers, parts))
-            if numbers.shape != shape:
-                raise GGUFError(f"{self.file.path}: {' and '.join(parts)} are no {tuple(shape)} together")
-            setattr(module, leaf, torch.nn.Parameter(numbers))
+        if len(parts := self._sources(name)) > 1:
+            self._joined(place, parts, shape)
             return
         if leaf in self.layout.buffers:
             self._info(name, shape)
             setattr(module, leaf, self._numbers(name, dtype=None if leaf == "layer_scalar" else torch.float32))
             return
-        info = self._info(name, shape)
+        info = self._info(name, _state_spaces.file_shape(f"{path}.{leaf}", shape, self.config))
         heads = self.layout.rotated(f"{path}.{leaf}", self.config)
         packs = isinstance(module, torch.nn.Linear | torch.nn.Embedding) and leaf == "weight"
+        packs = packs and not path.endswith("dt_proj")  # models multiply by its weight themselves
         if packs and info.type.name in KERNELS and len(info.shape) == 2:
             layer = _packed_module(module, info.type, self.dtype)
             layer.packed = self._packed(name, heads)
             self.model.set_submodule(path, layer)
             return
         numbers = self._numbers(name, heads, self.layout.shifted(f"{path}.{leaf}")).view(shape)
+        if leaf in _state_spaces.STORED:
+            numbers = _state_spaces.STORED[leaf][1](self._numbers(name, dtype=torch.float32)).view(shape).to(self.dtype)
         # The module of the path, since the one that was given may have been replaced.
         setattr(self.model.get_submodule(path), leaf, torch.nn.Parameter(numbers))
+
+    def _joined(self, place, parts, shape):
+        """Fills a Linear's weight that is two tensors in a file: each has half of the rows, or they are DeepSeek's."""
+        path, module, leaf, name = place
+        types = [self.file.tensors[part].type for part in parts]
+        have_rows = _state_spaces.sources(name) == parts
+        if have_rows and types[0] == types[1] and types[0].name in KERNELS:
+            for part in parts:
+                self._info(part, (shape[0] // 2, shape[1]))
+            layer = _packed_module(module, types[0], self.dtype)
+            layer.packed = torch.cat([self._packed(part) for part in parts])
+            self.model.set_submodule(path, layer)
+            return
+        numbers = [self._numbers(part) for part in parts]
+        joined = torch.cat(numbers) if have_rows else _deepseek.joined(*numbers)
+        if joined.shape != shape:
+            raise GGUFError(f"{self.file.path}: {' and '.join(parts)} are no {tuple(shape)} together")
+        setattr(module, leaf, torch.nn.Parameter(joined))
 
     def _expert_names(self, path):
         prefix = path.replace("model.layers.", "blk.").removesuffix(f".{self.layout.experts}")
@@ -307,9 +330,15 @@ def _packed_module(module, type, dtype):
 
 
 def _restore_buffers(model, device):
-    """Restores buffers that no file holds: frequencies of rotary embeddings, scales of Gemma's embeddings."""
+    """Restores buffers that no file holds: frequencies of rotary embeddings, scales of Gemma's embeddings, Falcon-H1's
+    multipliers, which are within the weights, and FalconMamba's norms, which have no weights."""
     for path, module in list(model.named_modules()):
         if not any(buffer.is_meta for buffer in module.buffers(recurse=False)):
+            continue
+        ones = [name for name in ("mup_vector", "weight") if name in module._buffers]
+        for name in ones:
+            setattr(module, name, torch.ones_like(getattr(module, name), device=device))
+        if ones:
             continue
         if hasattr(module, "scalar_embed_scale"):
             module.embed_scale = torch.tensor(module.scalar_embed_scale, device=device)

@@ -14,8 +14,9 @@ from torch import Tensor
 from ..nn import QuantizedEmbedding, QuantizedExperts, QuantizedLinear
 from ..quant import dequantize, quantize, type_of
 from ..quant._types import Type
+from . import _state_spaces
 from ._deepseek import divided, sources
-from ._layouts import MODEL_TYPES, Layout, to_interleaved
+from ._layouts import MODEL_TYPES, Layout, of_model, to_interleaved
 from ._reader import part_path
 from ._save_keys import keys_of
 from ._tokenizer import tokenizer_keys
@@ -65,7 +66,8 @@ def save_gguf(
         import gguf
     except ImportError:
         raise RuntimeError("save_gguf needs the package gguf: pip install 'metalcore[gguf]'") from None
-    layout = MODEL_TYPES.get(getattr(getattr(model, "config", None), "model_type", ""))
+    config = getattr(model, "config", None)
+    layout = of_model(getattr(config, "model_type", ""), getattr(config, "num_local_experts", None) or 0)
     if layout is None:
         raise ValueError(f"{type(model).__name__} cannot be written; these can: {', '.join(sorted(MODEL_TYPES))}")
     keys, tensors = _keys(model, layout, tokenizer, name), list(_tensors(model, layout))
@@ -196,6 +198,8 @@ def _tensors(model: Any, layout: Layout) -> Iterator[_Tensor]:
             for leaf in leaves:
                 if path.endswith(".kv_b_proj") and layout.architecture == "deepseek2":
                     yield from _kv_b(layout.name(f"{path}.{leaf}"), module, config)
+                elif path.endswith(".shared_mlp.input_linear"):
+                    yield from _halves(layout.name(f"{path}.{leaf}"), module)
                 else:
                     yield _parameter(f"{path}.{leaf}", module, leaf, layout, config)
     if layout.model_type == "gemma2" and not _is_tied(model):
@@ -216,8 +220,11 @@ def _parameter(parameter, module, leaf, layout, config):
     if name is None:
         raise ValueError(f"{layout.architecture} files have no place for {parameter}")
     heads, shift = layout.rotated(parameter, config), layout.shifted(parameter)
+    factor = _state_spaces.multiplier(parameter, config)
     if leaf == "weight" and isinstance(module, QuantizedLinear | QuantizedEmbedding):
         packed, type = module.packed, module.type
+        if isinstance(factor, Tensor) or factor != 1:
+            raise ValueError(f"{parameter} is packed, and {layout.architecture} files have it times a multiplier")
         shape = (packed.shape[0], packed.shape[1] // type.nbytes * type.block)
         if name.endswith("gate_inp_shexp.weight"):
             return _Tensor(name, type_of("F32"), shape[1:], lambda: dequantize(packed, type)[0])
@@ -228,10 +235,16 @@ def _parameter(parameter, module, leaf, layout, config):
     if value.dtype not in _NAMES:
         raise ValueError(f"{parameter} is of {value.dtype}, and GGUF files have {', '.join(_NAMES.values())}")
     shape = tuple(value.shape) if kept or value.dim() == 1 else tuple(n for n in value.shape if n != 1)
+    shape = _state_spaces.file_shape(parameter, shape, config)
+    stored = _state_spaces.STORED.get(leaf)
 
     def numbers():
         rows = value if heads is None else to_interleaved(value, heads)
-        return (rows.float() + shift if shift else rows).reshape(shape)
+        rows = rows.float() + shift if shift else rows
+        rows = stored[0](rows) if stored else rows
+        if isinstance(factor, Tensor) or factor != 1:
+            rows = (rows * (factor.to(rows.device) if isinstance(factor, Tensor) else factor)).to(rows.dtype)
+        return rows.reshape(shape)
 
     return _Tensor(name, type_of(_NAMES[value.dtype] if kept else "F32"), shape, numbers)
 
@@ -250,6 +263,16 @@ def _kv_b(name, module, config):
             return divided(weight, config)[number]
 
         yield _Tensor(one, type_of(type), shape, numbers)
+
+
+def _halves(name, module):
+    """Yields the two tensors of a Linear's rows."""
+    packed = isinstance(module, QuantizedLinear)
+    value = module.packed if packed else module.weight
+    type = module.type if packed else type_of(_NAMES[value.dtype])
+    for number, one in enumerate(_state_spaces.sources(name)):
+        shape = (module.out_features // 2, module.in_features)
+        yield _Tensor(one, type, shape, lambda number=number: value.chunk(2)[number])
 
 
 def _experts(path, module, layout):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from . import _deepseek, _gemma4
+from . import _deepseek, _gemma4, _state_spaces
 from ._layouts import Layout
 from ._rope import rope_keys
 
@@ -19,6 +19,8 @@ def keys_of(config: Any, layout: Layout) -> tuple[dict[str, Any], dict[str, list
         ValueError: llama.cpp's layout has another value of a setting, and no key for it.
     """
     kind = layout.model_type
+    if kind in _state_spaces.WITHOUT_ATTENTION:
+        return _state_spaces.keys(config, _require), {}
     fourth = kind == "gemma4_text"
     heads = config.num_attention_heads
     keys = {
@@ -50,6 +52,8 @@ def keys_of(config: Any, layout: Layout) -> tuple[dict[str, Any], dict[str, list
         keys.update(_deepseek.keys(config, keys, _require))
     elif fourth:
         keys.update(_gemma4.keys(config, _require))
+    elif kind in ("falcon_h1", "granitemoehybrid"):
+        keys.update(_state_spaces.keys(config, _require))
     else:
         _MORE.get(kind, _no_window)(config, keys, head_dim)
     return keys, factors

@@ -2,174 +2,18 @@
 models of transformers with the dequantized weights."""
 
 import functools
+import re
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from layout_cases import CASES, SIZES, VOCABULARY, WIDTH, Case
 
 from metalcore.quant import dequantize, quantize
 
 gguf = pytest.importorskip("gguf")
 transformers = pytest.importorskip("transformers")
-
-HIDDEN, WIDTH, VOCABULARY = 256, 512, 288
-SIZES = dict(
-    vocab_size=VOCABULARY,
-    hidden_size=HIDDEN,
-    intermediate_size=WIDTH,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=512,
-    rms_norm_eps=1e-5,
-    tie_word_embeddings=False,
-    bos_token_id=256,
-    eos_token_id=257,
-    pad_token_id=None,
-)
-MOE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=256)
-LLAMA3 = dict(
-    rope_type="llama3",
-    rope_theta=500000.0,
-    factor=8.0,
-    low_freq_factor=1.0,
-    high_freq_factor=4.0,
-    original_max_position_embeddings=8192,
-)
-YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=64)
-FACTORS = dict(short_factor=[1 + i / 40 for i in range(24)], long_factor=[2 + i / 10 for i in range(24)])
-LONG = dict(rope_type="longrope", rope_theta=10000.0, original_max_position_embeddings=256, partial_rotary_factor=0.75)
-GEMMA3_ROPE = dict(
-    full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1e6),
-    sliding_attention=dict(rope_type="default", rope_theta=10000.0),
-)
-
-
-class Case(NamedTuple):
-    """A model of transformers, its options, GGUF's name of its layout, and types of its weights, of which the last is
-    that of embeddings and output."""
-
-    config: str
-    architecture: str
-    options: dict
-    types: tuple = ("Q4_K", "Q6_K")
-
-
-CASES = {
-    "llama": Case("Llama", "llama", dict(rope_parameters=LLAMA3), ("Q4_K", "Q5_K", "Q6_K")),
-    "llama-tied": Case("Llama", "llama", dict(tie_word_embeddings=True, attention_bias=True), ("Q8_0",)),
-    "llama-plain": Case("Llama", "llama", dict(num_key_value_heads=4), ("F32",)),
-    "mistral": Case("Mistral", "llama", dict(sliding_window=None, head_dim=32), ("Q4_0", "Q6_K")),
-    "mixtral": Case("Mixtral", "llama", dict(num_local_experts=4, num_experts_per_tok=2), ("Q4_K", "Q8_0", "Q6_K")),
-    "qwen2": Case("Qwen2", "qwen2", dict(rope_parameters=YARN), ("Q5_0", "Q5_1", "Q4_1")),
-    "qwen2moe": Case(
-        "Qwen2Moe",
-        "qwen2moe",
-        {**MOE, "shared_expert_intermediate_size": 256, "norm_topk_prob": False},
-        ("Q8_0", "Q5_K"),
-    ),
-    "qwen3": Case("Qwen3", "qwen3", dict(head_dim=128, tie_word_embeddings=True), ("Q2_K", "Q3_K", "Q6_K")),
-    "qwen3moe": Case(
-        "Qwen3Moe", "qwen3moe", {**MOE, "head_dim": 128, "norm_topk_prob": True}, ("Q4_0", "Q8_0", "Q5_0")
-    ),
-    "gemma2": Case(
-        "Gemma2",
-        "gemma2",
-        dict(head_dim=128, query_pre_attn_scalar=128, sliding_window=8, tie_word_embeddings=True),
-    ),
-    "gemma3": Case(
-        "Gemma3Text",
-        "gemma3",
-        dict(
-            head_dim=128,
-            query_pre_attn_scalar=128,
-            sliding_window=8,
-            tie_word_embeddings=True,
-            num_hidden_layers=6,
-            rope_parameters=GEMMA3_ROPE,
-        ),
-        ("Q4_0", "Q8_0"),
-    ),
-    "lfm2": Case(
-        "Lfm2",
-        "lfm2",
-        dict(num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"], tie_word_embeddings=True),
-    ),
-    "phi3": Case("Phi3", "phi3", dict(rope_parameters={**LONG, **FACTORS}, original_max_position_embeddings=256)),
-    "gpt-oss": Case(
-        "GptOss",
-        "gpt-oss",
-        dict(
-            num_local_experts=4,
-            num_experts_per_tok=2,
-            intermediate_size=256,
-            head_dim=64,
-            sliding_window=8,
-            rope_parameters={**YARN, "factor": 32.0, "truncate": True},
-        ),
-        ("Q8_0", "MXFP4", "Q8_0"),
-    ),
-}
-DEEPSEEK = dict(
-    kv_lora_rank=128,
-    qk_nope_head_dim=64,
-    qk_rope_head_dim=32,
-    v_head_dim=64,
-    n_routed_experts=8,
-    num_experts_per_tok=2,
-    n_shared_experts=2,
-    moe_intermediate_size=256,
-    first_k_dense_replace=1,
-    num_hidden_layers=3,
-    num_key_value_heads=4,
-    rms_norm_eps=1e-6,
-    routed_scaling_factor=1.5,
-)
-DEEPSEEK_YARN = {**YARN, "factor": 40.0, "mscale": 0.707, "mscale_all_dim": 0.707}
-CASES["deepseek2-lite"] = Case(
-    "DeepseekV2", "deepseek2", {**DEEPSEEK, "q_lora_rank": None, "rope_parameters": DEEPSEEK_YARN}, ("Q4_K", "Q6_K")
-)
-CASES["deepseek2"] = Case(
-    "DeepseekV3",
-    "deepseek2",
-    {**DEEPSEEK, "q_lora_rank": 256, "n_group": 4, "topk_group": 2, "norm_topk_prob": True},
-    ("Q4_0", "Q8_0"),
-)
-GEMMA4 = dict(
-    num_hidden_layers=6,
-    head_dim=64,
-    global_head_dim=128,
-    sliding_window=8,
-    tie_word_embeddings=True,
-    vocab_size_per_layer_input=VOCABULARY,
-)
-_TYPES = ["sliding_attention", "sliding_attention", "full_attention"]
-CASES["gemma4"] = Case(  # as E2B: layers that share keys and values, with embeddings of their own
-    "Gemma4Text",
-    "gemma4",
-    {
-        **GEMMA4,
-        "layer_types": [*_TYPES, _TYPES[0], *_TYPES[1:]],
-        "num_kv_shared_layers": 3,
-        "use_double_wide_mlp": True,
-        "hidden_size_per_layer_input": 64,
-    },
-    ("Q4_0", "Q8_0"),
-)
-CASES["gemma4-dense"] = Case(  # as 31B: keys for values, and fewer heads, in layers without a window
-    "Gemma4Text",
-    "gemma4",
-    {
-        **GEMMA4,
-        "layer_types": _TYPES * 2,
-        "attention_k_eq_v": True,
-        "num_global_key_value_heads": 1,
-        "hidden_size_per_layer_input": 0,
-        "final_logit_softcapping": 30.0,
-    },
-    ("Q5_0", "Q8_0"),
-)
 
 
 class Made(NamedTuple):
@@ -208,9 +52,12 @@ def finish(writer):
 
 
 def _keys(writer, config, architecture):
-    writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
+    if architecture in ("mamba", "mamba2"):
+        _mamba_keys(writer, config, architecture)
+        return
+    writer.add_context_length(config.max_position_embeddings)
     writer.add_head_count(config.num_attention_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
@@ -221,9 +68,13 @@ def _keys(writer, config, architecture):
     if architecture == "lfm2":
         writer.add_head_count_kv([0, config.num_key_value_heads, 0])
         writer.add_shortconv_l_cache(config.conv_L_cache)
+    elif architecture == "granitehybrid":
+        _granite_keys(writer, config)
     else:
         writer.add_head_count_kv(1 if architecture == "deepseek2" else config.num_key_value_heads)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if architecture in ("falcon-h1", "granitehybrid"):
+        _state_keys(writer, config)
     if architecture == "deepseek2":
         _deepseek_keys(writer, config)
     elif head_dim != config.hidden_size // config.num_attention_heads or architecture == "gpt-oss":
@@ -259,6 +110,42 @@ def _keys(writer, config, architecture):
         writer.add_expert_feed_forward_length(256)
     if architecture == "qwen2moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+
+
+def _mamba_keys(writer, config, architecture):
+    writer.add_context_length(2**20)
+    writer.add_feed_forward_length(0)
+    writer.add_head_count(0)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
+    writer.add_ssm_conv_kernel(config.conv_kernel)
+    writer.add_ssm_inner_size(2 * config.hidden_size)
+    writer.add_ssm_state_size(config.state_size)
+    if architecture == "mamba2":
+        writer.add_ssm_time_step_rank(config.num_heads)
+        writer.add_ssm_group_count(config.n_groups)
+    else:
+        writer.add_ssm_time_step_rank(config.time_step_rank)
+        writer.add_ssm_dt_b_c_rms(config.model_type == "falcon_mamba")
+
+
+def _state_keys(writer, config):
+    writer.add_ssm_conv_kernel(config.mamba_d_conv)
+    writer.add_ssm_inner_size(config.mamba_n_heads * config.mamba_d_head)
+    writer.add_ssm_state_size(config.mamba_d_state)
+    writer.add_ssm_time_step_rank(config.mamba_n_heads)
+    writer.add_ssm_group_count(config.mamba_n_groups)
+
+
+def _granite_keys(writer, config):
+    writer.add_head_count_kv([0, config.num_key_value_heads, 0])
+    writer.add_attention_scale(config.attention_multiplier)
+    writer.add_embedding_scale(config.embedding_multiplier)
+    writer.add_residual_scale(config.residual_multiplier)
+    writer.add_logit_scale(config.logits_scaling)
+    writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
+    if config.num_local_experts:
+        writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
 
 
 def _gemma4_keys(writer, config):
@@ -340,7 +227,7 @@ class _Tensors:
 
     @torch.no_grad()
     def write(self):
-        rope = self.config.rope_parameters
+        rope = getattr(self.config, "rope_parameters", None) or {}
         if rope.get("rope_type") == "llama3":
             plain = self.config.rope_parameters["rope_theta"] ** -(torch.arange(0, 64, 2) / 64)
             self._add("rope_freqs.weight", plain / self.model.model.rotary_emb.inv_freq)
@@ -372,7 +259,16 @@ class _Tensors:
         if ".experts." in name:
             self._experts(name, parameter)
             return
+        if ".mamba." in name or ".mixer." in name or "input_linear" in name:
+            self._of_states(name, parameter)
+            return
         module, leaf = name.rsplit(".", 1)
+        module = module.replace("block_sparse_moe.router", "block_sparse_moe.router.layer")
+        if leaf == "weight" and module.endswith("pre_ff_layernorm"):
+            self._add(self.names.get_name(name), parameter)
+            return
+        if not getattr(self.config, "num_local_experts", True):
+            module = module.replace("shared_mlp.output_linear", "mlp.down_proj")
         if leaf == "e_score_correction_bias":
             module, leaf = f"{module}.e_score_correction", "bias"
         if module.endswith("kv_b_proj"):
@@ -385,7 +281,7 @@ class _Tensors:
             module, leaf = name, "weight"
         to = f"{self.names.get_name(module)}.{leaf}"
         rows = None
-        if self.case.architecture == "llama" and ("q_proj" in name or "k_proj" in name):
+        if self.case.architecture in ("llama", "granitehybrid") and ("q_proj" in name or "k_proj" in name):
             heads = self.config.num_attention_heads if "q_proj" in name else self.config.num_key_value_heads
             rows = torch.arange(len(parameter)).view(heads, 2, -1).mT.flatten()
         if self.case.architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
@@ -398,6 +294,31 @@ class _Tensors:
         else:
             parameter.copy_(self._pack(to, parameter, rows, self._type(name)))
 
+    def _of_states(self, name, parameter):
+        module, leaf = name.rsplit(".", 1)
+        if leaf in ("A_log", "D"):
+            parameter.copy_(parameter.exp().neg().neg().log())  # what can be told from an exponential
+            numbers = -parameter.exp() if leaf == "A_log" else parameter
+            self._add(self.names.get_name(name), numbers if self.case.architecture == "mamba" else numbers[:, None])
+        elif leaf == "dt_bias":
+            self._add(f"{self.names.get_name(module + '.dt_proj')}.bias", parameter)
+        elif name.endswith("conv1d.weight"):
+            self._add(f"{self.names.get_name(module)}.weight", parameter.squeeze(1))
+        elif name.endswith((".mamba.norm.weight", ".mixer.norm.weight")):
+            self._add(f"{self.names.get_name(module)}.weight", parameter.view(2, -1))
+        elif "input_linear" in name:
+            end = "_shexp" if self.config.num_local_experts else ""
+            block = f"blk.{name.split('.')[2]}.ffn_"
+            type = self._type(name)
+            for part, half in zip(("gate", "up"), parameter.chunk(2)):
+                half.copy_(self._pack(f"{block}{part}{end}.weight", half, None, type))
+        elif parameter.dim() == 1:
+            self._add(f"{self.names.get_name(module)}.{leaf}", parameter)
+        else:
+            types = {True: self._type(name), False: "F32"}
+            type = types[parameter.shape[-1] % 256 == 0]
+            parameter.copy_(self._pack(f"{self.names.get_name(module)}.weight", parameter, None, type))
+
     def _type(self, name):
         if "embed" in name or "lm_head" in name:
             return self.case.types[-1]
@@ -405,7 +326,7 @@ class _Tensors:
         return self.case.types[self.count % max(1, len(self.case.types) - 1)]
 
     def _experts(self, name, parameter):
-        prefix, part = name.split(".mlp.experts.")
+        prefix, part = re.split(r"\.(?:mlp|block_sparse_moe)\.experts\.", name)
         block = f"blk.{prefix.rsplit('.', 1)[1]}.ffn_"
         oss = self.case.config == "GptOss"
         if part.endswith("_bias"):

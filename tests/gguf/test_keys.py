@@ -2,6 +2,7 @@
 
 import json
 
+import layout_cases
 import layouts
 import pytest
 import torch
@@ -131,7 +132,26 @@ LFM2 = {
     "shortconv.l_cache": (4, "tensor 'blk.0.shortconv.conv.weight' has shape"),
     "rope.dimension_count": (32, "key 'lfm2.rope.dimension_count': 32 cannot be loaded"),
 }
-SETTINGS = (("deepseek2-lite", "deepseek2", DEEPSEEK), ("gemma4", "gemma4", GEMMA4), ("lfm2", "lfm2", LFM2))
+MAMBA = {
+    "ssm.inner_size": (384, "ssm.inner_size is 384, which is no multiple of 256"),
+    "ssm.state_size": (2**30, "tensor 'blk.0.ssm_a' must be .* numbers of type F32"),
+    "ssm.time_step_rank": (8, "tensor 'blk.0.ssm_.*' has shape"),
+    "attention.layer_norm_rms_epsilon": (-1.0, "attention.layer_norm_rms_epsilon is -1.0"),
+}
+GRANITE = {
+    "ssm.group_count": (3, "512 numbers cannot be 8 heads in 3 groups"),
+    "ssm.time_step_rank": (7, "512 numbers cannot be 7 heads"),
+    "ssm.conv_kernel": (3, "tensor 'blk.0.ssm_conv1d.weight' has shape"),
+    "rope.dimension_count": (32, "key 'granitehybrid.rope.dimension_count': 32 cannot be loaded"),
+    "attention.head_count_kv": ([0, 0, 0], "head_count_kv is not one number, or 0, of each layer"),
+}
+SETTINGS = (
+    ("deepseek2-lite", "deepseek2", DEEPSEEK),
+    ("gemma4", "gemma4", GEMMA4),
+    ("lfm2", "lfm2", LFM2),
+    ("mamba", "mamba", MAMBA),
+    ("granitehybrid", "granitehybrid", GRANITE),
+)
 
 
 @pytest.mark.parametrize(
@@ -158,6 +178,12 @@ def test_settings_that_an_architecture_has_not(tmp_path, name, key, value, messa
         ("deepseek2", "expert_group_used_count", 1, ("topk_group",)),
         ("deepseek2", "expert_weights_norm", False, ("norm_topk_prob",)),
         ("deepseek2", "expert_used_count", 3, ("num_experts_per_tok",)),
+        ("granitehybrid", "attention.scale", 0.5, ("attention_multiplier",)),
+        ("granitehybrid", "embedding_scale", 1.0, ("embedding_multiplier",)),
+        ("granitehybrid", "residual_scale", 1.0, ("residual_multiplier",)),
+        ("granitehybrid", "logit_scale", 1.0, ("logits_scaling",)),
+        ("granitehybrid", "rope.scaling.finetuned", True, ("position_embedding_type",)),
+        ("mamba", "ssm.dt_b_c_rms", True, ("model_type",)),
         ("gemma4", "rope.freq_base", 5000.0, ("rope_parameters", "full_attention", "rope_theta")),
         ("gemma4", "rope.freq_base_swa", 500.0, ("rope_parameters", "sliding_attention", "rope_theta")),
         ("gemma4", "attention.sliding_window", 3, ("sliding_window",)),
@@ -243,7 +269,7 @@ def test_kv_b_in_other_types_and_in_one(tmp_path, made, type):
         ("deepseek2-lite", dict(norm_topk_prob=True), "norm_topk_prob False"),
         (
             "deepseek2-lite",
-            dict(rope_parameters={**layouts.DEEPSEEK_YARN, "mscale": 1.0}),
+            dict(rope_parameters={**layout_cases.DEEPSEEK_YARN, "mscale": 1.0}),
             "attention factor of YaRN 1.0, and the model 1.085",
         ),
         (
@@ -273,9 +299,9 @@ def test_groups_of_deepseek_v2_are_a_warning(tmp_path, made):
 
 
 def _qwen2(**yarn):
-    rope = {**layouts.YARN, **yarn}
+    rope = {**layout_cases.YARN, **yarn}
     torch.manual_seed(0)
-    config = layouts.transformers.Qwen2Config(**{**layouts.SIZES, "rope_parameters": rope})
+    config = layouts.transformers.Qwen2Config(**{**layout_cases.SIZES, "rope_parameters": rope})
     return layouts.transformers.Qwen2ForCausalLM(config).eval()
 
 

@@ -5,6 +5,7 @@ import random
 import warnings
 from pathlib import Path
 
+import layout_cases
 import layouts
 import pytest
 import torch
@@ -62,8 +63,9 @@ def test_weights_stay_packed(made, name):
         if isinstance(module, kinds):
             held.update({buffer.data_ptr(): buffer.numel() for buffer in module.buffers(recurse=False)})
     assert sum(held.values()) == sum(info.nbytes for info in packed)
-    # What is not packed has one dimension, is a router, or DeepSeek's kv_b, whose rows are in two tensors.
-    parts = ("mlp.gate.weight", "kv_b_proj.weight")
+    # What is not packed has one dimension, is a router, DeepSeek's kv_b, whose rows are in two tensors, or a Mamba's
+    # rates and steps.
+    parts = ("mlp.gate.weight", "kv_b_proj.weight", "A_log", "dt_proj.weight")
     wide = [name for name, value in model.named_parameters() if value.dim() > 1 and min(value.shape) > 4]
     floats = [name for name in wide if not name.endswith(parts)]
     assert bool(floats) == (file.case.types == ("F32",))
@@ -73,12 +75,12 @@ def test_configuration_of_llama_3(made):
     """The factors in the file are Llama 3's, which has a rule of its own in transformers."""
     file = made("llama")
     model, _ = gguf.load(file.path, tokenizer=False)
-    assert model.config.rope_parameters == layouts.LLAMA3
+    assert model.config.rope_parameters == layout_cases.LLAMA3
     assert model.generation_config.eos_token_id == [257]
 
 
 def test_factors_that_follow_no_rule(tmp_path, monkeypatch):
-    monkeypatch.setitem(layouts.LLAMA3, "low_freq_factor", 2.0)
+    monkeypatch.setitem(layout_cases.LLAMA3, "low_freq_factor", 2.0)
     made = layouts.make("llama", tmp_path / "x.gguf", ("F32",))
     model, _ = gguf.load(made.path, tokenizer=False)
     assert model.config.rope_parameters["rope_type"] == "longrope"
@@ -97,7 +99,7 @@ def test_tokenizer(made):
     text = "the thing\n in  the ñ"
     tokens = tokenizer.encode(text)
     assert tokens[0] == 259 and tokenizer.decode(tokens) == text
-    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, len(tokenizer)) == (256, 257, layouts.VOCABULARY)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, len(tokenizer)) == (256, 257, layout_cases.VOCABULARY)
     assert tokenizer.encode("</s>") == [257]
 
 

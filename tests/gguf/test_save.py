@@ -26,7 +26,7 @@ def test_the_same_bits(made, name, tmp_path, device):
     assert before.tensors.keys() == after.tensors.keys()
     for key, info in before.tensors.items():
         assert after.tensors[key][:3] == info[:3]
-        if key == "rope_freqs.weight":  # computed again from the rule
+        if key == "rope_freqs.weight" or key.endswith("ssm_a"):  # computed again from the rule or from logarithms
             torch.testing.assert_close(after.packed(key).view(torch.float32), before.packed(key).view(torch.float32))
         else:
             assert torch.equal(after.packed(key), before.packed(key)), key
