@@ -2,7 +2,7 @@
 
 llama.cpp stores -exp(A_log), and each layer's norm of states by groups. Its Falcon-H1 has the model's multipliers within
 the weights; its hybrids say for each layer how many heads of keys it has, which is none in a layer of state spaces.
-Source of keys, names and numbers: github.com/ggml-org/llama.cpp, conversion/{mamba,granite,falcon_h1}.py.
+Source of keys, names and numbers: github.com/ggml-org/llama.cpp, its conversion of mamba, granite and falcon_h1.
 """
 
 from __future__ import annotations
