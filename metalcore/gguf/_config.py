@@ -73,9 +73,8 @@ def check_keys(metadata: Metadata, model_type: str, fields: dict[str, Any]) -> N
     expected["expert_gating_func"] = (0, 3) if model_type == "gpt_oss" else (0, 1)  # softmax
     if "norm_topk_prob" in fields or model_type == "mixtral":
         expected["expert_weights_norm"] = (fields.get("norm_topk_prob", True),)
-    if (
-        model_type != "phi3" and "head_dim" in fields
-    ):  # transformers rotates whole heads of the others, and llama.cpp refuses llama's
+    # transformers rotates whole heads of the others, and llama.cpp refuses llama's.
+    if model_type not in ("phi3", "qwen3_next") and "head_dim" in fields:
         expected["rope.dimension_count"] = (fields["head_dim"],)
     if model_type not in ("gemma3_text", "gemma4_text") and "rope_parameters" in fields:
         expected["rope.freq_base_swa"] = (fields["rope_parameters"]["rope_theta"],)
@@ -209,6 +208,31 @@ def _heads_of_some(metadata, heads, layers, other):
     }
 
 
+def _qwen3_next_heads(metadata, heads, layers):
+    """Returns the fields of heads, which every layer has at the end of an interval, or those that are not recurrent."""
+    interval = metadata.count("full_attention_interval", 4)
+    recurrent = metadata.get("attention.recurrent_layers", array.array)
+    recurrent = (
+        [(i + 1) % interval != 0 for i in range(layers)] if recurrent is None else [bool(one) for one in recurrent]
+    )
+    if len(recurrent) != layers or all(recurrent):
+        raise GGUFError(f"{metadata.file.path}: {layers} layers must be recurrent or have attention, and one has it")
+    return {
+        **_heads(metadata, heads, layers, recurrent.index(False)),
+        "layer_types": ["linear_attention" if one else "full_attention" for one in recurrent],
+    }
+
+
+def _qwen3_next(metadata, fields):
+    shared = metadata.count("expert_shared_feed_forward_length", fields["intermediate_size"])
+    return {
+        **_experts(metadata, fields),
+        **_state_spaces.delta_rule(metadata),
+        "shared_expert_intermediate_size": shared,
+        "norm_topk_prob": True,
+    }
+
+
 def _lfm2(metadata, fields):
     return {
         "norm_eps": fields["rms_norm_eps"],
@@ -338,6 +362,7 @@ _MORE: dict[str, Callable[[Metadata, dict[str, Any]], dict[str, Any]]] = {
     "qwen2_moe": _qwen2_moe,
     "qwen3": _qwen3,
     "qwen3_moe": _qwen3_moe,
+    "qwen3_next": _qwen3_next,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
     "lfm2": _lfm2,
@@ -357,4 +382,5 @@ _ATTENTION = {
     "gemma4": _gemma4.attention,
     "granitehybrid": functools.partial(_heads_of_some, other="linear_attention"),
     "lfm2": functools.partial(_heads_of_some, other="conv"),
+    "qwen3next": _qwen3_next_heads,
 }

@@ -59,7 +59,8 @@ class Layout(NamedTuple):
 
     def shifted(self, parameter: str) -> float:
         """Returns what the file's numbers of a parameter are larger by."""
-        return self.norm_offset if parameter.endswith("norm.weight") else 0.0
+        shifts = parameter.endswith("norm.weight") and not parameter.endswith("linear_attn.norm.weight")
+        return self.norm_offset if shifts else 0.0
 
 
 _OUTSIDE = {
@@ -165,6 +166,16 @@ _STATE_SPACE = {
 }
 _MAMBA = {"norm": "attn_norm", **{f"mixer.{module}": name for module, name in _STATE_SPACE.items()}}
 _WITHIN = {f"mamba.{module}": name for module, name in _STATE_SPACE.items()}
+_QWEN3_NEXT = {
+    **_ATTENTION,
+    **_HEAD_NORMS,
+    **_ROUTER,
+    **_SHARED_EXPERT,
+    **{f"linear_attn.{module}": name for module, name in _STATE_SPACE.items()},
+    "post_attention_layernorm": "post_attention_norm",
+    "linear_attn.in_proj_qkvz": "ssm_qkvz",
+    "linear_attn.in_proj_ba": "ssm_ba",
+}
 _GRANITE_HYBRID = {
     **_ATTENTION,
     **_WITHIN,
@@ -200,6 +211,7 @@ MODEL_TYPES: dict[str, Layout] = {
         Layout("gemma3", "gemma3_text", {**_GEMMA, **_HEAD_NORMS}, norm_offset=1.0),
         Layout("gemma4", "gemma4_text", _GEMMA4, buffers=("layer_scalar",)),
         Layout("lfm2", "lfm2", _LFM2),
+        Layout("qwen3next", "qwen3_next", _QWEN3_NEXT, norm_offset=1.0, experts="mlp.experts"),
         Layout("mamba", "mamba", _MAMBA),
         Layout("mamba", "falcon_mamba", _MAMBA),
         Layout("mamba2", "mamba2", _MAMBA),

@@ -64,8 +64,8 @@ def load(
 
     Args:
         path: of a GGUF file with a layout of llama (Mistral and Mixtral too), qwen2, qwen2moe, qwen3, qwen3moe, gemma2,
-            gemma3, gemma4, lfm2, mamba (FalconMamba too), mamba2, granitehybrid, falcon-h1, phi3, gpt-oss or deepseek2,
-            or of any part of one that was split.
+            gemma3, gemma4, lfm2, qwen3next, mamba (FalconMamba too), mamba2, granitehybrid, falcon-h1, phi3, gpt-oss
+            or deepseek2, or of any part of one that was split.
         device: where the model is to be, by default PyTorch's default device.
         dtype: of activations, norms and biases, and of weights that are not packed; by default float32 on the CPU and
             bfloat16 elsewhere.
@@ -178,9 +178,10 @@ class _Filling:
             raise GGUFError(f"{self.file.path}: {self.layout.architecture} files have no name for {parameter}")
         return name
 
-    def _sources(self, name):
+    def _sources(self, name: str) -> tuple[str, ...]:
         """Returns the tensors of the file that a parameter is made of."""
-        return tuple(part for one in _deepseek.sources(name, self.file.tensors) for part in _state_spaces.sources(one))
+        tensors = self.file.tensors
+        return tuple(part for one in _deepseek.sources(name, tensors) for part in _state_spaces.sources(one, tensors))
 
     def _check_names(self, parameters, experts):
         parts = {part for name in parameters for part in self._sources(name)}
@@ -232,6 +233,7 @@ class _Filling:
             self._info(name, shape)
             setattr(module, leaf, self._numbers(name, dtype=None if leaf == "layer_scalar" else torch.float32))
             return
+        name = parts[0]
         info = self._info(name, _state_spaces.file_shape(f"{path}.{leaf}", shape, self.config))
         heads = self.layout.rotated(f"{path}.{leaf}", self.config)
         packs = isinstance(module, torch.nn.Linear | torch.nn.Embedding) and leaf == "weight"
@@ -248,22 +250,28 @@ class _Filling:
         setattr(self.model.get_submodule(path), leaf, torch.nn.Parameter(numbers))
 
     def _joined(self, place, parts, shape):
-        """Fills a Linear's weight that is two tensors in a file: each has half of the rows, or they are DeepSeek's."""
+        """Fills a Linear's weight that is two tensors in a file: each has some of the rows, or they are DeepSeek's."""
         path, module, leaf, name = place
         types = [self.file.tensors[part].type for part in parts]
-        have_rows = _state_spaces.sources(name) == parts
+        have_rows = _state_spaces.sources(name, self.file.tensors) == parts
+        shapes = [self.file.tensors[part].shape for part in parts]
+        if have_rows and (sum(one[0] for one in shapes), *shapes[0][1:]) != shape:
+            raise GGUFError(f"{self.file.path}: {' and '.join(parts)} are no {tuple(shape)} together")
         if have_rows and types[0] == types[1] and types[0].name in KERNELS:
-            for part in parts:
-                self._info(part, (shape[0] // 2, shape[1]))
             layer = _packed_module(module, types[0], self.dtype)
-            layer.packed = torch.cat([self._packed(part) for part in parts])
+            layer.packed = self._ordered(name, torch.cat([self._packed(part) for part in parts]))
             self.model.set_submodule(path, layer)
             return
         numbers = [self._numbers(part) for part in parts]
-        joined = torch.cat(numbers) if have_rows else _deepseek.joined(*numbers)
+        joined = self._ordered(name, torch.cat(numbers)) if have_rows else _deepseek.joined(*numbers)
         if joined.shape != shape:
             raise GGUFError(f"{self.file.path}: {' and '.join(parts)} are no {tuple(shape)} together")
         setattr(module, leaf, torch.nn.Parameter(joined))
+
+    def _ordered(self, name, rows):
+        """Returns rows of a file in the parameter's order."""
+        order = _state_spaces.row_order(name, self.config)
+        return rows if order is None else rows[order.argsort().to(rows.device)].contiguous()
 
     def _expert_names(self, path):
         prefix = path.replace("model.layers.", "blk.").removesuffix(f".{self.layout.experts}")

@@ -198,8 +198,8 @@ def _tensors(model: Any, layout: Layout) -> Iterator[_Tensor]:
             for leaf in leaves:
                 if path.endswith(".kv_b_proj") and layout.architecture == "deepseek2":
                     yield from _kv_b(layout.name(f"{path}.{leaf}"), module, config)
-                elif path.endswith(".shared_mlp.input_linear"):
-                    yield from _halves(layout.name(f"{path}.{leaf}"), module)
+                elif path.endswith((".shared_mlp.input_linear", ".in_proj_qkvz")):
+                    yield from _rows(layout.name(f"{path}.{leaf}"), module, config)
                 else:
                     yield _parameter(f"{path}.{leaf}", module, leaf, layout, config)
     if layout.model_type == "gemma2" and not _is_tied(model):
@@ -265,14 +265,20 @@ def _kv_b(name, module, config):
         yield _Tensor(one, type_of(type), shape, numbers)
 
 
-def _halves(name, module):
-    """Yields the two tensors of a Linear's rows."""
+def _rows(name, module, config):
+    """Yields the two tensors of a Linear's rows: halves, or Qwen3-Next's gates apart."""
     packed = isinstance(module, QuantizedLinear)
     value = module.packed if packed else module.weight
     type = module.type if packed else type_of(_NAMES[value.dtype])
-    for number, one in enumerate(_state_spaces.sources(name)):
-        shape = (module.out_features // 2, module.in_features)
-        yield _Tensor(one, type, shape, lambda number=number: value.chunk(2)[number])
+    order = _state_spaces.row_order(name, config)
+    count, length = module.out_features, module.in_features
+    gates = count // 2 if order is None else config.linear_num_value_heads * config.linear_value_head_dim
+    for one, begin, end in zip(_state_spaces.sources(name, ()), (0, count - gates), (count - gates, count)):
+
+        def rows(begin=begin, end=end):
+            return value[begin:end] if order is None else value[order[begin:end].to(value.device)]
+
+        yield _Tensor(one, type, (end - begin, length), rows)
 
 
 def _experts(path, module, layout):

@@ -40,7 +40,7 @@ def keys_of(config: Any, layout: Layout) -> tuple[dict[str, Any], dict[str, list
     rope = rope.get("full_attention", rope)
     own, factors = _gemma4.rope_keys(config, _require) if fourth else rope_keys(rope, head_dim)
     keys.update(own)
-    if kind not in ("phi3", "gemma4_text"):  # transformers rotates whole heads
+    if kind not in ("phi3", "gemma4_text", "qwen3_next"):  # transformers rotates whole heads
         _require(kind, "partial_rotary_factor", rope.get("partial_rotary_factor", 1.0), 1.0)
     _check_yarn(kind, rope)
     if not getattr(config, "is_causal", True):
@@ -147,13 +147,15 @@ def _lfm2(config, keys, head_dim):
 def _moe(config, keys, head_dim):
     _no_window(config, keys, head_dim)
     kind = config.model_type
-    _require(kind, "norm_topk_prob", config.norm_topk_prob, kind == "qwen3_moe")
+    _require(kind, "norm_topk_prob", config.norm_topk_prob, kind != "qwen2_moe")
     _require(kind, "decoder_sparse_step", config.decoder_sparse_step, 1)
     _require(kind, "mlp_only_layers", list(config.mlp_only_layers or ()), [])
     keys["expert_count"] = config.num_experts
     keys["expert_used_count"] = config.num_experts_per_tok
     keys["expert_feed_forward_length"] = config.moe_intermediate_size
-    if kind == "qwen2_moe":
+    if kind == "qwen3_next":
+        keys.update(_state_spaces.delta_rule_keys(config, _require))
+    if kind in ("qwen2_moe", "qwen3_next"):
         keys["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
 
 
@@ -180,5 +182,6 @@ _MORE = {
     "phi3": _phi3,
     "qwen2_moe": _moe,
     "qwen3_moe": _moe,
+    "qwen3_next": _moe,
     "gpt_oss": _gpt_oss,
 }

@@ -1,15 +1,15 @@
-"""Layouts with state spaces: mamba (also FalconMamba), mamba2, granitehybrid and falcon-h1.
+"""Layouts with states: mamba (also FalconMamba), mamba2, granitehybrid, falcon-h1, and qwen3next's delta rule.
 
-llama.cpp stores -exp(A_log), and each layer's norm of states by groups. Its Falcon-H1 has the model's multipliers within
-the weights; its hybrids say for each layer how many heads of keys it has, which is none in a layer of state spaces.
-Source of keys, names and numbers: github.com/ggml-org/llama.cpp, its conversion of mamba, granite and falcon_h1.
+llama.cpp stores -exp(A_log), and each layer's norm of states by groups. Its Falcon-H1 has the multipliers in the
+weights; its hybrids say for each layer how many heads of keys it has, which is none in a layer of state spaces.
+Source of keys, names and numbers: github.com/ggml-org/llama.cpp, its conversion of mamba, granite, falcon_h1 and qwen.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
@@ -23,10 +23,13 @@ __all__ = [
     "STORED",
     "WITHOUT_ATTENTION",
     "config",
+    "delta_rule",
+    "delta_rule_keys",
     "expected",
     "file_shape",
     "keys",
     "multiplier",
+    "row_order",
     "sources",
 ]
 
@@ -34,6 +37,7 @@ __all__ = [
 HONOURED = ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
 WITHOUT_ATTENTION = ("mamba", "falcon_mamba", "mamba2")
 _KERNEL, _INNER, _STATE = "ssm.conv_kernel", "ssm.inner_size", "ssm.state_size"
+_QKVZ = "ssm_qkvz"
 _HEADS, _GROUPS = "ssm.time_step_rank", "ssm.group_count"
 # A parameter's last name: what turns it to the numbers of a file, and back.
 STORED: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
@@ -201,11 +205,69 @@ def file_shape(parameter: str, shape: Sequence[int], config: Any) -> tuple[int, 
     return (*shape, 1) if parameter.endswith((".A_log", ".D")) else tuple(shape)
 
 
-def sources(name: str) -> tuple[str, ...]:
+def sources(name: str, tensors: Container[str]) -> tuple[str, ...]:
     """Returns the tensors of a file whose rows are a parameter, given llama.cpp's name of it as one."""
+    if name.endswith(f"{_QKVZ}.weight"):
+        old = name.replace(_QKVZ, "ssm_in")  # in transformers' order
+        return (old,) if old in tensors else tuple(name.replace(_QKVZ, f"attn_{part}") for part in ("qkv", "gate"))
     if "ffn_gate_up" not in name:
         return (name,)
     return tuple(name.replace("gate_up", part) for part in ("gate", "up"))
+
+
+def row_order(name: str, config: Any) -> Tensor | None:
+    """Returns which of a parameter's rows a file has one after the other, or None where it has them in their order.
+
+    transformers' Qwen3-Next has, head of keys by head of keys, rows of queries, keys, values and gates.
+    """
+    if not name.endswith(f"{_QKVZ}.weight"):
+        return None
+    keys, values = config.linear_key_head_dim, config.linear_value_head_dim
+    heads = config.linear_num_key_heads
+    of_values = values * (config.linear_num_value_heads // heads)
+    sizes = [keys, keys, of_values, of_values]
+    rows = torch.arange(heads * sum(sizes)).view(heads, -1)
+    return torch.cat([part.flatten() for part in rows.split(sizes, 1)])
+
+
+def delta_rule(metadata: Metadata) -> dict[str, Any]:
+    """Returns the fields of Qwen3-Next's delta rule."""
+    inner, states, kernel = (metadata.count(key) for key in (_INNER, _STATE, _KERNEL))
+    values, keys = metadata.count(_HEADS), metadata.count(_GROUPS)
+    if inner != values * states or values % keys:
+        raise GGUFError(
+            f"{metadata.file.path}: {inner} numbers cannot be {values} heads of {states} for values, {keys} for keys"
+        )
+    return {
+        "linear_conv_kernel_dim": kernel,
+        "linear_key_head_dim": states,
+        "linear_value_head_dim": states,
+        "linear_num_key_heads": keys,
+        "linear_num_value_heads": values,
+    }
+
+
+def delta_rule_keys(config: Any, require: Any) -> dict[str, Any]:
+    """Returns the keys of Qwen3-Next's delta rule."""
+    kind = config.model_type
+    require(kind, "linear_value_head_dim", config.linear_value_head_dim, config.linear_key_head_dim)
+    require(kind, "attention_bias", config.attention_bias, False)
+    recurrent = [one == "linear_attention" for one in config.layer_types]
+    interval = recurrent.index(False) + 1 if False in recurrent else 0
+    expected = [bool(interval) and (i + 1) % interval != 0 for i in range(len(recurrent))]
+    require(kind, "layer_types", config.layer_types, _kinds(expected))
+    return {
+        "full_attention_interval": interval,
+        _KERNEL: config.linear_conv_kernel_dim,
+        _STATE: config.linear_key_head_dim,
+        _GROUPS: config.linear_num_key_heads,
+        _HEADS: config.linear_num_value_heads,
+        _INNER: config.linear_value_head_dim * config.linear_num_value_heads,
+    }
+
+
+def _kinds(recurrent):
+    return ["linear_attention" if one else "full_attention" for one in recurrent]
 
 
 def multiplier(parameter: str, config: Any) -> Tensor | float:

@@ -100,6 +100,21 @@ CASES = {
         ("Q8_0", "MXFP4", "Q8_0"),
     ),
 }
+CASES["qwen3next"] = Case(
+    "Qwen3Next",
+    "qwen3next",
+    dict(
+        **MOE,
+        head_dim=64,
+        layer_types=["linear_attention", "full_attention"],
+        shared_expert_intermediate_size=256,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=64,
+        linear_value_head_dim=64,
+    ),
+    ("Q4_K", "Q6_K"),
+)
 STATES = dict(mamba_n_heads=8, mamba_d_head=64, mamba_d_state=32, mamba_n_groups=2)
 GRANITE = dict(
     **STATES,

@@ -8,12 +8,14 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from layout_cases import CASES, SIZES, VOCABULARY, WIDTH, Case
+from layout_cases import CASES, HIDDEN, SIZES, VOCABULARY, WIDTH, Case
 
 from metalcore.quant import dequantize, quantize
 
 gguf = pytest.importorskip("gguf")
 transformers = pytest.importorskip("transformers")
+
+SHIFTED = ("gemma2", "gemma3", "qwen3next")  # files have the weights of norms and 1
 
 
 class Made(NamedTuple):
@@ -80,9 +82,11 @@ def _keys(writer, config, architecture):
     elif head_dim != config.hidden_size // config.num_attention_heads or architecture == "gpt-oss":
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
+    if architecture == "qwen3next":
+        _qwen3_next_keys(writer, config)
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     writer.add_rope_freq_base(rope["rope_theta"])
-    if architecture in ("llama", "phi3"):
+    if architecture in ("llama", "phi3", "qwen3next"):
         writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1)))
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
@@ -106,9 +110,9 @@ def _keys(writer, config, architecture):
     if experts:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-    if architecture in ("qwen2moe", "qwen3moe", "gpt-oss"):
+    if architecture in ("qwen2moe", "qwen3moe", "qwen3next", "gpt-oss"):
         writer.add_expert_feed_forward_length(256)
-    if architecture == "qwen2moe":
+    if architecture in ("qwen2moe", "qwen3next"):
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
 
 
@@ -135,6 +139,15 @@ def _state_keys(writer, config):
     writer.add_ssm_state_size(config.mamba_d_state)
     writer.add_ssm_time_step_rank(config.mamba_n_heads)
     writer.add_ssm_group_count(config.mamba_n_groups)
+
+
+def _qwen3_next_keys(writer, config):
+    writer.add_full_attention_interval(2)
+    writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+    writer.add_ssm_inner_size(config.linear_num_value_heads * config.linear_value_head_dim)
+    writer.add_ssm_state_size(config.linear_key_head_dim)
+    writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+    writer.add_ssm_group_count(config.linear_num_key_heads)
 
 
 def _granite_keys(writer, config):
@@ -244,7 +257,7 @@ class _Tensors:
 
     def _fill(self, name, parameter):
         if parameter.dim() == 1:
-            shifted = self.case.architecture in ("gemma2", "gemma3")
+            shifted = self.case.architecture in SHIFTED and not name.endswith("linear_attn.norm.weight")
             centre = 1.0 if name.endswith(("norm.weight", "layer_scalar")) and not shifted else 0.0
             parameter.normal_(std=0.2).add_(centre)
         else:
@@ -259,7 +272,7 @@ class _Tensors:
         if ".experts." in name:
             self._experts(name, parameter)
             return
-        if ".mamba." in name or ".mixer." in name or "input_linear" in name:
+        if any(part in name for part in (".mamba.", ".mixer.", ".linear_attn.", "input_linear")):
             self._of_states(name, parameter)
             return
         module, leaf = name.rsplit(".", 1)
@@ -284,7 +297,7 @@ class _Tensors:
         if self.case.architecture in ("llama", "granitehybrid") and ("q_proj" in name or "k_proj" in name):
             heads = self.config.num_attention_heads if "q_proj" in name else self.config.num_key_value_heads
             rows = torch.arange(len(parameter)).view(heads, 2, -1).mT.flatten()
-        if self.case.architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
+        if self.case.architecture in SHIFTED and name.endswith("norm.weight"):
             parameter.copy_((parameter + 1) - 1)  # what can be told from a sum with 1
             self._add(to, parameter + 1)
         elif name.endswith("conv.conv.weight"):
@@ -299,7 +312,8 @@ class _Tensors:
         if leaf in ("A_log", "D"):
             parameter.copy_(parameter.exp().neg().neg().log())  # what can be told from an exponential
             numbers = -parameter.exp() if leaf == "A_log" else parameter
-            self._add(self.names.get_name(name), numbers if self.case.architecture == "mamba" else numbers[:, None])
+            flat = self.case.architecture in ("mamba", "qwen3next")
+            self._add(self.names.get_name(name), numbers if flat else numbers[:, None])
         elif leaf == "dt_bias":
             self._add(f"{self.names.get_name(module + '.dt_proj')}.bias", parameter)
         elif name.endswith("conv1d.weight"):
@@ -312,12 +326,24 @@ class _Tensors:
             type = self._type(name)
             for part, half in zip(("gate", "up"), parameter.chunk(2)):
                 half.copy_(self._pack(f"{block}{part}{end}.weight", half, None, type))
+        elif name.endswith("in_proj_qkvz.weight"):
+            self._queries_keys_values_gates(name, parameter)
         elif parameter.dim() == 1:
             self._add(f"{self.names.get_name(module)}.{leaf}", parameter)
         else:
             types = {True: self._type(name), False: "F32"}
             type = types[parameter.shape[-1] % 256 == 0]
             parameter.copy_(self._pack(f"{self.names.get_name(module)}.weight", parameter, None, type))
+
+    def _queries_keys_values_gates(self, name, parameter):
+        heads = parameter.view(2, 64 + 64 + 128 + 128, HIDDEN)  # of keys
+        queries, keys, values, gates = heads.split([64, 64, 128, 128], 1)
+        block, type = f"blk.{name.split('.')[2]}.attn_", self._type(name)
+        for part, views in (("qkv", (queries, keys, values)), ("gate", (gates,))):
+            stored = torch.cat([view.flatten(0, 1) for view in views])
+            numbers = self._pack(f"{block}{part}.weight", stored, None, type)
+            for view, rows in zip(views, numbers.split([view.shape[0] * view.shape[1] for view in views])):
+                view.copy_(rows.view_as(view))
 
     def _type(self, name):
         if "embed" in name or "lm_head" in name:
