@@ -7,6 +7,7 @@ Needs clang 19 and GCC's Objective-C runtime (Debian: clang-19 libobjc-12-dev).
 """
 
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
@@ -104,7 +105,7 @@ def _with_fault(name, changed, file, old, new, needed):
 
 def _objects():
     """{name: object}: the backend and the runtime, and the rest as setup.py built it."""
-    objects = _built("_C.abi3.so", "objects")
+    objects = _built("_C.abi3.so")
     del objects[_REPLACED]
     sources = {f"backends/mps/{path.stem}": path for path in _sources(_BACKEND)}
     sources |= {f"runtime/{path.stem}": path for path in _sources(HERE) if path.stem not in _OF_C}
@@ -118,7 +119,7 @@ def _objects():
 
 def _objects_for_c():
     """The same for the library for C. Its contexts are those that it has on macOS."""
-    objects = _built(f"lib/{C_NAME}", "c_objects")
+    objects = _built(f"lib/{C_NAME}")
     others = (_REPLACED, "c_api/cpu/context", "c_api/cuda/", "backends/cuda/")
     objects = {name: path for name, path in objects.items() if not name.startswith(others)}
     sources = {
@@ -132,14 +133,11 @@ def _objects_for_c():
     return objects
 
 
-def _built(output, folder):
-    """{name: object} of an output of setup.py's."""
-    folder = _BUILT / "out" / folder / "csrc"
-    return {
-        Path(part).relative_to(folder).with_suffix("").as_posix(): Path(part)
-        for part in Tasks(_BUILT).signature(output)
-        if part.startswith(f"{folder}/")
-    }
+def _built(output):
+    """{name: object} of an output of setup.py's. The extension has some of the objects of the library for C."""
+    folders = f"{_BUILT / 'out'}/(?:c_)?objects/csrc"
+    matches = [re.fullmatch(rf"{folders}/(.+)\.o", part) for part in Tasks(_BUILT).signature(output)]
+    return {match[1]: Path(match[0]) for match in matches if match}
 
 
 def _sources(folder):

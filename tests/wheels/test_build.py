@@ -113,7 +113,7 @@ def test_an_object_is_compiled_again_where_a_header_changed(tmp_path, monkeypatc
         if with_header:
             header = objects.precompile(tasks, tasks.out / "common.h", [*command, *extension.extra_compile_args])
             tasks.run()
-        outputs = objects.add_objects(tasks, extension, command, header)
+        (outputs,) = objects.add_objects(tasks, [extension], command, [header])
         tasks.run()
         return sorted(path.stem for path in outputs if path.stat().st_mtime_ns != before.get(path))
 
@@ -124,6 +124,23 @@ def test_an_object_is_compiled_again_where_a_header_changed(tmp_path, monkeypatc
     assert compiled() == ["other", "own"] and compiled() == []
     assert changed("own.h") == ["own"]
     assert changed("precompiled.h") == ["other", "own"] and compiled() == []
+
+
+def test_two_libraries_share_what_needs_no_headers_of_pytorch(tmp_path, monkeypatch):
+    monkeypatch.setattr(objects, "ROOT", tmp_path)
+    sources = {"alone.cpp": '#include "plain.h"\n', "with_tensors.cpp": '#include "tensors.h"\n', "only_here.cpp": ""}
+    headers = {"plain.h": "#include <vector>\n", "tensors.h": '#include "plain.h"\n#include <torch/tensor.h>\n'}
+    for name, text in (sources | headers).items():
+        (tmp_path / name).write_text(text)
+    extensions = [
+        SimpleNamespace(objects="first", sources=[*sources], extra_compile_args=[]),
+        SimpleNamespace(objects="second", sources=["with_tensors.cpp", "alone.cpp"], extra_compile_args=[]),
+    ]
+    outputs = objects.add_objects(Tasks(tmp_path), extensions, ["c++"], [None, None])
+    assert [[path.relative_to(tmp_path / "out").as_posix() for path in each] for each in outputs] == [
+        ["second/alone.o", "first/only_here.o", "first/with_tensors.o"],
+        ["second/alone.o", "second/with_tensors.o"],
+    ]
 
 
 def test_all_errors_are_said(tmp_path):

@@ -28,9 +28,7 @@ class Build(build_ext):
         headers = [precompile_headers(before_the_long_work, extension, command) for extension in self.extensions]
         before_the_long_work.run()
         write_compile_commands(self.extensions[0], command)
-        objects = [
-            add_objects(tasks, extension, command, header) for extension, header in zip(self.extensions, headers)
-        ]
+        objects = add_objects(tasks, self.extensions, command, headers)
         if LINUX:
             outputs += cuda_programs(tasks)
             if self.inplace and not self.editable_mode:  # pip's editable build may be an isolated one

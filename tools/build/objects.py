@@ -1,5 +1,6 @@
 """C++ sources, each compiled by itself, after the headers that most of them include."""
 
+import functools
 import json
 import os
 import re
@@ -35,9 +36,37 @@ def precompile(tasks, header, compile_command):
     return header
 
 
-def add_objects(tasks, extension, command, header):
-    """Has each source of the extension compiled. Returns the paths of the objects."""
-    return [_object(tasks, extension, source, command, header) for source in sorted(extension.sources)]
+def add_objects(tasks, extensions, command, headers):
+    """Has each source of the extensions compiled, and what several of them have without PyTorch's headers only for the
+    last of them. Returns the paths of each one's objects.
+
+    Args:
+        headers: what precompile_headers() returned for each extension.
+    """
+    shared, outputs = {}, []
+    for extension, header in reversed([*zip(extensions, headers)]):
+        objects = {
+            source: shared.get(source) or _object(tasks, extension, source, command, header)
+            for source in sorted(extension.sources)
+        }
+        shared |= {source: output for source, output in objects.items() if _needs_no_library(ROOT / source)}
+        outputs.insert(0, [*objects.values()])
+    return outputs
+
+
+_LIBRARY_HEADER = re.compile(r'#\s*(?:include|import)\s*[<"](?:torch|ATen|c10|Python)\b')
+_OWN_HEADER = re.compile(r'#\s*(?:include|import)\s*"(.+)"')
+
+
+@functools.cache
+def _needs_no_library(path):
+    """Whether neither a file nor what it includes by a path from itself includes a header of PyTorch's or Python's:
+    libmetalcore has others in their place."""
+    text = path.read_text()
+    included = [path.parent / name for name in _OWN_HEADER.findall(text)]
+    return not _LIBRARY_HEADER.search(text) and all(
+        _needs_no_library(Path(os.path.normpath(header))) for header in included if header.exists()
+    )
 
 
 def _object(tasks, extension, source, command, header):
