@@ -104,20 +104,18 @@ def pytest_sessionstart(session):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Keeps tests that use the device, and one of $METALCORE_TEST_EVERY sets of each one's parameters. All run on the
-    simulator's backend, whose numbers they are; what is special here is how dispatches are encoded, which hardly
-    depends on them."""
+    """Keeps one of $METALCORE_TEST_EVERY of each file's cases that use the device. All run on the simulator's backend,
+    whose numbers they are; what is special here is how dispatches are encoded, which hardly depends on them."""
     every = int(os.environ["METALCORE_TEST_EVERY"])
     seen = collections.Counter()
     kept, left_out = [], []
     source_of = functools.cache(inspect.getsource)  # a test has one for all its parameters
     for item in items:
-        test = item.path, getattr(item, "originalname", item.name)
         source = source_of(item.function)
         used = "device" in item.fixturenames or '"mps"' in source
         used = used and "subprocess" not in source  # other processes would use the simulator's backend
-        (kept if used and seen[test] % every == 0 else left_out).append(item)
-        seen[test] += 1
+        (kept if used and seen[item.path] % every == 0 else left_out).append(item)
+        seen[item.path] += used
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept
 
