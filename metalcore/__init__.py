@@ -28,6 +28,7 @@ from . import (
     embeddings,
     gemm,
     conv,  # after gemm
+    double,
     loss,
     sampling,
     linalg,
@@ -123,6 +124,7 @@ __all__ = [
     "dequantize_scaled",
     "disable_pytorch_overrides",
     "distributed",
+    "double",
     "enable_pytorch_overrides",
     "estimate",
     "estimates",

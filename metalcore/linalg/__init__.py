@@ -18,6 +18,7 @@ from ._lowrank import pca_lowrank, svd_lowrank
 from ._householder import geqrf, householder_product, ormqr
 from ._block_reflector import larfb, larft
 from ._syrk import syrk
+from . import refined  # noqa: F401
 
 __all__ = [
     "cholesky",

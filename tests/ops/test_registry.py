@@ -19,7 +19,8 @@ def computing():
     """The public functions that compute something. The other public names are imported when they are first used."""
     names = set(metalcore.__all__) - set(metalcore._LAZY) - metalcore._LAZY_MODULES
     functions = {name: getattr(metalcore, name) for name in names} | vars(metalcore.optim)
-    functions |= {name: value for name, value in vars(metalcore.paged).items() if inspect.isfunction(value)}
+    for package in (metalcore.paged, metalcore.double):
+        functions |= {name: value for name, value in vars(package).items() if inspect.isfunction(value)}
     results = {value for value in functions.values() if inspect.isclass(value) and issubclass(value, tuple)}
     return {value for name, value in functions.items() if callable(value) and not name.startswith("_")} - results
 

@@ -5,6 +5,7 @@ from . import (  # noqa: F401
     activation,
     attention,
     conv,
+    double,
     elementwise,
     embeddings,
     gemm,

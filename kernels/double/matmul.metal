@@ -1,0 +1,77 @@
+// Products of matrices of pairs, of any strides. A threadgroup makes a square tile of a result, and a thread has a
+// square of it in registers.
+#include "double/double.h"
+#include "double/pairs.h"
+
+constant constexpr uint kThreadsAcross = DOUBLE_TILE / DOUBLE_SIDE;
+constant constexpr uint kPitch = DOUBLE_TILE + 1;  // a term's stride in threadgroup memory, spread over banks
+
+// Loads DOUBLE_TILE rows (or columns) from `first` on of DOUBLE_DEPTH terms from `term` on, with zeros outside.
+inline void load_tile(threadgroup float2* tile, device const Pair* from, long stride, long term_stride, uint first,
+                      uint count, uint term, uint terms, uint thread_index) {
+#pragma unroll
+  for (uint i = 0; i < DOUBLE_TILE * DOUBLE_DEPTH / DOUBLE_MATMUL_THREADS; ++i) {
+    const uint at = i * DOUBLE_MATMUL_THREADS + thread_index;
+    // Neighbouring threads load neighbours in memory.
+    const uint k = stride == 1 ? at / DOUBLE_TILE : at % DOUBLE_DEPTH;
+    const uint row = stride == 1 ? at % DOUBLE_TILE : at / DOUBLE_DEPTH;
+    const bool there = first + row < count && term + k < terms;
+    tile[k * kPitch + row] = there ? from[(first + row) * stride + (term + k) * term_stride] : Pair(0.0f, 0.0f);
+  }
+}
+
+[[kernel]] [[max_total_threads_per_threadgroup(DOUBLE_MATMUL_THREADS)]] void double_matmul(
+    device const Pair* a [[buffer(0)]], device const Pair* b [[buffer(1)]], device Pair* result [[buffer(2)]],
+    constant DoubleMatmulParams& p [[buffer(3)]], uint group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]]) {
+  threadgroup float2 left[DOUBLE_DEPTH * kPitch], right[DOUBLE_DEPTH * kPitch];
+  const uint tiles = p.down * p.across, tile = group % tiles;
+  const long matrix = group / tiles;
+  const uint first_row = tile / p.across * DOUBLE_TILE, first_column = tile % p.across * DOUBLE_TILE;
+  const uint row = thread_index / kThreadsAcross, column = thread_index % kThreadsAcross;
+  a += matrix * p.a_batch;
+  b += matrix * p.b_batch;
+  result += matrix * p.rows * p.columns;
+
+  Pair totals[DOUBLE_SIDE][DOUBLE_SIDE], sums[DOUBLE_SIDE][DOUBLE_SIDE];
+#pragma unroll
+  for (uint r = 0; r < DOUBLE_SIDE; ++r) {
+#pragma unroll
+    for (uint c = 0; c < DOUBLE_SIDE; ++c) totals[r][c] = sums[r][c] = Pair(0.0f, 0.0f);
+  }
+  for (uint term = 0; term < p.terms; term += DOUBLE_DEPTH) {
+    load_tile(left, a, p.a_row, p.a_column, first_row, p.rows, term, p.terms, thread_index);
+    load_tile(right, b, p.b_column, p.b_row, first_column, p.columns, term, p.terms, thread_index);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll 4
+    for (uint k = 0; k < DOUBLE_DEPTH; ++k) {
+      Pair columns[DOUBLE_SIDE];
+#pragma unroll
+      for (uint c = 0; c < DOUBLE_SIDE; ++c) columns[c] = right[k * kPitch + column + c * kThreadsAcross];
+#pragma unroll
+      for (uint r = 0; r < DOUBLE_SIDE; ++r) {
+        const Pair factor = left[k * kPitch + row + r * kThreadsAcross];
+#pragma unroll
+        for (uint c = 0; c < DOUBLE_SIDE; ++c) sums[r][c] = add_product_to(sums[r][c], factor, columns[c]);
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    // Fewer roundings at the size of the total: a sum of few terms is smaller.
+#pragma unroll
+    for (uint r = 0; r < DOUBLE_SIDE; ++r) {
+#pragma unroll
+      for (uint c = 0; c < DOUBLE_SIDE; ++c) {
+        totals[r][c] = add(totals[r][c], ordered_sum(sums[r][c].x, sums[r][c].y));
+        sums[r][c] = Pair(0.0f, 0.0f);
+      }
+    }
+  }
+#pragma unroll
+  for (uint r = 0; r < DOUBLE_SIDE; ++r) {
+#pragma unroll
+    for (uint c = 0; c < DOUBLE_SIDE; ++c) {
+      const uint i = first_row + row + r * kThreadsAcross, j = first_column + column + c * kThreadsAcross;
+      if (i < p.rows && j < p.columns) result[i * p.columns + j] = totals[r][c];
+    }
+  }
+}
