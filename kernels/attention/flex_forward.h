@@ -32,10 +32,15 @@ METAL_FUNC void scale_scores(thread Fragments<float, kDown, kAcross>& scores, th
   }
 }
 
-// Hides the scores of keys from `end` on, and those that the mask hides.
-template <typename Mods, uint kDown, uint kAcross>
-METAL_FUNC void hide_scores(thread Fragments<float, kDown, kAcross>& scores, thread const Mods& mods, bool is_masked,
-                            FlexPlace at, uint query, uint key, uint end, Place place) {
+// The place of a score among the bits of a thread.
+constexpr uint flex_bit(uint across, uint m, uint n, uint i) { return (m * across + n) * 2 + i; }
+
+// Returns which of a thread's scores count, a bit for each: those of keys before `end` that the mask shows.
+template <uint kDown, uint kAcross, typename Mods>
+METAL_FUNC uint seen_keys(thread const Mods& mods, bool is_masked, FlexPlace at, uint query, uint key, uint end,
+                          Place place) {
+  static_assert(2 * kDown * kAcross <= 32, "a thread has a bit for each of its scores");
+  uint seen = 0;
 #pragma unroll
   for (uint m = 0; m < kDown; ++m) {
     const uint row = query + m * 8 + place.row;
@@ -44,10 +49,54 @@ METAL_FUNC void hide_scores(thread Fragments<float, kDown, kAcross>& scores, thr
 #pragma unroll
       for (uint i = 0; i < 2; ++i) {
         const uint column = key + n * 8 + place.column + i;
-        const bool seen = (column < end) & (!is_masked | mods.mask(int(at.batch), int(at.head), int(row), int(column)));
-        if (!seen) elements(scores.at[m][n])[i] = -INFINITY;
+        const bool counts =
+            (column < end) & (!is_masked | mods.mask(int(at.batch), int(at.head), int(row), int(column)));
+        seen |= uint(counts) << flex_bit(kAcross, m, n, i);
       }
     }
+  }
+  return seen;
+}
+
+template <uint kDown, uint kAcross>
+METAL_FUNC void hide_scores(thread Fragments<float, kDown, kAcross>& scores, uint seen) {
+#pragma unroll
+  for (uint m = 0; m < kDown; ++m) {
+#pragma unroll
+    for (uint n = 0; n < kAcross; ++n) {
+#pragma unroll
+      for (uint i = 0; i < 2; ++i)
+        if ((seen >> flex_bit(kAcross, m, n, i) & 1) == 0) elements(scores.at[m][n])[i] = -INFINITY;
+    }
+  }
+}
+
+// Makes weights of softmax of scores, and takes them into account in the largest scores and in the sums, which shrink
+// by a factor.
+template <uint kDown, uint kAcross>
+METAL_FUNC void weigh(thread Fragments<float, kDown, kAcross>& scores, thread float* largest, thread float* total,
+                      thread float* shrink) {
+#pragma unroll
+  for (uint m = 0; m < kDown; ++m) {
+    float most = largest[m];
+#pragma unroll
+    for (uint n = 0; n < kAcross; ++n) {
+      const metal::float2 two = elements(scores.at[m][n]);
+      most = metal::max(most, metal::max(two.x, two.y));
+    }
+    most = metal::max(most, metal::simd_shuffle_xor(most, 1));
+    most = metal::max(most, metal::simd_shuffle_xor(most, 8));
+    const float base = base_of(most);
+    shrink[m] = metal::fast::exp2(largest[m] - base);
+    largest[m] = most;
+    float sum = 0.0f;
+#pragma unroll
+    for (uint n = 0; n < kAcross; ++n) {
+      thread metal::float2& two = elements(scores.at[m][n]);
+      two = metal::fast::exp2(two - base);
+      sum += two.x + two.y;
+    }
+    total[m] = metal::fma(total[m], shrink[m], sum);
   }
 }
 
@@ -99,6 +148,9 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
     const uint key = walk.at, end = walk.end;
     const bool is_masked = walk.masked(), edge = is_masked || key + kKeys > end;
     walk.next();
+    uint seen = 0xffffffff;
+    if (edge) seen = seen_keys<kDown, kAcross>(mods, is_masked, at, query, key, end, place);
+    const bool counts = metal::simd_any(seen != 0);  // of a simdgroup's scores, any
     if (kNarrow) {
       exchange_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(keys, k_rows, key, k_length, uint(p.head_size),
                                                           p.vectors != 0, thread_index);
@@ -118,41 +170,22 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
     }
 
     Fragments<float, kDown, kAcross> scores;
-    product_transposed<kPitch>(scores, queries, keys);
+    if (counts) product_transposed<kPitch>(scores, queries, keys);
     if (kNarrow) {  // values come while softmax is computed
       metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
       load_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(values, v_rows, key, k_length, uint(p.value_size), p.vectors != 0,
                                                       thread_index);
     }
-    float shrink[kDown];
-    scale_scores(scores, mods, scale, at, query, key, place);
-    if (edge) hide_scores(scores, mods, is_masked, at, query, key, end, place);
-#pragma unroll
-    for (uint m = 0; m < kDown; ++m) {
-      float most = largest[m];
-#pragma unroll
-      for (uint n = 0; n < kAcross; ++n) {
-        const metal::float2 two = elements(scores.at[m][n]);
-        most = metal::max(most, metal::max(two.x, two.y));
-      }
-      most = metal::max(most, metal::simd_shuffle_xor(most, 1));
-      most = metal::max(most, metal::simd_shuffle_xor(most, 8));
-      const float base = base_of(most);
-      shrink[m] = metal::fast::exp2(largest[m] - base);
-      largest[m] = most;
-      float sum = 0.0f;
-#pragma unroll
-      for (uint n = 0; n < kAcross; ++n) {
-        thread metal::float2& two = elements(scores.at[m][n]);
-        two = metal::fast::exp2(two - base);
-        sum += two.x + two.y;
-      }
-      total[m] = metal::fma(total[m], shrink[m], sum);
-    }
     Fragments<metal::conditional_t<kNarrow, float, T>, kDown, kAcross> weights;
-    round_to(weights, scores);
+    float shrink[kDown];
+    if (counts) {
+      scale_scores(scores, mods, scale, at, query, key, place);
+      if (edge) hide_scores(scores, seen);
+      weigh(scores, largest, total, shrink);
+      round_to(weights, scores);
+    }
     if (kNarrow) metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    FlexSums<(!kNarrow && sizeof(T) == 2)>::template add<kPitch, kNarrow>(sums, shrink, weights, values);
+    if (counts) FlexSums<(!kNarrow && sizeof(T) == 2)>::template add<kPitch, kNarrow>(sums, shrink, weights, values);
   }
 
   float factors[kDown];

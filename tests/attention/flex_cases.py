@@ -101,3 +101,15 @@ def learned_tables(device, dtype):
         return s + nested[b, h, q] + groups[ids[q], ids[k] % 5]
 
     return score, causal(device, dtype)[1], (pairs, steps, scales, ends, nested, groups)
+
+
+def distances(device, dtype):
+    """Reductions of vectors that both places have, of whose elements each is a term."""
+    places = numbers((max(QUERIES, KEYS), 3), 4).to(device, dtype)
+
+    def score(s, b, h, q, k):
+        apart = (places[q] - places[k]).abs()
+        s = s * torch.exp(-apart.pow(2).sum(-1).sqrt()) + apart.mean(-1) - apart.amax(-1, keepdim=True).prod(-1)
+        return torch.where((apart > 0.9).any(-1), -s, s)
+
+    return score, None, ()

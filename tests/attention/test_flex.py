@@ -10,6 +10,7 @@ from flex_cases import (
     QUERIES,
     alibi,
     causal,
+    distances,
     documents,
     formula,
     learned_cap,
@@ -28,7 +29,7 @@ import metalcore
 from metalcore._core import generated_kernels
 from metalcore.programs.flex import captured, running
 
-FORWARD = (sliding_window, prefix_lm, documents, natten, softcap)
+FORWARD = (sliding_window, prefix_lm, documents, natten, softcap, distances)
 BACKWARD = (no_keys, alibi, relative_positions, learned_cap)
 
 

@@ -85,6 +85,21 @@ def test_gradients_in_inductors_graphs(device, case, monkeypatch):
     assert calls == ["flex_forward", "flex_backward"]
 
 
+def test_sizes_that_are_symbols(device):
+    """A captured tensor's size that is a symbol is captured, too, and has no gradient."""
+    run = torch.compile(torch_flex.flex_attention, backend="metalcore", fullgraph=True, dynamic=True)
+    for heads in (2, 4):
+        slopes = torch.rand(heads, device=device, requires_grad=True)
+        leaf = torch.rand(1, heads, 24, 64, device=device, requires_grad=True)
+
+        def score(s, b, h, q, k, slopes=slopes):
+            return s * slopes[h]
+
+        results = (function(leaf, leaf, leaf, score) for function in (run, metalcore.flex_attention))
+        found, expected = (torch.autograd.grad(out.square().sum(), (leaf, slopes)) for out in results)
+        assert all(map(torch.equal, found, expected))
+
+
 def test_other_head_sizes_and_operations_are_left_to_pytorch(device):
     """The generator has no formula for a Bessel function, and no kernel has heads of 260."""
 

@@ -24,7 +24,7 @@ __all__ = ["lower"]
 
 # Captured tensors and numbers of both functions, and which are which: "tn" is a tensor and then a number.
 _CAPTURED = "Tensor?[] tables, Tensor[] tensors, SymInt[] numbers, str score_captures, str mask_captures"
-_MODS = "str score_mod, str mask_mod, float scale, int q_block, int k_block"
+_MODS = "str score_mod, str mask_mod, float scale, SymInt q_block, SymInt k_block"
 
 _library = torch.library.Library("metalcore", "FRAGMENT")
 _library.define(
@@ -163,8 +163,7 @@ def _mods(block_mask, scale, score_captures, mask_captures, score_mod):
     tensors, numbers = [x for x in every if _is_tensor(x)], [x for x in every if not _is_tensor(x)]
     kinds = ("".join("t" if _is_tensor(x) else "n" for x in of) for of in (score_captures, mask_captures))
     mods = _text(score_mod.graph_module), _text(block_mask[-1].graph_module)
-    blocks = map(int, block_mask[-3:-1])
-    return [*block_mask[2:10]], tensors, numbers, *kinds, *mods, float(scale), *blocks
+    return [*block_mask[2:10]], tensors, numbers, *kinds, *mods, float(scale), *block_mask[-3:-1]
 
 
 def _call_forward(handler, query, key, value, score_mod, block_mask, scale, _, score_captures, mask_captures):

@@ -6,6 +6,8 @@ other numbers is the same kernel.
 
 from __future__ import annotations
 
+import itertools
+import math
 import struct
 from collections.abc import Sequence
 
@@ -14,8 +16,8 @@ from torch import Tensor
 from torch.fx import Node
 
 from ..pointwise.lowering import Lowering
-from ..pointwise.nodes import Value, arguments_of, fake, name_of, plain, result_dtype
-from ..pointwise.numbers import MEMORY, Unsupported, kind, literal, register
+from ..pointwise.nodes import Value, arguments_of, fake, name_of, plain, result_dtype, shape_of
+from ..pointwise.numbers import MEMORY, Unsupported, converted, kind, literal, register
 from ..pointwise.reads.views import missing
 from ..pointwise.source import from_memory
 from ..pointwise.support import check
@@ -30,6 +32,16 @@ _FIXED = (
     *("div.Tensor_mode", "div.Scalar_mode", "floor_divide", "remainder", "fmod", "pow", "bitwise", "__"),
     *("full", "scalar_tensor", "zeros", "ones"),
 )
+
+_MOST_TERMS = 32  # of a reduction, each of which is a statement
+_REDUCTIONS = {
+    **dict.fromkeys(("sum.default", "sum.dim_IntList", "mean.default", "mean.dim"), "{} + {}"),
+    **dict.fromkeys(("prod.default", "prod.dim_int"), "{} * {}"),
+    **dict.fromkeys(("amax.default", "max.default"), "pw_max({}, {})"),
+    **dict.fromkeys(("amin.default", "min.default"), "pw_min({}, {})"),
+    **dict.fromkeys(("any.default", "any.dim", "any.dims"), "{} || {}"),
+    **dict.fromkeys(("all.default", "all.dim", "all.dims"), "{} && {}"),
+}
 
 
 def float_bits(number: float) -> int:
@@ -245,12 +257,14 @@ class _ModLowering(Lowering):
             if node.op == "call_function":
                 if read := self._indexed(node):
                     return read
+                if name_of(node) in _REDUCTIONS:
+                    return self._reduced(node, at)
                 check(node)
             return super()._make(node, at)
         except Unsupported as reason:
             if getattr(reason, "placed", False):
                 raise
-            error = Unsupported(f"{node.format_node() or node}: {reason}{place_of_node(node)}")
+            error = Unsupported(f"{name_of(node).split('.')[0] or node.target}: {reason}{place_of_node(node)}")
             error.placed = True  # pyright: ignore[reportAttributeAccessIssue]
             raise error from None
         finally:
@@ -290,7 +304,32 @@ class _ModLowering(Lowering):
         number = self.statement(register(dtype), from_memory(f"c{place}[{exists} ? {at} : 0]", dtype))
         return Value(self.statement(register(dtype), f"{exists} ? {number} : {missing(dtype)}"), dtype)
 
+    def _reduced(self, node, at):
+        """Returns a reduction over a few elements of captured vectors: a statement for each of them."""
+        arguments, dtype = arguments_of(node), result_dtype(node)
+        source, dims = arguments["self"], arguments.get("dim")
+        shape = shape_of(source)
+        dims = range(len(shape)) if dims is None else [dims] if isinstance(dims, int) else dims
+        dims = sorted({d % len(shape) for d in dims} if len(shape) else ())
+        count = math.prod(shape[d] for d in dims)
+        if not 0 < count <= _MOST_TERMS:
+            raise Unsupported(f"it reduces {count} elements for each score, and a kernel reduces 1 to {_MOST_TERMS}")
+        own = iter(() if arguments.get("keepdim") else at)
+        kept = [at[d] if arguments.get("keepdim") else "0" if d in dims else next(own) for d in range(len(shape))]
+        text = ""
+        for place in itertools.product(*(map(str, range(shape[d])) for d in dims)):
+            here = dict(zip(dims, place))
+            term = self.value(source, tuple(here.get(d, kept[d]) for d in range(len(shape))))
+            term = converted(term.text, term.dtype, dtype, True)
+            combined = _REDUCTIONS[name_of(node)]
+            text = term if not text else self.statement(register(dtype), combined.format(text, term))
+        if name_of(node).startswith("mean"):
+            text = self.statement(register(dtype), f"{text} / {literal(count, dtype)}")
+        return Value(text, dtype)
+
     def _element(self, leaf, at):
+        if leaf not in self._captured:
+            raise Unsupported("the generator does not know it")
         place, _, strides = self._captured[leaf]
         offset = " + ".join(f"ulong({c}) * {stride}" for c, stride in zip(at or (), strides)) or "0"
         return from_memory(f"c{place}[{offset}]", result_dtype(leaf))

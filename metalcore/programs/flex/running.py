@@ -136,8 +136,11 @@ def flex_backward(
         mask = _captured(block_mask[-1], "mask_mod", query, mask_captures)
         d_out = torch.zeros_like(out) if grad_out is None else grad_out
         arguments = (mask, block_mask, scale, out, logsumexp, d_out, grad_logsumexp)
-        dq, dk, dv, found = backward(query, key, value, score, *arguments, wanted)
-        return dq, dk, dv, found[: len(captures)]
+        wants = iter(want for x, want in zip(captures, wanted) if isinstance(x, Tensor))
+        of_graph = [isinstance(x, Tensor) and next(wants, False) for x in score.captures]  # which may have no numbers
+        dq, dk, dv, found = backward(query, key, value, score, *arguments, of_graph)
+        gradients = iter(gradient for x, gradient in zip(score.captures, found) if isinstance(x, Tensor))
+        return dq, dk, dv, tuple(next(gradients) if isinstance(x, Tensor) else None for x in captures)
     except Unsupported:
         return sdpa_dense_backward(
             *(query, key, value, out, logsumexp, grad_out, grad_logsumexp, fw_graph, joint_graph, block_mask, scale),
