@@ -115,18 +115,44 @@ METAL_FUNC int64_t flex_number(constant FlexParams& p, uint batch, uint head, ui
   return (int64_t(batch) * p.heads + head) * p.q_length + query;
 }
 
+// The place of a score among the bits of a thread.
+constexpr uint flex_bit(uint across, uint m, uint n, uint i) { return (m * across + n) * 2 + i; }
+
+// Returns which of a thread's scores count, a bit for each: those of keys before `end` that the mask shows. Rows of
+// scores are those of queries, or of keys.
+template <bool kKeysAreRows, uint kDown, uint kAcross, typename Mods>
+METAL_FUNC uint seen_scores(thread const Mods& mods, bool is_masked, uint batch, uint head, uint first_row,
+                            uint first_column, uint end, Place place) {
+  static_assert(2 * kDown * kAcross <= 32, "a thread has a bit for each of its scores");
+  uint seen = 0;
+#pragma unroll
+  for (uint m = 0; m < kDown; ++m) {
+    const uint row = first_row + m * 8 + place.row;
+#pragma unroll
+    for (uint n = 0; n < kAcross; ++n) {
+#pragma unroll
+      for (uint i = 0; i < 2; ++i) {
+        const uint column = first_column + n * 8 + place.column + i;
+        const uint query = kKeysAreRows ? column : row, key = kKeysAreRows ? row : column;
+        const bool counts = (key < end) & (!is_masked | mods.mask(int(batch), int(head), int(query), int(key)));
+        seen |= uint(counts) << flex_bit(kAcross, m, n, i);
+      }
+    }
+  }
+  return seen;
+}
+
 // For gradients, in the place of a product: a weight of softmax; and in that of a weight's gradient: the one of the
 // score before the caller's function. A query without keys has an infinite `lse`.
 template <bool kEdge, bool kWithDerivative, typename Mods>
 METAL_FUNC void flex_gradient(thread const Mods& mods, thread float& product, thread float& gradient, float scale,
-                              float lse, float subtracted, bool exists, bool masked, uint batch, uint head, uint query,
-                              uint key) {
+                              float lse, float subtracted, bool counts, uint batch, uint head, uint query, uint key) {
   const int b = int(batch), h = int(head), q = int(query), k = int(key);
   const float score = product * scale;
   const float changed =
       Mods::kPlain ? metal::fma(product, scale * kLog2E, -lse) : mods.score(score, b, h, q, k) * kLog2E - lse;
   product = metal::fast::exp2(metal::min(changed, 0.0f));
-  if (kEdge) product = exists & (!masked | mods.mask(b, h, q, k)) ? product : 0.0f;
+  if (kEdge) product = counts ? product : 0.0f;
   if (!kWithDerivative) return;
   // What is hidden has no slope, also where the function has an infinite one.
   const float slope = mods.derivative(score, product * (gradient - subtracted), b, h, q, k);

@@ -15,7 +15,7 @@ template <bool kEdge, bool kWithKeys, typename Mods, uint kDown, uint kAcross>
 METAL_FUNC void gradients_of_keys(thread Fragments<float, kDown, kAcross>& scores,
                                   thread Fragments<float, kDown, kAcross>& products, thread const Mods& mods,
                                   float scale, threadgroup const float* logarithms, threadgroup const float* subtracted,
-                                  bool masked, FlexPlace at, uint head, uint query, uint key, Place place) {
+                                  uint seen, FlexPlace at, uint head, uint query, uint key, Place place) {
 #pragma unroll
   for (uint n = 0; n < kAcross; ++n) {
     const uint number = n * 8 + place.column;
@@ -27,8 +27,9 @@ METAL_FUNC void gradients_of_keys(thread Fragments<float, kDown, kAcross>& score
 #pragma unroll
       for (uint i = 0; i < 2; ++i) {
         float weight = elements(scores.at[m][n])[i], slope = elements(products.at[m][n])[i];
-        flex_gradient<kEdge, kWithKeys>(mods, weight, slope, scale, lse[i], delta[i], row < at.end, masked, at.batch,
-                                        head, query + number + i, row);
+        flex_gradient<kEdge, kWithKeys>(mods, weight, slope, scale, lse[i], delta[i],
+                                        (seen >> flex_bit(kAcross, m, n, i) & 1) != 0, at.batch, head,
+                                        query + number + i, row);
         elements(scores.at[m][n])[i] = weight;
         if (kWithKeys) elements(products.at[m][n])[i] = slope;
       }
@@ -101,7 +102,10 @@ METAL_FUNC void flex_dkv(device T* dk, device T* dv, device const T* q, device c
     }
     while (walk.more()) {
       const uint query = walk.at;
-      const bool masked = walk.masked();
+      const bool masked = walk.masked(), edge = masked || at.begin + kKeys > at.end;
+      uint seen = 0xffffffff;
+      if (edge) seen = seen_scores<true, kDown, kAcross>(mods, masked, at.batch, head, key, query, at.end, place);
+      const bool counts = metal::simd_any(seen != 0);  // of a simdgroup's scores, any
       if (!kEarly) load_numbers();
       metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
       if (kEarly) {
@@ -124,21 +128,23 @@ METAL_FUNC void flex_dkv(device T* dk, device T* dv, device const T* q, device c
 
       Fragments<float, kDown, kAcross> scores, products;
       if (!kWithValues) {
-        product_transposed<kPitch>(products, values, gradients);
+        if (counts) product_transposed<kPitch>(products, values, gradients);
         exchange_rows<T, kQueries, kSize, kPitch, 32 * kSimds>(queries, q_rows, query, q_length, uint(p.head_size),
                                                                vectors, thread_index);
       }
-      product_transposed<kPitch>(scores, keys, queries);
-      if (kBoth) product_transposed<kPitch>(products, values, gradients);
-      if (masked || at.begin + kKeys > at.end)
-        gradients_of_keys<true, kWithKeys>(scores, products, mods, scale, logarithms, subtracted, masked, at, head,
-                                           query, key, place);
-      else
-        gradients_of_keys<false, kWithKeys>(scores, products, mods, scale, logarithms, subtracted, masked, at, head,
-                                            query, key, place);
       Fragments<metal::conditional_t<kNarrow, float, T>, kDown, kAcross> weights, slopes;
-      if (kWithValues) round_to(weights, scores);
-      if (kWithKeys) round_to(slopes, products);
+      if (counts) {
+        product_transposed<kPitch>(scores, keys, queries);
+        if (kBoth) product_transposed<kPitch>(products, values, gradients);
+        if (edge)
+          gradients_of_keys<true, kWithKeys>(scores, products, mods, scale, logarithms, subtracted, seen, at, head,
+                                             query, key, place);
+        else
+          gradients_of_keys<false, kWithKeys>(scores, products, mods, scale, logarithms, subtracted, seen, at, head,
+                                              query, key, place);
+        if (kWithValues) round_to(weights, scores);
+        if (kWithKeys) round_to(slopes, products);
+      }
       if (kEarly && walk.more()) {
         queries_ahead.load(walk.at);
         gradients_ahead.load(walk.at);
@@ -148,9 +154,10 @@ METAL_FUNC void flex_dkv(device T* dk, device T* dv, device const T* q, device c
         if (!kWithKeys)
           exchange_rows<T, kQueries, kSize, kPitch, 32 * kSimds>(gradients, gradient_rows, query, q_length,
                                                                  uint(p.value_size), vectors, thread_index);
-        FlexSums<(!kNarrow && sizeof(T) == 2)>::template add<kPitch, kNarrow>(v_sums, ones, weights, gradients);
+        if (counts)
+          FlexSums<(!kNarrow && sizeof(T) == 2)>::template add<kPitch, kNarrow>(v_sums, ones, weights, gradients);
       }
-      if (kWithKeys)
+      if (kWithKeys && counts)
         FlexSums<(!kNarrow && sizeof(T) == 2)>::template add<kPitch, kNarrow>(k_sums, ones, slopes, queries);
     }
   }

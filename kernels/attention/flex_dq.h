@@ -14,8 +14,8 @@ template <bool kEdge, typename Mods, uint kDown, uint kAcross>
 METAL_FUNC void gradients_of_queries(thread Fragments<float, kDown, kAcross>& scores,
                                      thread Fragments<float, kDown, kAcross>& products, thread const Mods& mods,
                                      thread float* rows, float scale, thread const float* logarithms,
-                                     thread const float* subtracted, bool masked, FlexPlace at, FlexSlots slots,
-                                     uint query, uint key, uint end, Place place, uint lane) {
+                                     thread const float* subtracted, uint seen, FlexPlace at, FlexSlots slots,
+                                     uint query, uint key, Place place, uint lane) {
 #pragma unroll
   for (uint m = 0; m < kDown; ++m) {
 #pragma unroll
@@ -26,8 +26,8 @@ METAL_FUNC void gradients_of_queries(thread Fragments<float, kDown, kAcross>& sc
       for (uint i = 0; i < 2; ++i) {
         const uint row = query + m * 8 + place.row, column = key + n * 8 + place.column + i;
         float weight = two[i], slope = gradient[i];
-        flex_gradient<kEdge, true>(mods, weight, slope, scale, logarithms[m], subtracted[m], column < end, masked,
-                                   at.batch, at.head, row, column);
+        flex_gradient<kEdge, true>(mods, weight, slope, scale, logarithms[m], subtracted[m],
+                                   (seen >> flex_bit(kAcross, m, n, i) & 1) != 0, at.batch, at.head, row, column);
         if constexpr (Mods::kRows + Mods::kTables > 0)
           flex_captured(mods, rows + m * Mods::kRows, weight, two[i] * scale, weight * (gradient[i] - subtracted[m]),
                         at, slots, row, column, lane);
@@ -110,11 +110,14 @@ METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, de
     const uint key = walk.at, end = walk.end;
     const bool masked = walk.masked(), edge = masked || key + kKeys > end;
     walk.next();
+    uint seen = 0xffffffff;
+    if (edge) seen = seen_scores<false, kDown, kAcross>(mods, masked, at.batch, at.head, query, key, end, place);
+    const bool counts = metal::simd_any(seen != 0);  // of a simdgroup's scores, any
     Fragments<float, kDown, kAcross> scores, products;
     if (kNarrow) {
       exchange_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(values, v_rows, key, k_length, uint(p.value_size), vectors,
                                                           thread_index);
-      product_transposed<kPitch>(products, gradients, values);
+      if (counts) product_transposed<kPitch>(products, gradients, values);
       exchange_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(keys, k_rows, key, k_length, uint(p.head_size), vectors,
                                                           thread_index);
     } else {
@@ -132,14 +135,15 @@ METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, de
       values_ahead.load(walk.at);
     }
 
+    if (!counts) continue;
     product_transposed<kPitch>(scores, queries, keys);
     if (!kNarrow) product_transposed<kPitch>(products, gradients, values);
     if (edge)
-      gradients_of_queries<true>(scores, products, mods, rows, scale, logarithms, subtracted, masked, at, slots, query,
-                                 key, end, place, lane);
+      gradients_of_queries<true>(scores, products, mods, rows, scale, logarithms, subtracted, seen, at, slots, query,
+                                 key, place, lane);
     else
-      gradients_of_queries<false>(scores, products, mods, rows, scale, logarithms, subtracted, masked, at, slots, query,
-                                  key, end, place, lane);
+      gradients_of_queries<false>(scores, products, mods, rows, scale, logarithms, subtracted, seen, at, slots, query,
+                                  key, place, lane);
     Fragments<metal::conditional_t<kNarrow, float, T>, kDown, kAcross> rounded;
     round_to(rounded, scores);
     FlexSums<(!kNarrow && sizeof(T) == 2)>::template add<kPitch, kNarrow>(sums, ones, rounded, keys);

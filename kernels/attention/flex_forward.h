@@ -32,32 +32,7 @@ METAL_FUNC void scale_scores(thread Fragments<float, kDown, kAcross>& scores, th
   }
 }
 
-// The place of a score among the bits of a thread.
-constexpr uint flex_bit(uint across, uint m, uint n, uint i) { return (m * across + n) * 2 + i; }
-
-// Returns which of a thread's scores count, a bit for each: those of keys before `end` that the mask shows.
-template <uint kDown, uint kAcross, typename Mods>
-METAL_FUNC uint seen_keys(thread const Mods& mods, bool is_masked, FlexPlace at, uint query, uint key, uint end,
-                          Place place) {
-  static_assert(2 * kDown * kAcross <= 32, "a thread has a bit for each of its scores");
-  uint seen = 0;
-#pragma unroll
-  for (uint m = 0; m < kDown; ++m) {
-    const uint row = query + m * 8 + place.row;
-#pragma unroll
-    for (uint n = 0; n < kAcross; ++n) {
-#pragma unroll
-      for (uint i = 0; i < 2; ++i) {
-        const uint column = key + n * 8 + place.column + i;
-        const bool counts =
-            (column < end) & (!is_masked | mods.mask(int(at.batch), int(at.head), int(row), int(column)));
-        seen |= uint(counts) << flex_bit(kAcross, m, n, i);
-      }
-    }
-  }
-  return seen;
-}
-
+// Hides the scores whose bits are 0.
 template <uint kDown, uint kAcross>
 METAL_FUNC void hide_scores(thread Fragments<float, kDown, kAcross>& scores, uint seen) {
 #pragma unroll
@@ -149,7 +124,7 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
     const bool is_masked = walk.masked(), edge = is_masked || key + kKeys > end;
     walk.next();
     uint seen = 0xffffffff;
-    if (edge) seen = seen_keys<kDown, kAcross>(mods, is_masked, at, query, key, end, place);
+    if (edge) seen = seen_scores<false, kDown, kAcross>(mods, is_masked, at.batch, at.head, query, key, end, place);
     const bool counts = metal::simd_any(seen != 0);  // of a simdgroup's scores, any
     if (kNarrow) {
       exchange_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(keys, k_rows, key, k_length, uint(p.head_size),
