@@ -100,6 +100,15 @@ def test_sizes_that_are_symbols(device):
         assert all(map(torch.equal, found, expected))
 
 
+def test_largest_scores(device):
+    """PyTorch's own function has none on `mps`."""
+    run = torch.compile(torch_flex.flex_attention, backend="metalcore", fullgraph=True)
+    query, key = torch.randn(2, 1, 2, 24, 64, device=device)
+    _, aux = run(query, key, key, return_aux=AuxRequest(max_scores=True))
+    assert aux.lse is None
+    torch.testing.assert_close(aux.max_scores, (query @ key.mT / 8).amax(-1))
+
+
 def test_other_head_sizes_and_operations_are_left_to_pytorch(device):
     """The generator has no formula for a Bessel function, and no kernel has heads of 260."""
 
