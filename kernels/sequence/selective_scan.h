@@ -15,6 +15,8 @@
 // Lanes that share a channel of so many states, and the channels of a threadgroup whose lanes have one.
 #define SCAN_LANES(states) ((states) <= 16 ? 4 : (states) <= 64 ? 16 : 32)
 #define SCAN_CHANNELS(states) (SCAN_THREADS / SCAN_LANES(states))
+// Channels of a lane of selective_state_update.
+#define SCAN_ROWS(lanes) ((lanes) < 16 ? 4 : 8)
 
 // Strides are in elements: of batch, position, head and channel of a head; of batch, position, group and state (B, C);
 // of head, channel and state (A). D, the bias and the states, (batch, head, channel, state), are contiguous.
@@ -61,6 +63,8 @@ struct SelectiveStateUpdateParams {
   uint32_t rows;  // of the state
   uint32_t has_rows;
   uint32_t quads;       // each four states are neighbours and lie at a multiple of their size
+  uint32_t quad_rates;  // the same of A
+  uint32_t quad_rows;   // the same of B and C
   uint32_t wide_steps;  // dt, D and the bias are float32
   uint32_t wide_skip;
   uint32_t wide_bias;

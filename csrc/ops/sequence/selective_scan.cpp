@@ -314,9 +314,12 @@ Tensor selective_state_update(const Tensor& state, const Tensor& x, const Tensor
   const Tensor out = new_like(x);
   if (out.numel() == 0) return out;
   const auto is_wide = [](const Tensor& t) { return t.scalar_type() == ScalarType::Float; };
-  const auto strides = state.strides();
-  const bool quads = states % 4 == 0 && strides[3] == 1 && strides[0] % 4 == 0 && strides[1] % 4 == 0 &&
-                     strides[2] % 4 == 0 && state.storage_offset() % 4 == 0;
+  // Whether each four states are neighbours and lie at a multiple of their size.
+  const auto has_quads = [&](const Tensor& t) {
+    bool all = states % 4 == 0 && t.stride(-1) == 1 && t.storage_offset() % 4 == 0;
+    for (int64_t d = 0; d + 1 < t.dim(); ++d) all = all && t.stride(d) % 4 == 0;
+    return all;
+  };
   SelectiveStateUpdateParams params{
       .batch = grid_side(batch),
       .heads = grid_side(heads),
@@ -325,7 +328,9 @@ Tensor selective_state_update(const Tensor& state, const Tensor& x, const Tensor
       .states = grid_side(states),
       .rows = grid_side(state.size(0)),
       .has_rows = rows.has_value(),
-      .quads = quads,
+      .quads = has_quads(state),
+      .quad_rates = has_quads(A),
+      .quad_rows = has_quads(B) && has_quads(C),
       .wide_steps = is_wide(dt),
       .wide_skip = D && is_wide(*D),
       .wide_bias = bias && is_wide(*bias),
@@ -344,8 +349,9 @@ Tensor selective_state_update(const Tensor& state, const Tensor& x, const Tensor
   if (D) put_strides(params.skip, *D);
   if (bias) put_strides(params.bias, *bias);
   const MaybeTensor numbers = as_contiguous(rows);
-  const int64_t lanes = SCAN_LANES(states), blocks = ceil_div(heads * dim * lanes, int64_t{SCAN_THREADS});
-  gpu::note_plan(op, padded(states) + 1, [&] { return std::to_string(lanes) + " lanes share a channel's states"; });
+  const int64_t lanes = SCAN_LANES(states),
+                blocks = ceil_div(heads * dim, SCAN_ROWS(lanes) * int64_t{SCAN_CHANNELS(states)});
+  gpu::note_plan(op, padded(states) + 1, [&] { return std::to_string(lanes) + " lanes share channels' states"; });
   const std::string variant = padded(states) + std::string(suffix(x.scalar_type())) + "_";
   gpu::record(out, [&](gpu::Recording& recording) {
     recording.kernel("selective_state_update", variant.c_str(), suffix(state.scalar_type()));
