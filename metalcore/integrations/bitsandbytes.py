@@ -11,6 +11,7 @@ import functools
 import importlib
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -169,119 +170,51 @@ _ALGORITHMS = ("adam", "lion", "momentum")
 
 
 def _of_cpu(name):
-    return getattr(importlib.import_module("bitsandbytes.backends.cpu.ops"), name)
+    return getattr(importlib.import_module("bitsandbytes.backends.cpu.ops"), f"_{name}_cpu")
+
+
+def _arguments(name, inputs, options):
+    """Returns the arguments of a call of one of bitsandbytes' operators by their names."""
+    schema = getattr(torch.ops.bitsandbytes, name).default._schema
+    given = {argument.name: value for argument, value in zip(schema.arguments, inputs)} | options
+    return SimpleNamespace(**{argument.name: argument.default_value for argument in schema.arguments} | given)
 
 
 @_kernel("optimizer_update_8bit_blockwise")
-def _update_8bit(
-    optimizer_name,
-    g,
-    p,
-    state1,
-    state2,
-    beta1,
-    beta2,
-    beta3,
-    alpha,
-    eps,
-    step,
-    lr,
-    qmap1,
-    qmap2,
-    absmax1,
-    absmax2,
-    weight_decay,
-    gnorm_scale,
-    skip_zeros=False,
-):
-    if optimizer_name not in _ALGORITHMS:
-        return _of_cpu("_optimizer_update_8bit_blockwise_cpu")(
-            optimizer_name,
-            g,
-            p,
-            state1,
-            state2,
-            beta1,
-            beta2,
-            beta3,
-            alpha,
-            eps,
-            step,
-            lr,
-            qmap1,
-            qmap2,
-            absmax1,
-            absmax2,
-            weight_decay,
-            gnorm_scale,
-            skip_zeros,
-        )
-    adam = optimizer_name == "adam"
+def _update_8bit(*inputs, **options):
+    of = _arguments("optimizer_update_8bit_blockwise", inputs, options)
+    if of.optimizer_name not in _ALGORITHMS:
+        return _of_cpu("optimizer_update_8bit_blockwise")(*inputs, **options)
+    adam = of.optimizer_name == "adam"
     ops.update_8bit_(
-        [p.data],
-        [g],
-        [state1],
-        [state2] if adam else [],
-        [absmax1],
-        [absmax2] if adam else [],
-        qmap1,
-        qmap2 if adam else None,
-        optimizer_name,
-        lr=lr,
-        beta1=beta1,
-        beta2=beta2,
-        eps=eps,
-        weight_decay=weight_decay,
-        grad_scale=gnorm_scale,
-        step=step,
+        [of.p.data],
+        [of.g],
+        [of.state1],
+        [of.state2] if adam else [],
+        [of.absmax1],
+        [of.absmax2] if adam else [],
+        of.qmap1,
+        of.qmap2 if adam else None,
+        of.optimizer_name,
+        lr=of.lr,
+        beta1=of.beta1,
+        beta2=of.beta2,
+        eps=of.eps,
+        weight_decay=of.weight_decay,
+        grad_scale=of.gnorm_scale,
+        step=of.step,
     )
 
 
 @_kernel("optimizer_update_32bit")
-def _update_32bit(
-    optimizer_name,
-    g,
-    p,
-    state1,
-    state2,
-    unorm_vec,
-    max_unorm,
-    param_norm,
-    beta1,
-    beta2,
-    beta3,
-    alpha,
-    eps,
-    weight_decay,
-    step,
-    lr,
-    gnorm_scale,
-    skip_zeros=False,
-):
-    options = {"lr": lr, "beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "maximize": False}
-    if optimizer_name == "adam" and max_unorm <= 0 and gnorm_scale == 1:
-        steps = [torch.tensor(float(step - 1), device="cpu")]
-        ops.adamw_([p.data], [g], [state1], [state2], [], steps, eps=eps, **options)
-    elif optimizer_name == "lion" and max_unorm <= 0 and gnorm_scale == 1:
-        ops.lion_([p.data], [g], [state1], **options)
+def _update_32bit(*inputs, **given):
+    of = _arguments("optimizer_update_32bit", inputs, given)
+    plain = of.max_unorm <= 0 and of.gnorm_scale == 1
+    options = {"lr": of.lr, "beta1": of.beta1, "beta2": of.beta2, "weight_decay": of.weight_decay, "maximize": False}
+    if of.optimizer_name == "adam" and plain:
+        steps = [torch.tensor(float(of.step - 1), device="cpu")]
+        ops.adamw_([of.p.data], [of.g], [of.state1], [of.state2], [], steps, eps=of.eps, **options)
+    elif of.optimizer_name == "lion" and plain:
+        ops.lion_([of.p.data], [of.g], [of.state1], **options)
     else:
-        _of_cpu("_optimizer_update_32bit_cpu")(
-            optimizer_name,
-            g,
-            p,
-            state1,
-            state2,
-            unorm_vec,
-            max_unorm,
-            param_norm,
-            beta1,
-            beta2,
-            beta3,
-            alpha,
-            eps,
-            weight_decay,
-            step,
-            lr,
-            gnorm_scale,
-            skip_zeros,
-        )
+        _of_cpu("optimizer_update_32bit")(*inputs, **given)

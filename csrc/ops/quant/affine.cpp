@@ -5,6 +5,7 @@
 #include "../../../kernels/quant/quant.h"
 #include "formats.h"
 #include "mul_mv.h"
+#include "rows.h"
 
 #include <algorithm>
 #include <bit>
@@ -20,13 +21,15 @@ struct AffineWeights {
   AffineParams params;
 
   std::string kernel() const { return "Affine" + std::to_string(bits); }
+  std::string format() const { return std::to_string(bits) + " bits"; }
   int64_t slices() const { return length / QUANT_SLICE; }
   double bytes(int64_t of_rows) const {
     return static_cast<double>(of_rows * (packed.size(1) + scales.size(1) * 2 * scales.element_size()));
   }
-  void bind(gpu::Recording& recording) const {
+  uint32_t bind(gpu::Recording& recording) const {
     recording.buffer(0, packed).buffer(1, scales).buffer(2, scales);
     recording.buffer(3, offsets).buffer(4, offsets).buffer(5, offsets).bytes(6, params);
+    return 7;
   }
 };
 
@@ -73,75 +76,38 @@ AffineWeights affine_weights(const char* op, const Tensor& packed, const Tensor&
 }
 
 Tensor numbers_of(const char* op, const AffineWeights& weights, const MaybeTensor& rows, ScalarType dtype) {
-  std::vector<int64_t> sizes{weights.rows};
-  if (rows) sizes.assign(rows->sizes().begin(), rows->sizes().end());
-  sizes.push_back(weights.length);
-  const Tensor result = new_tensor({sizes.data(), sizes.size()}, dtype, weights.packed);
-  gpu::note_plan(op, "slices", [&] { return "a thread has 32 weights of " + std::to_string(weights.bits) + " bits"; });
-  if (result.numel() == 0) return result;
-  check(weights.rows > 0, "metalcore::", op, ": packed has no rows, and rows has indices");
-  const Tensor indices = rows ? as_contiguous(*rows) : weights.packed;
-  const int64_t count = result.numel() / weights.length, slices = weights.slices();
-  const int64_t at_once = std::max<int64_t>(1, INT32_MAX / 8 / slices);  // the kernel counts fours in 32 bits
-  gpu::record(result, [&](gpu::Recording& recording) {
-    for (int64_t from = 0; from < count; from += at_once) {
-      const int64_t part = std::min(at_once, count - from);
-      recording.kernel("affine_rows_", weights.kernel());
-      weights.bind(recording);
-      recording.buffer(7, indices).buffer(8, result);
-      recording.bytes(9, QuantRowsParams{.row_bytes = static_cast<uint64_t>(slices),  // rows are counted in slices
-                                         .from = static_cast<uint64_t>(from),
-                                         .count = grid_side(part * slices),
-                                         .weights = grid_side(weights.rows),
-                                         .slices = grid_side(slices),
-                                         .gathered = rows ? 1u : 0u,
-                                         .dtype = quant_dtype(dtype)});
-      recording.work(static_cast<double>(part * weights.length),
-                     weights.bytes(part) + static_cast<double>(part * weights.length * result.element_size()));
-      recording.dispatch_threadgroups({grid_side(ceil_div<int64_t>(part * slices, QUANT_ROWS_THREADS))},
-                                      {QUANT_ROWS_THREADS});
-    }
-  });
-  return result;
+  const RowsReader reader{.kernel = "affine_rows_" + weights.kernel(),
+                          .format = weights.format(),
+                          .packed = weights.packed,
+                          .rows = weights.rows,
+                          .length = weights.length,
+                          .row_bytes = static_cast<uint64_t>(weights.slices()),  // rows are counted in slices
+                          .bind = [&](gpu::Recording& recording) { return weights.bind(recording); },
+                          .bytes = [&](int64_t count) { return weights.bytes(count); }};
+  return rows_as_numbers(op, reader, rows, dtype);
 }
 
 Tensor affine_rows(const Tensor& packed, const Tensor& scales, const Tensor& offsets, const MaybeTensor& rows,
                    int64_t bits, ScalarType dtype) {
   const char* const op = "affine_rows";
   const AffineWeights weights = affine_weights(op, packed, scales, offsets, bits);
-  check(is_float_dtype(dtype), "metalcore::", op, ": dtype must be float32, float16 or bfloat16");
-  if (rows) {
-    check(rows->scalar_type() == ScalarType::Long, "metalcore::", op, ": rows must be int64, not ",
-          dtype_name(rows->scalar_type()));
-    check_same_device(op, "rows", *rows, packed);
-  }
+  check_rows(op, rows, dtype, packed);
   return numbers_of(op, weights, rows, dtype);
 }
 
 Tensor affine_matmul(const Tensor& x, const Tensor& packed, const Tensor& scales, const Tensor& offsets, int64_t bits,
                      bool transposed) {
   const char* const op = "affine_matmul";
-  check_float(op, "x", x);
-  check_same_device(op, "packed", packed, x);
   const AffineWeights weights = affine_weights(op, packed, scales, offsets, bits);
-  check(x.dim() >= 1 && x.size(-1) == (transposed ? weights.rows : weights.length), "metalcore::", op, ": x of shape ",
-        shape_text(x), " does not go with ", weights.rows, " rows of ", weights.length, " weights");
-  int64_t x_rows = 1;
-  for (int64_t d = 0; d + 1 < x.dim(); ++d) x_rows *= x.size(d);
-  if (transposed || x_rows > most_mv_rows(x) || weights.length == 0) {
-    const Tensor numbers = numbers_of(op, weights, std::nullopt, x.scalar_type());
-    gpu::note_plan(op, "torch", [&] {
-      return std::to_string(x_rows) + " rows of x: the weights become numbers, which PyTorch's matmul multiplies";
-    });
-    return torch::stable::matmul(x, transposed ? numbers : torch::stable::transpose(numbers, 0, 1));
-  }
-  std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
-  sizes.back() = weights.rows;
-  const Tensor result = new_tensor({sizes.data(), sizes.size()}, x.scalar_type(), x);
+  const int64_t x_rows = check_x(op, x, packed, weights.rows, weights.length, transposed);
+  if (transposed || x_rows > most_mv_rows(x) || weights.length == 0)
+    return multiply_numbers(op, x, x_rows, transposed,
+                            [&] { return numbers_of(op, weights, std::nullopt, x.scalar_type()); });
+  const Tensor result = result_like(x, weights.rows);
   const MvPlan plan = plan_mv(weights.rows, weights.length, x_rows, false, x);
   gpu::note_plan(op, ("mul_mv" + std::to_string(plan.x_rows)).c_str(), [&] {
     return std::to_string(x_rows) + " rows of x: " + std::to_string(plan.simdgroups) + " simdgroups share a row of " +
-           std::to_string(bits) + " bits, and a threadgroup has " + std::to_string(plan.group_rows) + " rows";
+           weights.format() + ", and a threadgroup has " + std::to_string(plan.group_rows) + " rows";
   });
   if (result.numel() == 0) return result;
   const Tensor input = from_multiple_of_16(x);

@@ -6,6 +6,7 @@
 #include "../../../kernels/quant/quant.h"
 #include "formats.h"
 #include "mul_mv.h"
+#include "rows.h"
 
 #include <algorithm>
 #include <bit>
@@ -181,25 +182,14 @@ Tensor blockwise_matmul(const Tensor& x, const Tensor& packed, const Tensor& abs
                         const MaybeTensor& scales_code, const MaybeTensor& offset, const std::string& type,
                         int64_t block_size, int64_t rows, int64_t length, bool transposed) {
   const char* const op = "blockwise_matmul";
-  check_float(op, "x", x);
-  check_same_device(op, "packed", packed, x);
   check(type != "code", "metalcore::", op, ": type must be \"nf4\" or \"fp4\"");
+  const int64_t x_rows = check_x(op, x, packed, rows, length, transposed);
   const Blocks blocks =
       check_blocks(op, packed, absmax, scales, scales_code, offset, type, block_size, rows * length, x.scalar_type());
-  check(x.dim() >= 1 && x.size(-1) == (transposed ? rows : length), "metalcore::", op, ": x of shape ", shape_text(x),
-        " does not go with ", rows, " rows of ", length, " weights");
-  int64_t x_rows = 1;
-  for (int64_t d = 0; d + 1 < x.dim(); ++d) x_rows *= x.size(d);
-  if (transposed || x_rows > most_mv_rows(x) || length == 0 || length % QUANT_SLICE != 0) {
-    const Tensor numbers = numbers_of(op, blocks, std::nullopt, {{rows, length}}, x.scalar_type());
-    gpu::note_plan(op, "torch", [&] {
-      return std::to_string(x_rows) + " rows of x: the weights become numbers, which PyTorch's matmul multiplies";
-    });
-    return torch::stable::matmul(x, transposed ? numbers : torch::stable::transpose(numbers, 0, 1));
-  }
-  std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
-  sizes.back() = rows;
-  const Tensor result = new_tensor({sizes.data(), sizes.size()}, x.scalar_type(), x);
+  if (transposed || x_rows > most_mv_rows(x) || length == 0 || length % QUANT_SLICE != 0)
+    return multiply_numbers(op, x, x_rows, transposed,
+                            [&] { return numbers_of(op, blocks, std::nullopt, {{rows, length}}, x.scalar_type()); });
+  const Tensor result = result_like(x, rows);
   const MvPlan plan = plan_mv(rows, length, x_rows, false, x);
   gpu::note_plan(op, ("mul_mv" + std::to_string(plan.x_rows)).c_str(), [&] {
     return std::to_string(x_rows) + " rows of x: " + std::to_string(plan.simdgroups) + " simdgroups share a row of " +

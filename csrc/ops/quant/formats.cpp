@@ -3,9 +3,7 @@
 #include "formats.h"
 
 #include "../../../kernels/quant/quant.h"
-
-#include <algorithm>
-#include <vector>
+#include "rows.h"
 
 namespace metalcore {
 
@@ -48,42 +46,20 @@ uint32_t quant_dtype(ScalarType dtype) {
 Tensor quant_rows(const Tensor& packed, const MaybeTensor& rows, int64_t type, ScalarType dtype) {
   const QuantFormat& format = quant_format("quant_rows", type);
   const PackedRows weights = packed_rows("quant_rows", packed, format, 2);
-  check(is_float_dtype(dtype), "metalcore::quant_rows: dtype must be float32, float16 or bfloat16");
-  if (rows) {
-    check(rows->scalar_type() == ScalarType::Long, "metalcore::quant_rows: rows must be int64, not ",
-          dtype_name(rows->scalar_type()));
-    check_same_device("quant_rows", "rows", *rows, packed);
-  }
-  std::vector<int64_t> sizes{weights.rows};
-  if (rows) sizes.assign(rows->sizes().begin(), rows->sizes().end());
-  sizes.push_back(weights.length);
-  const Tensor result = new_tensor({sizes.data(), sizes.size()}, dtype, packed);
-  gpu::note_plan("quant_rows", "slices", [&] { return std::string("a thread has 32 weights of ") + format.name; });
-  if (result.numel() == 0) return result;
-  check(weights.rows > 0, "metalcore::quant_rows: packed has no rows, and rows has indices");
-
-  const Tensor indices = rows ? as_contiguous(*rows) : weights.tensor;
-  const int64_t count = result.numel() / weights.length, slices = weights.length / QUANT_SLICE;
-  const int64_t at_once = std::max<int64_t>(1, INT32_MAX / 8 / slices);  // the kernel counts fours in 32 bits
-  gpu::record(result, [&](gpu::Recording& recording) {
-    for (int64_t from = 0; from < count; from += at_once) {
-      const int64_t part = std::min(at_once, count - from);
-      const QuantRowsParams params{.row_bytes = static_cast<uint64_t>(weights.row_bytes),
-                                   .from = static_cast<uint64_t>(from),
-                                   .count = grid_side(part * slices),
-                                   .weights = grid_side(weights.rows),
-                                   .slices = grid_side(slices),
-                                   .gathered = rows ? 1u : 0u,
-                                   .dtype = quant_dtype(dtype)};
-      recording.kernel("quant_rows_", format.name).buffer(0, weights.tensor).buffer(1, indices).buffer(2, result);
-      recording.bytes(3, params);
-      recording.work(static_cast<double>(part * weights.length),
-                     static_cast<double>(part * (weights.row_bytes + weights.length * result.element_size())));
-      recording.dispatch_threadgroups({grid_side(ceil_div<int64_t>(part * slices, QUANT_ROWS_THREADS))},
-                                      {QUANT_ROWS_THREADS});
-    }
-  });
-  return result;
+  check_rows("quant_rows", rows, dtype, packed);
+  const RowsReader reader{.kernel = std::string("quant_rows_") + format.name,
+                          .format = format.name,
+                          .packed = weights.tensor,
+                          .rows = weights.rows,
+                          .length = weights.length,
+                          .row_bytes = static_cast<uint64_t>(weights.row_bytes),
+                          .bind =
+                              [&](gpu::Recording& recording) {
+                                recording.buffer(0, weights.tensor);
+                                return 1u;
+                              },
+                          .bytes = [&](int64_t count) { return static_cast<double>(count * weights.row_bytes); }};
+  return rows_as_numbers("quant_rows", reader, rows, dtype);
 }
 
 }  // namespace metalcore

@@ -2,6 +2,7 @@
 // quant_matmul_experts: the same where each row of the result has a matrix of its own.
 #include "formats.h"
 #include "mul_mv.h"
+#include "rows.h"
 
 #include "../../../kernels/quant/quant.h"
 #include "../../gpu/cost.h"
@@ -158,39 +159,16 @@ void mul_mm(const char* op, const Tensor& x, const PackedRows& weights, const Qu
   });
 }
 
-// The sizes of x with another last one.
-Tensor result_like(const Tensor& x, int64_t last) {
-  std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
-  sizes.back() = last;
-  return new_tensor({sizes.data(), sizes.size()}, x.scalar_type(), x);
-}
-
-void check_x(const char* op, const Tensor& x, const Tensor& packed, const PackedRows& weights, bool transposed) {
-  check_float(op, "x", x);
-  check_same_device(op, "packed", packed, x);
-  const int64_t length = transposed ? weights.rows : weights.length;
-  check(x.dim() >= 1 && x.size(-1) == length, "metalcore::", op, ": x of shape ", shape_text(x), " does not go with ",
-        weights.rows, " rows of ", weights.length, " weights");
-}
-
 Tensor quant_matmul(const Tensor& x, const Tensor& packed, int64_t type, bool transposed) {
   const char* const op = "quant_matmul";
   const QuantFormat& format = quant_format(op, type);
   const PackedRows weights = packed_rows(op, packed, format, 2);
-  check_x(op, x, packed, weights, transposed);
-  const int64_t length = transposed ? weights.length : weights.rows;
-  int64_t rows = 1;
-  for (int64_t d = 0; d + 1 < x.dim(); ++d) rows *= x.size(d);
+  const int64_t rows = check_x(op, x, packed, weights.rows, weights.length, transposed);
   const QuantTuning& tuning = quant_tuning(x);
-  if (tuning.torch && rows > tuning.mv_rows) {
-    gpu::note_plan(op, "torch", [&] {
-      return std::to_string(rows) + " rows of x: the weights become numbers, and PyTorch's matmul is faster on " +
-             tuning.family;
-    });
-    const Tensor numbers = quant_rows(packed, std::nullopt, type, x.scalar_type());
-    return torch::stable::matmul(x, transposed ? numbers : torch::stable::transpose(numbers, 0, 1));
-  }
-  const Tensor result = result_like(x, length);
+  if (tuning.torch && rows > tuning.mv_rows)
+    return multiply_numbers(op, x, rows, transposed,
+                            [&] { return quant_rows(packed, std::nullopt, type, x.scalar_type()); });
+  const Tensor result = result_like(x, transposed ? weights.length : weights.rows);
   // Sums of no terms are mul_mm's: in mul_mv a simdgroup has a share of the terms.
   if (transposed || rows > tuning.mv_rows || weights.length == 0)
     mul_mm(op, x, weights, format, nullptr, rows, 1, transposed, result);
@@ -204,23 +182,17 @@ Tensor quant_matmul_experts(const Tensor& x, const Tensor& packed, const Tensor&
   const char* const op = "quant_matmul_experts";
   const QuantFormat& format = quant_format(op, type);
   const PackedRows weights = packed_rows(op, packed, format, 3);
-  check_x(op, x, packed, weights, transposed);
-  check_same_device(op, "experts", experts, x);
-  check(experts.scalar_type() == ScalarType::Int && experts.dim() == 2, "metalcore::", op,
-        ": experts must be int32 with 2 dimensions");
-  const int64_t tokens = experts.size(0), each = experts.size(1);
-  const bool own = x.dim() == 3;
-  check((own || x.dim() == 2) && x.size(0) == tokens && (!own || x.size(1) == each), "metalcore::", op, ": x of shape ",
-        shape_text(x), " does not go with experts of shape ", shape_text(experts));
-  const Tensor result = new_tensor({{tokens, each, transposed ? weights.length : weights.rows}}, x.scalar_type(), x);
+  check_x(op, x, packed, weights.rows, weights.length, transposed);
+  const ChosenExperts chosen = check_experts(op, x, experts);
+  const int64_t last = transposed ? weights.length : weights.rows;
+  const Tensor result = new_tensor({{chosen.tokens, chosen.each, last}}, x.scalar_type(), x);
   check(weights.matrices > 0 || result.numel() == 0, "metalcore::", op, ": packed has no experts");
-  const Tensor chosen = as_contiguous(experts);
   // Where experts have few rows each, there is little to share.
-  const bool few = tokens * each <= quant_tuning(x).mv_rows * weights.matrices;
+  const bool few = chosen.results() <= quant_tuning(x).mv_rows * weights.matrices;
   if (few && !transposed && weights.length > 0)
-    mul_mv(op, x, weights, format, &chosen, tokens * each, own ? 1 : each, result);
+    mul_mv(op, x, weights, format, &chosen.experts, chosen.results(), chosen.shared, result);
   else
-    mul_mm(op, x, weights, format, &chosen, tokens * each, own ? 1 : each, transposed, result);
+    mul_mm(op, x, weights, format, &chosen.experts, chosen.results(), chosen.shared, transposed, result);
   return result;
 }
 

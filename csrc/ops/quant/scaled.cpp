@@ -6,6 +6,7 @@
 #include "../../../kernels/quant/quant.h"
 #include "formats.h"
 #include "mul_mv.h"
+#include "rows.h"
 
 #include <algorithm>
 #include <bit>
@@ -92,9 +93,10 @@ struct ScaledWeights {
            static_cast<double>(of_rows * scales.numel() * static_cast<int64_t>(scales.element_size())) /
                static_cast<double>(std::max<int64_t>(1, matrices * rows));
   }
-  void bind(gpu::Recording& recording) const {
+  uint32_t bind(gpu::Recording& recording) const {
     recording.buffer(0, packed).buffer(1, scales).buffer(2, scales).buffer(3, factor ? *factor : scales);
     recording.bytes(4, grid.params);
+    return 5;
   }
 };
 
@@ -132,48 +134,22 @@ ScaledWeights scaled_weights(const char* op, const Tensor& packed, const Tensor&
 constexpr uint64_t kRow = UINT64_C(1) << 32;  // a row among places, of which slices are the lower 32 bits
 
 Tensor numbers_of(const char* op, const ScaledWeights& weights, const MaybeTensor& rows, ScalarType dtype) {
-  std::vector<int64_t> sizes{weights.rows};
-  if (rows) sizes.assign(rows->sizes().begin(), rows->sizes().end());
-  sizes.push_back(weights.length);
-  const Tensor result = new_tensor({sizes.data(), sizes.size()}, dtype, weights.packed);
-  gpu::note_plan(op, "slices", [&] { return std::string("a thread has 32 numbers of ") + weights.format.name; });
-  if (result.numel() == 0) return result;
-  check(weights.rows > 0, "metalcore::", op, ": packed has no rows, and rows has indices");
-  const Tensor indices = rows ? as_contiguous(*rows) : weights.packed;
-  const int64_t count = result.numel() / weights.length, slices = weights.length / QUANT_SLICE;
-  const int64_t at_once = std::max<int64_t>(1, INT32_MAX / 8 / slices);  // the kernel counts fours in 32 bits
-  gpu::record(result, [&](gpu::Recording& recording) {
-    for (int64_t from = 0; from < count; from += at_once) {
-      const int64_t part = std::min(at_once, count - from);
-      recording.kernel("scaled_rows_", weights.format.kernel);
-      weights.bind(recording);
-      recording.buffer(5, indices).buffer(6, result);
-      recording.bytes(7, QuantRowsParams{.row_bytes = kRow,
-                                         .from = static_cast<uint64_t>(from),
-                                         .count = grid_side(part * slices),
-                                         .weights = grid_side(weights.rows),
-                                         .slices = grid_side(slices),
-                                         .gathered = rows ? 1u : 0u,
-                                         .dtype = quant_dtype(dtype)});
-      recording.work(static_cast<double>(part * weights.length),
-                     weights.bytes(part) + static_cast<double>(part * weights.length * result.element_size()));
-      recording.dispatch_threadgroups({grid_side(ceil_div<int64_t>(part * slices, QUANT_ROWS_THREADS))},
-                                      {QUANT_ROWS_THREADS});
-    }
-  });
-  return result;
+  const RowsReader reader{.kernel = std::string("scaled_rows_") + weights.format.kernel,
+                          .format = weights.format.name,
+                          .packed = weights.packed,
+                          .rows = weights.rows,
+                          .length = weights.length,
+                          .row_bytes = kRow,
+                          .bind = [&](gpu::Recording& recording) { return weights.bind(recording); },
+                          .bytes = [&](int64_t count) { return weights.bytes(count); }};
+  return rows_as_numbers(op, reader, rows, dtype);
 }
 
 Tensor scaled_rows(const Tensor& packed, const Tensor& scales, const MaybeTensor& factor, const MaybeTensor& rows,
                    const std::string& format, const std::vector<int64_t>& block, ScalarType dtype) {
   const char* const op = "scaled_rows";
   const ScaledWeights weights = scaled_weights(op, packed, scales, factor, format, block, 2);
-  check(is_float_dtype(dtype), "metalcore::", op, ": dtype must be float32, float16 or bfloat16");
-  if (rows) {
-    check(rows->scalar_type() == ScalarType::Long, "metalcore::", op, ": rows must be int64, not ",
-          dtype_name(rows->scalar_type()));
-    check_same_device(op, "rows", *rows, packed);
-  }
+  check_rows(op, rows, dtype, packed);
   return numbers_of(op, weights, rows, dtype);
 }
 
@@ -210,30 +186,15 @@ void mul_mv(const char* op, const Tensor& x, const ScaledWeights& weights, const
   });
 }
 
-void check_x(const char* op, const Tensor& x, const Tensor& packed, const ScaledWeights& weights, int64_t length) {
-  check_float(op, "x", x);
-  check_same_device(op, "packed", packed, x);
-  check(x.dim() >= 1 && x.size(-1) == length, "metalcore::", op, ": x of shape ", shape_text(x), " does not go with ",
-        weights.rows, " rows of ", weights.length, " weights");
-}
-
 Tensor scaled_matmul(const Tensor& x, const Tensor& packed, const Tensor& scales, const MaybeTensor& factor,
                      const std::string& format, const std::vector<int64_t>& block, bool transposed) {
   const char* const op = "scaled_matmul";
   const ScaledWeights weights = scaled_weights(op, packed, scales, factor, format, block, 2);
-  check_x(op, x, packed, weights, transposed ? weights.rows : weights.length);
-  int64_t x_rows = 1;
-  for (int64_t d = 0; d + 1 < x.dim(); ++d) x_rows *= x.size(d);
-  if (transposed || x_rows > most_mv_rows(x) || weights.length == 0) {
-    const Tensor numbers = numbers_of(op, weights, std::nullopt, x.scalar_type());
-    gpu::note_plan(op, "torch", [&] {
-      return std::to_string(x_rows) + " rows of x: the weights become numbers, which PyTorch's matmul multiplies";
-    });
-    return torch::stable::matmul(x, transposed ? numbers : torch::stable::transpose(numbers, 0, 1));
-  }
-  std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
-  sizes.back() = weights.rows;
-  const Tensor result = new_tensor({sizes.data(), sizes.size()}, x.scalar_type(), x);
+  const int64_t x_rows = check_x(op, x, packed, weights.rows, weights.length, transposed);
+  if (transposed || x_rows > most_mv_rows(x) || weights.length == 0)
+    return multiply_numbers(op, x, x_rows, transposed,
+                            [&] { return numbers_of(op, weights, std::nullopt, x.scalar_type()); });
+  const Tensor result = result_like(x, weights.rows);
   mul_mv(op, x, weights, nullptr, x_rows, 1, result);
   return result;
 }
@@ -242,19 +203,12 @@ Tensor scaled_matmul_experts(const Tensor& x, const Tensor& packed, const Tensor
                              const Tensor& experts, const std::string& format, const std::vector<int64_t>& block) {
   const char* const op = "scaled_matmul_experts";
   const ScaledWeights weights = scaled_weights(op, packed, scales, factor, format, block, 3);
-  check_x(op, x, packed, weights, weights.length);
-  check_same_device(op, "experts", experts, x);
-  check(experts.scalar_type() == ScalarType::Int && experts.dim() == 2, "metalcore::", op,
-        ": experts must be int32 with 2 dimensions");
-  const int64_t tokens = experts.size(0), each = experts.size(1);
-  const bool own = x.dim() == 3;
-  check((own || x.dim() == 2) && x.size(0) == tokens && (!own || x.size(1) == each), "metalcore::", op, ": x of shape ",
-        shape_text(x), " does not go with experts of shape ", shape_text(experts));
-  const Tensor result = new_tensor({{tokens, each, weights.rows}}, x.scalar_type(), x);
+  check_x(op, x, packed, weights.rows, weights.length, false);
+  const ChosenExperts chosen = check_experts(op, x, experts);
+  const Tensor result = new_tensor({{chosen.tokens, chosen.each, weights.rows}}, x.scalar_type(), x);
   check((weights.matrices > 0 && weights.length > 0) || result.numel() == 0, "metalcore::", op,
         ": packed has no numbers");
-  const Tensor chosen = as_contiguous(experts);
-  mul_mv(op, x, weights, &chosen, tokens * each, own ? 1 : each, result);
+  mul_mv(op, x, weights, &chosen.experts, chosen.results(), chosen.shared, result);
   return result;
 }
 
