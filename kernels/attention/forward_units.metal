@@ -5,15 +5,16 @@
 #include "scores.h"
 #include "unit_products.h"
 
-template <typename T, uint kSize, uint kKeys>
-[[kernel]] [[max_total_threads_per_threadgroup(ATTENTION_UNIT_THREADS)]] void attention_forward_unit(
+template <typename T, uint kSize>
+[[kernel]] [[max_total_threads_per_threadgroup(ATTENTION_UNIT_PROMISE(kSize))]] void attention_forward_unit(
     device T* q [[buffer(0)]], device T* k [[buffer(1)]], device T* v [[buffer(2)]],
     device const float* sinks [[buffer(4)]], device const int* cu_seq_q [[buffer(5)]],
     device const int* cu_seq_k [[buffer(6)]], device T* out [[buffer(8)]], device float* lse [[buffer(9)]],
     device float* softmax_sums [[buffer(10)]], device T* rests [[buffer(11)]],
     constant AttentionParams& p [[buffer(12)]], uint group [[threadgroup_position_in_grid]],
     uint simd [[simdgroup_index_in_threadgroup]]) {
-  constexpr uint kSimds = ATTENTION_UNIT_THREADS / 32, kQueries = ATTENTION_UNIT_ROWS;
+  constexpr uint kSimds = ATTENTION_UNIT_THREADS(kSize) / 32, kQueries = ATTENTION_UNIT_ROWS(kSize),
+                 kKeys = ATTENTION_UNIT_KEYS;
   threadgroup float shared[kQueries];
 
   // Blocks with many keys come first.
@@ -105,8 +106,7 @@ template <typename T, uint kSize, uint kKeys>
 // Names have the largest head size that a kernel takes.
 #define INSTANTIATE(T, size)                                                \
   template [[host_name("attention_forward_unit_" #size "_" #T)]] [[kernel]] \
-  decltype(attention_forward_unit<T, size, ATTENTION_UNIT_KEYS(size)>)      \
-      attention_forward_unit<T, size, ATTENTION_UNIT_KEYS(size)>;
+  decltype(attention_forward_unit<T, size>) attention_forward_unit<T, size>;
 #define INSTANTIATE_SIZES(T) INSTANTIATE(T, 64) INSTANTIATE(T, 128) INSTANTIATE(T, 256)
 INSTANTIATE_SIZES(half)
 INSTANTIATE_SIZES(bfloat)
