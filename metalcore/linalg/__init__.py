@@ -17,7 +17,7 @@ from ._rank import cond, matrix_rank, pinv
 from ._lowrank import pca_lowrank, svd_lowrank
 from ._householder import geqrf, householder_product, ormqr
 from ._block_reflector import larfb, larft
-from ._syrk import syrk
+from ._syrk import herk, syrk
 from . import refined  # noqa: F401
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "eigvals",
     "eigvalsh",
     "geqrf",
+    "herk",
     "householder_product",
     "inv",
     "inv_ex",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient, ops
-from .._core.registry import FLOAT_DTYPES, Op, Sample, register
+from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
-from .._core.samples import well_conditioned
+from .._core.samples import turned, well_conditioned
 from .._core.tensors import beside
-from ._block_reflector import coupling, unit_lower
+from ._block_reflector import coupling, larfb, larft, unit_lower
 from ._common import NUMBERS, Tensors, cast_out, complex_by_torch, in_float32, torch_is_faster, write_out
 from ._pytorch import by_torch
 from ._triangular import solve_triangular
@@ -98,12 +98,13 @@ def ormqr(
     """Multiplies a product of Householder reflectors and a matrix, as torch.ormqr: LAPACK's ormqr.
 
     Args:
-        input: (*, m, k), any strides. It has reflectors below its diagonal, as geqrf returns them. float32; float16 and
-            bfloat16 are computed in float32, and the result is cast back. Other input goes to PyTorch's op.
+        input: (*, m, k), any strides. It has reflectors below its diagonal, as geqrf returns them. float32 or
+            complex64; float16 and bfloat16 are computed in float32, and the result is cast back. Other input goes to
+            PyTorch's op.
         tau: (*, min(m, k)), the factors of the reflectors.
         other: (*, m, n), or (*, n, m) without `left`.
         left: whether to compute Q C or C Q, where C is `other` and Q = H_0 H_1 … is m x m.
-        transpose: whether to multiply by Qᵀ in the place of Q.
+        transpose: whether to multiply by Qᴴ in the place of Q.
         out: a tensor to write the result to.
 
     Returns:
@@ -119,7 +120,7 @@ def ormqr(
     """
     if (
         _torch_takes("ormqr", ("left", left), input, tau, other)
-        or not _have_one_dtype(input, tau, other)
+        or not _have_one_dtype(input, tau, other, dtypes=NUMBERS)
         or not type(left) is type(transpose) is bool
     ):
         return by_torch(torch.ormqr, input, tau, other, left, transpose, out=out)
@@ -131,8 +132,18 @@ def ormqr(
     if not fits or other.shape[-2 if left else -1] != input.shape[-2] or tau.shape[-1] != min(input.shape[-2:]):
         _refuse(torch.ormqr, input, tau, other, left, transpose)
     tensors = input, tau, other
-    multiply = lambda *tensors: ops.ormqr(*tensors, left, transpose)  # noqa: E731
-    return write_out("ormqr", out, lambda: in_float32(multiply, *tensors), *tensors)
+    multiply = _by_block_reflector if input.is_complex() else ops.ormqr
+
+    def reflect(input, tau, other):
+        return multiply(input, tau, other, left, transpose)
+
+    return write_out("ormqr", out, lambda: in_float32(reflect, *tensors), *tensors)
+
+
+def _by_block_reflector(input, tau, other, left, transpose):
+    """Returns what `ormqr` does, for complex numbers, of which its kernels know nothing."""
+    V = input[..., : tau.shape[-1]]
+    return larfb(V, larft(V, tau), other, left, transpose)
 
 
 def _torch_takes(op, option, *tensors):
@@ -144,7 +155,7 @@ def _torch_takes(op, option, *tensors):
     return not differentiated and torch_is_faster(op, option, *tensors)
 
 
-def _have_one_dtype(*tensors, dtypes=FLOAT_DTYPES):
+def _have_one_dtype(*tensors, dtypes):
     return accelerated(*tensors, dtypes=dtypes) and all(
         tensor is not None and tensor.dtype is tensors[0].dtype for tensor in tensors
     )
@@ -293,6 +304,13 @@ register(
                 ((3, 30, 20), (3, 10, 30)),
                 {"left": False, "transpose": True},
                 arguments=_nearly_orthogonal,
+                terms=30,
+            ),
+            Sample(
+                "complex",
+                ((3, 30, 20), (3, 30, 10)),
+                {"transpose": True},
+                arguments=lambda a, C: _nearly_orthogonal(*turned(a, C)),
                 terms=30,
             ),
         ),

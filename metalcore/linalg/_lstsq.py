@@ -7,8 +7,8 @@ import torch
 from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
-from .._core.samples import well_conditioned
-from ._common import in_float32, without_autocast
+from .._core.samples import turned, well_conditioned
+from ._common import NUMBERS, in_float32, without_autocast
 from ._pytorch import DTYPES, by_torch, override, takes
 from ._rank import by_pseudoinverse
 from ._results import linalg_lstsq
@@ -20,21 +20,21 @@ def lstsq(A: torch.Tensor, B: torch.Tensor, rcond: float | None = None, *, drive
     """Finds the X with the least norm of A X - B, as torch.linalg.lstsq. If several X have it, the one of least norm.
 
     The driver says what is known about A's rank.
-    "gels", the default as in PyTorch on GPUs, is for matrices of full rank. It uses QR: A = Q R gives X = R⁻¹ Qᵀ B.
-    With more unknowns than equations, Aᵀ = Q R gives X = Q R⁻ᵀ B (Golub and Van Loan, Matrix Computations, 5.3 and
+    "gels", the default as in PyTorch on GPUs, is for matrices of full rank. It uses QR: A = Q R gives X = R⁻¹ Qᴴ B.
+    With more unknowns than equations, Aᴴ = Q R gives X = Q R⁻ᴴ B (Golub and Van Loan, Matrix Computations, 5.3 and
     5.6). The rank is not checked: a matrix of lower rank gives inf, nan or large numbers. Where no gradient is asked, A
     and B have up to 128 columns together and A is not wider than a tree of blocks takes, one walk over A and B
-    gives R, Qᵀ B and the residuals, and Q is never formed (TSQR, Demmel et al. 2012).
+    gives R, Qᵀ B and the residuals of real matrices, and Q is never formed (TSQR, Demmel et al. 2012).
     "gelsy" finds the rank by QR with column pivoting and an estimate of the condition number after each column (Bischof
     1990), and solves by a complete orthogonal decomposition (Golub and Van Loan, 5.5).
-    "gelsd" and "gelss" find it by the singular values, X = V diag(1 / S) Uᵀ B, and are the same here.
+    "gelsd" and "gelss" find it by the singular values, X = V diag(1 / S) Uᴴ B, and are the same here. For
+    complex matrices "gelsy" finds it so too.
 
     A may have norms above float32's range, because it is scaled first.
 
     Args:
-        A: (*, m, n), any strides. float32; float16 and bfloat16 are computed in float32, and the results are cast
-            back.
-            Other input goes to PyTorch's op.
+        A: (*, m, n), any strides. float32 or complex64; float16 and bfloat16 are computed in float32, and the results
+            are cast back. Other input goes to PyTorch's op.
         B: (*, m, k), or (*, m) with A's batch, of A's dtype. The batches of A and B broadcast.
         rcond: for "gelsd" and "gelss", singular values of at most rcond times the largest count as zero; for "gelsy",
             columns of R count until its estimated condition number exceeds 1 / rcond. By default max(m, n) * eps of
@@ -59,7 +59,7 @@ def lstsq(A: torch.Tensor, B: torch.Tensor, rcond: float | None = None, *, drive
     """
     if (
         B is None
-        or not accelerated(A, B)
+        or not accelerated(A, B, dtypes=NUMBERS)
         or A.dtype != B.dtype
         or driver is not None
         and type(driver) is not str
@@ -122,21 +122,26 @@ def _of_full_rank(A, B):
 def _least_squares(A, B):
     m, n = A.shape[-2:]
     if m < n:
-        Q, R, scale = ops.qr_scaled(A.mT)
-        return Q @ ops.solve_triangular(R.mT, B, False, True, False) * scale, A.new_empty(0)
-    if not needs_gradient(A) and not needs_gradient(B):
+        Q, R, scale = ops.qr_scaled(A.mH)
+        return Q @ ops.solve_triangular(R.mH, B, False, True, False) * scale, A.new_empty(0)
+    if not A.is_complex() and not needs_gradient(A) and not needs_gradient(B):
         if A.shape[:-2] != B.shape[:-2]:
             batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
             A, B = A.expand(*batch, -1, -1), B.expand(*batch, -1, -1)
         X, residuals = ops.lstsq(A, B)
         return X, residuals if m > n else A.new_empty(0)
     X = _by_qr(A, B)
-    return X, (A @ X - B).square().sum(-2) if m > n else A.new_empty(0)
+    return X, _squares(A @ X - B) if m > n else A.new_empty(0, dtype=A.dtype.to_real())
+
+
+def _squares(rest):
+    """Returns the sums of the squares of the columns' magnitudes."""
+    return torch.view_as_real(rest).square().sum((-3, -1)) if rest.is_complex() else rest.square().sum(-2)
 
 
 def _by_qr(A, B):
     Q, R, scale = ops.qr_scaled(A)
-    return ops.solve_triangular(R, Q.mT @ B, True, True, False) * scale
+    return ops.solve_triangular(R, Q.mH @ B, True, True, False) * scale
 
 
 @cpu_kernel("lstsq")
@@ -177,7 +182,7 @@ def _by_rank(A, B, rcond, driver):
     m, n = A.shape[-2:]
     residuals = A.new_empty(0)
     if m > n and driver != "gelsy" and (rank.is_meta or bool((rank == n).all())):
-        residuals = (A @ X - B).square().sum(-2)
+        residuals = _squares(A @ X - B)
     return [X, residuals, rank, S]
 
 
@@ -188,12 +193,13 @@ def _solve_by_rank(A, B, rcond, driver):
         rank = torch.zeros(batch, dtype=torch.int64, device=A.device)
         # PyTorch's singular values of a matrix without entries have the batch's shape only where there is a batch.
         return A.new_zeros(shape), rank, A.new_empty(0 if driver == "gelsy" else [*batch, 0])
-    if driver == "gelsy":
+    if driver == "gelsy" and not A.is_complex():
         return *_by_pivots(A, B, rcond), A.new_empty(0)
     U, S, Vh = ops.svd(A, False, True)
     counted = ~(rcond * S[..., :1] >= S)  # NaN counts, so that it reaches the solution
     inverse = S.reciprocal().where(counted, 0.0)[..., None]
-    return Vh.mT @ (inverse * (U.mT @ B)), counted.sum(-1), S
+    X = Vh.mH @ (inverse * (U.mH @ B))
+    return X, counted.sum(-1), S.new_empty(0) if driver == "gelsy" else S
 
 
 def _by_pivots(A, B, rcond):
@@ -252,23 +258,26 @@ register(
         operators=("lstsq", "qr_pivoted", "qr", "qr_scaled", "solve_triangular", "svd"),
         samples=lambda: tuple(
             Sample(
-                f"{driver}{m}x{n}",
+                f"{driver}{m}x{n}" + (", complex" if is_complex else ""),
                 ((batch, m, n), (batch, m, sides)),
                 {"driver": driver[:-2]} if driver else {},
                 prepare=(well_conditioned,),
                 terms=max(m, n),
                 backward=m < 400,  # calls without gradients have kernels of their own
+                arguments=turned if is_complex else lambda *tensors: tensors,
             )
-            for driver, batch, m, n, sides in (
-                ("", 3, 20, 12, 5),
-                ("", 3, 12, 20, 5),
-                ("", 2, 100, 12, 5),
-                ("", 2, 200, 40, 5),
-                ("", 2, 400, 12, 5),
-                ("", 1, 2500, 6, 3),
-                ("gelsy, ", 3, 20, 12, 5),
-                ("gelsy, ", 1, 200, 200, 2),
-                ("gelsd, ", 3, 12, 20, 5),
+            for is_complex, driver, batch, m, n, sides in (
+                (False, "", 3, 20, 12, 5),
+                (False, "", 3, 12, 20, 5),
+                (False, "", 2, 100, 12, 5),
+                (False, "", 2, 200, 40, 5),
+                (False, "", 2, 400, 12, 5),
+                (False, "", 1, 2500, 6, 3),
+                (False, "gelsy, ", 3, 20, 12, 5),
+                (False, "gelsy, ", 1, 200, 200, 2),
+                (False, "gelsd, ", 3, 12, 20, 5),
+                (True, "", 4, 20, 12, 5),
+                (True, "gelsd, ", 4, 20, 12, 5),
             )
         ),
     )

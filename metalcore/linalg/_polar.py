@@ -9,7 +9,7 @@ import torch
 from .._core.operators import needs_gradient
 from .._core.registry import Op, Sample, register
 from .._core.routing import FLOAT_DTYPES
-from .._core.samples import well_conditioned
+from .._core.samples import turned, well_conditioned
 from ._common import check_types, in_float32, without_autocast
 from ._svd import svd
 
@@ -25,10 +25,11 @@ class Polar(NamedTuple):
 
 def polar(A: torch.Tensor, *, side: str = "right") -> Polar:
     """Computes the polar decomposition A = U P of matrices, or A = P U with side="left", as scipy.linalg.polar: P is
-    symmetric positive semidefinite. U has orthonormal columns, or orthonormal rows where A has more columns than rows.
+    symmetric, or Hermitian, and positive semidefinite. U has orthonormal columns, or orthonormal rows where A has more
+    columns than rows.
 
     It is made of `svd`, whose kernels and limits it has: A = W S Vᴴ gives U = W Vᴴ, and P = V S Vᴴ or W S Wᴴ. The
-    16-bit dtypes are computed in float32. Complex and float64 matrices, and those on other devices, go through
+    16-bit dtypes are computed in float32. float64 and complex128 matrices, and those on other devices, go through
     torch.linalg.svd.
 
     Args:
@@ -133,6 +134,7 @@ register(
             Sample("square", ((7, 12, 12),), prepare=(well_conditioned,), terms=12, roundings=2),
             Sample("tall", ((5, 20, 12),), prepare=(well_conditioned,), terms=20, roundings=2),
             Sample("wide, left", ((5, 12, 20),), {"side": "left"}, prepare=(well_conditioned,), terms=20, roundings=2),
+            Sample("complex", ((9, 12, 12),), prepare=(well_conditioned,), terms=12, roundings=2, arguments=turned),
         ),
     )
 )

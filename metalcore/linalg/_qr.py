@@ -125,10 +125,10 @@ autograd("qr", _backward, _save)
 @cpu_kernel("qr_scaled")
 def _(A):
     if A.numel() == 0:
-        scale = A.new_ones([*A.shape[:-2], 1, 1])
+        scale = A.new_ones([*A.shape[:-2], 1, 1], dtype=A.dtype.to_real())
     else:
-        exponent = torch.frexp(A.abs().amax((-2, -1), keepdim=True)).exponent
-        scale = torch.ldexp(torch.ones_like(exponent, dtype=A.dtype), (1 - exponent).clamp(-126, 126))
+        largest = A.abs().amax((-2, -1), keepdim=True)
+        scale = torch.ldexp(torch.ones_like(largest), (1 - torch.frexp(largest).exponent).clamp(-126, 126))
     Q, R = torch.linalg.qr(A * scale)
     return Q.contiguous(), R.contiguous(), scale
 
@@ -137,7 +137,11 @@ def _(A):
 def _(A):
     *batch, m, n = A.shape
     k = min(m, n)
-    return A.new_empty([*batch, m, k]), A.new_empty([*batch, k, n]), A.new_empty([*batch, 1, 1])
+    return (
+        A.new_empty([*batch, m, k]),
+        A.new_empty([*batch, k, n]),
+        A.new_empty([*batch, 1, 1], dtype=A.dtype.to_real()),
+    )
 
 
 def _save_scaled(ctx, inputs, output):

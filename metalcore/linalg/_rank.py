@@ -7,8 +7,8 @@ import torch
 from .._core.operators import needs_gradient
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
-from .._core.samples import separated, well_conditioned
-from ._common import cast_out, in_float32, without_autocast
+from .._core.samples import separated, turned, well_conditioned
+from ._common import NUMBERS, cast_out, in_float32, without_autocast
 from ._eigh import _eigh
 from ._pytorch import by_torch
 from ._solve import inv_ex
@@ -31,7 +31,8 @@ def matrix_rank(
     Args:
         A: (*, m, n), as for `svdvals`.
         tol: as atol, with an rtol of 0.
-        hermitian: whether A is symmetric. Then it counts magnitudes of eigenvalues, and reads only the lower triangle.
+        hermitian: whether A is symmetric or Hermitian. Then it counts magnitudes of eigenvalues, and reads only
+            the lower triangle.
         atol, rtol: numbers, or tensors that broadcast with A's batch. Without both, atol is 0 and rtol
             is max(m, n) * eps of float32, also for the 16-bit dtypes. With only an atol above 0, rtol is 0.
         out: an integer tensor to write to.
@@ -60,7 +61,7 @@ def matrix_rank(
     def ranks():
         if A.numel() == 0:
             return A.new_zeros(A.shape[:-2], dtype=torch.int64)
-        matrix = A.detach().float()
+        matrix = A.detach() if A.is_complex() else A.detach().float()
         if hermitian:
             values = _eigh(matrix, "L", False)[0].abs()
             return (values > threshold(values.amax(-1, keepdim=True), *tolerances)).sum(-1)
@@ -81,7 +82,7 @@ def cond(A: torch.Tensor, p: float | str | None = None, *, out: torch.Tensor | N
         out: a tensor to write to.
 
     Returns:
-        The condition numbers, with A's batch and dtype. Singular matrices have infinity, and empty ones have 0. They
+        The condition numbers, with A's batch and dtype, float32 for complex64. Singular matrices have infinity, and empty ones have 0. They
         are differentiable.
 
     Raises:
@@ -92,9 +93,9 @@ def cond(A: torch.Tensor, p: float | str | None = None, *, out: torch.Tensor | N
         >>> round(metalcore.cond(torch.diag(torch.tensor([8.0, 2.0], device="mps"))).item(), 3)
         4.0
     """
-    if not accelerated(A) or A.numel() == 0 or not _is_defined(A, p):
+    if not accelerated(A, dtypes=NUMBERS) or A.numel() == 0 or not _is_defined(A, p):
         return by_torch(torch.linalg.cond, A, p, out=out)
-    return cast_out("linalg.cond", out, lambda: in_float32(lambda A: _condition(A, p), A), dtype=A.dtype)
+    return cast_out("linalg.cond", out, lambda: in_float32(lambda A: _condition(A, p), A), dtype=A.dtype.to_real())
 
 
 def _is_defined(A, p):
@@ -127,7 +128,7 @@ def chosen_tolerances(A, both, atol, rtol):
     both: PyTorch's older argument, which replaces the two and is returned as atol.
     """
     present = without_defaults(both=both, atol=atol, rtol=rtol)
-    if "both" in present and len(present) > 1 or not accelerated(A) or A.dim() < 2:
+    if "both" in present and len(present) > 1 or not accelerated(A, dtypes=NUMBERS) or A.dim() < 2:
         return None
     if not all(_is_tolerance(value, A) for value in present.values()):
         return None
@@ -187,6 +188,7 @@ register(
                 arguments=lambda a: (a + a.mT,),
                 prepare=(lambda a: _with_rank_5(_with_rank_5(a).mT),),
             ),
+            Sample("complex", ((5, 20, 12),), {"rtol": 0.01}, prepare=(_with_rank_5,), arguments=turned),
         ),
     )
 )
@@ -197,9 +199,12 @@ register(
         namesake="torch.linalg.cond",
         reference=_cond_by_torch,
         operators=("inv_ex", "svd"),
-        samples=lambda: tuple(
-            Sample(name, ((3, 12, 12),), {"p": p}, prepare=(well_conditioned,), terms=12**2)
-            for name, p in (("by singular values", None), ("by the inverse", 1))
+        samples=lambda: (
+            *(
+                Sample(name, ((3, 12, 12),), {"p": p}, prepare=(well_conditioned,), terms=12**2)
+                for name, p in (("by singular values", None), ("by the inverse", 1))
+            ),
+            Sample("complex", ((5, 12, 12),), {"p": 1}, prepare=(well_conditioned,), terms=12**2, arguments=turned),
         ),
     )
 )
@@ -214,13 +219,13 @@ def pinv(
     rtol: float | torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Computes the pseudoinverse V diag(1 / S) Uᵀ of matrices, as torch.linalg.pinv. Singular values of at most
+    """Computes the pseudoinverse V diag(1 / S) Uᴴ of matrices, as torch.linalg.pinv. Singular values of at most
     max(atol, rtol * the largest) count as zero.
 
     Args:
         A: (*, m, n), as for `svd`.
         rcond: as rtol, with an atol of 0.
-        hermitian: whether A is symmetric. Then it uses `eigh`, which reads the lower triangle.
+        hermitian: whether A is symmetric or Hermitian. Then it uses `eigh`, which reads the lower triangle.
         atol, rtol: numbers, or tensors that broadcast with A's batch. Without both, atol is 0 and rtol
             is max(m, n) * eps of float32, also for the 16-bit dtypes. With only an atol above 0, rtol is 0.
         out: a tensor to write to.
@@ -262,10 +267,10 @@ def _pinv(A, atol, rtol, hermitian):
         largest = magnitudes.amax(-1, keepdim=True)
     else:
         U, values, Vh = _svd(A, False, True)
-        V, magnitudes = Vh.mT, values
+        V, magnitudes = Vh.mH, values
         largest = values[..., :1]
     inverse = torch.where(magnitudes > threshold(largest, atol, rtol), values.reciprocal(), 0)
-    return (V * inverse.unsqueeze(-2)) @ U.mT
+    return (V * inverse.unsqueeze(-2)) @ U.mH
 
 
 class _Pinv(torch.autograd.Function):
@@ -279,28 +284,28 @@ class _Pinv(torch.autograd.Function):
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]  (it has one output)
         A, P = ctx.saved_tensors
         wide = A.shape[-2] <= A.shape[-1]
-        gradient = _gradient(A, P, grad) if wide else _gradient(A.mT, P.mT, grad.mT).mT
+        gradient = _gradient(A, P, grad) if wide else _gradient(A.mH, P.mH, grad.mH).mH
         return gradient.sum_to_size(A.shape), None, None, None  # tolerances may have more batches than A
 
 
 @without_autocast
 def _gradient(A, P, G):
-    """Computes -Pᵀ G Pᵀ + (I - A P) Gᵀ P Pᵀ + Pᵀ P Gᵀ (I - P A). The order of the products is fast for m x n matrices
+    """Computes -Pᴴ G Pᴴ + (I - A P) Gᴴ P Pᴴ + Pᴴ P Gᴴ (I - P A). The order of the products is fast for m x n matrices
     with m <= n."""
-    Gt, Pt = G.mT, P.mT
-    K = Gt @ P
-    KPt = K @ Pt
-    return KPt - (P @ K).mT - (A @ P) @ KPt + (Pt @ P) @ (Gt - K @ A)
+    Gh, Ph = G.mH, P.mH
+    K = Gh @ P
+    KPh = K @ Ph
+    return KPh - (P @ K).mH - (A @ P) @ KPh + (Ph @ P) @ (Gh - K @ A)
 
 
 def by_pseudoinverse(A, B, grad, rcond):
     """Returns the gradients of X = pinv(A) B by A and B, where singular values of at most rcond times the largest are
     zeros."""
     P = _Pinv.apply(A, 0.0, rcond, False) if needs_gradient(A) else _pinv(A, 0.0, rcond, False)
-    by_P = grad @ B.mT
+    by_P = grad @ B.mH
     wide = A.shape[-2] <= A.shape[-1]
-    by_A = _gradient(A, P, by_P) if wide else _gradient(A.mT, P.mT, by_P.mT).mT
-    return by_A.sum_to_size(A.shape), (P.mT @ grad).sum_to_size(B.shape)
+    by_A = _gradient(A, P, by_P) if wide else _gradient(A.mH, P.mH, by_P.mH).mH
+    return by_A.sum_to_size(A.shape), (P.mH @ grad).sum_to_size(B.shape)
 
 
 register(
@@ -319,6 +324,7 @@ register(
                 prepare=(lambda a: well_conditioned(a) + 2 * torch.eye(12),),
                 terms=12,
             ),
+            Sample("complex", ((5, 20, 12),), prepare=(well_conditioned,), terms=20, arguments=turned),
         ),
     )
 )

@@ -292,6 +292,16 @@ def _spaces(m, A):
     return S, U @ (phaseless[:, None] * Vh), V @ (phaseless[:, None] * V.mH), L
 
 
+def _reflected(m, A):
+    """Products with Q and Qᴴ from both sides. PyTorch's are made of a square matrix of reflectors."""
+    reflectors, tau = A / 8, A[..., 0, :] / 8 + 1
+    if m is metalcore:
+        return m.ormqr(reflectors, tau, A), m.ormqr(reflectors, tau, A.mT, left=False, transpose=True)
+    whole = torch.nn.functional.pad(reflectors, (0, 2))
+    Q = m.householder_product(whole, torch.nn.functional.pad(tau, (0, 2)))
+    return Q @ A, A.mT @ Q.mH
+
+
 GRADIENTS = {
     "qr": (lambda m, A: m.qr(A), (7, 5)),
     "qr, wide": (lambda m, A: m.qr(A), (5, 7)),
@@ -307,6 +317,17 @@ GRADIENTS = {
     "det": (lambda m, A: m.det(A), (5, 5)),
     "slogdet": (lambda m, A: m.slogdet(A), (5, 5)),
     "householder_product": (lambda m, A: m.householder_product(A / 8, A[..., 0, :] / 8 + 1), (7, 5)),
+    "lstsq": (lambda m, A: m.lstsq(A, A[..., :2] * A[..., 1:3])[:1], (7, 5)),
+    "lstsq, wide": (lambda m, A: m.lstsq(A, A[..., :2] * A[..., 1:3])[:1], (5, 7)),
+    "pinv": (lambda m, A: m.pinv(A), (7, 5)),
+    "pinv, wide": (lambda m, A: m.pinv(A), (5, 7)),
+    "pinv, Hermitian": (lambda m, A: m.pinv(A + A.mH, hermitian=True), (5, 5)),
+    "cond": (lambda m, A: m.cond(A), (7, 5)),
+    "cond, by the inverse": (
+        lambda m, A: m.matrix_norm(A, 1) * m.matrix_norm(m.inv(A), 1) if m is torch.linalg else m.cond(A, 1),
+        (5, 5),
+    ),
+    "ormqr": (_reflected, (7, 5)),
 }
 
 
@@ -316,12 +337,68 @@ def test_gradients_are_pytorchs(device, name):
     generator = torch.Generator().manual_seed(3)
     A = torch.randn(2, *shape, dtype=WIDE, generator=generator) / 4 + 3 * torch.eye(*shape)
     A = A + torch.diag(torch.arange(shape[1]))[: shape[0]] if shape[0] <= 7 and shape[1] == 5 and shape[0] == 5 else A
-    orders = 1 if name in ("spaces", "householder_product") else 2
+    orders = 1 if name in ("spaces", "householder_product", "lstsq, wide") else 2
     found = derivatives(lambda A: function(metalcore, A), [A.to(torch.complex64).to(device)], orders)
     expected = derivatives(lambda A: function(torch.linalg, A), [A], orders)
     for ours, theirs in zip(found, expected, strict=True):
         error = (ours.cpu().to(WIDE) - theirs).abs().max() / theirs.abs().max()
         assert error <= 2000 * EPS, f"{error:.2g}"
+
+
+@pytest.mark.parametrize("m, n", [(1, 1), (20, 7), (7, 20), (40, 33), (90, 16)])
+@pytest.mark.parametrize("driver", ["gels", "gelsy", "gelsd"])
+def test_lstsq(device, m, n, driver):
+    A, B = torch.randn(3, m, n, dtype=torch.complex64), torch.randn(3, m, 2, dtype=torch.complex64)
+    if driver != "gels" and min(m, n) > 5:  # of rank 5, whose solution of least norm is asked for
+        A = A[..., :5] @ A[..., :5, :] / 5
+    A[1] *= 1e30
+    B[1] *= 1e20
+    expected = torch.linalg.lstsq(A.to(WIDE), B.to(WIDE), rcond=1e-4, driver="gelsd")
+    found = metalcore.lstsq(A.to(device), B.to(device), rcond=1e-4, driver=driver)
+    condition = torch.linalg.cond(A.to(WIDE), 2) if min(m, n) <= 5 or driver == "gels" else torch.tensor(30.0)
+    error = norm(found.solution.cpu().to(WIDE) - expected.solution) / norm(expected.solution)
+    check_below(error / condition.clamp(min=1) ** 2, 10 * max(m, n) * EPS, "X", ["random"] * 3)
+    if driver == "gels" and m > n:
+        squares = (A.to(WIDE) @ expected.solution - B).abs().square().sum(-2)
+        torch.testing.assert_close(found.residuals.cpu()[::2], squares[::2].float(), rtol=1e-3, atol=1e-3)
+    assert driver == "gels" or torch.equal(found.rank.cpu(), torch.full((3,), min(m, n, 5 if min(m, n) > 5 else m)))
+
+
+@pytest.mark.parametrize("m, n", [(5, 5), (20, 7), (7, 20), (40, 33)])
+def test_what_follows_from_singular_values(device, m, n):
+    A = torch.randn(3, m, n, dtype=torch.complex64)
+    A[2] = A[2, :, :1] * A[2, :1]  # of rank 1
+    wide = A.to(WIDE)
+    assert metalcore.matrix_rank(A.to(device), rtol=1e-4).tolist() == [min(m, n), min(m, n), 1]
+    Hermitian = (A @ A.mH).to(device)
+    assert metalcore.matrix_rank(Hermitian, hermitian=True, rtol=1e-4).tolist() == [min(m, n), min(m, n), 1]
+    condition = torch.linalg.cond(wide[:2])
+    found = metalcore.cond(A[:2].to(device)).cpu()
+    assert found.dtype == torch.float32
+    check_below((found - condition).abs() / condition, float(10 * max(m, n) * EPS * condition.max()), "cond", "AB")
+    P, expected = metalcore.pinv(A.to(device), rtol=1e-4).cpu().to(WIDE), torch.linalg.pinv(wide, rtol=1e-4)
+    bound = float(20 * max(m, n) * EPS * condition.max())
+    check_below(norm(P - expected) / norm(expected), bound, "pinv", "ABC")
+    P = metalcore.pinv(Hermitian, rtol=1e-4, hermitian=True).cpu().to(WIDE)
+    expected = torch.linalg.pinv(Hermitian.cpu().to(WIDE), rtol=1e-4, hermitian=True)
+    check_below(norm(P - expected) / norm(expected), bound * float(condition.max()), "pinv, Hermitian", "ABC")
+    U, P = (x.cpu().to(WIDE) for x in metalcore.polar(A.to(device)))
+    assert torch.equal(P, P.mH)
+    check_below(norm(U @ P - wide) / norm(wide), 10 * max(m, n) * EPS, "A = U P", "ABC")
+
+
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("transpose", [True, False])
+def test_ormqr_and_herk(device, left, transpose):
+    A, C = torch.randn(2, 20, 7, dtype=torch.complex64), torch.randn(2, 20, 20, dtype=torch.complex64)
+    a, tau = torch.geqrf(A.to(WIDE))
+    expected = torch.ormqr(a, tau, C.to(WIDE), left, transpose)
+    found = metalcore.ormqr(a.to(A).to(device), tau.to(A).to(device), C.to(device), left, transpose).cpu()
+    check_below(norm(found.to(WIDE) - expected) / norm(expected), 200 * EPS, "ormqr", "AB")
+    expected = 0.5 * (A.mH @ A if transpose else A @ A.mH).tril() + 2 * (C[..., :7, :7] if transpose else C).tril()
+    C = C[..., :7, :7] if transpose else C
+    found = metalcore.herk(A.to(device), C.to(device), alpha=0.5, beta=2, transpose=transpose, triangle="lower").cpu()
+    check_below(norm(found - expected) / norm(expected), 200 * EPS, "herk", "AB")
 
 
 def test_what_no_kernel_holds_goes_to_the_cpu(device):

@@ -315,7 +315,7 @@ std::tuple<Tensor, Tensor> qr(const Tensor& input, const std::string& mode) {
 }
 
 std::tuple<Tensor, Tensor, Tensor> qr_scaled(const Tensor& input) {
-  check_matrices("qr", input);
+  check_matrices_of_numbers("qr", input);
   const auto [a, scales] = scaled(input);
   const auto [q, r] = qr(a, "reduced");
   return {q, r, scales};
