@@ -82,8 +82,8 @@ def cond(A: torch.Tensor, p: float | str | None = None, *, out: torch.Tensor | N
         out: a tensor to write to.
 
     Returns:
-        The condition numbers, with A's batch and dtype, float32 for complex64. Singular matrices have infinity, and empty ones have 0. They
-        are differentiable.
+        The condition numbers, with A's batch and dtype, float32 for complex64. Singular matrices have infinity,
+        and empty ones have 0. They are differentiable.
 
     Raises:
         RuntimeError: the norm is unknown, A has fewer than two dimensions, its matrices are not square and the norm
