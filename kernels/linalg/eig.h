@@ -20,3 +20,9 @@ struct EigParams {
   int64_t batch_stride, row_stride, column_stride;  // A's
   uint32_t matrices, size;
 };
+
+// schur.metal and schur_complex.metal. Without sweeps the result is the Hessenberg form.
+struct SchurParams {
+  EigParams eig;
+  uint32_t sweeps;
+};

@@ -10,6 +10,7 @@ from ._solve import inv, inv_ex, solve, solve_ex
 from ._det import det, slogdet
 from ._eigh import eigh, eigvalsh
 from ._eig import eig, eigvals
+from ._schur import hessenberg, rsf2csf, schur
 from ._svd import svd, svdvals
 from ._polar import polar
 from ._lstsq import lstsq
@@ -32,6 +33,7 @@ __all__ = [
     "eigvalsh",
     "geqrf",
     "herk",
+    "hessenberg",
     "householder_product",
     "inv",
     "inv_ex",
@@ -48,6 +50,8 @@ __all__ = [
     "pinv",
     "polar",
     "qr",
+    "rsf2csf",
+    "schur",
     "slogdet",
     "solve",
     "solve_ex",

@@ -390,6 +390,13 @@ def eig(device):
             yield f"eig {n}x{n}", tensor
 
 
+def schur(device):
+    for n, is_complex, sweeps in itertools.product((32, 60, 65), (False, True), (True, False)):
+        A = random(device, torch.float32, 3, n, n, 2)
+        for tensor in torch.ops.metalcore.schur(torch.view_as_complex(A) if is_complex else A[..., 0], sweeps):
+            yield f"schur {n}x{n}", tensor
+
+
 def complex_linalg(device):
     """The kernels of complex matrices."""
 
@@ -449,7 +456,7 @@ SECTIONS = {
     for dtype in DTYPES
 } | {
     section.__name__: section
-    for section in (qr, lstsq, cholesky, lu, triangular, svd, eigh, eig, complex_linalg, quant)
+    for section in (qr, lstsq, cholesky, lu, triangular, svd, eigh, eig, schur, complex_linalg, quant)
 }
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from ._rule import Partial, Replicate, Shard, aligned, batches, rule
 
 
-@rule("geqrf", "inv_ex", "qr_scaled", "qr_pivoted", "cholesky_ex", "lu_factor_ex", "det", "slogdet")
+@rule("geqrf", "inv_ex", "qr_scaled", "qr_pivoted", "schur", "cholesky_ex", "lu_factor_ex", "det", "slogdet")
 def decomposition(call):
     for dim in batches(call.A):
         yield Shard(dim), {"A": Shard(dim)}
