@@ -226,7 +226,8 @@ class _Filling:
     def _parameter(self, place: _Place):
         path, module, leaf, name = place
         shape = getattr(module, leaf).shape
-        if len(parts := self._sources(name)) > 1:
+        parts = self._sources(name)
+        if len(parts) == 2:
             self._joined(place, parts, shape)
             return
         if leaf in self.layout.buffers:
