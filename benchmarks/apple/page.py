@@ -1,6 +1,6 @@
 """Writes docs/apple.md, estimates of ops on eight chips beside those of other projects' kernels for the same job:
 
-python -m benchmarks.apple.page --mlx DIR --ggml DIR
+python -m benchmarks.apple.page --mlx DIR --ggml DIR --pytorch DIR [--only WORD]
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from metalcore.estimates.picture import time_text
 from ..peers.ggml import GGML
 from ..peers.mlx import MLX
 from ..peers.published import Launch
+from ..peers.pytorch import PyTorch
 from .__main__ import OUT
 from .workloads import Workloads, empty
 
 PAGE = Path(__file__).parents[2] / "docs" / "apple.md"
+SLOWER = "Estimated slower than another project's kernel by more than a tenth: "
 BEGIN, END = "<!-- estimates -->", "<!-- end of estimates -->"
 # What is known of measurements that estimates miss: a pattern of chip and kernel, and the reason.
 REASONS = (
@@ -41,16 +43,23 @@ CHIPS = ("m1", "m1-max", "m2", "m2-ultra", "m3-max", "m4", "m4-max", "m5")
 
 @dataclass(frozen=True)
 class Job:
-    """What is estimated: a call of ours, and for the same job a launch of another project's."""
+    """What is estimated: a call of ours, and for the same job a launch of another project's, or of PyTorch."""
 
     name: str
     ours: Callable
     theirs: Launch | Sequence[Launch] | None = None
     project: str = ""
     whole: int = 0  # so that results are there where kernels' work depends on them
+    pytorch: Launch | None = None
+
+    @property
+    def peers(self):
+        """Projects with their launches."""
+        found = ((self.project, self.theirs), ("PyTorch", self.pytorch))
+        return [(project, launches) for project, launches in found if launches is not None]
 
 
-def jobs(mlx, ggml):
+def jobs(mlx, ggml, pytorch):
     """The rows of the page."""
     a, b, half = empty(2048, 2048), empty(2048, 2048), empty(2048, 2048, dtype=torch.float16)
     peer, packed_peer, work = MLX(mlx), GGML(ggml), Workloads(mlx, ggml)
@@ -70,6 +79,7 @@ def jobs(mlx, ggml):
             lambda: metalcore.matmul(a, b),
             peer.matmul("nn", 0, a, b).launches[0],
             "MLX",
+            pytorch=PyTorch(pytorch).matmul(a, b),
         ),
         Job(
             "`matmul` 2048×2048×2048, float16",
@@ -129,26 +139,39 @@ def cell(counted, name):
     return f"{time_text(found.seconds)} ({time_text(found.low)} to {time_text(found.high)})"
 
 
-def table(mlx, ggml):
-    """The lines of the table of estimates."""
-    out = [f"| estimated | {' | '.join(CHIPS)} |", "|---" * (len(CHIPS) + 1) + "|"]
+def rows(job):
+    """The job's rows of the table, and where it is estimated slower than another project's kernel."""
+    ours = counted_by_chip(job)
+    out = [f"| {job.name} | {' | '.join(cell(ours[name], name) for name in CHIPS)} |"]
     slower = []
-    for job in jobs(mlx, ggml):
-        ours = counted_by_chip(job)
-        out.append(f"| {job.name} | {' | '.join(cell(ours[name], name) for name in CHIPS)} |")
-        if job.theirs is None:
-            continue
-        theirs = counted_of(job.theirs)
-        out.append(f"| … {job.project}'s | {' | '.join(cell(theirs, name) for name in CHIPS)} |")
+    for project, launches in job.peers:
+        theirs = counted_of(launches)
+        out.append(f"| … {project}'s | {' | '.join(cell(theirs, name) for name in CHIPS)} |")
         for name in CHIPS:
             first, second = (Estimate(chips.find(name), c) for c in (ours[name], theirs))
             if first.seconds and second.seconds and first.seconds > 1.1 * second.seconds:
-                slower.append(f"{job.name} on {name}: {first.seconds / second.seconds:.1f} times {job.project}'s")
-    out += [
-        "",
-        "Estimated slower than another project's kernel by more than a tenth: " + ("; ".join(slower) or "none") + ".",
-    ]
-    return out
+                slower.append(f"{job.name} on {name}: {first.seconds / second.seconds:.1f} times {project}'s")
+    return out, slower
+
+
+def kept(job, text):
+    """What the page has of a job: as rows() gives it."""
+    begin = text.index(f"| {job.name} |")
+    lines = text[begin:].split("\n")
+    count = next(i for i, line in enumerate(lines) if i > 0 and not line.startswith("| … "))
+    entries = re.search(f"^{re.escape(SLOWER)}(.*)\\.$", text, flags=re.M)[1].split("; ")
+    return lines[:count], [entry for entry in entries if entry.startswith(f"{job.name} on ")]
+
+
+def table(options, text):
+    """The lines of the table of estimates. `text` is the page as it is."""
+    out = [f"| estimated | {' | '.join(CHIPS)} |", "|---" * (len(CHIPS) + 1) + "|"]
+    slower = []
+    for job in jobs(options.mlx, options.ggml, options.pytorch):
+        lines, entries = rows(job) if options.only in job.name else kept(job, text)
+        out += lines
+        slower += entries
+    return [*out, "", SLOWER + ("; ".join(slower) or "none") + "."]
 
 
 def held_out_lines():
@@ -188,9 +211,11 @@ def main():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.apple.page", description=__doc__.split("\n")[0])
     parser.add_argument("--mlx", required=True, help="a checkout of ml-explore/mlx")
     parser.add_argument("--ggml", required=True, help="a checkout of ggml-org/ggml or llama.cpp")
+    parser.add_argument("--pytorch", required=True, help="a checkout of pytorch/pytorch")
+    parser.add_argument("--only", default="", help="estimate ops with this word in their row, and keep the other rows")
     options = parser.parse_args()
-    lines = [BEGIN, "", *held_out_lines(), "", *model_lines(), "", *table(options.mlx, options.ggml), "", END]
     text = PAGE.read_text(encoding="utf-8")
+    lines = [BEGIN, "", *held_out_lines(), "", *model_lines(), "", *table(options, text), "", END]
     PAGE.write_text(re.sub(f"{BEGIN}.*?{END}", lambda _: "\n".join(lines), text, flags=re.S), encoding="utf-8")
 
 

@@ -10,8 +10,8 @@
 #define GEMM_COLUMNS 64
 #define GEMM_STEP_BYTES 64
 #define GEMM_THREADS 128
-// Short steps, where one tile of each operand lies in threadgroup memory: 5 KB of 16-bit elements instead of 19, so
-// that more threadgroups share a core.
+// Short steps for 16-bit elements, where one tile of each operand lies in threadgroup memory: 5 KB instead of 19, so
+// that more threadgroups share a core. Floats keep long steps, whose rows fill half of a line of memory.
 #define GEMM_SHORT_STEP_BYTES 32
 // The rows, and the columns, of a large tile, for 16-bit elements.
 #define GEMM_LARGE 128

@@ -1,13 +1,15 @@
 // Products of matrices, in tiles: batches with broadcast operands, and groups of rows or of terms (for mixtures of
 // experts). A threadgroup loads the next step's tiles of a and b into registers while it multiplies those in
-// threadgroup memory. There are two of each tile, so that a step has one barrier, or one of each large tile.
+// threadgroup memory. There are two of each tile, so that a step has one barrier, or one of each large tile. Kernels
+// that lack the registers load tiles between steps, while the core's other threadgroups multiply.
 #include "gemm/epilogue.h"
 #include "gemm/job.h"
 #include "gemm/tile.h"
 
 // A tile has kTile rows and columns, of which a simdgroup has 8 kDown rows and 32 columns. Where steps are so
 // short that half of the threads have two packs each of an operand's tile, the other half loads the other operand.
-template <typename T, uint kTile, uint kDown, uint kBuffers, uint kThreads, uint kStepBytes = GEMM_STEP_BYTES>
+template <typename T, uint kTile, uint kDown, uint kBuffers, uint kThreads, uint kStepBytes = GEMM_STEP_BYTES,
+          bool kAhead = true, uint kReaders = 2>
 [[kernel]] [[max_total_threads_per_threadgroup(kThreads)]] void gemm(
     device const T* a [[buffer(0)]], device const T* b [[buffer(1)]], device const T* bias [[buffer(2)]],
     device const T* residual [[buffer(3)]], device const int* ends [[buffer(4)]], device T* result [[buffer(5)]],
@@ -20,8 +22,8 @@ template <typename T, uint kTile, uint kDown, uint kBuffers, uint kThreads, uint
   constexpr uint kLoaders = kTile * kTerms / (2 * kPackElements<T>);
   constexpr bool kApart = kLoaders < kThreads;  // whether a thread loads one operand
   static_assert(kLoaders == kThreads || 2 * kLoaders == kThreads, "all threads load");
-  using Left = Tiles<T, kTile, kTerms, true, kLoaders, kOnlyPacks>;
-  using Right = Tiles<T, kTerms, kTile, false, kLoaders, kOnlyPacks>;
+  using Left = Tiles<T, kTile, kTerms, true, kLoaders, kOnlyPacks, kReaders>;
+  using Right = Tiles<T, kTerms, kTile, false, kLoaders, kOnlyPacks, kReaders>;
   constexpr uint kTiles = kBuffers * (Left::kSize + Right::kSize);
   alignas(16) threadgroup float all_sums[kTiles * sizeof(T) / sizeof(float)];  // once tiles are not needed
   threadgroup T* const left_tiles = reinterpret_cast<threadgroup T*>(all_sums);
@@ -44,7 +46,7 @@ template <typename T, uint kTile, uint kDown, uint kBuffers, uint kThreads, uint
   Held<T> next[1 + kRight];
   for (uint step = 0; step <= steps; ++step) {
     // Step 0 loads tiles only, and the last one multiplies only.
-    if (step < steps) {
+    if (kAhead && step < steps) {
       if (loads_left) next[0] = left.load();
       if (loads_right) next[kRight] = right.load();
     }
@@ -54,6 +56,8 @@ template <typename T, uint kTile, uint kDown, uint kBuffers, uint kThreads, uint
     }
     if constexpr (kBuffers == 1) threadgroup_barrier(mem_flags::mem_threadgroup);
     if (step < steps) {
+      if (!kAhead && loads_left) next[0] = left.load();
+      if (!kAhead && loads_right) next[kRight] = right.load();
       if (loads_left) left.store(left_tiles + step % kBuffers * Left::kSize, next[0], step, loader);
       if (loads_right) right.store(right_tiles + step % kBuffers * Right::kSize, next[kRight], step, loader);
     }
@@ -86,8 +90,8 @@ template <typename T, uint kTile, uint kDown, uint kBuffers, uint kThreads, uint
 INSTANTIATE("gemm_", float, GEMM_ROWS, 4, 2, GEMM_THREADS)
 INSTANTIATE("gemm_", half, GEMM_ROWS, 4, 2, GEMM_THREADS)
 INSTANTIATE("gemm_", bfloat, GEMM_ROWS, 4, 2, GEMM_THREADS)
-INSTANTIATE("gemm_short_", float, GEMM_ROWS, 4, 1, GEMM_THREADS, GEMM_SHORT_STEP_BYTES)
-INSTANTIATE("gemm_short_", half, GEMM_ROWS, 4, 1, GEMM_THREADS, GEMM_SHORT_STEP_BYTES)
-INSTANTIATE("gemm_short_", bfloat, GEMM_ROWS, 4, 1, GEMM_THREADS, GEMM_SHORT_STEP_BYTES)
+INSTANTIATE("gemm_short_", float, GEMM_ROWS, 4, 1, GEMM_THREADS, GEMM_STEP_BYTES, false, 8)
+INSTANTIATE("gemm_short_", half, GEMM_ROWS, 4, 1, GEMM_THREADS, GEMM_SHORT_STEP_BYTES, true, 8)
+INSTANTIATE("gemm_short_", bfloat, GEMM_ROWS, 4, 1, GEMM_THREADS, GEMM_SHORT_STEP_BYTES, true, 8)
 INSTANTIATE("gemm_large_", half, GEMM_LARGE, 8, 1, GEMM_LARGE_THREADS)
 INSTANTIATE("gemm_large_", bfloat, GEMM_LARGE, 8, 1, GEMM_LARGE_THREADS)

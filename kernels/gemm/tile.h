@@ -46,9 +46,10 @@ struct Span {
 
 // The tiles of kRows by kColumns of an operand, one behind the other along the terms of the sums, which are its columns
 // or else its rows. Terms that do not exist are zero. Of the other dimension the last ones stand for those that do not
-// exist, whose sums nobody stores. With kOnlyPacks there always are packs.
+// exist, whose sums nobody stores. With kOnlyPacks there always are packs. kReaders threads read packs next to each
+// other, or as many as a row or column of the tile has.
 template <typename T, uint kRows, uint kColumns, bool kColumnsAreTerms, uint kThreads = GEMM_THREADS,
-          bool kOnlyPacks = false>
+          bool kOnlyPacks = false, uint kReaders = 2>
 struct Tiles {
   static constexpr constant uint kPack = kPackElements<T>;
   static constexpr constant uint kStep = kColumnsAreTerms ? kColumns : kRows;
@@ -63,10 +64,13 @@ struct Tiles {
   device const T* from[2];
   uint term[2];
 
-  // Two threads read 32 bytes next to each other, and a thread has the packs of two rows, or of two columns.
+  // A thread has the packs of two rows, or of two columns.
   Tiles(Source<T> source, Span span, uint thread_index) : source(source), span(span), across(source.column == 1) {
     const uint pairs = (across ? kRows : kColumns) / 2;
-    const uint pack = thread_index % 2 + thread_index / (2 * pairs) * 2, pair = thread_index / 2 % pairs;
+    // What more than four threads read along a column and store across would meet in the banks.
+    const uint readers = metal::min(kReaders, across ? kColumns / kPack : metal::min(kRows / kPack, 4u));
+    const uint pack = thread_index % readers + thread_index / (readers * pairs) * readers;
+    const uint pair = thread_index / readers % pairs;
     place = across ? Place{2 * pair, pack * kPack} : Place{pack * kPack, 2 * pair};
     const uint last = kColumnsAreTerms ? span.end_row - (across ? 1 : kPack) : span.end_column - (across ? kPack : 1);
 #pragma unroll

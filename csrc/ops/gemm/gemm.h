@@ -38,7 +38,7 @@ struct GemmTuning {
   uint32_t few_rows = 8;  // up to which the kernels for few rows are faster than tiles
   // From so many on, in the whole batch, large tiles are faster than small ones: threadgroups of 8 simdgroups.
   gpu::Count large_tiles = gpu::filling_threadgroups(8);
-  // Whether small tiles take short steps: a third of the threadgroup memory, and fewer registers.
+  // Whether small tiles take kernels for few registers: short steps, or floats that are not loaded ahead.
   bool short_steps = false;
   // Whether the GPU has units that multiply tensors of 16-bit elements, and how many threadgroups keep
   // them busy.

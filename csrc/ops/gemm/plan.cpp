@@ -151,7 +151,7 @@ GemmPlan tiled_plan(const GemmProblem& p, GemmParams params, int64_t element_siz
 std::string why_tiled(const GemmPlan& plan) {
   const GemmParams& params = plan.params;
   const std::string columns = std::to_string(plan.tile_rows == GEMM_LARGE ? GEMM_LARGE : GEMM_COLUMNS);
-  const std::string steps = std::string_view(plan.variant) == "gemm_short" ? ", in short steps" : "";
+  const std::string steps = std::string_view(plan.variant) == "gemm_short" ? ", for few registers" : "";
   return "tiles of " + std::to_string(plan.tile_rows) + "x" + columns + steps + "; a is read " +
          how(params.a_packs, params.a.column == 1, "terms", "rows") + ", b " +
          how(params.b_packs, params.b.column == 1, "columns", "terms");
