@@ -34,9 +34,17 @@ def test_selftest_runs_kernels_of_every_family(extension):
         "-c",
         PROGRAM
         + """
-import re
+import itertools, re
 from metalcore.__main__ import main
+from metalcore.cli import selftest
 from tools.register_gate import NVIDIA
+every = selftest._checks
+def in_turns(kind, device):  # each sample in one dtype, the next sample in the next: encoding hardly depends on it
+    in_any = lambda check: re.sub(", (float32|float16|bfloat16)$", "", check[0])
+    for turn, (_, checks) in enumerate(itertools.groupby(every(kind, device), in_any)):
+        checks = [*checks]
+        yield checks[turn % len(checks)]
+selftest._checks = in_turns
 assert main(["selftest", "--device", "simulator"]) == 0
 signs = torch.randn(4, 256, device="mps").sign()
 for type in ("Q4_K", "TQ1_0"):  # which of two packed forms is found no formula says, so selftest has none
