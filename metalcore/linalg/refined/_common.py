@@ -15,7 +15,7 @@ from ...double._operators import split
 __all__ = ["Call", "RefinementWarning", "eye", "frobenius", "iterate", "largest", "relative"]
 
 LIMIT = 1e-13  # the largest backward error of a result
-GOAL = 2.0**-47  # corrections end here: below it is the noise of pairs
+GOAL = 2e-14  # corrections end here, above the noise of products of pairs
 _MOST = 16  # corrections
 _FREE = 12  # of them, which need not make the error smaller
 

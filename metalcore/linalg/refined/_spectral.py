@@ -26,10 +26,27 @@ def _off_diagonal(x):
     return x - torch.diag_embed(x.diagonal(dim1=-2, dim2=-1))
 
 
+def _lack(X: Double) -> Tensor:
+    """Returns I - XᵀX in float32. It is exactly symmetric: rounding must not turn vectors of close values."""
+    lack = (Double(eye(X)) - X.mT @ X).float()
+    return (lack + lack.mT) / 2
+
+
+def _loss(lack: Tensor) -> Tensor:
+    """Returns the loss of orthogonality of each matrix, (batch,)."""
+    return frobenius(lack) / lack.shape[-1] ** 0.5
+
+
 def _differences(values):
     """Returns value j - value i, in float32, with ones in the place of zeros."""
     found = (values.unsqueeze(-2) - values.unsqueeze(-1)).float()
     return found.where(found != 0, 1.0)
+
+
+def _distance(rest: Tensor, lack: Tensor) -> Tensor:
+    """Returns how far apart values have to be, (batch,) on the CPU: eight times what is beside the diagonal, of which
+    float32's rounding of the lack of orthogonality, times the matrix's norm, is a part."""
+    return (8 * rest + 2.0**-18 * lack).cpu().double()
 
 
 def _clusters(values: Tensor, distance: Tensor) -> Tensor:
@@ -43,7 +60,7 @@ def _clusters(values: Tensor, distance: Tensor) -> Tensor:
 def _counts(slope: Tensor, size: Tensor) -> Tensor:
     """Returns which entries beside the diagonal are large enough to be removed. To divide noise by the difference of
     close values would turn vectors that are right."""
-    return slope.abs() > (_INSIDE / slope.shape[-1] * size).view(-1, 1, 1)
+    return slope.abs() > (LIMIT / 2 / slope.shape[-1] * size).view(-1, 1, 1)
 
 
 def _same(labels, device):
@@ -73,6 +90,14 @@ def _blocks(matrix: Tensor, values: Tensor, labels: Tensor, centred: Tensor) -> 
     return matrix / scale.unsqueeze(-1) + torch.diag_embed(diagonal)
 
 
+def _wanted(not_now: bool, inside: Tensor, rest: Tensor, size: Tensor) -> tuple[bool, Tensor]:
+    """Returns whether clusters are to be turned now, and those of which matrices: where most of what is beside the
+    diagonal is inside of them."""
+    inside = frobenius(inside)
+    wanted = (inside > _INSIDE * size) & (rest > LIMIT / 2 * size) & (inside > rest / 4)
+    return not not_now and bool(wanted.any()), wanted
+
+
 def _turns(vectors: Tensor, wanted: Tensor, keys: Tensor, same: Tensor) -> Double:
     """Returns the turns of clusters from the eigenvectors of their blocks.
 
@@ -85,7 +110,8 @@ def _turns(vectors: Tensor, wanted: Tensor, keys: Tensor, same: Tensor) -> Doubl
     places = keys.sort(stable=True).indices.argsort(-1).to(vectors.device)
     turns = vectors.gather(-1, places.unsqueeze(-2).expand_as(vectors)).where(same, 0.0)
     identity = torch.eye(turns.shape[-1], device=turns.device)
-    return Double(turns.where(wanted.view(-1, 1, 1), identity))
+    turns = Double(turns.where(wanted.view(-1, 1, 1), identity))
+    return turns + turns.float() @ (_lack(turns) / 2)
 
 
 def _columns(x: Double, order: Tensor) -> Double:
@@ -130,32 +156,30 @@ def eigh(A: Numbers, UPLO: str = "L", *, device=None, return_refined: bool = Fal
     read = (read.tril() if UPLO == "L" else read.triu()).unsqueeze(-1)
     matrix = Double.of_pairs(matrix.pairs.where(read, matrix.pairs.transpose(-3, -2)))
     X = Double(float32_eigh(matrix.float())[1])
-    identity, size = Double(eye(matrix)), frobenius(matrix.hi)
-    values = gram = matrix
-    rest, slope = size, matrix.hi
+    size, values = frobenius(matrix.hi), matrix
+    rest, slope, lack = size, matrix.hi, matrix.hi
     turned, steps = False, 0  # whether the last correction turned clusters, which the next one makes orthogonal
 
     def measure():
-        nonlocal values, gram, slope, rest
-        product, gram = X.mT @ (matrix @ X), identity - X.mT @ X
-        values = _diagonal(product) / (1.0 - _diagonal(gram))
+        nonlocal values, lack, slope, rest
+        product, lack = X.mT @ (matrix @ X), _lack(X)
+        values = _diagonal(product) * (lack.diagonal(dim1=-2, dim2=-1) + 1.0)
         mean = (values.float().unsqueeze(-2) + values.float().unsqueeze(-1)) / 2
-        slope = _off_diagonal((product.float() + product.float().mT) / 2 + gram.float() * mean)
+        slope = _off_diagonal((product.float() + product.float().mT) / 2 + lack * mean)
         rest = frobenius(slope)
-        return torch.maximum(relative(rest, size), frobenius(gram.hi) / matrix.shape[-1] ** 0.5)
+        return torch.maximum(relative(rest, size), _loss(lack))
 
     def correct():
         nonlocal X, turned, steps
         numbers = values.double()
-        labels = _clusters(numbers, 2 * rest.cpu().double())
+        labels = _clusters(numbers, _distance(rest, size * _loss(lack)))
         same = _same(labels, matrix.device)
         # matrix skew part, which turns X, to second order, and a symmetric one, which makes it orthogonal.
         turn = (slope / _differences(values)).where(~same & _counts(slope, size), 0.0)
-        E = gram.float() / 2 + turn + turn @ turn / 2
+        E = lack / 2 + turn + turn @ turn / 2
         X = X + X.float() @ E
         inside = slope.where(same, 0.0)
-        wanted = (frobenius(inside) > _INSIDE * size) & (rest > LIMIT / 2 * size)
-        turned = not turned and steps > 0 and bool(wanted.any())
+        turned, wanted = _wanted(turned or steps == 0, inside, rest, size)
         if turned:
             vectors = float32_eigh(_blocks(inside, numbers, labels, labels >= 0))[1]
             X = X @ _turns(vectors, wanted, labels, same)
@@ -221,53 +245,45 @@ def _square_svd(A: Double) -> tuple[Double, Double, Double, Tensor]:
     """Returns U, the singular values, V, and which matrices have converged. The values are in no order."""
     left_vectors, _, Vh = float32_svd(A.float())
     U, V = Double(left_vectors), Double(Vh.mT)
-    n, identity, size = A.shape[-1], Double(eye(A)), frobenius(A.hi)
-    values = product = gram_u = gram_v = A
-    rest = size
-    turned, steps = False, 0  # whether the last correction turned clusters, which the next one makes orthogonal
-
-    def sides():
-        """Returns UᵀA V + (I - UᵀU) S, and the same of Aᵀ, in float32, without the diagonal of UᵀA V."""
-        row, others = values.float().unsqueeze(-2), _off_diagonal(product.float())
-        return others + gram_u.float() * row, others.mT + gram_v.float() * row
+    size, values = frobenius(A.hi), A
+    rest, slope, lack_u, lack_v = size, A.hi, A.hi, A.hi
+    turned, steps = False, 0  # as in eigh
 
     def measure():
-        nonlocal values, product, gram_u, gram_v, rest
-        product, gram_u, gram_v = U.mT @ (A @ V), identity - U.mT @ U, identity - V.mT @ V
-        values = _diagonal(product) / (1.0 - (_diagonal(gram_u) + _diagonal(gram_v)) * 0.5)
-        rest = torch.maximum(*(frobenius(_off_diagonal(side)) for side in sides()))
-        orthogonal = torch.maximum(frobenius(gram_u.hi), frobenius(gram_v.hi)) / n**0.5
-        return torch.maximum(relative(rest, size), orthogonal)
+        nonlocal values, slope, lack_u, lack_v, rest
+        product, lack_u, lack_v = U.mT @ (A @ V), _lack(U), _lack(V)
+        values = _diagonal(product) * ((lack_u + lack_v).diagonal(dim1=-2, dim2=-1) / 2 + 1.0)
+        row, column = values.float().unsqueeze(-2), values.float().unsqueeze(-1)
+        slope = _off_diagonal(product.float() + (lack_u * row + column * lack_v) / 2)
+        rest = frobenius(slope)
+        return torch.maximum(relative(rest, size), torch.maximum(_loss(lack_u), _loss(lack_v)))
 
     def correct():
         nonlocal U, V, turned, steps
         numbers = values.double()
-        distance = 2 * rest.cpu().double().unsqueeze(-1)
+        distance = _distance(rest, size * torch.maximum(_loss(lack_u), _loss(lack_v))).unsqueeze(-1)
         # Values that are as small as the distance are in one cluster with their negatives.
         labels = _clusters(numbers.abs(), distance[:, 0])
         near_zero = (labels == 0) & (numbers.abs().amin(-1, keepdim=True) <= distance)
         same, zero = _same(labels, A.device), near_zero.to(A.device)
         zero = zero.unsqueeze(-1) & zero.unsqueeze(-2)
         row, column = values.float().unsqueeze(-2), values.float().unsqueeze(-1)
-        left, right = sides()
-        gram, total = gram_u.float() + gram_v.float(), row + column
-        total = total.where(total != 0, 1.0)
+        total = (row + column).where(row + column != 0, 1.0)
         divisor = _differences(values) * total
-        # A cluster away from zero: the relative rotation of its two sides, and half of what both lack.
-        turn = (left - right) / (2 * total)
-        F = ((row * left + column * right) / divisor).where(~same, gram / 4 + turn)
-        G = ((column * left + row * right) / divisor).where(~same, gram / 4 - turn)
-        F, G = F.where(~zero, gram_u.float() / 2), G.where(~zero, gram_v.float() / 2)
-        U, V = U + U.float() @ F, V + V.float() @ G
-        inside = product.float().where(same, 0.0)
-        inside = _off_diagonal(inside.where(zero, (inside + inside.mT) / 2))
-        wanted = (frobenius(inside) > _INSIDE * size) & (rest > LIMIT / 2 * size)
-        turned = not turned and steps > 0 and bool(wanted.any())
+        # A cluster away from zero: only the relative rotation of its two sides.
+        relative_turn = (slope - slope.mT) / (2 * total)
+        counts = _counts(torch.maximum(slope.abs(), slope.mT.abs()), size) & ~zero
+        turn_u = ((row * slope + column * slope.mT) / divisor).where(~same, relative_turn).where(counts, 0.0)
+        turn_v = ((column * slope + row * slope.mT) / divisor).where(~same, -relative_turn).where(counts, 0.0)
+        U = U + U.float() @ (lack_u / 2 + turn_u + turn_u @ turn_u / 2)
+        V = V + V.float() @ (lack_v / 2 + turn_v + turn_v @ turn_v / 2)
+        inside = slope.where(zero, (slope + slope.mT) / 2).where(same, 0.0)
+        turned, wanted = _wanted(turned or steps == 0, inside, rest, size)
         if turned:
             # Blocks away from zero are shifted by 3 and more, so that they are positive definite.
             shifted = labels + 1 - near_zero.any(-1, keepdim=True).long()
             P, _, Qh = float32_svd(_blocks(inside, numbers, shifted, ~near_zero))
-            U, V = (x @ _turns(turns, wanted, -shifted, same) for x, turns in ((U, P), (V, Qh.mT)))
+            U, V = U @ _turns(P, wanted, -shifted, same), V @ _turns(Qh.mT, wanted, -shifted, same)
         steps += 1
 
     refined = iterate(measure, correct)
