@@ -53,20 +53,29 @@ METAL_FUNC FlexPlace flex_place(constant FlexParams& p, uint index, uint heads, 
   return {index / chunk / heads, head, block, begin, metal::min((block + 1) * block_rows, length), part};
 }
 
-// A walk over the tiles of the blocks that a row of the tables names: first blocks with a mask, then those without.
+// A walk over the tiles of the blocks that a row of the tables names: first blocks with a mask, then those without. The
+// number of a block is loaded while the one before is visited.
 struct FlexWalk {
   device const int* partial;
   device const int* full;
   uint partial_count, count, blocks, block_size, length, tile;
   uint cuts, cut_size;
+  uint ahead;  // the number of the next block
   uint number, at, end;
 
   METAL_FUNC bool more() const { return number < count; }
   METAL_FUNC bool masked() const { return number < partial_count; }
+  // The place of a part of the walk in its table, and the part's place in the block.
+  METAL_FUNC metal::uint2 place(uint which) const {
+    which = which < partial_count ? which : which - partial_count;
+    const uint index = cuts == 1 ? which : which / cuts;
+    return metal::uint2(index, which - index * cuts);
+  }
+  METAL_FUNC uint entry(uint which) const { return uint((which < partial_count ? partial : full)[place(which).x]); }
   METAL_FUNC void seek() {
     for (; number < count; ++number) {
-      const uint which = masked() ? number : number - partial_count, index = cuts == 1 ? which : which / cuts;
-      const uint cut = (which - index * cuts) * cut_size, block = uint((masked() ? partial : full)[index]);
+      const uint cut = place(number).y * cut_size, block = ahead;
+      if (number + 1 < count) ahead = entry(number + 1);
       if (block >= blocks) continue;  // such a number must not lead outside of the tensors
       at = block * block_size + cut;
       end = metal::min(at + metal::min(cut_size, block_size - cut), length);
@@ -77,6 +86,7 @@ struct FlexWalk {
   METAL_FUNC void take(uint part, uint parts) {
     number = count * part / parts;
     count = count * (part + 1) / parts;
+    if (number < count) ahead = entry(number);
     seek();
   }
   METAL_FUNC void next() {
@@ -89,8 +99,12 @@ struct FlexWalk {
 METAL_FUNC FlexWalk flex_walk(constant FlexParams& p, device const int* counts, device const int* indices,
                               device const int* full_counts, device const int* full_indices, uint batch, uint head,
                               uint block, uint block_size, uint length, uint tile, uint cuts) {
-  const int64_t table = int64_t(batch) % p.tables.batches * p.tables.heads + int64_t(head) % p.tables.heads;
-  const int64_t row = table * p.tables.rows + block;
+  const uint heads = uint(p.tables.heads), table = batch % uint(p.tables.batches) * heads + head % heads;
+  const int64_t row = int64_t(table) * p.tables.rows + block;
+  // The first blocks come along with the counts, and not behind them.
+  const uint first = p.tables.partial_columns > 0 ? uint(indices[row * p.tables.partial_columns]) : 0;
+  const uint first_full =
+      p.has_full != 0 && p.tables.full_columns > 0 ? uint(full_indices[row * p.tables.full_columns]) : 0;
   const uint partial = metal::min(uint(counts[row]), uint(p.tables.partial_columns));
   const uint full = p.has_full != 0 ? metal::min(uint(full_counts[row]), uint(p.tables.full_columns)) : 0;
   FlexWalk walk = {indices + row * p.tables.partial_columns,
@@ -103,10 +117,11 @@ METAL_FUNC FlexWalk flex_walk(constant FlexParams& p, device const int* counts, 
                    tile,
                    cuts,
                    (metal::min(block_size, length) + cuts - 1) / cuts,
+                   partial > 0 ? first : first_full,
                    0,
                    0,
                    0};
-  walk.take(0, 1);
+  walk.seek();
   return walk;
 }
 

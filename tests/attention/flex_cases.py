@@ -104,12 +104,19 @@ def learned_tables(device, dtype):
 
 
 def distances(device, dtype):
-    """Reductions of vectors that both places have, of whose elements each is a term."""
+    """Reductions of vectors that both places have, in loops."""
     places = numbers((max(QUERIES, KEYS), 3), 4).to(device, dtype)
 
     def score(s, b, h, q, k):
         apart = (places[q] - places[k]).abs()
         s = s * torch.exp(-apart.pow(2).sum(-1).sqrt()) + apart.mean(-1) - apart.amax(-1, keepdim=True).prod(-1)
-        return torch.where((apart > 0.9).any(-1), -s, s)
+        return torch.where((apart > 0.9).any(-1), -s, s) + apart.var(-1)
 
     return score, None, ()
+
+
+def latent(device, dtype, size=64):
+    """Heads of multi-head latent attention: the part with rotary positions is a product of captured vectors."""
+    queries, keys = numbers((2, HEADS, QUERIES, size), 5).to(device, dtype), numbers((2, 1, KEYS, size), 6)
+    keys = keys.to(device, dtype)
+    return (lambda s, b, h, q, k: s + (queries[b, h, q] * keys[b, h // HEADS, k]).sum(-1) / 16), None, ()

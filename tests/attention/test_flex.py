@@ -13,6 +13,7 @@ from flex_cases import (
     distances,
     documents,
     formula,
+    latent,
     learned_cap,
     learned_tables,
     natten,
@@ -29,7 +30,7 @@ import metalcore
 from metalcore._core import generated_kernels
 from metalcore.programs.flex import captured, running
 
-FORWARD = (sliding_window, prefix_lm, documents, natten, softcap, distances)
+FORWARD = (sliding_window, prefix_lm, documents, natten, softcap, distances, latent)
 BACKWARD = (no_keys, alibi, relative_positions, learned_cap)
 
 

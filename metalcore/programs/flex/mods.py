@@ -6,8 +6,10 @@ other numbers is the same kernel.
 
 from __future__ import annotations
 
-import itertools
+import contextlib
+import functools
 import math
+import re
 import struct
 from collections.abc import Sequence
 
@@ -15,8 +17,9 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from ..pointwise.accumulators import Accumulator, accumulator, check_reduction, reduced_dimensions, results_of
 from ..pointwise.lowering import Lowering
-from ..pointwise.nodes import Value, arguments_of, fake, name_of, plain, result_dtype, shape_of
+from ..pointwise.nodes import REDUCTIONS, Value, arguments_of, fake, name_of, plain, result_dtype, shape_of
 from ..pointwise.numbers import MEMORY, Unsupported, converted, kind, literal, register
 from ..pointwise.reads.views import missing
 from ..pointwise.source import from_memory
@@ -32,16 +35,6 @@ _FIXED = (
     *("div.Tensor_mode", "div.Scalar_mode", "floor_divide", "remainder", "fmod", "pow", "bitwise", "__"),
     *("full", "scalar_tensor", "zeros", "ones"),
 )
-
-_MOST_TERMS = 32  # of a reduction, each of which is a statement
-_REDUCTIONS = {
-    **dict.fromkeys(("sum.default", "sum.dim_IntList", "mean.default", "mean.dim"), "{} + {}"),
-    **dict.fromkeys(("prod.default", "prod.dim_int"), "{} * {}"),
-    **dict.fromkeys(("amax.default", "max.default"), "pw_max({}, {})"),
-    **dict.fromkeys(("amin.default", "min.default"), "pw_min({}, {})"),
-    **dict.fromkeys(("any.default", "any.dim", "any.dims"), "{} || {}"),
-    **dict.fromkeys(("all.default", "all.dim", "all.dims"), "{} && {}"),
-}
 
 
 def float_bits(number: float) -> int:
@@ -257,7 +250,7 @@ class _ModLowering(Lowering):
             if node.op == "call_function":
                 if read := self._indexed(node):
                     return read
-                if name_of(node) in _REDUCTIONS:
+                if name_of(node) in (*REDUCTIONS, "dot.default"):
                     return self._reduced(node, at)
                 check(node)
             return super()._make(node, at)
@@ -305,27 +298,38 @@ class _ModLowering(Lowering):
         return Value(self.statement(register(dtype), f"{exists} ? {number} : {missing(dtype)}"), dtype)
 
     def _reduced(self, node, at):
-        """Returns a reduction over a few elements of captured vectors: a statement for each of them."""
-        arguments, dtype = arguments_of(node), result_dtype(node)
-        source, dims = arguments["self"], arguments.get("dim")
-        shape = shape_of(source)
-        dims = range(len(shape)) if dims is None else [dims] if isinstance(dims, int) else dims
-        dims = sorted({d % len(shape) for d in dims} if len(shape) else ())
-        count = math.prod(shape[d] for d in dims)
-        if not 0 < count <= _MOST_TERMS:
-            raise Unsupported(f"it reduces {count} elements for each score, and a kernel reduces 1 to {_MOST_TERMS}")
-        own = iter(() if arguments.get("keepdim") else at)
-        kept = [at[d] if arguments.get("keepdim") else "0" if d in dims else next(own) for d in range(len(shape))]
-        text = ""
-        for place in itertools.product(*(map(str, range(shape[d])) for d in dims)):
-            here = dict(zip(dims, place))
-            term = self.value(source, tuple(here.get(d, kept[d]) for d in range(len(shape))))
-            term = converted(term.text, term.dtype, dtype, True)
-            combined = _REDUCTIONS[name_of(node)]
-            text = term if not text else self.statement(register(dtype), combined.format(text, term))
-        if name_of(node).startswith("mean"):
-            text = self.statement(register(dtype), f"{text} / {literal(count, dtype)}")
-        return Value(text, dtype)
+        """Returns the results of a reduction of captured vectors, such as a sum: a loop for each of its dimensions."""
+        if name_of(node) == "dot.default":
+            dims, factors = (0,), node.args
+            held = torch.float32 if kind(result_dtype(node)) == "f" else torch.int64
+            state = Accumulator(held, ((held, "a", "0"),), "s.a += x;", "s.a += o.a;", ("s.a",))
+        else:
+            check_reduction(node)
+            dims, factors, state = reduced_dimensions(node), node.args[:1], accumulator(node)
+        if state.is_ordered:
+            raise Unsupported("no kernel has the place of an element")
+        shape, keeps = shape_of(factors[0]), arguments_of(node).get("keepdim")
+        own = iter(at)
+        place = [next(own) if keeps or d not in dims else "0" for d in range(len(shape))]
+        prefix = f"s{self.next()}_"
+        own_names = functools.partial(re.sub, r"\bs\.", prefix)
+        self.statements += [f"{register(dtype)} {prefix}{name} = {start};" for dtype, name, start in state.fields]
+        with contextlib.ExitStack() as loops:
+            for d in dims:
+                place[d] = f"i{self.next()}"
+                head = f"for (int {place[d]} = 0; {place[d]} < {shape[d]}; ++{place[d]})"
+                loops.enter_context(self.scope(head))
+            values = [self.value(factor, tuple(place)) for factor in factors]
+            terms = [converted(value.text, value.dtype, state.operand, self._keep_float32) for value in values]
+            self.statements += [f"const {register(state.operand)} x = {' * '.join(terms)};", own_names(state.add)]
+        count = literal(math.prod(shape[d] for d in dims), torch.float32)
+        dtypes = [result.dtype for result in results_of(node)]
+        results = [
+            self.statement(register(dtype), re.sub(r"\bcount\b", count, own_names(text)))
+            for text, dtype in zip(state.results, dtypes)
+        ]
+        values = [Value(result, dtype) for result, dtype in zip(results, dtypes)]
+        return values if isinstance(node.meta["val"], (tuple, list)) else values[0]
 
     def _element(self, leaf, at):
         if leaf not in self._captured:
