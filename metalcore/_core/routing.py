@@ -22,6 +22,7 @@ __all__ = [
     "autocast_operands",
     "autocast_to_float32",
     "converted",
+    "device_type",
     "explained",
     "is_plain",
     "on_cuda",
@@ -52,6 +53,11 @@ class _Explained(threading.local):
 
 
 explained = _Explained()
+
+
+def device_type(tensor) -> str:
+    """Returns the type of a tensor's device, or of the one that a meta tensor stands for."""
+    return explained.device if tensor.is_meta and explained.device else tensor.device.type
 
 
 def on_cuda(tensor) -> bool:

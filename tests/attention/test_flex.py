@@ -29,6 +29,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_bloc
 import metalcore
 from metalcore._core import generated_kernels
 from metalcore.programs.flex import captured, running
+from metalcore.recording import on_meta, record
 
 FORWARD = (sliding_window, prefix_lm, documents, natten, softcap, distances, latent)
 BACKWARD = (no_keys, alibi, relative_positions, learned_cap)
@@ -206,6 +207,16 @@ def test_a_table_of_blocks_alone(device):
     torch.testing.assert_close(out.cpu().double(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(aux.lse.cpu().double(), lse, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(aux.max_scores.cpu().double(), largest, rtol=1e-5, atol=1e-5)
+
+
+def test_what_would_run_is_known_without_memory(device):
+    score_mod, _, _ = softcap(device, torch.float32)
+    query = torch.ones(1, 2, 40, 64, device=device)
+    with tuned("apple7"):
+        _, ran = record(metalcore.flex_attention, query, query, query, score_mod)
+        with on_meta(device) as explained:
+            metalcore.flex_attention(*(query.to("meta") for _ in range(3)), score_mod)
+    assert [step[:4] for step in ran.dispatches] == [step[:4] for step in explained.recording.dispatches]
 
 
 def test_nothing(device):

@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
+from ..._core.routing import device_type
 from . import running
 from .graphs import Captured, trace_mod
 from .known import traced_once
@@ -67,7 +68,7 @@ def flex_attention(
         torch.Size([1, 2, 16, 64])
     """
     is_traced = torch.compiler.is_compiling()
-    if query.device.type not in running.DEVICES or not is_traced and not running.takes(query, key, value, ()):
+    if device_type(query) not in running.DEVICES or not is_traced and not running.takes(query, key, value, ()):
         arguments: Any = query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options
         aux: Any = return_aux
         return torch_flex.flex_attention(*arguments, return_aux=aux)

@@ -14,6 +14,7 @@ from torch import Tensor
 from ... import _C
 from ..._core import generated_kernels
 from ..._core.operators import ops
+from ..._core.routing import device_type, on_cuda
 from ...msl.language.inline_headers import inline_headers
 from ..pointwise.functions import used
 from ..pointwise.numbers import MEMORY, Unsupported
@@ -123,7 +124,7 @@ def _tiles(call: Call, kernel: str, block: int) -> _Tiles:
     """Returns the tiles of the kernels that attention without functions has: see kernels/attention/attention.h. Blocks
     of so many rows take more of them."""
     size, row = call.size, call.size * call.q.element_size()
-    is_narrow = (_C.chosen_tuning() or _C.gpu_family(call.q.device.type)).startswith("apple")
+    is_narrow = (_C.chosen_tuning() or _C.gpu_family(device_type(call.q))).startswith("apple")
     if is_narrow:
         both = _first(row, (192, 4), (512, 2), otherwise=1)
         if kernel == "forward":
@@ -134,7 +135,7 @@ def _tiles(call: Call, kernel: str, block: int) -> _Tiles:
     across = _first(row, (128, 64), (256, 32), (512, 16), otherwise=8)
     if size == 128 and row == 256 and block >= 128:
         large = _LARGE[kernel]
-        return large if call.q.is_cuda else large._replace(across=min(large.across, 32))
+        return large if on_cuda(call.q) else large._replace(across=min(large.across, 32))
     if kernel == "forward":
         return _Tiles(size, _first(size, (128, 2), otherwise=1), 4, across, False)
     if kernel == "dq":
@@ -415,7 +416,7 @@ class _Launch:
         if self.plan is not None and self.plan.tables:
             chunk, items = self.plan.parts, self.plan.batches * self.plan.heads
         longest = walks * batch * heads * split[0]
-        if call.q.device.type == "mps":
+        if device_type(call.q) == "mps":
             longest = max(1, int(_MOST_FLOPS / (2.0 * tiles.rows * others * tiles.size)))
         outs, ins = [t for _, t in self.outputs], [*(t for _, t in self.inputs), *self.captured]
         dispatches = []

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._higher_order_ops.flex_attention import sdpa_dense, sdpa_dense_backward
 from torch.fx import GraphModule
 
-from ..._core.routing import DEVICES, FLOAT_DTYPES
+from ..._core.routing import DEVICES, FLOAT_DTYPES, device_type
 from ..pointwise.numbers import MEMORY, Unsupported
 from . import launches
 from .graphs import INDICES, Captured, derivative_of, trace_mod, with_captures
@@ -24,7 +24,7 @@ def takes(q: Tensor, k: Tensor, v: Tensor, captures: Sequence) -> bool:
     """Returns whether kernels compute a call."""
     tensors = [x for x in captures if isinstance(x, Tensor)]
     return (
-        q.device.type in DEVICES
+        device_type(q) in DEVICES
         and q.dtype in FLOAT_DTYPES
         and q.dtype == k.dtype == v.dtype
         and 0 < max(q.shape[3], v.shape[3]) <= launches.MOST_SIZE
