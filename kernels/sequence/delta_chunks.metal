@@ -118,8 +118,8 @@ template <uint KEYS, typename T>
     device const float* state [[buffer(5)]], device const float* inverses [[buffer(6)]],
     device const float* scores [[buffer(7)]], device const float* factors [[buffer(8)]], device T* out [[buffer(9)]],
     device float* final_state [[buffer(10)]], device float* errors [[buffer(11)]], device float* kept [[buffer(12)]],
-    constant DeltaRuleParams& params [[buffer(13)]], uint group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]]) {
+    device const float* skip [[buffer(13)]], constant DeltaRuleParams& params [[buffer(14)]],
+    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
   using W = Walk<KEYS, T>;
   constexpr uint kColumns = W::kColumns, kPitch = W::kPitch;
   alignas(16) threadgroup T keys[kChunk * W::kSlice];
@@ -203,9 +203,12 @@ template <uint KEYS, typename T>
         const uint row = own + m * 8 + place.row;
 #pragma unroll
         for (uint n = 0; n < kColumns / 8; ++n) {
-          const uint column = block + n * 8 + place.column;
-          put_pair(out + (at + ulong(row) * params.value_heads) * params.values + column, elements(by_query.at[m][n]),
-                   row < count ? rest_of(column, params.values) : 0);
+          const uint column = block + n * 8 + place.column, rest = row < count ? rest_of(column, params.values) : 0;
+          float2 pair = elements(by_query.at[m][n]);
+          if (params.has_skip)
+            pair += pair_of(skip + head * params.values + column, rest) *
+                    pair_of(v + (begin + row) * params.v[1] + column, rest);
+          put_pair(out + (at + ulong(row) * params.value_heads) * params.values + column, pair, rest);
         }
       }
     }

@@ -59,8 +59,8 @@ template <uint KEYS, typename T>
     device const T* k [[buffer(3)]], device const float* beta [[buffer(4)]], device const int* ends [[buffer(5)]],
     device const float* inverses [[buffer(6)]], device const float* factors [[buffer(7)]], device T* gv [[buffer(8)]],
     device float* value_grads [[buffer(9)]], device float* kept [[buffer(10)]], device float* state_grad [[buffer(11)]],
-    constant DeltaRuleParams& params [[buffer(12)]], uint group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]]) {
+    device const float* skip [[buffer(12)]], constant DeltaRuleParams& params [[buffer(13)]],
+    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
   using W = Walk<KEYS, T>;
   constexpr uint kColumns = W::kColumns, kPitch = W::kPitch;
   alignas(16) threadgroup T keys[kChunk * W::kSlice];  // or queries
@@ -118,8 +118,12 @@ template <uint KEYS, typename T>
       for (uint n = 0; n < kColumns / 8; ++n) {
         const uint column = block + n * 8 + place.column, rest = row < count ? rest_of(column, params.values) : 0;
         const ulong to = (at + ulong(row) * params.value_heads) * params.values + column;
-        put_pair(gv + to, elements(sums.at[m][n]), rest);
-        put_pair(value_grads + to, elements(sums.at[m][n]), rest);
+        float2 pair = elements(sums.at[m][n]);
+        put_pair(value_grads + to, pair, rest);
+        if (params.has_skip)
+          pair += pair_of(skip + head * params.values + column, rest) *
+                  pair_of(grad + (begin + row) * params.grad[1] + column, rest);
+        put_pair(gv + to, pair, rest);
       }
     }
     walk.scale(own_factors[4 * kChunk - 1]);
@@ -375,7 +379,7 @@ template <typename T>
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (thread_index >= count) return;
   const ulong own = at + ulong(thread_index) * params.value_heads;
-  if (params.corrects) gbeta[own] = carried[thread_index] + writes[thread_index];
+  if (params.weighted) gbeta[own] = carried[thread_index] + writes[thread_index];
   if (!params.has_gate) return;
   float behind = 0.0f, sum = 0.0f;
 #pragma unroll

@@ -34,7 +34,9 @@ struct DeltaRuleParams {
   uint32_t normalized;
   uint32_t has_gate;
   uint32_t by_channel;  // g has a number for each key of a position's head
-  uint32_t corrects;    // there is a beta, and the state learns the difference of v and what it gives for k
+  uint32_t weighted;    // there is a beta
+  uint32_t corrects;    // the state learns the difference of v and what it gives for k
+  uint32_t has_skip;    // (value head, value), by which v adds to the results
   uint32_t has_state;
   uint32_t has_state_grad;  // of the final state
   uint32_t for_derivative;  // the forward pass writes what the derivative needs in the place of results

@@ -6,8 +6,8 @@ template <uint ACROSS, uint N, bool BY_CHANNEL, typename T>
     device const T* q [[buffer(0)]], device const T* k [[buffer(1)]], device const T* v [[buffer(2)]],
     device const float* g [[buffer(3)]], device const float* beta [[buffer(4)]], device const int* ends [[buffer(5)]],
     device const float* state [[buffer(6)]], device T* out [[buffer(7)]], device float* final_state [[buffer(8)]],
-    device float* errors [[buffer(9)]], device float* kept [[buffer(10)]],
-    constant DeltaRuleParams& params [[buffer(11)]], uint group [[threadgroup_position_in_grid]],
+    device float* errors [[buffer(9)]], device float* kept [[buffer(10)]], device const float* skip [[buffer(11)]],
+    constant DeltaRuleParams& params [[buffer(12)]], uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   using State = Columns<ACROSS, N>;
   constexpr uint kPadded = State::kPadded, kAcross = State::kColumns * kSimdgroups;
@@ -54,8 +54,9 @@ template <uint ACROSS, uint N, bool BY_CHANNEL, typename T>
       else if (params.has_gate)
         columns.scale(exp(g[at]));
       const float error = params.corrects ? value - columns.product(key) : value;
-      columns.add(key, params.corrects ? beta[at] * error : error);
-      const float result = columns.product(queries + i * (kPadded / 4));
+      columns.add(key, params.weighted ? beta[at] * error : error);
+      float result = columns.product(queries + i * (kPadded / 4));
+      if (params.has_skip && column < params.values) result += skip[head * params.values + column] * value;
       if (writes && params.for_derivative) errors[at * params.values + column] = error;
       if (writes && !params.for_derivative) out[at * params.values + column] = static_cast<T>(result);
     }

@@ -11,8 +11,8 @@ template <uint ACROSS, uint N, bool BY_CHANNEL, typename T>
     device const T* grad [[buffer(0)]], device const float* grad_state [[buffer(1)]], device const T* q [[buffer(2)]],
     device const T* k [[buffer(3)]], device const float* g [[buffer(4)]], device const float* beta [[buffer(5)]],
     device const int* ends [[buffer(6)]], device T* gv [[buffer(7)]], device float* value_grads [[buffer(8)]],
-    device float* kept [[buffer(9)]], device float* state_grad [[buffer(10)]],
-    constant DeltaRuleParams& params [[buffer(11)]], uint group [[threadgroup_position_in_grid]],
+    device float* kept [[buffer(9)]], device float* state_grad [[buffer(10)]], device const float* skip [[buffer(11)]],
+    constant DeltaRuleParams& params [[buffer(12)]], uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   using State = Columns<ACROSS, N>;
   constexpr uint kPadded = State::kPadded, kAcross = State::kColumns * kSimdgroups;
@@ -53,11 +53,13 @@ template <uint ACROSS, uint N, bool BY_CHANNEL, typename T>
       const uint position = first + i;
       const ulong at = (ulong(span.batch) * params.length + position) * params.value_heads + head;
       threadgroup const float4* const key = keys + i * (kPadded / 4);
-      columns.add(queries + i * (kPadded / 4),
-                  column < params.values ? static_cast<float>(grad[position * params.grad[1] + column]) : 0.0f);
-      const float value_grad = (params.corrects ? beta[at] : 1.0f) * columns.product(key);
+      const float result_grad =
+          column < params.values ? static_cast<float>(grad[position * params.grad[1] + column]) : 0.0f;
+      columns.add(queries + i * (kPadded / 4), result_grad);
+      const float value_grad = (params.weighted ? beta[at] : 1.0f) * columns.product(key);
       if (column < params.values && lane < State::kColumns) {
-        gv[at * params.values + column] = static_cast<T>(value_grad);
+        const float skipped = params.has_skip ? skip[head * params.values + column] * result_grad : 0.0f;
+        gv[at * params.values + column] = static_cast<T>(value_grad + skipped);
         value_grads[at * params.values + column] = value_grad;
       }
       if (params.corrects) columns.add(key, -value_grad);
@@ -188,7 +190,7 @@ template <uint ROWS, uint N, typename T>
       fetch(vector, value_grads + at * params.values, -1.0f, params.values, lane);
       by_error = state.product(vector, lane);
     }
-    fetch(vector, errors + at * params.values, params.corrects ? beta[at] : 1.0f, params.values, lane);
+    fetch(vector, errors + at * params.values, params.weighted ? beta[at] : 1.0f, params.values, lane);
     state.add(key, vector);
     fetch(vector, grad + i * params.grad[1], params.scale, params.values, lane);
     const float by_result = state.product(vector, lane);
@@ -205,7 +207,7 @@ template <uint ROWS, uint N, typename T>
     const ulong at = (ulong(span.batch) * params.length + span.begin + i) * params.value_heads + head;
     const float query = holds ? static_cast<float>(q[i * params.q[1] + row]) * lengths[0][i] : 0.0f;
     const float key = holds ? static_cast<float>(k[i * params.k[1] + row]) * lengths[1][i] : 0.0f;
-    const float strength = params.corrects ? beta[at] : 1.0f;
+    const float strength = params.weighted ? beta[at] : 1.0f;
     fetch(vector, grad + i * params.grad[1], params.scale, params.values, lane);
     state_grad.add(query, vector);
     fetch(vector, errors + at * params.values, 1.0f, params.values, lane);
@@ -224,7 +226,7 @@ template <uint ROWS, uint N, typename T>
     if (lane == 0) products[simdgroup][i] = product;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  if (params.corrects && thread_index < count) {
+  if (params.weighted && thread_index < count) {
     const ulong at = (ulong(span.batch) * params.length + span.begin + thread_index) * params.value_heads + head;
     float sum = 0.0f;
 #pragma unroll
@@ -283,7 +285,7 @@ template <typename T>
          k + batch * params.k[0] + i * params.k[1] + head * params.k[2], gk + at * params.keys, params, lane);
   // Threadgroups for some rows each have found parts of beta's gradients.
   const uint repeats = params.value_heads / params.heads;
-  for (ulong each = at * repeats; params.by_channel && params.corrects && each < (at + 1) * repeats; ++each) {
+  for (ulong each = at * repeats; params.by_channel && params.weighted && each < (at + 1) * repeats; ++each) {
     const float part = lane < params.row_blocks ? beta_parts[each * params.row_blocks + lane] : 0.0f;
     const float sum = simd_sum(part);
     if (lane == 0) gbeta[each] = sum;

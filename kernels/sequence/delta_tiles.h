@@ -104,7 +104,7 @@ inline void measure(threadgroup float* of_queries, threadgroup float* of_keys, d
 // How much of u a position of a chunk adds to the state.
 inline float strength_of(device const float* beta, uint i, uint count, constant DeltaRuleParams& params) {
   if (i >= count) return 0.0f;
-  return params.corrects ? beta[ulong(i) * params.value_heads] : 1.0f;
+  return params.weighted ? beta[ulong(i) * params.value_heads] : 1.0f;
 }
 
 // The sums of the gates from the chunk's beginning on, in two parts, since their differences count.

@@ -22,7 +22,7 @@ _CHUNK = 64
 _SHORT_CHUNK = 16  # where keys have gates, so that the decays between two positions have a number for each key
 
 
-def check(op, q, k, v, g, beta, state, ends, *, any_size=False):
+def check(op, q, k, v, g, beta, state, ends, skip=None, corrects=True, *, any_size=False):
     """Checks what the host side checks, with its messages; PyTorch's ops take heads of any size."""
 
     def require(holds, message):
@@ -54,11 +54,14 @@ def check(op, q, k, v, g, beta, state, ends, *, any_size=False):
             f"{name(ends)} and {list(q.shape)}",
         )
         sequences = ends.shape[0] - 1
+    require(skip is None or ends is None and keys > 0, "skip needs keys, and no cu_seqlens")
+    require(not corrects or beta is not None, "corrections need beta")
     dtypes = (torch.float32, torch.float64) if any_size else (torch.float32,)
     for argument, tensor, shape in (
         ("g", g, (*v.shape[:3], keys) if g is not None and g.dim() == 4 else v.shape[:3]),
         ("beta", beta, v.shape[:3]),
         ("initial_state", state, (sequences, v.shape[2], keys, v.shape[3])),
+        ("skip", skip, v.shape[2:]),
     ):
         require(
             tensor is None or tensor.dtype in dtypes and tensor.shape == shape,
@@ -66,8 +69,10 @@ def check(op, q, k, v, g, beta, state, ends, *, any_size=False):
         )
 
 
-def rule(q, k, v, g, beta, state, ends, scale, normalized):
-    """Computes gated_delta_rule: the results, and the states behind the sequences."""
+def rule(q, k, v, g, beta, state, ends, scale, normalized, skip=None, corrects=True):
+    """Computes gated_delta_rule: the results, and the states behind the sequences. Without corrections, beta weighs the
+    positions. skip times v is added to the results."""
+    corrects = corrects and beta is not None
     heads, repeats = q.shape[2], v.shape[2] // q.shape[2] if q.shape[2] else 1
     of_keys, of_values = [wide(q), wide(k)], [wide(v), *(None if x is None else wide(x) for x in (beta, g))]
     if normalized:
@@ -77,8 +82,9 @@ def rule(q, k, v, g, beta, state, ends, scale, normalized):
     shape = v.shape[2], q.shape[3], v.shape[3]
     if ends is None:
         before = tensors[0].new_zeros(q.shape[0], *shape) if state is None else state.to(tensors[0].dtype)
-        out, after = _sequence(*tensors, state=before, scale=scale)
-        return out.transpose(1, 2).to(v.dtype), after.to(_state_dtype(v))
+        out, after = _sequence(*tensors, state=before, scale=scale, corrects=corrects)
+        out = out.transpose(1, 2) if skip is None else out.transpose(1, 2) + wide(v) * skip
+        return out.to(v.dtype), after.to(_state_dtype(v))
     # Numbers outside of the tensor, or that descend, count as the nearest place that is possible.
     places = ends.clamp(0, q.shape[1]).tolist()
     outs, states, covered = [], [], 0
@@ -87,7 +93,7 @@ def rule(q, k, v, g, beta, state, ends, scale, normalized):
         end = covered = max(begin, end)
         before = tensors[0].new_zeros(1, *shape) if state is None else state[n : n + 1].to(tensors[0].dtype)
         part, after = _sequence(
-            *(None if x is None else x[:, :, begin:end] for x in tensors), state=before, scale=scale
+            *(None if x is None else x[:, :, begin:end] for x in tensors), state=before, scale=scale, corrects=corrects
         )
         outs += [part.new_zeros(*part.shape[:2], begin - sum(o.shape[2] for o in outs), part.shape[3]), part]
         states.append(after)
@@ -101,19 +107,19 @@ def _state_dtype(v):
     return torch.float64 if v.dtype == torch.float64 else torch.float32
 
 
-def _sequence(q, k, v, beta, g, state, scale):
+def _sequence(q, k, v, beta, g, state, scale, corrects):
     """Walks along chunks: tensors are (batch, head, position, …)."""
     outs = []
     size = _SHORT_CHUNK if g is not None and g.dim() == 4 else _CHUNK
     for begin in range(0, q.shape[2], size):
         chunk = slice(begin, min(begin + size, q.shape[2]))
         parts = (None if x is None else x[:, :, chunk] for x in (q, k, v, beta, g))
-        out, state = _chunk(*parts, state=state)
+        out, state = _chunk(*parts, state=state, corrects=corrects)
         outs.append(out * scale)
     return (torch.cat(outs, 2) if outs else v * 1), state * 1
 
 
-def _chunk(q, k, v, beta, g, state):
+def _chunk(q, k, v, beta, g, state, corrects):
     count = q.shape[2]
     lower = torch.ones(count, count, dtype=torch.bool, device=q.device).tril()
     decays: Any = lower[..., None].to(q.dtype)
@@ -131,10 +137,10 @@ def _chunk(q, k, v, beta, g, state):
             return (x @ k.mT) * decays[..., 0]
         return (x[..., :, None, :] * k[..., None, :, :] * decays).sum(-1)
 
-    updates = v
-    if beta is not None:
-        beta = beta[..., None]
-        wanted = beta * (v - (since * k) @ state)
+    beta = 1.0 if beta is None else beta[..., None]
+    updates = beta * v
+    if corrects:
+        wanted = updates - beta * ((since * k) @ state)
         system = (beta * products(k)).tril(-1)
         updates = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
     out = (since * q) @ state + products(q) @ updates
@@ -142,7 +148,7 @@ def _chunk(q, k, v, beta, g, state):
     return out, carried + (until * k).mT @ updates
 
 
-def gradients(grad, grad_state, q, k, v, g, beta, state, ends, scale, normalized):
+def gradients(grad, grad_state, q, k, v, g, beta, state, ends, skip, scale, normalized, corrects):
     """Computes the gradients of q, k, v, g, beta and state. The final state's may be None, which is 0."""
-    results = functools.partial(rule, ends=ends, scale=scale, normalized=normalized)
+    results = functools.partial(rule, ends=ends, scale=scale, normalized=normalized, skip=skip, corrects=corrects)
     return gradients_of(results, (q, k, v, g, beta, state), (grad, grad_state))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,7 @@ from .._core.registry import Op, Sample, register
 from .._core.routing import INT32_MAX, accelerated, alike, require_tensors
 from .._core.samples import integers
 from ._delta_formulas import SIZES, check, gradients, rule
+from ._selective_scan import in_float32
 
 __all__ = ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"]
 
@@ -126,20 +129,24 @@ def call(op, q, k, v, g, beta, scale, state, final_state_wanted, normalized, cu_
         sizes = "batch, length, value heads" + ", keys" * by_key
         raise RuntimeError(f"metalcore.{op}: g must be [{sizes}], not {list(g.shape)}")
     ends = None if cu_seqlens is None else cu_seqlens.to(torch.int32)
-    g, beta, state = (_in_float32(t) for t in (g, beta, state))
+    g, beta, state = (in_float32(t) for t in (g, beta, state))
     inputs = q, k, v, g, beta, state, ends
     if scale is None:
         scale = max(q.shape[-1] if q.dim() else 1, 1) ** -0.5
     if _takes(*inputs):
-        out, final_state = _rule(*inputs, float(scale), normalized, chunked)
+        out, final_state = _rule(*inputs, None, float(scale), normalized, chunked, beta is not None)
     else:
-        check(op, *inputs, any_size=True)
+        check(op, *inputs, corrects=beta is not None, any_size=True)
         out, final_state = rule(*inputs, scale, normalized)
     return out, final_state if final_state_wanted else None
 
 
-def _in_float32(x):
-    return x if x is None or x.dtype in (torch.float32, torch.float64) else x.float()
+def linear_attention(q: Any, k: Any, v: Any, g, weights, state, skip):
+    """Computes gated linear attention by chunks, whose positions have weights, and adds `skip` times v; and the states
+    behind the sequences. It returns None where the kernels do not take the tensors."""
+    if skip is not None and not accelerated(skip) or not _takes(q, k, v, g, weights, state, None):
+        return None
+    return _rule(q, k, v, g, weights, state, None, skip, 1.0, False, True, False)
 
 
 def _takes(q, k, v, g, beta, state, ends):
@@ -163,15 +170,15 @@ def _state_of(q, v, ends):
 
 
 @cpu_kernel("gated_delta_rule")
-def _(q, k, v, g, beta, initial_state, cu_seqlens, scale, normalized, chunked):
-    check("gated_delta_rule", q, k, v, g, beta, initial_state, cu_seqlens)
-    out, state = rule(q, k, v, g, beta, initial_state, cu_seqlens, scale, normalized)
+def _(q, k, v, g, beta, initial_state, cu_seqlens, skip, scale, normalized, chunked, corrects):
+    check("gated_delta_rule", q, k, v, g, beta, initial_state, cu_seqlens, skip, corrects)
+    out, state = rule(q, k, v, g, beta, initial_state, cu_seqlens, scale, normalized, skip, corrects)
     return out.contiguous(), state.contiguous()
 
 
 @fake_kernel("gated_delta_rule")
-def _(q, k, v, g, beta, initial_state, cu_seqlens, scale, normalized, chunked):
-    check("gated_delta_rule", q, k, v, g, beta, initial_state, cu_seqlens)
+def _(q, k, v, g, beta, initial_state, cu_seqlens, skip, scale, normalized, chunked, corrects):
+    check("gated_delta_rule", q, k, v, g, beta, initial_state, cu_seqlens, skip, corrects)
     return torch.empty_like(v, memory_format=torch.contiguous_format), _state_of(q, v, cu_seqlens)
 
 
@@ -184,17 +191,18 @@ def _places(q, k, v, g, beta, state):
 
 
 @cpu_kernel("gated_delta_rule_backward")
-def _(grad, grad_state, q, k, v, g, beta, initial_state, cu_seqlens, scale, normalized, chunked):
-    check("gated_delta_rule_backward", q, k, v, g, beta, initial_state, cu_seqlens)
+def _(grad, grad_state, q, k, v, g, beta, initial_state, cu_seqlens, skip, scale, normalized, chunked, corrects):
+    check("gated_delta_rule_backward", q, k, v, g, beta, initial_state, cu_seqlens, skip, corrects)
     with torch.no_grad():
-        found = gradients(grad, grad_state, q, k, v, g, beta, initial_state, cu_seqlens, scale, normalized)
+        tensors = q, k, v, g, beta, initial_state, cu_seqlens, skip
+        found = gradients(grad, grad_state, *tensors, scale, normalized, corrects)
     places = _places(q, k, v, g, beta, initial_state)
     return tuple(p if value is None else p.copy_(value) for p, value in zip(places, found))
 
 
 @fake_kernel("gated_delta_rule_backward")
-def _(grad, grad_state, q, k, v, g, beta, initial_state, cu_seqlens, scale, normalized, chunked):
-    check("gated_delta_rule_backward", q, k, v, g, beta, initial_state, cu_seqlens)
+def _(grad, grad_state, q, k, v, g, beta, initial_state, cu_seqlens, skip, scale, normalized, chunked, corrects):
+    check("gated_delta_rule_backward", q, k, v, g, beta, initial_state, cu_seqlens, skip, corrects)
     return _places(q, k, v, g, beta, initial_state)
 
 
@@ -202,28 +210,30 @@ def _(grad, grad_state, q, k, v, g, beta, initial_state, cu_seqlens, scale, norm
 
 
 def _save(ctx, inputs, output):
-    *tensors, ctx.scale, ctx.normalized, ctx.chunked = inputs
+    *tensors, ctx.scale, ctx.normalized, ctx.chunked, ctx.corrects = inputs
     ctx.save_for_backward(*tensors)
     ctx.set_materialize_grads(False)  # most final states have no gradient, and zeros beside DTensors would be none
 
 
 def _backward(ctx, grad, grad_state):
-    q, k, v, g, beta, state, ends = ctx.saved_tensors
+    q, k, v, g, beta, state, ends, skip = ctx.saved_tensors
     grad = torch.zeros_like(v) if grad is None else grad
-    found = _gradients(grad, grad_state, q, k, v, g, beta, state, ends, ctx.scale, ctx.normalized, ctx.chunked)
+    options = ctx.scale, ctx.normalized, ctx.chunked, ctx.corrects
+    found = _gradients(grad, grad_state, q, k, v, g, beta, state, ends, skip, *options)
     given = (None if t is None else value for t, value in zip((g, beta, state), found[3:]))
-    return *found[:3], *given, None, None, None, None
+    of_skip = None if skip is None else (in_float32(grad) * in_float32(v)).sum((0, 1))
+    return *found[:3], *given, None, of_skip, None, None, None, None
 
 
 def _double_backward(ctx, *cotangents):
     """Differentiates gradients()."""
-    *tensors, ends = ctx.saved_tensors
 
-    def found(*tensors):
-        values = gradients(*tensors, ends=ends, scale=ctx.scale, normalized=ctx.normalized)
+    def found(*tensors: Any):
+        options = {"scale": ctx.scale, "normalized": ctx.normalized, "corrects": ctx.corrects}
+        values = gradients(*tensors, **options)
         return [tensors[0].new_empty(0) if value is None else value for value in values]
 
-    return *derive(found, tensors, cotangents), None, None, None, None
+    return *derive(found, ctx.saved_tensors, cotangents), None, None, None, None
 
 
 _rule = autograd("gated_delta_rule", _backward, _save)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .._core.registry import Op, Sample, register
 from .._core.routing import require_tensors
 from .._core.samples import integers
-from ._scan_formulas import scan
+from ._delta_rule import linear_attention
+from ._scan_formulas import check, scan
 from ._selective_scan import in_float32, run
 
 __all__ = ["mamba_chunk_scan_combined"]
@@ -43,7 +45,7 @@ def mamba_chunk_scan_combined(
     Args:
         x: (batch, length, heads, channels): float32, float16 or bfloat16, any strides. It is computed in float32.
         dt: (batch, length, heads), the step of each position.
-        A: (heads,), at most 0 where states decay.
+        A: (heads,), at most 0.
         B, C: (batch, length, groups, states) of x's dtype, where groups divides the heads.
         chunk_size: at least 1. Results do not depend on it: kernels choose the positions of a chunk.
         D: (heads,) or (heads, channels), or None for 0.
@@ -86,13 +88,37 @@ def mamba_chunk_scan_combined(
     if chunk_size < 1:
         raise ValueError(f"{op}: chunk_size must be at least 1, not {chunk_size}")
     numbers = None if seq_idx is None else seq_idx.to(torch.int32)
-    inputs = _by_channel(op, x, dt, A, B, C, D, z, dt_bias, initial_states)
+    inputs = x, dt, A, B, C, D, z, dt_bias, initial_states
     options = dt_softplus, *dt_limit
-    y, states = run(op, *inputs, numbers, *options)
+    y, states = _scan(op, *inputs, numbers, *options)
     results = (y, states) if return_final_states else (y,)
     if return_varlen_states:
         results += (_states_of_sequences(op, inputs, cu_seqlens, options),)
     return results if len(results) > 1 else y
+
+
+# Fewer positions are not worth products of matrices, and neither is a state of a few numbers.
+_LEAST_POSITIONS, _LEAST_STATES = 64, 32
+
+
+def _scan(op, x, dt, A, B, C, D, z, dt_bias, states, numbers, softplus, low, high):
+    """Computes the results and the last states: as linear attention by chunks of positions, whose weights are the
+    steps, or as selective_scan."""
+    by_channel = _by_channel(op, x, dt, A, B, C, D, z, dt_bias, states)
+    found = None
+    # Linear attention's decays are at most 1.
+    if x.shape[1] >= _LEAST_POSITIONS and B.shape[3] >= _LEAST_STATES and numbers is None and low >= 0:
+        check(op, *by_channel, None, any_size=True)
+        step = in_float32(dt) if dt_bias is None else in_float32(dt) + in_float32(dt_bias)
+        step = (F.softplus(step) if softplus else step).clamp(low, high)
+        before = None if states is None else in_float32(states).mT
+        # With a gate, the results and their gradients stay in float32 until they have met it.
+        q, k, v = (C, B, x) if z is None else (in_float32(t) for t in (C, B, x))
+        found = linear_attention(q, k, v, step * in_float32(A), step, before, by_channel[5])
+    if found is None:
+        return run(op, *by_channel, numbers, softplus, low, high)
+    y, states = found
+    return y if z is None else (y * F.silu(in_float32(z))).to(x.dtype), states.mT
 
 
 def _by_channel(op, x, dt, A, B, C, D, z, dt_bias, states):
@@ -118,16 +144,17 @@ def _by_channel(op, x, dt, A, B, C, D, z, dt_bias, states):
 
 def _states_of_sequences(op, inputs, cu_seqlens, options):
     x, dt, A, B, C, _, _, dt_bias, before = inputs
+    states = x.shape[2:] + B.shape[3:]
     if cu_seqlens is None or cu_seqlens.dim() != 1 or x.shape[0] != 1:
         raise RuntimeError(
             f"metalcore::{op}: return_varlen_states needs a vector cu_seqlens and one batch entry, and they are "
             f"{None if cu_seqlens is None else list(cu_seqlens.shape)} and {x.shape[0]}"
         )
-    found = [A.new_empty(0, *A.shape)]
+    found = [x.new_empty(0, *states, dtype=torch.promote_types(x.dtype, torch.float32))]
     for begin, end in pairwise(cu_seqlens.tolist()):
         part = slice(begin, end)
         rows = x[:, part], dt[:, part], A, B[:, part], C[:, part]
-        found.append(run(op, *rows, None, None, dt_bias, before if begin == 0 else None, None, *options)[1])
+        found.append(_scan(op, *rows, None, None, dt_bias, before if begin == 0 else None, None, *options)[1])
     return torch.cat(found)
 
 

@@ -268,13 +268,15 @@ def test_large_heads(device):
 def test_operators(device):
     q, k, v, g, beta, state = inputs(6, 2, repeats=2, device=device)
     leaves = [t.clone().requires_grad_() for t in (q, k, v, g, beta, state)]
-    check_operator(ops.gated_delta_rule, *leaves, None, 0.5, True, True)
-    check_operator(
-        ops.gated_delta_rule, q, k, v, None, beta, None, torch.tensor([0, 6]).int().to(device), 0.5, False, False
-    )
+    skip = torch.rand(v.shape[2:], device=device).requires_grad_()
+    ends = torch.tensor([0, 6]).int().to(device)
+    check_operator(ops.gated_delta_rule, *leaves, None, None, 0.5, True, True, True)
+    check_operator(ops.gated_delta_rule, *leaves, None, skip, 0.5, False, False, False)
+    check_operator(ops.gated_delta_rule, q, k, v, None, beta, None, ends, None, 0.5, False, False, True)
     grads = torch.ones_like(v.detach()), torch.ones_like(state.detach())
-    check_operator(ops.gated_delta_rule_backward, *grads, q, k, v, g, beta, state, None, 0.5, True, True)
-    check_operator(ops.gated_delta_rule_backward, *grads, q, k, v, None, beta, None, None, 0.5, False, False)
+    check_operator(ops.gated_delta_rule_backward, *grads, q, k, v, g, beta, state, None, None, 0.5, True, True, True)
+    rest = None, beta, None, None, skip.detach(), 0.5, False, False, False
+    check_operator(ops.gated_delta_rule_backward, *grads, q, k, v, *rest)
 
 
 def test_errors(device):

@@ -220,11 +220,11 @@ def test_double_backward(device, kind):
 def test_operators(device):
     q, k, v, g, state, beta = inputs("kda", 6, 2, repeats=2, device=device)
     leaves = [t.clone().requires_grad_() for t in (q, k, v, g, beta, state)]
-    check_operator(ops.gated_delta_rule, *leaves, None, 0.5, True, True)
-    check_operator(ops.gated_delta_rule, *leaves[:4], None, leaves[5], None, 0.5, False, True)
+    check_operator(ops.gated_delta_rule, *leaves, None, None, 0.5, True, True, True)
+    check_operator(ops.gated_delta_rule, *leaves[:4], None, leaves[5], None, None, 0.5, False, True, False)
     grads = torch.ones_like(v), torch.ones_like(state)
-    check_operator(ops.gated_delta_rule_backward, *grads, q, k, v, g, None, state, None, 0.5, True, True)
-    check_operator(ops.gated_delta_rule_backward, *grads, q, k, v, None, None, None, None, 0.5, False, False)
+    check_operator(ops.gated_delta_rule_backward, *grads, q, k, v, g, None, state, None, None, 0.5, True, True, False)
+    check_operator(ops.gated_delta_rule_backward, *grads, q, k, v, None, None, None, None, None, 0.5, False, False, False)
 
 
 def test_errors(device):

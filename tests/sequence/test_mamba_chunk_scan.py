@@ -69,6 +69,15 @@ def test_long(device):
     check(ours, loop, inputs(4097, 1, 2, 3, device=device), 256)
 
 
+@each_dtype
+@pytest.mark.parametrize("length", [63, 64, 130])
+@pytest.mark.parametrize("gated", [True, False])
+def test_chunks(device, dtype, length, gated):
+    """From 64 positions and 32 states on it is linear attention by chunks."""
+    tensors = inputs(length, 4, 9, 33, batch=2, groups=2, dtype=dtype, device=device)
+    check(ours, loop, tensors if gated else [None if name == "z" else t for name, t in zip(NAMES, tensors)], 256)
+
+
 @pytest.mark.parametrize("left_out", ["D", "z", "dt_bias", "initial_states"])
 def test_arguments_left_out(device, left_out):
     tensors = inputs(9, device=device)

@@ -1,5 +1,5 @@
-// gated_delta_rule: a matrix-valued state along time, which each position decays, corrects and reads. Without beta it
-// is gated linear attention.
+// gated_delta_rule: a matrix-valued state along time, which each position decays, corrects and reads. Without
+// corrections it is gated linear attention, in which beta weighs the positions.
 #include "../../../kernels/sequence/delta_rule.h"
 
 #include "../common/common.h"
@@ -39,15 +39,15 @@ bool is_wide(const Tensor& x) {
 
 struct Call {
   Tensor q, k, v;
-  MaybeTensor g, beta, state, ends;
+  MaybeTensor g, beta, state, ends, skip;
   DeltaRuleParams params;
   int64_t chunks;  // places for kept states
   bool empty;      // no position has anything to compute
 };
 
 Call call_of(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& g,
-             const MaybeTensor& beta, const MaybeTensor& state, const MaybeTensor& ends, double scale,
-             bool normalized) {
+             const MaybeTensor& beta, const MaybeTensor& state, const MaybeTensor& ends, const MaybeTensor& skip,
+             double scale, bool normalized, bool corrects) {
   check_float(op, "q", q);
   check(q.dim() == 4 && q.size(3) <= DELTA_SIZE, "metalcore::", op, ": q must be [batch, length, heads, up to ",
         DELTA_SIZE, "], not ", shape_text(q));
@@ -67,6 +67,10 @@ Call call_of(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, 
   const int64_t by_key[4] = {batch, length, value_heads, keys};
   if (g) check_float32_of(op, "g", *g, q, by_channel ? Sizes(by_key, 4) : Sizes(by_head, 3));
   if (beta) check_float32_of(op, "beta", *beta, q, Sizes(by_head, 3));
+  const int64_t of_skip[2] = {value_heads, values};
+  if (skip) check_float32_of(op, "skip", *skip, q, Sizes(of_skip, 2));
+  check(!skip || (!ends && keys > 0), "metalcore::", op, ": skip needs keys, and no cu_seqlens");
+  check(!corrects || beta, "metalcore::", op, ": corrections need beta");
   int64_t sequences = batch;
   if (ends) {
     check_same_device(op, "cu_seqlens", *ends, q);
@@ -87,6 +91,7 @@ Call call_of(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, 
             as_contiguous(beta),
             as_contiguous(state),
             as_contiguous(ends),
+            as_contiguous(skip),
             {},
             ends ? length / DELTA_CHUNK + sequences : places * batch,
             batch * length * value_heads * values * keys * sequences == 0};
@@ -103,7 +108,9 @@ Call call_of(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, 
       .normalized = normalized,
       .has_gate = g.has_value(),
       .by_channel = by_channel,
-      .corrects = beta.has_value(),
+      .weighted = beta.has_value(),
+      .corrects = corrects,
+      .has_skip = skip.has_value(),
       .has_state = state.has_value(),
       .row_blocks = 1,
       .scale = static_cast<float>(scale),
@@ -160,7 +167,7 @@ void record_chunks(gpu::Recording& recording, const Call& call, const Chunks& ch
   recording.buffer(0, call.q).buffer(1, call.k).buffer(2, call.v).buffer(3, call.beta).buffer(4, call.ends);
   recording.buffer(5, call.state).buffer(6, chunks.inverses).buffer(7, chunks.scores).buffer(8, chunks.factors);
   recording.buffer(9, results.out).buffer(10, results.state).buffer(11, results.errors).buffer(12, results.kept);
-  recording.bytes(13, params);
+  recording.buffer(13, call.skip).bytes(14, params);
   recording.dispatch_threadgroups({chunk_column_groups(params)}, {DELTA_THREADS});
 }
 void record_forward(gpu::Recording& recording, const Call& call, DeltaRuleParams params, const Forward& results) {
@@ -169,7 +176,7 @@ void record_forward(gpu::Recording& recording, const Call& call, DeltaRuleParams
                    suffix(call.q.scalar_type()));
   recording.buffer(0, call.q).buffer(1, call.k).buffer(2, call.v).buffer(3, call.g).buffer(4, call.beta);
   recording.buffer(5, call.ends).buffer(6, call.state).buffer(7, results.out).buffer(8, results.state);
-  recording.buffer(9, results.errors).buffer(10, results.kept).bytes(11, params);
+  recording.buffer(9, results.errors).buffer(10, results.kept).buffer(11, call.skip).bytes(12, params);
   recording.dispatch_threadgroups({column_groups(params)}, {DELTA_THREADS});
 }
 
@@ -184,9 +191,10 @@ void note(const char* op, const Call& call, bool by_chunks) {
 
 std::tuple<Tensor, Tensor> gated_delta_rule(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& g,
                                             const MaybeTensor& beta, const MaybeTensor& state, const MaybeTensor& ends,
-                                            double scale, bool normalized, bool chunked) {
+                                            const MaybeTensor& skip, double scale, bool normalized, bool chunked,
+                                            bool corrects) {
   const char* op = "gated_delta_rule";
-  const Call call = call_of(op, q, k, v, g, beta, state, ends, scale, normalized);
+  const Call call = call_of(op, q, k, v, g, beta, state, ends, skip, scale, normalized, corrects);
   Tensor out = new_like(v);
   Tensor final_state = state_of(call);
   // Positions that belong to no sequence have no result, and states without elements or positions stay what they are.
@@ -209,10 +217,10 @@ std::tuple<Tensor, Tensor> gated_delta_rule(const Tensor& q, const Tensor& k, co
 // The gradients of q, k, v, g, beta and initial_state. Those of what is not given are empty.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_backward(
     const Tensor& grad, const MaybeTensor& grad_state, const Tensor& q, const Tensor& k, const Tensor& v,
-    const MaybeTensor& g, const MaybeTensor& beta, const MaybeTensor& state, const MaybeTensor& ends, double scale,
-    bool normalized, bool chunked) {
+    const MaybeTensor& g, const MaybeTensor& beta, const MaybeTensor& state, const MaybeTensor& ends,
+    const MaybeTensor& skip, double scale, bool normalized, bool chunked, bool corrects) {
   const char* op = "gated_delta_rule_backward";
-  Call call = call_of(op, q, k, v, g, beta, state, ends, scale, normalized);
+  Call call = call_of(op, q, k, v, g, beta, state, ends, skip, scale, normalized, corrects);
   check_same_device(op, "grad", grad, q);
   check_same_dtype(op, "grad", grad, q);
   check_same_shape(op, "grad", grad, v);
@@ -267,13 +275,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_back
       recording.kernel("gated_delta_rule_walk_back", params.keys <= 128 ? "_128_" : "_256_", type);
       recording.buffer(0, given).buffer(1, given_state).buffer(2, call.q).buffer(3, call.k).buffer(4, call.beta);
       recording.buffer(5, call.ends).buffer(6, chunks->inverses).buffer(7, chunks->factors);
-      recording.buffer(8, gv).buffer(9, value_grads).buffer(10, kept_grads).buffer(11, gstate).bytes(12, params);
+      recording.buffer(8, gv)
+          .buffer(9, value_grads)
+          .buffer(10, kept_grads)
+          .buffer(11, gstate)
+          .buffer(12, call.skip)
+          .bytes(13, params);
       recording.dispatch_threadgroups({chunk_column_groups(params)}, {DELTA_THREADS});
     } else {
       recording.kernel("gated_delta_rule_back", params.by_channel ? "_by_channel" : "", padded(params.keys), type);
       recording.buffer(0, given).buffer(1, given_state).buffer(2, call.q).buffer(3, call.k).buffer(4, call.g);
       recording.buffer(5, call.beta).buffer(6, call.ends).buffer(7, gv).buffer(8, value_grads).buffer(9, kept_grads);
-      recording.buffer(10, gstate).bytes(11, params);
+      recording.buffer(10, gstate).buffer(11, call.skip).bytes(12, params);
       recording.dispatch_threadgroups({column_groups(params)}, {DELTA_THREADS});
     }
 
@@ -301,10 +314,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_back
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
   m.def(
       "gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor? initial_state, "
-      "Tensor? cu_seqlens, float scale, bool normalized, bool chunked) -> (Tensor, Tensor)");
+      "Tensor? cu_seqlens, Tensor? skip, float scale, bool normalized, bool chunked, bool corrects) -> (Tensor, "
+      "Tensor)");
   m.def(
       "gated_delta_rule_backward(Tensor grad, Tensor? grad_state, Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? "
-      "beta, Tensor? initial_state, Tensor? cu_seqlens, float scale, bool normalized, bool chunked) -> "
+      "beta, Tensor? initial_state, Tensor? cu_seqlens, Tensor? skip, float scale, bool normalized, bool chunked, bool "
+      "corrects) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 

@@ -41,29 +41,32 @@ def causal_conv1d_update(call):
 
 
 def _delta_rule(call, state, grads):
-    """Yields the placements of the inputs, and the dimensions that they have in tensors and in states: heads, and the
-    batch where cu_seqlens does not divide one entry."""
-    names = ("grad", "q", "k", "v", "g", "beta") if grads else ("q", "k", "v", "g", "beta")
-    # Each shard has all of the value heads of its heads.
+    """Yields the placements of the inputs, the dimensions that they have in tensors and in states, and the placement of
+    the gradients of q and k: by heads, and by batch where cu_seqlens does not divide one entry."""
+    names = ("grad", "v", "g", "beta") if grads else ("v", "g", "beta")
+    by_heads = dict.fromkeys(names, 2) | dict.fromkeys(state, 1) | {"skip": 0}
+    # Each shard has all of the value heads of its heads, or all shards have the only head of q and k.
     if call.q.shape[2] == call.v.shape[2] or not any(call.q.shape[2] % size for size in call.q.mesh.shape):
-        yield 2, 1, _inputs(call, **dict.fromkeys(names, 2), **dict.fromkeys(state, 1))
+        yield 2, 1, Shard(2), _inputs(call, **by_heads, q=2, k=2)
+    elif call.q.shape[2] == 1:
+        yield 2, 1, Partial(), _inputs(call, **by_heads)
     if call.cu_seqlens is None:
-        yield 0, 0, _inputs(call, **dict.fromkeys(names, 0), **dict.fromkeys(state, 0))
+        yield 0, 0, Shard(0), _inputs(call, **dict.fromkeys((*names, *state, "q", "k"), 0))
 
 
 @rule("gated_delta_rule")
 def gated_delta_rule(call):
-    for dim, of_state, inputs in _delta_rule(call, ("initial_state",), grads=False):
+    for dim, of_state, _, inputs in _delta_rule(call, ("initial_state",), grads=False):
         yield (Shard(dim), Shard(of_state)), inputs
 
 
 @rule("gated_delta_rule_backward")
 def gated_delta_rule_backward(call):
-    for dim, of_state, inputs in _delta_rule(call, ("initial_state", "grad_state"), grads=True):
+    for dim, of_state, of_keys, inputs in _delta_rule(call, ("initial_state", "grad_state"), grads=True):
         # What is not given has an empty gradient.
         given = ((call.g, dim), (call.beta, dim), (call.initial_state, of_state))
         rest = (Replicate() if x is None else Shard(of_x) for x, of_x in given)
-        yield (Shard(dim), Shard(dim), Shard(dim), *rest), inputs
+        yield (of_keys, of_keys, Shard(dim), *rest), inputs
 
 
 def _scan(call, grads):
