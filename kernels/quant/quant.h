@@ -19,6 +19,12 @@
 #define QUANT_MV4_STEP 2
 #define QUANT_MV_RESULTS 64  // of a threadgroup, at most
 
+// Products by the matrix units: rows of weights of a threadgroup, and the most simdgroups that share them, with 8 and
+// with 16 rows of x.
+#define QUANT_TILE_ROWS 16
+#define QUANT_TILE8_SIMDGROUPS 8
+#define QUANT_TILE16_SIMDGROUPS 4
+
 // The dtypes of x and of the results.
 #define QUANT_FLOAT 0u
 #define QUANT_HALF 1u

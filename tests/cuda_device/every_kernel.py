@@ -322,6 +322,9 @@ def triangular(device):
                 yield f"solve_triangular {n} {k}", metalcore.solve_triangular(A.to(device), B, upper=True)
 
 
+TILES = tuple(itertools.product((8, 16), (torch.float16, torch.bfloat16)))  # rows of x, and their dtype
+
+
 def quant(device):
     """Every type of packed weights: as numbers, times one and several rows of x, and made of numbers."""
     for type in sorted(KERNELS):
@@ -337,6 +340,9 @@ def quant(device):
             with tuned(family):
                 x = random(device, torch.float32, rows, 512)
                 yield f"linear_4bit {type}", metalcore.linear_4bit(x, packed, state)
+        for rows, dtype in TILES:
+            with tuned("hopper"):
+                yield f"linear_4bit {type}", metalcore.linear_4bit(random(device, dtype, rows, 512), packed, state)
     for bits in (2, 3, 4, 5, 6, 8):
         weights = *affine_sample(bits, 6, 512, device), bits
         yield f"dequantize_affine {bits}", metalcore.dequantize_affine(*weights)
@@ -353,6 +359,9 @@ def quant(device):
         for family, rows in (("baseline", 1), ("baseline", 3), ("apple7", 3)):
             with tuned(family):
                 yield f"scaled_linear {format}", metalcore.scaled_linear(x[:rows], weight)
+        for rows, dtype in TILES:
+            with tuned("hopper"):
+                yield f"scaled_linear {format}", metalcore.scaled_linear(random(device, dtype, rows, 512), weight)
     for type in sorted(MADE):
         yield f"quantize {type}", metalcore.quant.quantize(random(device, torch.float32, 2, 512), type)
 

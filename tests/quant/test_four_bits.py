@@ -89,6 +89,10 @@ def test_linear(device, type, nested):
         (3, 160, "apple7"),
         (9, 96, None),
         (2, 50, None),
+        (2, 160, "hopper"),
+        (8, 2080, "hopper"),
+        (9, 96, "hopper"),
+        (17, 64, "hopper"),
     ):
         packed, state = four_bits_sample(type, 21, length, device, 32, nested)
         weights = metalcore.dequantize_4bit(packed, state, torch.float32).cpu().double()

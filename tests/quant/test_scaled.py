@@ -209,7 +209,16 @@ def bound_and_result(weight, left, transposed, dtype, add=0):
 @each_format
 def test_linear(device, format):
     """Products and gradients, on both sides of the plans' boundaries, against float64."""
-    for rows, length, family in ((1, 64, None), (3, 2080, "baseline"), (3, 160, "apple7"), (9, 96, None)):
+    for rows, length, family in (
+        (1, 64, None),
+        (3, 2080, "baseline"),
+        (3, 160, "apple7"),
+        (9, 96, None),
+        (2, 160, "hopper"),
+        (8, 2080, "hopper"),
+        (9, 96, "hopper"),
+        (17, 64, "hopper"),
+    ):
         weight = scaled_sample(format, 21, length, device, (16, 32))
         for dtype in DTYPES:
             x = torch.randn(2, rows, length, device=device).to(dtype)[1].requires_grad_()
@@ -231,11 +240,13 @@ def test_products_with_nan_and_infinity(device, format, code):
     """They reach their own row of the result, and no other."""
     weight = scaled_sample(format, 21, 96, device)
     weight.packed[5, 70] = code
-    x = torch.ones(2, 96, device=device)
-    expected = x @ metalcore.dequantize_scaled(weight).T
-    found = metalcore.scaled_linear(x, weight)
-    assert torch.equal(found.isfinite(), expected.isfinite()) and found.isfinite().logical_not().sum() == 2
-    assert torch.equal(found[:, 5].isnan(), expected[:, 5].isnan())
+    for dtype, family in ((torch.float32, "baseline"), (torch.bfloat16, "hopper")):
+        x = torch.ones(2, 96, device=device, dtype=dtype)
+        expected = x @ metalcore.dequantize_scaled(weight, dtype).T
+        with tuned(family):
+            found = metalcore.scaled_linear(x, weight)
+        assert torch.equal(found.isfinite(), expected.isfinite()) and found.isfinite().logical_not().sum() == 2
+        assert torch.equal(found[:, 5].isnan(), expected[:, 5].isnan())
 
 
 @pytest.mark.parametrize("format", ["e4m3", "nvfp4"])

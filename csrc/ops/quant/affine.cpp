@@ -105,15 +105,12 @@ Tensor affine_matmul(const Tensor& x, const Tensor& packed, const Tensor& scales
                             [&] { return numbers_of(op, weights, std::nullopt, x.scalar_type()); });
   const Tensor result = result_like(x, weights.rows);
   const MvPlan plan = plan_mv(weights.rows, weights.length, x_rows, false, x);
-  gpu::note_plan(op, ("mul_mv" + std::to_string(plan.x_rows)).c_str(), [&] {
-    return std::to_string(x_rows) + " rows of x: " + std::to_string(plan.simdgroups) + " simdgroups share a row of " +
-           weights.format() + ", and a threadgroup has " + std::to_string(plan.group_rows) + " rows";
-  });
+  plan.note(op, x_rows, weights.format());
   if (result.numel() == 0) return result;
   const Tensor input = from_multiple_of_16(x);
-  const int64_t groups = ceil_div<int64_t>(weights.rows, plan.group_rows) * ceil_div<int64_t>(x_rows, plan.x_rows);
+  const int64_t groups = plan.threadgroups(weights.rows, x_rows);
   gpu::record(result, [&](gpu::Recording& recording) {
-    recording.kernel("quant_mv", std::to_string(plan.x_rows), "_", weights.kernel());
+    recording.kernel(plan.kernel(weights.kernel()));
     weights.bind(recording);
     recording.buffer(7, input).buffer(8, result).buffer(9, result);
     recording.bytes(10, QuantMvParams{.row_bytes = static_cast<uint64_t>(weights.slices()),  // counted in slices

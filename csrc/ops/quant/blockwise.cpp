@@ -186,15 +186,16 @@ Tensor blockwise_matmul(const Tensor& x, const Tensor& packed, const Tensor& abs
   const int64_t x_rows = check_x(op, x, packed, rows, length, transposed);
   const Blocks blocks =
       check_blocks(op, packed, absmax, scales, scales_code, offset, type, block_size, rows * length, x.scalar_type());
-  if (transposed || x_rows > most_mv_rows(x) || length == 0 || length % QUANT_SLICE != 0)
+  const std::optional<TilesPlan> tiles = transposed ? std::nullopt : plan_tiles(length, x_rows, x);
+  if (!tiles && (transposed || x_rows > most_mv_rows(x) || length == 0 || length % QUANT_SLICE != 0))
     return multiply_numbers(op, x, x_rows, transposed,
                             [&] { return numbers_of(op, blocks, std::nullopt, {{rows, length}}, x.scalar_type()); });
   const Tensor result = result_like(x, rows);
   const MvPlan plan = plan_mv(rows, length, x_rows, false, x);
-  gpu::note_plan(op, ("mul_mv" + std::to_string(plan.x_rows)).c_str(), [&] {
-    return std::to_string(x_rows) + " rows of x: " + std::to_string(plan.simdgroups) + " simdgroups share a row of " +
-           blocks.type.kernel + ", and a threadgroup has " + std::to_string(plan.group_rows) + " rows";
-  });
+  if (tiles)
+    tiles->note(op, x_rows, blocks.type.kernel);
+  else
+    plan.note(op, x_rows, blocks.type.kernel);
   if (result.numel() == 0) return result;
   const Tensor input = from_multiple_of_16(x);
   const QuantMvParams params{.row_bytes = static_cast<uint64_t>(length / 2),
@@ -206,15 +207,16 @@ Tensor blockwise_matmul(const Tensor& x, const Tensor& packed, const Tensor& abs
                              .experts = 0,
                              .group_rows = plan.group_rows,
                              .dtype = quant_dtype(x.scalar_type())};
-  const int64_t groups = ceil_div<int64_t>(rows, plan.group_rows) * ceil_div<int64_t>(x_rows, plan.x_rows);
+  const std::string format = std::string(blocks.type.kernel) + (blocks.params.nested ? "_nested" : "");
+  const int64_t groups = tiles ? tiles->threadgroups(rows, x_rows) : plan.threadgroups(rows, x_rows);
+  const uint32_t simdgroups = tiles ? tiles->simdgroups : plan.simdgroups;
   gpu::record(result, [&](gpu::Recording& recording) {
-    recording.kernel("quant_mv", std::to_string(plan.x_rows), "_", blocks.type.kernel,
-                     blocks.params.nested ? "_nested" : "");
+    recording.kernel(tiles ? tiles->kernel(format, x.scalar_type()) : plan.kernel(format));
     recording.buffer(0, blocks.packed).buffer(1, input).buffer(2, result).buffer(3, result);
     blocks.bind(recording, 4, 0);
     recording.bytes(8, params).bytes(9, blocks.params);
     recording.work(2.0 * static_cast<double>(x_rows * rows * length), static_cast<double>(rows * length / 2));
-    recording.dispatch_threadgroups({grid_side(groups)}, {32 * plan.simdgroups});
+    recording.dispatch_threadgroups({grid_side(groups)}, {32 * simdgroups});
   });
   return result;
 }

@@ -26,6 +26,9 @@ struct QuantTuning {
   uint32_t mv_rows = 8;         // of x, up to which the weights of a product are read as they are
   // Rows of x that share what is read of the weights: 2 or 4, of which Apple's GPUs have no registers for 4.
   uint32_t mv_x_rows = 4;
+  // Rows of x in 16 bits from which, and up to which, the matrix units multiply formats that have such kernels.
+  uint32_t tiles_from = 2;
+  uint32_t tiles_rows = 0;
   // Whether, for more rows, PyTorch's matmul of weights that became numbers is faster than mul_mm.
   bool torch = false;
 };
@@ -35,13 +38,15 @@ const gpu::Table<QuantTuning> quant_tuning(
      {"mv_group_rows", &QuantTuning::mv_group_rows, {4, 64, 4}},
      {"mv_simdgroups", &QuantTuning::mv_simdgroups, {1, 16}},
      {"mv_rows", &QuantTuning::mv_rows, {1, 32}},
+     {"tiles_from", &QuantTuning::tiles_from, {1, 32}},
+     {"tiles_rows", &QuantTuning::tiles_rows, {0, 64}},
      {"torch", &QuantTuning::torch}},
     {{.family = "baseline"},
      {.family = "apple7", .mv_x_rows = 2},
      {.family = "apple8", .mv_x_rows = 2},
      {.family = "apple9", .mv_x_rows = 2},
      {.family = "apple10", .mv_x_rows = 2},
-     {.family = "hopper", .mv_threadgroups = 512, .mv_group_rows = 32, .torch = true},
+     {.family = "hopper", .mv_threadgroups = 512, .mv_group_rows = 32, .tiles_rows = 16, .torch = true},
      {.family = "simulator", .mv_threadgroups = 512}});
 
 struct MvKernel {
@@ -70,17 +75,54 @@ MvPlan plan_mv(int64_t rows, int64_t length, int64_t x_rows, bool experts, const
           static_cast<uint32_t>(group_rows)};
 }
 
+std::string MvPlan::kernel(const std::string& format) const {
+  return "quant_mv" + std::to_string(x_rows) + "_" + format;
+}
+
+int64_t MvPlan::threadgroups(int64_t rows, int64_t all_x_rows) const {
+  return ceil_div<int64_t>(rows, group_rows) * ceil_div<int64_t>(all_x_rows, x_rows);
+}
+
+void MvPlan::note(const char* op, int64_t all_x_rows, const std::string& format) const {
+  gpu::note_plan(op, ("mul_mv" + std::to_string(x_rows)).c_str(), [&] {
+    return std::to_string(all_x_rows) + " rows of x: " + std::to_string(simdgroups) + " simdgroups share a row of " +
+           format + ", and a threadgroup has " + std::to_string(group_rows) + " rows";
+  });
+}
+
+std::optional<TilesPlan> plan_tiles(int64_t length, int64_t x_rows, const Tensor& x) {
+  const QuantTuning& tuning = quant_tuning(x);
+  const bool taken = x_rows >= tuning.tiles_from && x_rows <= tuning.tiles_rows && length > 0 &&
+                     length % QUANT_SLICE == 0 && x.scalar_type() != ScalarType::Float;
+  if (!taken) return std::nullopt;
+  const bool narrow = x_rows <= 8;
+  const int64_t most = narrow ? QUANT_TILE8_SIMDGROUPS : QUANT_TILE16_SIMDGROUPS;
+  const int64_t chunks = ceil_div<int64_t>(length, 4 * QUANT_SLICE);
+  return TilesPlan{narrow ? 8u : 16u, static_cast<uint32_t>(std::min<int64_t>({most, chunks, tuning.mv_simdgroups}))};
+}
+
+std::string TilesPlan::kernel(const std::string& format, ScalarType dtype) const {
+  return "quant_tiles" + std::to_string(x_rows) + "_" + format + "_" + suffix(dtype);
+}
+
+int64_t TilesPlan::threadgroups(int64_t rows, int64_t all_x_rows) const {
+  return ceil_div<int64_t>(rows, QUANT_TILE_ROWS) * ceil_div<int64_t>(all_x_rows, x_rows);
+}
+
+void TilesPlan::note(const char* op, int64_t all_x_rows, const std::string& format) const {
+  gpu::note_plan(op, ("mul_tiles" + std::to_string(x_rows)).c_str(), [&] {
+    return std::to_string(all_x_rows) + " rows of x: the matrix units multiply " + std::to_string(QUANT_TILE_ROWS) +
+           " rows of " + format + " at a time, whose length " + std::to_string(simdgroups) + " simdgroups share";
+  });
+}
+
 namespace {
 
 // `result` has `x_rows` rows. `chosen` are the experts of its rows, or nullptr.
 void mul_mv(const char* op, const Tensor& x, const PackedRows& weights, const QuantFormat& format, const Tensor* chosen,
             int64_t x_rows, int64_t shared, const Tensor& result) {
   const MvPlan plan = plan_mv(weights.rows, weights.length, x_rows, chosen != nullptr, x);
-  const std::string variant = "mul_mv" + std::to_string(plan.x_rows);
-  gpu::note_plan(op, variant.c_str(), [&] {
-    return std::to_string(x_rows) + " rows of x: " + std::to_string(plan.simdgroups) + " simdgroups share a row of " +
-           format.name + ", and a threadgroup has " + std::to_string(plan.group_rows) + " rows";
-  });
+  plan.note(op, x_rows, format.name);
   if (result.numel() == 0) return;
   const Tensor input = from_multiple_of_16(x);
   const QuantMvParams params{
@@ -94,9 +136,9 @@ void mul_mv(const char* op, const Tensor& x, const PackedRows& weights, const Qu
       .group_rows = plan.group_rows,
       .dtype = quant_dtype(x.scalar_type()),
   };
-  const int64_t groups = ceil_div<int64_t>(weights.rows, plan.group_rows) * ceil_div<int64_t>(x_rows, plan.x_rows);
+  const int64_t groups = plan.threadgroups(weights.rows, x_rows);
   gpu::record(result, [&](gpu::Recording& recording) {
-    recording.kernel("quant_mv", std::to_string(plan.x_rows), "_", format.name).buffer(0, weights.tensor);
+    recording.kernel(plan.kernel(format.name)).buffer(0, weights.tensor);
     recording.buffer(1, input).buffer(2, result).buffer(3, result).buffer(4,
                                                                           chosen ? MaybeTensor(*chosen) : std::nullopt);
     recording.bytes(5, params).work(2.0 * static_cast<double>(result.numel() * weights.length),

@@ -157,15 +157,18 @@ Tensor scaled_rows(const Tensor& packed, const Tensor& scales, const MaybeTensor
 void mul_mv(const char* op, const Tensor& x, const ScaledWeights& weights, const Tensor* chosen, int64_t x_rows,
             int64_t shared, const Tensor& result) {
   const MvPlan plan = plan_mv(weights.rows, weights.length, x_rows, chosen != nullptr, x);
-  gpu::note_plan(op, ("mul_mv" + std::to_string(plan.x_rows)).c_str(), [&] {
-    return std::to_string(x_rows) + " rows of x: " + std::to_string(plan.simdgroups) + " simdgroups share a row of " +
-           weights.format.name + ", and a threadgroup has " + std::to_string(plan.group_rows) + " rows";
-  });
+  const std::optional<TilesPlan> tiles = chosen ? std::nullopt : plan_tiles(weights.length, x_rows, x);
+  if (tiles)
+    tiles->note(op, x_rows, weights.format.name);
+  else
+    plan.note(op, x_rows, weights.format.name);
   if (result.numel() == 0) return;
   const Tensor input = from_multiple_of_16(x);
-  const int64_t groups = ceil_div<int64_t>(weights.rows, plan.group_rows) * ceil_div<int64_t>(x_rows, plan.x_rows);
+  const int64_t groups = tiles ? tiles->threadgroups(weights.rows, x_rows) : plan.threadgroups(weights.rows, x_rows);
+  const uint32_t simdgroups = tiles ? tiles->simdgroups : plan.simdgroups;
   gpu::record(result, [&](gpu::Recording& recording) {
-    recording.kernel("quant_mv", std::to_string(plan.x_rows), "_", weights.format.kernel);
+    const std::string format = weights.format.kernel;
+    recording.kernel(tiles ? tiles->kernel(format, x.scalar_type()) : plan.kernel(format));
     weights.bind(recording);
     recording.buffer(5, input).buffer(6, result).buffer(7, result);
     recording.buffer(8, chosen ? MaybeTensor(*chosen) : std::nullopt);
@@ -182,7 +185,7 @@ void mul_mv(const char* op, const Tensor& x, const ScaledWeights& weights, const
                                       .dtype = quant_dtype(x.scalar_type())});
     recording.work(2.0 * static_cast<double>(x_rows * weights.rows * weights.length),
                    weights.bytes(weights.rows * (chosen ? x_rows : 1)));
-    recording.dispatch_threadgroups({grid_side(groups)}, {32 * plan.simdgroups});
+    recording.dispatch_threadgroups({grid_side(groups)}, {32 * simdgroups});
   });
 }
 
@@ -191,7 +194,8 @@ Tensor scaled_matmul(const Tensor& x, const Tensor& packed, const Tensor& scales
   const char* const op = "scaled_matmul";
   const ScaledWeights weights = scaled_weights(op, packed, scales, factor, format, block, 2);
   const int64_t x_rows = check_x(op, x, packed, weights.rows, weights.length, transposed);
-  if (transposed || x_rows > most_mv_rows(x) || weights.length == 0)
+  const bool tiles = plan_tiles(weights.length, x_rows, x).has_value();
+  if (transposed || (x_rows > most_mv_rows(x) && !tiles) || weights.length == 0)
     return multiply_numbers(op, x, x_rows, transposed,
                             [&] { return numbers_of(op, weights, std::nullopt, x.scalar_type()); });
   const Tensor result = result_like(x, weights.rows);
