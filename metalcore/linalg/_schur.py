@@ -115,7 +115,8 @@ def rsf2csf(T: torch.Tensor, Z: torch.Tensor, check_finite: bool = False) -> Sch
     A rotation for each 2x2 block does so, all at once.
 
     Args:
-        T, Z: (*, n, n), a result of `schur`, of any floating-point dtype and device. Complex ones come back as they are.
+        T, Z: (*, n, n), a result of `schur`, of any floating-point dtype and device. Complex ones come back as they
+            are.
         check_finite: SciPy's argument, which has no effect.
 
     Returns:
@@ -182,8 +183,9 @@ def _(A, sweeps):
 
 def _products(results):
     """Returns what two forms of a matrix have in common: the matrix."""
-    T, Z = (x.to(x.dtype.to_complex()) for x in results)
-    return (torch.view_as_real(Z @ T @ Z.mH),)
+    T, Z = (x if x.is_complex() or x.dtype == torch.float64 else x.float() for x in results)
+    product = Z @ T @ Z.mH
+    return (torch.view_as_real(product) if product.is_complex() else product,)
 
 
 def _as_it_is(A, *_, **__):

@@ -79,7 +79,8 @@ def test_strides_and_empty_batches(device):
 
 
 def test_errors_name_scipy(device):
-    for A in (torch.eye(3), torch.eye(3, dtype=torch.float64).to(device) if device == "cuda" else torch.eye(3).double()):
+    wide = torch.eye(3, dtype=torch.float64)
+    for A in (torch.eye(3), wide.to(device) if device == "cuda" else wide):
         with pytest.raises(TypeError, match=r"metalcore.schur: A must .* scipy.linalg.schur"):
             metalcore.schur(A)
     A = torch.eye(3, device=device)
