@@ -108,6 +108,7 @@ template <typename T, uint D, uint DV, uint R, bool kNarrow, bool kGeneral>
     walk<false, false, T, S, R>(result, running, seen, first * S::kAhead, step, rows, keys, split, q, k, v, mask,
                                 mask_indptr, kv_indices, queries, places, params, thread_index, threads.x, lane);
 
+  metalcore_begin_later_kernels(0);
   // The groups of a simdgroup's lanes become one, first each row's softmax.
   constexpr uint kRowLanes = S::kLanes / R;
   float top = running.largest;

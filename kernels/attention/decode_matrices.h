@@ -93,6 +93,7 @@ template <typename T, uint D, uint R, bool kNarrow, uint kMaxSimdgroups = 4>
     run<kNarrow, false, T, D, R>(walk, result, softmax, seen, start, step, keys, kv_indices, queries, tile, positions,
                                  params, lane);
 
+  metalcore_begin_later_kernels(0);
   const Place place = place_of(lane);
 #pragma unroll
   for (uint m = 0; m < kDown; ++m) {

@@ -69,6 +69,7 @@ template <typename T>
     }
   }
   metalcore_await_earlier_kernels(0);  // where there are no parts
+  metalcore_begin_later_kernels(0);
 #pragma unroll
   for (uint across = 1; across < kPartsAtOnce; across *= 2)
     total += simd_shuffle_xor(total, static_cast<ushort>(across));

@@ -112,9 +112,13 @@ DecodePlan plan_decode(const DecodeCall& call) {
   const int64_t keys = std::min(of_request, call.left + call.right + call.queries);
   const int64_t busy = tiles * kv_heads * (ragged ? 1 : call.batch);
   const bool wide = matrices && !tuning.narrow, large = matrices && kernel_size > 128;
-  // Large threadgroups have half as many simdgroups, and those with short rows ask for half as much memory at a time.
-  const int64_t fill = (matrices ? tuning.fill_matrices : tuning.fill_threadgroups)
-                       << (large || (wide && kernel_size <= 64));
+  // Large threadgroups have half as many simdgroups. Those with up to 16 short rows have few registers, so that twice as
+  // many share a core, or a third more of those that multiply no matrices.
+  const bool is_short = kernel_size <= 64 && !tuning.narrow;
+  const int64_t usual_fill = matrices ? tuning.fill_matrices : tuning.fill_threadgroups;
+  const int64_t fill = large || (is_short && matrices && tile <= 16) ? 2 * usual_fill
+                       : is_short && !matrices                       ? usual_fill * 4 / 3
+                                                                     : usual_fill;
   const int64_t least_share = std::max<int64_t>(tuning.least_share, matrices ? kMatrixStep >> large : 1);
   const uint32_t simdgroups = large ? std::min(tuning.simdgroups, 2u) : tuning.simdgroups;
   // A part of a step takes a wide threadgroup as long as all of it.

@@ -162,13 +162,18 @@ METAL_FUNC void await_earlier_kernels() {
 #endif
 }
 
-// Lets the next kernel of the stream be launched, and then waits for those before this one, except where the program's
-// kernels do that themselves (kernels/common/earlier.h).
-METAL_FUNC void follow() {
+// Lets the next kernel of the stream be launched, once all threadgroups of this one have called it or ended.
+METAL_FUNC void begin_later_kernels() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
+}
+
+// Lets the next kernel of the stream be launched, and then waits for those before this one, except where the program's
+// kernels do both themselves (kernels/common/earlier.h).
+METAL_FUNC void follow() {
 #ifndef MSL_KERNELS_WAIT
+  begin_later_kernels();
   await_earlier_kernels();
 #endif
 }
@@ -202,6 +207,7 @@ struct Caller<function> {
 }  // namespace msl
 
 // In the place of the functions in kernels/common/earlier.h.
+METAL_FUNC void metalcore_begin_later_kernels(int) { msl::begin_later_kernels(); }
 METAL_FUNC void metalcore_await_earlier_kernels(int) { msl::await_earlier_kernels(); }
 // It is made to depend on the addresses, so the compiler computes them before. Their bits and those of the block's size
 // together are never 0.
