@@ -112,8 +112,8 @@ DecodePlan plan_decode(const DecodeCall& call) {
   const int64_t keys = std::min(of_request, call.left + call.right + call.queries);
   const int64_t busy = tiles * kv_heads * (ragged ? 1 : call.batch);
   const bool wide = matrices && !tuning.narrow, large = matrices && kernel_size > 128;
-  // Large threadgroups have half as many simdgroups. Those with up to 16 short rows have few registers, so that twice as
-  // many share a core, or a third more of those that multiply no matrices.
+  // Large threadgroups have half as many simdgroups. Those with up to 16 short rows have few registers, so that twice
+  // as many share a core, or a third more of those that multiply no matrices.
   const bool is_short = kernel_size <= 64 && !tuning.narrow;
   const int64_t usual_fill = matrices ? tuning.fill_matrices : tuning.fill_threadgroups;
   const int64_t fill = large || (is_short && matrices && tile <= 16) ? 2 * usual_fill
