@@ -135,8 +135,8 @@ def cpu_identity():
 
 def level(family):
     """Returns how much the compiler optimizes the built-in kernels of a family, such as "linalg/qr_simd". Those of
-    attention and sequences are as fast with less, which takes two thirds of the time."""
-    return "-O2" if family.startswith(("attention/", "sequence/")) else NORMAL
+    attention, linear algebra and sequences are about as fast with less, which takes two thirds of the time or less."""
+    return "-O2" if family.startswith(("attention/", "linalg/", "sequence/")) else NORMAL
 
 
 def arguments(*, isa="native", checking=False, level=NORMAL):
