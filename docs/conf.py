@@ -44,6 +44,7 @@ NAVIGATION = {
             "docs/ops",
             "docs/attention",
             "docs/linalg",
+            "docs/double",
             "docs/optimizers",
             "docs/programs",
             "docs/distributed",

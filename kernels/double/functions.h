@@ -75,7 +75,7 @@ inline Pair logarithm(Pair x) {
   int power;
   if (frexp(x.x, power) < 0.7071067812f) power -= 1;
   const Pair m = times_power(x, -power);
-  const Pair root = divide(add(m, -1.0f), add(m, 1.0f)), square = multiply(root, root);
+  const Pair root = quotient(add(m, -1.0f), add(m, 1.0f)), square = multiply(root, root);
   float tail = 4.761904762e-02f;  // 1/21
   tail = fma(tail, square.x, 5.263157895e-02f);
   tail = fma(tail, square.x, 5.882352941e-02f);
@@ -136,5 +136,5 @@ inline Pair hyperbolic_tangent(Pair x) {
   if (isnan(x.x)) return x;
   if (abs(x.x) > 18.0f) return Pair(x.x > 0.0f ? 1.0f : -1.0f, 0.0f);
   const Pair less_one = exponential_less_one(add(x, x));
-  return divide(less_one, add(less_one, 2.0f));
+  return quotient(less_one, add(less_one, 2.0f));
 }

@@ -8,7 +8,7 @@ struct Multiply {
   static Pair of(Pair a, Pair b) { return multiply(a, b); }
 };
 struct Divide {
-  static Pair of(Pair a, Pair b) { return divide(a, b); }
+  static Pair of(Pair a, Pair b) { return quotient(a, b); }
 };
 struct SquareRoot {
   static Pair of(Pair x) { return square_root(x); }

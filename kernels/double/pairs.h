@@ -58,7 +58,7 @@ inline Pair multiply(Pair a, float b) {  // error 2u²
 }
 
 // A long division with three digits, which are floats.
-inline Pair divide(Pair a, Pair b) {
+inline Pair quotient(Pair a, Pair b) {
   const float first = a.x / b.x;
   if (!isfinite(first) || isinf(b.x)) return Pair(first, 0.0f);
   const Pair rest = add(a, multiply(b, -first));

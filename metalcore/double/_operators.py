@@ -40,7 +40,7 @@ def double_function(x: Tensor, y: Tensor | None = None, name: str = "exp") -> Te
     """Computes a function of each number, or of two numbers, to 48 bits.
 
     Args:
-        x: (*, 2), pairs of float32 in the last dimension.
+        x: (*, 2), pairs of float32 in the last dimension. 16-bit floats count as float32.
         y: pairs of the same shape, the second argument of "add", "mul" and "div".
         name: "add", "mul", "div", "sqrt", "exp", "log", "sin", "cos" or "tanh". The sine and the cosine of numbers
             beyond 2^23 are NaN.
@@ -49,14 +49,14 @@ def double_function(x: Tensor, y: Tensor | None = None, name: str = "exp") -> Te
         Pairs of the shape of x. There are no gradients.
 
     Raises:
-        RuntimeError: a tensor is not float32, its last dimension is not 2, shapes differ, or no function of so many
+        RuntimeError: a tensor is not of floats, its last dimension is not 2, shapes differ, or no function of so many
             arguments has this name.
 
     Example:
         >>> metalcore.double.double_function(torch.tensor([4.0, 0.0], device="mps"), None, "sqrt").tolist()
         [2.0, 0.0]
     """
-    return ops.double_function(x, y, name)
+    return ops.double_function(x.float(), None if y is None else y.float(), name)
 
 
 @cpu_kernel("double_function")
@@ -74,20 +74,20 @@ def double_sum(x: Tensor, y: Tensor | None = None) -> Tensor:
     """Sums rows of numbers, or of the products of two rows, to 48 bits of the sum of the terms' magnitudes.
 
     Args:
-        x: (*, n, 2), pairs of float32 in the last dimension.
+        x: (*, n, 2), pairs of float32 in the last dimension. 16-bit floats count as float32.
         y: factors of the terms, pairs of the same shape.
 
     Returns:
         (*, 2). There are no gradients.
 
     Raises:
-        RuntimeError: a tensor is not float32, its last dimension is not 2, or shapes differ.
+        RuntimeError: a tensor is not of floats, its last dimension is not 2, or shapes differ.
 
     Example:
         >>> metalcore.double.double_sum(torch.tensor([[1.0, 0.0], [2.0, 0.0]], device="mps")).tolist()
         [3.0, 0.0]
     """
-    return ops.double_sum(x, y)
+    return ops.double_sum(x.float(), None if y is None else y.float())
 
 
 @cpu_kernel("double_sum")
@@ -107,21 +107,21 @@ def double_matmul(a: Tensor, b: Tensor) -> Tensor:
     Sums are compensated as in Ogita, Rump and Oishi's Dot2 ("Accurate sum and dot product", 2005).
 
     Args:
-        a: (batch, m, k, 2), pairs of float32 in the last dimension, any strides.
+        a: (batch, m, k, 2), pairs of float32 in the last dimension, any strides. 16-bit floats count as float32.
         b: (batch, k, n, 2).
 
     Returns:
         (batch, m, n, 2). There are no gradients.
 
     Raises:
-        RuntimeError: a tensor is not float32, or shapes do not fit each other.
+        RuntimeError: a tensor is not of floats, or shapes do not fit each other.
 
     Example:
         >>> a = torch.tensor([[[[3.0, 0.0]]]], device="mps")
         >>> metalcore.double.double_matmul(a, a).flatten().tolist()
         [9.0, 0.0]
     """
-    return ops.double_matmul(a, b)
+    return ops.double_matmul(a.float(), b.float())
 
 
 @cpu_kernel("double_matmul")
@@ -165,7 +165,6 @@ register(
             lambda x, y=None, name="exp": _FUNCTIONS[name](*(joined(t) for t in (x, y) if t is not None))
         ),
         operators=("double_function",),
-        dtypes=frozenset({torch.float32}),
         backward=False,
         edge=tuple,  # pairs have numbers of one magnitude
         samples=lambda: (
@@ -186,7 +185,6 @@ register(
         double_sum,
         reference=_reference(lambda x, y=None: (joined(x) if y is None else joined(x) * joined(y)).sum(-1)),
         operators=("double_sum",),
-        dtypes=frozenset({torch.float32}),
         backward=False,
         edge=tuple,
         samples=lambda: (
@@ -202,7 +200,6 @@ register(
         double_matmul,
         reference=_reference(lambda a, b: joined(a) @ joined(b)),
         operators=("double_matmul",),
-        dtypes=frozenset({torch.float32}),
         backward=False,
         edge=tuple,
         samples=lambda: (
