@@ -224,7 +224,9 @@ def test_operators(device):
     check_operator(ops.gated_delta_rule, *leaves[:4], None, leaves[5], None, None, 0.5, False, True, False)
     grads = torch.ones_like(v), torch.ones_like(state)
     check_operator(ops.gated_delta_rule_backward, *grads, q, k, v, g, None, state, None, None, 0.5, True, True, False)
-    check_operator(ops.gated_delta_rule_backward, *grads, q, k, v, None, None, None, None, None, 0.5, False, False, False)
+    check_operator(
+        ops.gated_delta_rule_backward, *grads, q, k, v, None, None, None, None, None, 0.5, False, False, False
+    )
 
 
 def test_errors(device):
