@@ -65,7 +65,6 @@ struct SelectiveStateUpdateParams {
   uint32_t quads;       // each four states are neighbours and lie at a multiple of their size
   uint32_t quad_rates;  // the same of A
   uint32_t quad_rows;   // the same of B and C
-  uint32_t one_rate;    // all states of a channel have the same number in A
   uint32_t wide_steps;  // dt, D and the bias are float32
   uint32_t wide_skip;
   uint32_t wide_bias;

@@ -20,32 +20,19 @@ inline float optional(bool given, device const T* numbers, bool wide, long at, d
 template <typename U>
 inline float4 four_of(device const U* row, long stride, uint begin, uint count, bool quads) {
   if (quads) return static_cast<float4>(*reinterpret_cast<device const vec<U, 4>*>(row + begin));
+  if (stride == 0) return float4(static_cast<float>(row[0]));
   float4 values = float4(0.0f);
 #pragma unroll
   for (uint n = 0; n < 4; ++n) values[n] = static_cast<float>(row[(begin + min(n, count - 1)) * stride]);
   return values;
 }
 
-// Where the state of a channel lies. It goes on to channels that are `step` further without a division.
-struct ChannelPlace {
-  uint channel, head, i;  // i is the channel's place in its head
-  long offset;
-
-  ChannelPlace(uint first, constant SelectiveStateUpdateParams& params)
-      : channel(first), head(first / params.dim), i(first % params.dim) {
-    offset = head * params.state[1] + i * params.state[2];
-  }
-  void advance(uint step, constant SelectiveStateUpdateParams& params) {
-    channel += step;
-    i += step;
-    offset += step * params.state[2];
-    while (i >= params.dim) {
-      i -= params.dim;
-      ++head;
-      offset += params.state[1] - params.dim * params.state[2];
-    }
-  }
-};
+// Compilers may store the elements of four 16-bit numbers one by one, and have one instruction for two words.
+inline void put_four(device float* to, float4 values) { *reinterpret_cast<device float4*>(to) = values; }
+template <typename S>
+inline void put_four(device S* to, vec<S, 4> values) {
+  *reinterpret_cast<device uint2*>(to) = as_type<uint2>(values);
+}
 
 // S is the state's type in memory. LANES lanes share a channel, and each has ROWS channels, whose states are on their
 // way at once. What a channel has one number of is read by one lane, and so is its result written.
@@ -83,46 +70,36 @@ template <uint LANES, uint ROWS, typename T, typename S>
   for (uint begin = part * 4; begin - part * 4 < params.states; begin += LANES * 4) {
     const uint count = min(4u, max(params.states, begin) - begin);
     float4 h[ROWS];
-    ChannelPlace place(first + lane / LANES, params);
 #pragma unroll
-    for (uint r = 0; r < ROWS; ++r, place.advance(kAcross, params))
-      if (place.channel < channels && has_row && count > 0)
-        h[r] = four_of(state + place.offset, params.state[3], begin, count, params.quads);
+    for (uint r = 0; r < ROWS; ++r) {
+      const uint at = first + r * kAcross + lane / LANES;
+      if (at >= channels || !has_row || count == 0) continue;
+      device const S* const states = state + at / params.dim * params.state[1] + at % params.dim * params.state[2];
+      h[r] = four_of(states, params.state[3], begin, count, params.quads);
+    }
     // Once all states are on their way.
     const float step = params.softplus ? softplus(given + shift) : given + shift;
-    const float decay = params.one_rate ? Math<T>::exp(step * A[head * params.A[0] + i * params.A[1]]) : 0.0f;
-    float4 row_B = float4(0.0f), row_C = float4(0.0f);
-    uint known = params.heads;  // whose B and C these are
-    place = ChannelPlace(first + lane / LANES, params);
 #pragma unroll
-    for (uint r = 0; r < ROWS; ++r, place.advance(kAcross, params)) {
+    for (uint r = 0; r < ROWS; ++r) {
       const ushort source = r * LANES / ROWS + lane / LANES * LANES;
-      const float row_step = simd_shuffle(step, source), row_input = simd_shuffle(step * input, source);
-      const float row_decay = simd_shuffle(decay, source);
-      if (place.channel >= channels || !has_row || count == 0) continue;
-      if (place.head != known) {
-        const uint group = place.head / params.group_heads;
-        row_B = four_of(B + group * params.B[1], params.B[2], begin, count, params.quad_rows);
-        row_C = four_of(C + group * params.C[1], params.C[2], begin, count, params.quad_rows);
+      const float row_step = simd_shuffle(step, source), row_input = simd_shuffle(input, source);
+      const uint at = first + r * kAcross + lane / LANES;
+      if (at >= channels || !has_row || count == 0) continue;
+      const uint row_head = at / params.dim, group = row_head / params.group_heads;
+      device const float* const row_A = A + row_head * params.A[0] + at % params.dim * params.A[1];
+      const float4 rates = four_of(row_A, params.A[2], begin, count, params.quad_rates);
+      const float4 row_B = four_of(B + group * params.B[1], params.B[2], begin, count, params.quad_rows);
+      const float4 row_C = four_of(C + group * params.C[1], params.C[2], begin, count, params.quad_rows);
+      h[r] = decay_of<T>(row_step, rates) * h[r] + row_step * row_input * row_B;
 #pragma unroll
-        for (uint n = 0; n < 4; ++n) row_C[n] = n < count ? row_C[n] : 0.0f;
-        known = place.head;
-      }
-      float4 decays = float4(row_decay);
-      if (!params.one_rate) {
-        device const float* const row_A = A + place.head * params.A[0] + place.i * params.A[1];
-        decays = decay_of<T>(row_step, four_of(row_A, params.A[2], begin, count, params.quad_rates));
-      }
-      h[r] = decays * h[r] + row_input * row_B;
-      sums[r] += sum(h[r] * row_C);
+      for (uint n = 0; n < 4; ++n) sums[r] += n < count ? h[r][n] * row_C[n] : 0.0f;
     }
-    place = ChannelPlace(first + lane / LANES, params);
 #pragma unroll
-    for (uint r = 0; r < ROWS; ++r, place.advance(kAcross, params)) {
-      if (place.channel >= channels || !has_row) continue;
-      device S* const states = state + place.offset;
-      if (params.quads && count > 0)
-        *reinterpret_cast<device vec<S, 4>*>(states + begin) = static_cast<vec<S, 4>>(h[r]);
+    for (uint r = 0; r < ROWS; ++r) {
+      const uint at = first + r * kAcross + lane / LANES;
+      if (at >= channels || !has_row) continue;
+      device S* const states = state + at / params.dim * params.state[1] + at % params.dim * params.state[2];
+      if (params.quads && count > 0) put_four(states + begin, static_cast<vec<S, 4>>(h[r]));
 #pragma unroll
       for (uint n = 0; n < 4; ++n)
         if (!params.quads && n < count) states[(begin + n) * params.state[3]] = static_cast<S>(h[r][n]);

@@ -331,7 +331,6 @@ Tensor selective_state_update(const Tensor& state, const Tensor& x, const Tensor
       .quads = has_quads(state),
       .quad_rates = has_quads(A),
       .quad_rows = has_quads(B) && has_quads(C),
-      .one_rate = states > 0 && A.stride(2) == 0,
       .wide_steps = is_wide(dt),
       .wide_skip = D && is_wide(*D),
       .wide_bias = bias && is_wide(*bias),
