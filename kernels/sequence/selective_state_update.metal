@@ -27,11 +27,13 @@ inline float4 four_of(device const U* row, long stride, uint begin, uint count, 
   return values;
 }
 
-// Compilers may store the elements of four 16-bit numbers one by one, and have one instruction for two words.
-inline void put_four(device float* to, float4 values) { *reinterpret_cast<device float4*>(to) = values; }
+// NVIDIA's compiler stores the elements of four bfloats one by one, and has one instruction for two words.
 template <typename S>
 inline void put_four(device S* to, vec<S, 4> values) {
-  *reinterpret_cast<device uint2*>(to) = as_type<uint2>(values);
+  if constexpr (is_same_v<S, bfloat>)
+    *reinterpret_cast<device uint2*>(to) = as_type<uint2>(values);
+  else
+    *reinterpret_cast<device vec<S, 4>*>(to) = values;
 }
 
 // S is the state's type in memory. LANES lanes share a channel, and each has ROWS channels, whose states are on their
