@@ -9,6 +9,7 @@ from ..activation import geglu, gelu, log_softmax, quick_gelu, relu, relu2, silu
 from ..normalization import add_layer_norm, add_rms_norm, group_norm, layer_norm, rms_norm
 from ..quant._affine_layers import AffineEmbedding, AffineLinear
 from ..quant._experts import QuantizedExperts
+from ..quant._four_bits_layers import Linear4bit
 from ..quant._layers import QuantizedEmbedding, QuantizedLinear
 from ..quant._scaled_layers import ScaledEmbedding, ScaledExperts, ScaledLinear
 from ._embeddings import Embedding, EmbeddingBag
@@ -26,6 +27,7 @@ __all__ = [
     "GeGLU",
     "GroupNorm",
     "LayerNorm",
+    "Linear4bit",
     "LinearCrossEntropyLoss",
     "LogSoftmax",
     "QuantizedEmbedding",

@@ -175,8 +175,9 @@ def dequantize_8bit(
 def linear_4bit(x: Tensor, packed: Tensor, state: FourBits, bias: Tensor | None = None) -> Tensor:
     """Computes x Wᵀ + bias for weights W of 4 bits, as torch.nn.functional.linear with dequantize_4bit(packed, state).
 
-    Up to 8 rows of x are multiplied with the weights as they are read, in float32. For more rows, and for the gradient
-    by x, the weights become numbers of x's dtype, which PyTorch's matmul multiplies.
+    Up to 8 rows of x are multiplied with the weights as they are read, in float32. GPUs of compute capability 9.0 take
+    2 to 16 rows of 16 bits to their tensor cores, where weights have x's dtype. For more rows, and for the gradient by
+    x, the weights become numbers of x's dtype, which PyTorch's matmul multiplies.
 
     Args:
         x: float32, float16 or bfloat16, (*, columns of W), any strides.
