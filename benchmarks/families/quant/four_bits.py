@@ -14,7 +14,7 @@ WEIGHTS = {
     "simulator": [(256, 512)],
     "quick": [(16, 64)],
 }
-ROWS = {"gpu": (1, 4, 512), "simulator": (1, 4), "quick": (1,)}
+ROWS = {"gpu": (1, 4, 16, 512), "simulator": (1, 4), "quick": (1,)}
 
 
 @family

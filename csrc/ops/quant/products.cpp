@@ -98,7 +98,7 @@ std::optional<TilesPlan> plan_tiles(int64_t length, int64_t x_rows, const Tensor
   const bool narrow = x_rows <= 8;
   const int64_t most = narrow ? QUANT_TILE8_SIMDGROUPS : QUANT_TILE16_SIMDGROUPS;
   const int64_t chunks = ceil_div<int64_t>(length, 4 * QUANT_SLICE);
-  return TilesPlan{narrow ? 8u : 16u, static_cast<uint32_t>(std::min<int64_t>({most, chunks, tuning.mv_simdgroups}))};
+  return TilesPlan{narrow ? 8u : 16u, static_cast<uint32_t>(std::min(most, chunks))};
 }
 
 std::string TilesPlan::kernel(const std::string& format, ScalarType dtype) const {
