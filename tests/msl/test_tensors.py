@@ -361,6 +361,19 @@ def test_checking_mode_finds(faulty, which, kind):
 
 
 @pytest.mark.only_on("simulator")
+def test_checking_mode_knows_shapes_of_arguments():
+    """The host binds them beside the tensors, where the kernel declares nothing."""
+    library = metalcore.compile_shader(
+        HEAD + "kernel void extents(tensor<device half, dextents<int, 2>> x, device int* y) {"
+        "  y[0] = x.get_extent(0); y[1] = x.get_extent(1); }"
+    )
+    x, y = torch.zeros(5, 7, dtype=HALF, device="mps"), torch.zeros(2, dtype=torch.int32, device="mps")
+    with metalcore.simulator.checking(1):
+        library.extents(x, y, threads=1)
+        assert y.tolist() == [7, 5]
+
+
+@pytest.mark.only_on("simulator")
 def test_checking_mode_has_other_layouts(faulty):
     x, h = torch.zeros(16, 32, device="mps"), torch.arange(256.0).half().view(16, 16).to("mps")
     faulty.fault(x, h, 9, threads=32, group_size=32)

@@ -57,6 +57,13 @@ void MemoryMap::add_views(const Launch& launch) {
       pointer_views_[argument.index].push_back(address ? add(address, binding.spans[i], true, pointer) : nullptr);
     }
   }
+  // The shapes of tensors are bound beside them, and are no arguments.
+  for (uint32_t i = 0; i < kMaximumBuffers; ++i) {
+    const Binding& binding = launch.buffers[i];
+    if (buffer_views_[i] || !binding.address || binding.kind == Binding::kBuffer) continue;
+    buffer_views_[i] = add(binding.address, binding.size, false, "buffer " + std::to_string(i), 1);
+    buffer_views_[i]->bytes = true;
+  }
 }
 
 // Adds the device memory that words among the bytes of a view lead to, if they are addresses, and so on from there.
