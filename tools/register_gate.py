@@ -67,7 +67,7 @@ NVIDIA = {
     r"qr_simd_(64|complex_32)x.*": "qr.simd_rows is 64",
     r"(eigh|svd)_complex_simd_(values_)?16.*": "jacobi.few_registers is off",
     r"attention_(forward|dq|dkv)_\d+_.*": "attention.narrow_forward, narrow_dq and narrow_dkv are on",
-    r"attention_forward_unit_.*": "attention.units is on",
+    r"attention_(forward|dq|dkv)_unit_.*": "attention.units is on",
     r"attention_decode_(matrices_)?\d+x\d+_.*": "attention_decode.narrow is on",
 }
 

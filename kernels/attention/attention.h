@@ -24,14 +24,13 @@
 // compiler leaves a thread a quarter of its registers.
 #define ATTENTION_DKV_QUERIES(size, bytes) ((size) == 192 && (bytes) == 2 ? 32 : ATTENTION_KEYS(size, bytes))
 
-// A threadgroup of a kernel for units that multiply tensors has 16 queries for each simdgroup, and walks over so many
-// keys at once. A kernel of short heads promises more threads than it has, which limits its registers: small
-// threadgroups that share a GPU's core compute weights while others multiply.
+// A threadgroup of a kernel for units that multiply tensors has 16 rows for each simdgroup, and walks over so many keys
+// at once. Small threadgroups that share a GPU's core compute weights while others multiply.
 #define ATTENTION_UNIT_SIZES 64, 128, 256
-#define ATTENTION_UNIT_THREADS(size) ((size) <= 64 ? 128 : 256)
-#define ATTENTION_UNIT_PROMISE(size) ((size) <= 64 ? 512 : 256)
+#define ATTENTION_UNIT_THREADS(size) ((size) <= 128 ? 128 : 256)
 #define ATTENTION_UNIT_ROWS(size) (ATTENTION_UNIT_THREADS(size) / 2)
-#define ATTENTION_UNIT_KEYS 64
+#define ATTENTION_UNIT_KEYS(size) ((size) <= 64 ? 128 : 64)
+#define ATTENTION_UNIT_MOST_GRADIENTS 128  // elements of the longest heads whose gradients units make
 
 // Narrow kernels are the same for threads with at most 128 registers, as Apple's GPUs have them. A simdgroup has 8
 // rows, which stay in threadgroup memory, and loads nothing ahead into registers. Fewer simdgroups share long rows.

@@ -1,20 +1,21 @@
-// The results of forward.metal on GPUs whose units multiply tensors, for calls without masks, soft caps and dropout.
-// Scores stay products here: powers of 2 take the scale, which is above 0, with what they subtract.
+// The results of forward.metal on GPUs whose units multiply tensors, for calls without dropout. Scores stay
+// products here: powers of 2 take the scale, which is above 0, with what they subtract. Only general kernels, which
+// scale products first, know masks and soft caps.
 #include <metal_tensor>
 
 #include "scores.h"
 #include "unit_products.h"
 
-template <typename T, uint kSize>
-[[kernel]] [[max_total_threads_per_threadgroup(ATTENTION_UNIT_PROMISE(kSize))]] void attention_forward_unit(
+template <typename T, uint kSize, bool kGeneral>
+[[kernel]] [[max_total_threads_per_threadgroup(ATTENTION_UNIT_THREADS(kSize))]] void attention_forward_unit(
     device T* q [[buffer(0)]], device T* k [[buffer(1)]], device T* v [[buffer(2)]],
-    device const float* sinks [[buffer(4)]], device const int* cu_seq_q [[buffer(5)]],
-    device const int* cu_seq_k [[buffer(6)]], device T* out [[buffer(8)]], device float* lse [[buffer(9)]],
-    device float* softmax_sums [[buffer(10)]], device T* rests [[buffer(11)]],
+    device const uchar* mask [[buffer(3)]], device const float* sinks [[buffer(4)]],
+    device const int* cu_seq_q [[buffer(5)]], device const int* cu_seq_k [[buffer(6)]], device T* out [[buffer(8)]],
+    device float* lse [[buffer(9)]], device float* softmax_sums [[buffer(10)]], device T* rests [[buffer(11)]],
     constant AttentionParams& p [[buffer(12)]], uint group [[threadgroup_position_in_grid]],
     uint simd [[simdgroup_index_in_threadgroup]]) {
   constexpr uint kSimds = ATTENTION_UNIT_THREADS(kSize) / 32, kQueries = ATTENTION_UNIT_ROWS(kSize),
-                 kKeys = ATTENTION_UNIT_KEYS;
+                 kKeys = ATTENTION_UNIT_KEYS(kSize);
   threadgroup float shared[kQueries];
 
   // Blocks with many keys come first.
@@ -23,7 +24,8 @@ template <typename T, uint kSize>
   const Sequence sequence = sequence_of(p, batch, cu_seq_q, cu_seq_k);
   if (block >= sequence.q_length) return;
   const uint rows = metal::min(kQueries, sequence.q_length - block);
-  const Visibility visibility = {nullptr, sequence, shift_of(p, sequence), batch, head, metal::uint2(0u)};
+  const Visibility visibility = visibility_of(p, mask, nullptr, sequence, batch, head, sizeof(T));
+  const float scale = kGeneral ? 1.0f : p.product_scale;
   const auto queries = head_rows(first_row(q, p.q, batch, head, sequence.q_first + block), p.head_size, rows, p.q.row);
   const auto keys =
       head_rows(first_row(k, p.k, batch, head / p.group, sequence.k_first), p.head_size, sequence.k_length, p.k.row);
@@ -41,11 +43,16 @@ template <typename T, uint kSize>
   uint key = begin;
   do {  // at least one tile, of which queries that see no key see none
     products.multiply(key);
-    if (has_edge<false>(p, visibility, block + simd * 16, 16, key, kKeys)) {
+    if (kGeneral) {
+#pragma unroll
+      for (ushort i = 0; i < products.scores.get_capacity(); ++i)
+        products.scores[i] = scaled<true>(p, products.scores[i]);
+    }
+    if (has_edge<kGeneral>(p, visibility, block + simd * 16, 16, key, kKeys)) {
 #pragma unroll
       for (ushort i = 0; i < products.scores.get_capacity(); ++i) {
         const metal::uint2 place = products.place(i);
-        products.scores[i] = masked<T, false>(p, visibility, products.scores[i], block + place.y, key + place.x);
+        products.scores[i] = masked<T, kGeneral>(p, visibility, products.scores[i], block + place.y, key + place.x);
       }
     }
     Numbers base, shrink, sum;
@@ -53,13 +60,13 @@ template <typename T, uint kSize>
 #pragma unroll
     for (ushort j = 0; j < base.get_capacity(); ++j) {
       const float most = metal::max(largest[j], base[j]);
-      base[j] = base_of(most * p.product_scale);
-      shrink[j] = metal::fast::exp2(metal::fma(largest[j], p.product_scale, -base[j]));
+      base[j] = base_of(most * scale);
+      shrink[j] = metal::fast::exp2(metal::fma(largest[j], scale, -base[j]));
       largest[j] = most;
     }
 #pragma unroll
     for (ushort i = 0; i < products.scores.get_capacity(); ++i)
-      products.scores[i] = metal::fast::exp2(metal::fma(products.scores[i], p.product_scale, -products.of(base, i)));
+      products.scores[i] = metal::fast::exp2(metal::fma(products.scores[i], scale, -products.of(base, i)));
     products.total(sum);
 #pragma unroll
     for (ushort j = 0; j < sum.get_capacity(); ++j) total[j] = metal::fma(total[j], shrink[j], sum[j]);
@@ -71,7 +78,7 @@ template <typename T, uint kSize>
   Numbers base, rest, factors;
 #pragma unroll
   for (ushort j = 0; j < base.get_capacity(); ++j) {
-    const float top = largest[j] * p.product_scale;
+    const float top = largest[j] * scale;
     base[j] = base_of(top);
     factors[j] = 1.0f;
     if (p.has_sinks) {
@@ -104,9 +111,15 @@ template <typename T, uint kSize>
 }
 
 // Names have the largest head size that a kernel takes.
-#define INSTANTIATE(T, size)                                                \
-  template [[host_name("attention_forward_unit_" #size "_" #T)]] [[kernel]] \
-  decltype(attention_forward_unit<T, size>) attention_forward_unit<T, size>;
-#define INSTANTIATE_SIZES(T) INSTANTIATE(T, 64) INSTANTIATE(T, 128) INSTANTIATE(T, 256)
-INSTANTIATE_SIZES(half)
-INSTANTIATE_SIZES(bfloat)
+#define INSTANTIATE(name, T, size, general)                                      \
+  template [[host_name("attention_forward_unit_" name #size "_" #T)]] [[kernel]] \
+  decltype(attention_forward_unit<T, size, general>) attention_forward_unit<T, size, general>;
+#define INSTANTIATE_SIZES(name, T, general) \
+  INSTANTIATE(name, T, 64, general)         \
+  INSTANTIATE(name, T, 128, general)        \
+  INSTANTIATE(name, T, 256, general)
+#define INSTANTIATE_KINDS(T)      \
+  INSTANTIATE_SIZES("", T, false) \
+  INSTANTIATE_SIZES("general_", T, true)
+INSTANTIATE_KINDS(half)
+INSTANTIATE_KINDS(bfloat)

@@ -92,12 +92,39 @@ def test_checking_mode_finds_nothing(device):
     assert (checked - expected.cpu()).abs().max() <= torch.finfo(torch.bfloat16).eps * expected.abs().max()
 
 
-def test_what_other_kernels_take(device):
+@pytest.mark.parametrize("kind", ["bool", "rows", "float"])
+def test_masks(device, kind):
+    """Also of queries that see no key, of one row for all queries, and of float32 beside 16-bit queries."""
+    tensors = make((1, 2, 40, 64), (1, 2, 140, 64), (1, 2, 140, 64), torch.float16)
+    generator = torch.Generator().manual_seed(1)
+    mask = torch.randn((1 if kind == "rows" else 40, 140), generator=generator)
+    mask = mask > 0 if kind == "bool" else mask.half() if kind == "rows" else mask
+    if kind == "bool":
+        mask[3] = False
+    q, k, v = (x.to(device) for x in tensors)
+    result, lse = metalcore.scaled_dot_product_attention(q, k, v, mask.to(device), return_lse=True)
+    exact = by_torch(*(x.double() for x in tensors), mask if kind == "bool" else mask.double())
+    if kind == "bool":
+        exact[:, :, 3], seen = 0, lse[:, :, 3] == -torch.inf
+        assert seen.all()
+    # Weights, values and results have a rounding each.
+    assert (result.cpu() - exact).abs().max() <= 2 * torch.finfo(torch.float16).eps * exact.abs().max()
+
+
+def test_which_kernels_are_general(device):
     q, k, v = (x.to(device) for x in make((1, 2, 40, 64), (1, 2, 40, 64), (1, 2, 40, 64), torch.float16))
     mask = torch.zeros(40, 40, dtype=torch.bool, device=device)
     for options in ({"attn_mask": mask}, {"softcap": 2.0}, {"scale": -1.0}, {"scale": 0.0}):
-        assert "unit" not in kernels(q, k, v, **options)[0]
+        assert "unit_general" in kernels(q, k, v, **options)[0]
+    assert "unit_64" in kernels(q, k, v)[0]
+    assert "unit" not in kernels(q, k, v, dropout_p=0.5)[-1]
     assert "unit" not in kernels(q.float(), k.float(), v.float())[0]
+
+
+def test_softcaps_and_negative_scales(device):
+    tensors = make((1, 2, 40, 64), (1, 2, 140, 64), (1, 2, 140, 64), torch.float16)
+    check(device, tensors, formula=formula, softcap=2.0)
+    check(device, tensors, scale=-0.2)
 
 
 def test_which_families_have_units(device):

@@ -1,7 +1,7 @@
 // attention_backward(grad, grad_lse, q, k, v, …) returns the gradients of q, k and v, and for each query the sum over
 // the keys of weights times their gradients. It takes two dispatches: the first has a block of queries in each
 // threadgroup, and the second a block of keys, so that no sums are made in memory. Where threads have few registers,
-// gradients of long keys and those of values take a dispatch each.
+// gradients of long keys and those of values take a dispatch each. Units that multiply tensors take calls of 16 bits.
 #include "call.h"
 
 #include <tuple>
@@ -19,6 +19,12 @@ Tensor numbers(const char* name, const Tensor& tensor, const Tensor& q) {
             tensor.size(1) == shape[1] && tensor.size(2) == shape[2],
         "metalcore::attention_backward: ", name, " must be float32 of shape ", shape_text(Sizes(shape, 3)));
   return as_contiguous(tensor);
+}
+
+// The head size of the kernels for units that take the call, or 0. Their tensors have strides of 32 bits.
+uint32_t gradient_unit_size(const Call& call, const Tensor& out, const Tensor& d_out) {
+  const uint32_t size = attention::is_general_for_units(call) ? 0 : attention::unit_size(call);
+  return size <= ATTENTION_UNIT_MOST_GRADIENTS && std::max(out.stride(2), d_out.stride(2)) <= INT32_MAX ? size : 0;
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
@@ -55,15 +61,22 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
          delta = new_tensor({q.size(0), q.size(1), q.size(2)}, ScalarType::Float, q);
   const int64_t bytes = q.element_size(), size = call.size;
   const attention::AttentionTuning& tuning = attention::attention_tuning(q);
+  const uint32_t unit_size = gradient_unit_size(call, results, d_out), kernel_size = unit_size ? unit_size : call.size;
+  const bool narrow_dq = !unit_size && tuning.narrow_dq, narrow_dkv = !unit_size && tuning.narrow_dkv;
   const int64_t narrow_rows = ATTENTION_NARROW_BOTH_ROWS(size, bytes);
-  const int64_t q_rows = tuning.narrow_dq ? narrow_rows : ATTENTION_DQ_ROWS(size, bytes);
-  const int64_t k_rows = tuning.narrow_dkv ? narrow_rows : ATTENTION_DKV_ROWS(size, bytes);
-  const bool split = tuning.narrow_dkv && size >= ATTENTION_NARROW_SPLIT;
-  gpu::note_plan(op, tuning.narrow_dq || tuning.narrow_dkv ? "narrow_flash" : "flash", [&] {
-    return std::to_string(q_rows) + " queries" + attention::kind_text(call, tuning.narrow_dq) + ", then " +
-           std::to_string(k_rows) + " keys" + attention::kind_text(call, tuning.narrow_dkv) + " for a threadgroup" +
+  const int64_t q_rows = unit_size   ? ATTENTION_UNIT_ROWS(unit_size)
+                         : narrow_dq ? narrow_rows
+                                     : ATTENTION_DQ_ROWS(size, bytes);
+  const int64_t k_rows = unit_size    ? ATTENTION_UNIT_ROWS(unit_size)
+                         : narrow_dkv ? narrow_rows
+                                      : ATTENTION_DKV_ROWS(size, bytes);
+  const bool split = narrow_dkv && size >= ATTENTION_NARROW_SPLIT;
+  const char* variant = unit_size ? "unit_flash" : narrow_dq || narrow_dkv ? "narrow_flash" : "flash";
+  gpu::note_plan(op, variant, [&] {
+    return std::to_string(q_rows) + " queries" + attention::kind_text(call, narrow_dq) + ", then " +
+           std::to_string(k_rows) + " keys" + attention::kind_text(call, narrow_dkv) + " for a threadgroup" +
            (split ? ", once for the gradient of keys and once for that of values, " : ", ") +
-           attention::size_text(call, call.size);
+           attention::size_text(call, kernel_size);
   });
   const bool nothing = out.numel() == 0 || call.batches == 0;
   if (call.params.variable || nothing)  // rows of no sequence
@@ -85,30 +98,33 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
     params.blocks = grid_side(ceil_div(length, rows));
     return ceil_div(length, rows) * call.batches;
   };
-  const auto threads = [](bool narrow, int64_t rows) {
-    return static_cast<uint32_t>(32 * (narrow ? rows / 8 : ATTENTION_SIMDS));
+  const auto threads = [&](bool narrow, int64_t rows) {
+    return static_cast<uint32_t>(unit_size ? ATTENTION_UNIT_THREADS(unit_size)
+                                           : 32 * (narrow ? rows / 8 : ATTENTION_SIMDS));
   };
   // Products of queries and keys: three for the gradient of queries, and four for that of keys and values, which take
   // three and two by themselves.
   const double product = 2.0 * std::max(params.head_size, params.value_size);
   const auto name = [&](gpu::Recording& recording, const char* stem, bool narrow) {
-    recording.kernel(stem, attention::kind_of(call, narrow), std::to_string(call.size), "_", suffix(q.scalar_type()));
-    recording.buffer(0, call.q).buffer(1, call.k).buffer(2, call.v).buffer(3, call.mask);
-    recording.buffer(4, call.cu_seq_q).buffer(5, call.cu_seq_k).buffer(6, call.seed);
+    recording.kernel(stem, unit_size ? "unit_" : attention::kind_of(call, narrow), std::to_string(kernel_size), "_",
+                     suffix(q.scalar_type()));
+    recording.buffer(0, call.q).buffer(1, call.k).buffer(2, call.v);
+    recording.buffer(4, call.cu_seq_q).buffer(5, call.cu_seq_k);
+    if (!unit_size) recording.buffer(3, call.mask).buffer(6, call.seed);
   };
   gpu::record(dq, [&](gpu::Recording& recording) {
     const int64_t q_groups = blocks(call.longest_q, q_rows) * call.heads;
     attention::record_blocks(recording, params, q_groups, 3 * product * q_rows * call.longest_k, 14,
-                             threads(tuning.narrow_dq, q_rows), [&] {
-                               name(recording, "attention_dq_", tuning.narrow_dq);
+                             threads(narrow_dq, q_rows), [&] {
+                               name(recording, "attention_dq_", narrow_dq);
                                recording.buffer(7, results).buffer(8, sums).buffer(9, d_out).buffer(10, d_lse);
                                recording.buffer(11, dq).buffer(12, delta).buffer(13, rests);
                              });
     const int64_t k_groups = blocks(call.longest_k, k_rows) * call.k_heads;
     const auto keys = [&](const char* stem, double products) {
       const double flops = products * product * k_rows * call.longest_q * params.group;
-      attention::record_blocks(recording, params, k_groups, flops, 12, threads(tuning.narrow_dkv, k_rows), [&] {
-        name(recording, stem, tuning.narrow_dkv);
+      attention::record_blocks(recording, params, k_groups, flops, 12, threads(narrow_dkv, k_rows), [&] {
+        name(recording, stem, narrow_dkv);
         recording.buffer(7, sums).buffer(8, delta).buffer(9, d_out).buffer(10, dk).buffer(11, dv);
       });
     };

@@ -191,12 +191,14 @@ bool is_general(const Call& call) {
 
 uint32_t unit_size(const Call& call) {
   if (!attention_tuning(call.q).units || !gpu::multiplies_held_tensors(call.q) || call.q.element_size() != 2 ||
-      is_general(call) || !(call.params.product_scale > 0.0f))
+      call.params.dropped != 0)
     return 0;
   // The tensors of these kernels have strides of 32 bits.
   if (std::max({call.q.stride(2), call.k.stride(2), call.v.stride(2)}) > INT32_MAX) return 0;
   return kernel_size(kUnitSizes, call.params.head_size, call.params.value_size);
 }
+
+bool is_general_for_units(const Call& call) { return is_general(call) || !(call.params.product_scale > 0.0f); }
 
 std::string kind_of(const Call& call, bool narrow) {
   return !narrow ? "" : is_general(call) ? "narrow_general_" : "narrow_";

@@ -82,12 +82,15 @@ void compute(const Call& call, const Tensor& out, const Tensor& lse, const Maybe
   const auto threads = static_cast<uint32_t>(unit_size ? ATTENTION_UNIT_THREADS(unit_size)
                                              : narrow  ? 32 * (rows / 8)
                                                        : 32 * ATTENTION_SIMDS);
+  const std::string kind = !unit_size                              ? attention::kind_of(call, narrow)
+                           : attention::is_general_for_units(call) ? "unit_general_"
+                                                                   : "unit_";
   gpu::record(out, [&](gpu::Recording& recording) {
     attention::record_blocks(recording, params, blocks * call.heads * call.batches, flops, 12, threads, [&] {
-      recording.kernel("attention_forward_", unit_size ? "unit_" : attention::kind_of(call, narrow),
-                       std::to_string(size), "_", suffix(out.scalar_type()));
-      recording.buffer(0, call.q).buffer(1, call.k).buffer(2, call.v).buffer(4, call.sinks);
-      if (!unit_size) recording.buffer(3, call.mask).buffer(7, call.seed);
+      recording.kernel("attention_forward_", kind, std::to_string(size), "_", suffix(out.scalar_type()));
+      recording.buffer(0, call.q).buffer(1, call.k).buffer(2, call.v).buffer(3, call.mask);
+      recording.buffer(4, call.sinks);
+      if (!unit_size) recording.buffer(7, call.seed);
       recording.buffer(5, call.cu_seq_q).buffer(6, call.cu_seq_k).buffer(8, out);
       recording.buffer(9, lse).buffer(10, sums).buffer(11, rests);
     });

@@ -366,4 +366,4 @@ struct TileProduct {
 
 }  // namespace msl
 
-#include "target/unit_products.h"
+#include "target/unit_gradients.h"

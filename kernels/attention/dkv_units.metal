@@ -1,0 +1,94 @@
+// The results of dkv.metal on GPUs whose units multiply tensors, for calls without masks, soft caps and dropout.
+#include <metal_tensor>
+
+#include "scores.h"
+#include "unit_gradients.h"
+
+// The numbers of a query: its softmax's sum, and what softmax's derivative subtracts.
+struct QueryNumbers {
+  float largest, rest, subtracted;
+};
+METAL_FUNC QueryNumbers query_numbers(constant AttentionParams& p, device const float* softmax_sums,
+                                      device const float* delta, int64_t number, bool exists) {
+  const Sum softmax = sum_of(softmax_sums, p.numbers, number, exists);
+  return {softmax.largest, softmax.rest, exists ? delta[number] : 0.0f};
+}
+
+template <typename T, uint kSize>
+[[kernel]] [[max_total_threads_per_threadgroup(ATTENTION_UNIT_THREADS(kSize))]] void attention_dkv_unit(
+    device T* q [[buffer(0)]], device T* k [[buffer(1)]], device T* v [[buffer(2)]],
+    device const int* cu_seq_q [[buffer(4)]], device const int* cu_seq_k [[buffer(5)]],
+    device const float* softmax_sums [[buffer(7)]], device const float* delta [[buffer(8)]],
+    device T* d_out [[buffer(9)]], device T* dk [[buffer(10)]], device T* dv [[buffer(11)]],
+    constant AttentionParams& p [[buffer(12)]], uint group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
+  constexpr uint kSimds = ATTENTION_UNIT_THREADS(kSize) / 32, kKeys = ATTENTION_UNIT_ROWS(kSize);
+
+  const uint k_heads = p.heads / p.group;
+  const uint index = p.first + group, k_head = index / p.blocks % k_heads, batch = index / p.blocks / k_heads;
+  const uint block = index % p.blocks * kKeys;  // blocks with many queries come first
+  const Sequence sequence = sequence_of(p, batch, cu_seq_q, cu_seq_k);
+  if (block >= sequence.k_length) return;
+  const uint rows = metal::min(kKeys, sequence.k_length - block), first = sequence.k_first + block;
+  const auto keys = head_rows(first_row(k, p.k, batch, k_head, first), p.head_size, rows, p.k.row);
+  const auto values = head_rows(first_row(v, p.v, batch, k_head, first), p.value_size, rows, p.v.row);
+  using Rows = metal::remove_const_t<decltype(keys)>;
+  auto products = metalcore_unit_gradients<T, kSize, true, kSimds>(RowPair<Rows>{keys, values}, simd, 0);
+  constexpr uint kQueries = decltype(products)::kColumns;
+  threadgroup QueryNumbers tile[2][kQueries];  // of this tile's queries, and of the next one's
+
+  for (uint head = k_head * p.group; head < (k_head + 1) * p.group; ++head) {
+    const Visibility visibility = {nullptr, sequence, shift_of(p, sequence), batch, head, metal::uint2(0u)};
+    const auto queries =
+        head_rows(first_row(q, p.q, batch, head, sequence.q_first), p.head_size, sequence.q_length, p.q.row);
+    const auto gradients = head_rows(first_row(d_out, p.d_out, batch, head, sequence.q_first), p.value_size,
+                                     sequence.q_length, p.d_out.row);
+    const int64_t numbers = first_number(p, sequence, batch, head);
+    const Range range = queries_of(p, visibility.shift, block, block + rows - 1, sequence.q_length);
+    const uint begin = range.begin / kQueries * kQueries;
+    if (begin >= range.end) continue;
+    products.start({queries, gradients}, begin, range.end);
+    const uint column = begin + thread_index;
+    if (thread_index < kQueries)
+      tile[begin / kQueries % 2][thread_index] =
+          query_numbers(p, softmax_sums, delta, numbers + column, column < sequence.q_length);
+    for (uint query = begin; query < range.end; query += kQueries) {
+      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      threadgroup const QueryNumbers* const known = tile[query / kQueries % 2];
+      QueryNumbers next = {0.0f, 0.0f, 0.0f};
+      const uint column = query + kQueries + thread_index;
+      if (thread_index < kQueries)
+        next = query_numbers(p, softmax_sums, delta, numbers + column, column < sequence.q_length);
+      products.multiply(query);
+      const bool edge = has_edge<false>(p, visibility, query, kQueries, block + simd * 16, 16);
+#pragma unroll
+      for (ushort i = 0; i < products.scores.get_capacity(); ++i) {
+        const metal::uint2 place = products.place(i);
+        float score = products.scores[i];
+        if (edge) score = masked<T, false>(p, visibility, score, query + place.x, block + place.y);
+        score = metal::fma(score, p.product_scale, -known[place.x].largest);
+        products.scores[i] = metal::fast::exp2(score - known[place.x].rest);
+      }
+      products.wait();
+#pragma unroll
+      for (ushort i = 0; i < products.scores.get_capacity(); ++i)
+        products.derivatives[i] =
+            products.scores[i] * (products.derivatives[i] - known[products.place(i).x].subtracted);
+      products.add(query);
+      if (thread_index < kQueries) tile[query / kQueries % 2 ^ 1][thread_index] = next;
+    }
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  }
+  products.finish();
+  products.store(head_rows(first_row(dk, p.dk, batch, k_head, first), p.head_size, rows, p.dk.row), p.scale);
+  products.store_values(head_rows(first_row(dv, p.dv, batch, k_head, first), p.value_size, rows, p.dv.row));
+}
+
+// Names have the largest head size that a kernel takes.
+#define INSTANTIATE(T, size)                                            \
+  template [[host_name("attention_dkv_unit_" #size "_" #T)]] [[kernel]] \
+  decltype(attention_dkv_unit<T, size>) attention_dkv_unit<T, size>;
+INSTANTIATE(half, 64)
+INSTANTIATE(half, 128)
+INSTANTIATE(bfloat, 64)
+INSTANTIATE(bfloat, 128)
