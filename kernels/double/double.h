@@ -6,11 +6,10 @@
 #include <cstdint>
 #endif
 
-#define DOUBLE_THREADS 256        // of a threadgroup of sum.metal
-#define DOUBLE_TILE 32            // matmul.metal: sides of a threadgroup's tile of the result
-#define DOUBLE_DEPTH 16           // matmul.metal: the terms that threadgroup memory holds at once
-#define DOUBLE_SIDE 4             // matmul.metal: sides of a thread's part of the tile
-#define DOUBLE_MATMUL_THREADS 64  // (DOUBLE_TILE / DOUBLE_SIDE)², of a threadgroup of matmul.metal
+#define DOUBLE_THREADS 256         // of a threadgroup of sum.metal
+#define DOUBLE_TILE 32             // matmul.metal: sides of a threadgroup's tile of the result
+#define DOUBLE_DEPTH 16            // matmul.metal: the terms that threadgroup memory holds at once
+#define DOUBLE_MATMUL_THREADS 128  // of a threadgroup of matmul.metal
 
 // sum.metal. Threadgroup `part` of `parts` of a row takes the terms from part * share on.
 struct DoubleSumParams {

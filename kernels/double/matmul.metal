@@ -1,9 +1,10 @@
 // Products of matrices of pairs, of any strides. A threadgroup makes a square tile of a result, and a thread has a
-// square of it in registers.
+// part of it in registers.
 #include "double/double.h"
 #include "double/pairs.h"
 
-constant constexpr uint kThreadsAcross = DOUBLE_TILE / DOUBLE_SIDE;
+constant constexpr uint kRows = 4, kColumns = 2;  // of a thread
+constant constexpr uint kThreadsDown = DOUBLE_TILE / kRows, kThreadsAcross = DOUBLE_TILE / kColumns;
 constant constexpr uint kPitch = DOUBLE_TILE + 1;  // a term's stride in threadgroup memory, spread over banks
 
 // Loads DOUBLE_TILE rows (or columns) from `first` on of DOUBLE_DEPTH terms from `term` on, with zeros outside.
@@ -33,11 +34,11 @@ inline void load_tile(threadgroup float2* tile, device const Pair* from, long st
   b += matrix * p.b_batch;
   result += matrix * p.rows * p.columns;
 
-  Pair totals[DOUBLE_SIDE][DOUBLE_SIDE], sums[DOUBLE_SIDE][DOUBLE_SIDE];
+  Pair totals[kRows][kColumns], sums[kRows][kColumns];
 #pragma unroll
-  for (uint r = 0; r < DOUBLE_SIDE; ++r) {
+  for (uint r = 0; r < kRows; ++r) {
 #pragma unroll
-    for (uint c = 0; c < DOUBLE_SIDE; ++c) totals[r][c] = sums[r][c] = Pair(0.0f, 0.0f);
+    for (uint c = 0; c < kColumns; ++c) totals[r][c] = sums[r][c] = Pair(0.0f, 0.0f);
   }
   for (uint term = 0; term < p.terms; term += DOUBLE_DEPTH) {
     load_tile(left, a, p.a_row, p.a_column, first_row, p.rows, term, p.terms, thread_index);
@@ -45,32 +46,32 @@ inline void load_tile(threadgroup float2* tile, device const Pair* from, long st
     threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll 4
     for (uint k = 0; k < DOUBLE_DEPTH; ++k) {
-      Pair columns[DOUBLE_SIDE];
+      Pair columns[kColumns];
 #pragma unroll
-      for (uint c = 0; c < DOUBLE_SIDE; ++c) columns[c] = right[k * kPitch + column + c * kThreadsAcross];
+      for (uint c = 0; c < kColumns; ++c) columns[c] = right[k * kPitch + column + c * kThreadsAcross];
 #pragma unroll
-      for (uint r = 0; r < DOUBLE_SIDE; ++r) {
-        const Pair factor = left[k * kPitch + row + r * kThreadsAcross];
+      for (uint r = 0; r < kRows; ++r) {
+        const Pair factor = left[k * kPitch + row + r * kThreadsDown];
 #pragma unroll
-        for (uint c = 0; c < DOUBLE_SIDE; ++c) sums[r][c] = add_product_to(sums[r][c], factor, columns[c]);
+        for (uint c = 0; c < kColumns; ++c) sums[r][c] = add_product_to(sums[r][c], factor, columns[c]);
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     // Fewer roundings at the size of the total: a sum of few terms is smaller.
 #pragma unroll
-    for (uint r = 0; r < DOUBLE_SIDE; ++r) {
+    for (uint r = 0; r < kRows; ++r) {
 #pragma unroll
-      for (uint c = 0; c < DOUBLE_SIDE; ++c) {
+      for (uint c = 0; c < kColumns; ++c) {
         totals[r][c] = add(totals[r][c], ordered_sum(sums[r][c].x, sums[r][c].y));
         sums[r][c] = Pair(0.0f, 0.0f);
       }
     }
   }
 #pragma unroll
-  for (uint r = 0; r < DOUBLE_SIDE; ++r) {
+  for (uint r = 0; r < kRows; ++r) {
 #pragma unroll
-    for (uint c = 0; c < DOUBLE_SIDE; ++c) {
-      const uint i = first_row + row + r * kThreadsAcross, j = first_column + column + c * kThreadsAcross;
+    for (uint c = 0; c < kColumns; ++c) {
+      const uint i = first_row + row + r * kThreadsDown, j = first_column + column + c * kThreadsAcross;
       if (i < p.rows && j < p.columns) result[i * p.columns + j] = totals[r][c];
     }
   }
