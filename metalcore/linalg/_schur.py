@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from .._core.operators import fake_kernel, ops
+from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import turned
@@ -174,6 +174,15 @@ def _check(name, A):
 
 def _contiguous(results):
     return [result.contiguous() for result in results]
+
+
+@cpu_kernel("schur")
+def _(A, sweeps):
+    name = "schur" if sweeps else "hessenberg"
+    raise RuntimeError(
+        f"metalcore.{name}: Metal refuses its kernels, and PyTorch has no operator for it; scipy.linalg.{name} takes "
+        "tensors of the CPU"
+    )
 
 
 @fake_kernel("schur")
