@@ -70,8 +70,9 @@ struct Tile {
     if (m.by_rows) {
       tile[at % COLUMNS * kPitch + at / COLUMNS] = four;
     } else {
+      const uint first = at / ROWS * 16 * kPitch + at % ROWS;
 #pragma unroll
-      for (uint e = 0; e < 4; ++e) put(tile + (at / ROWS * 4 + e) * kPitch, at % ROWS, entry(four, e));
+      for (uint e = 0; e < 4; ++e) put(tile + e * kPitch, first, entry(four, e));
     }
   }
 
