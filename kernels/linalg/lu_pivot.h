@@ -10,7 +10,7 @@
 // A complex number counts as the sum of its parts' magnitudes, as in LAPACK.
 template <typename T>
 inline uint pivot_key(T value, uint place, uint k, bool takes_part) {
-  return takes_part && place >= k ? as_type<uint>(metal::abs(length_of(value))) + 1 : 0;
+  return takes_part && place >= k ? as_type<uint>(length_of(value)) + 1 : 0;
 }
 
 // Reduces over the LANES lanes that share a matrix. Every lane gets the result.

@@ -125,7 +125,7 @@ template <uint LANES, uint QB, uint kSimdgroups, typename T>
       place = exchanged(place, k, pivot);
       chosen = lane == k ? pivot : chosen;
       const T diagonal = taken(published, k % 4);
-      zero = zero == 0 && size_of(diagonal) == 0.0f ? k + 1 : zero;
+      zero = zero == 0 && is_zero(diagonal) ? k + 1 : zero;
       if (place > k) {
         T factor = value;
         if (factor_it) {

@@ -40,9 +40,12 @@ inline uint bits_of(float2 a) { return metal::max(bits_of(a.x), bits_of(a.y)); }
 inline float size_of(float a) { return metal::abs(a); }
 inline float size_of(float2 a) { return metal::max(metal::abs(a.x), metal::abs(a.y)); }
 
-// The magnitude, or for complex numbers one that is up to √2 times as large.
+inline bool is_zero(float a) { return a == 0.0f; }
+inline bool is_zero(float2 a) { return size_of(a) == 0.0f; }
+
+// The magnitude, or for complex numbers one that is up to √2 times as large. A NaN has no sign.
 inline float length_of(float a) { return metal::abs(a); }
-inline float length_of(float2 a) { return metal::abs(a.x) + metal::abs(a.y); }
+inline float length_of(float2 a) { return metal::abs(metal::abs(a.x) + metal::abs(a.y)); }
 
 inline float add_square(float sum, float a) { return metal::fma(a, a, sum); }
 inline float add_square(float sum, float2 a) { return metal::fma(a.x, a.x, metal::fma(a.y, a.y, sum)); }
