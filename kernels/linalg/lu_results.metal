@@ -138,6 +138,14 @@ inline float2 sign_of(float2 a) {
   return size == 0.0f ? float2(0.0f) : scaled / size;
 }
 
+// The product of the lanes' numbers.
+inline float lanes_product(float a) { return simd_product(a); }
+inline float2 lanes_product(float2 a) {
+#pragma unroll
+  for (ushort distance = 16; distance > 0; distance /= 2) a = times(a, simd_shuffle_xor(a, distance));
+  return a;
+}
+
 // The determinant, or its sign and the logarithm of its magnitude. A simdgroup takes a matrix.
 template <typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(128)]] void lu_determinant(
@@ -151,30 +159,29 @@ template <typename T>
   uint exchanges = 0;
   Product<T> product = {number<T>(1.0f), 0};
   float sum = 0.0f;
+  T sign = number<T>(1.0f);
   for (uint i = lane; i < end; i += 32) {
     const T element = lu[ulong(matrix) * n * n + ulong(i) * (n + 1)];
     exchanges += uint(pivots[ulong(matrix) * n + i]) != i + 1 ? 1 : 0;
     if (p.logarithm != 0) {
       sum += log(magnitude_of(element));
-      product.mantissa = times(product.mantissa, sign_of(element));
+      sign = times(sign, sign_of(element));
     } else {
       product = product * product_of(element, 0);
     }
   }
   const float parity = simd_sum(exchanges) % 2 == 0 ? 1.0f : -1.0f;
   sum = simd_sum(sum);
+  sign = lanes_product(sign);
 #pragma unroll
   for (ushort distance = 16; distance > 0; distance /= 2) {
     const Product<T> other = {simd_shuffle_xor(product.mantissa, distance),
                               simd_shuffle_xor(product.exponent, distance)};
-    if (p.logarithm != 0)
-      product.mantissa = times(product.mantissa, other.mantissa);
-    else
-      product = product * other;
+    product = product * other;
   }
   if (lane != 0 || matrix >= p.matrices) return;
   value[matrix] =
-      (p.logarithm != 0 ? product.mantissa : value_of(product.mantissa, clamp(product.exponent, -300, 300))) * parity;
+      (p.logarithm != 0 ? sign : value_of(product.mantissa, clamp(product.exponent, -300, 300))) * parity;
   if (p.logarithm != 0) logarithm[matrix] = sum;
 }
 
