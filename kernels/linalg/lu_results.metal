@@ -180,8 +180,7 @@ template <typename T>
     product = product * other;
   }
   if (lane != 0 || matrix >= p.matrices) return;
-  value[matrix] =
-      (p.logarithm != 0 ? sign : value_of(product.mantissa, clamp(product.exponent, -300, 300))) * parity;
+  value[matrix] = (p.logarithm != 0 ? sign : value_of(product.mantissa, clamp(product.exponent, -300, 300))) * parity;
   if (p.logarithm != 0) logarithm[matrix] = sum;
 }
 
