@@ -32,8 +32,7 @@ template <typename T, uint kSize>
   const uint rows = metal::min(kKeys, sequence.k_length - block), first = sequence.k_first + block;
   const auto keys = head_rows(first_row(k, p.k, batch, k_head, first), p.head_size, rows, p.k.row);
   const auto values = head_rows(first_row(v, p.v, batch, k_head, first), p.value_size, rows, p.v.row);
-  using Rows = metal::remove_const_t<decltype(keys)>;
-  auto products = metalcore_unit_gradients<T, kSize, true, kSimds>(RowPair<Rows>{keys, values}, simd, 0);
+  auto products = metalcore_unit_gradients<T, kSize, true, kSimds>(pair_of_rows(keys, values), simd, 0);
   constexpr uint kQueries = decltype(products)::kColumns;
   threadgroup QueryNumbers tile[2][kQueries];  // of this tile's queries, and of the next one's
 

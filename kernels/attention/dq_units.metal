@@ -29,8 +29,7 @@ template <typename T, uint kSize>
       head_rows(first_row(k, p.k, batch, head / p.group, sequence.k_first), p.head_size, sequence.k_length, p.k.row);
   const auto values =
       head_rows(first_row(v, p.v, batch, head / p.group, sequence.k_first), p.value_size, sequence.k_length, p.v.row);
-  using Rows = metal::remove_const_t<decltype(queries)>;
-  auto products = metalcore_unit_gradients<T, kSize, false, kSimds>(RowPair<Rows>{queries, gradients}, simd, 0);
+  auto products = metalcore_unit_gradients<T, kSize, false, kSimds>(pair_of_rows(queries, gradients), simd, 0);
   constexpr uint kKeys = decltype(products)::kColumns;
 
   const StridedRows<T> out_rows = rows_of(out, p.out, batch, head, first);

@@ -13,6 +13,12 @@ struct RowPair {
   Rows of_scores, of_derivatives;
 };
 
+// A local variable's own type would have its address space.
+template <typename Rows>
+METAL_FUNC RowPair<Rows> pair_of_rows(Rows of_scores, Rows of_derivatives) {
+  return RowPair<Rows>{of_scores, of_derivatives};
+}
+
 template <typename T, uint kSize, bool kBoth, typename Rows>
 struct UnitGradients {
   static constexpr constant uint kColumns = 32;  // rows of the others in a tile

@@ -36,6 +36,18 @@ def joined(pairs: Tensor) -> Tensor:
     return pairs[..., 0].double() + pairs[..., 1].double()
 
 
+def _floats(op, **tensors):
+    """Returns tensors as float32.
+
+    Raises:
+        TypeError: one is no tensor.
+    """
+    for name, value in tensors.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"metalcore.double.{op}: {name} must be a tensor, not {type(value).__name__}")
+    return [value.float() for value in tensors.values()]
+
+
 def double_function(x: Tensor, y: Tensor | None = None, name: str = "exp") -> Tensor:
     """Computes a function of each number, or of two numbers, to 48 bits.
 
@@ -49,6 +61,7 @@ def double_function(x: Tensor, y: Tensor | None = None, name: str = "exp") -> Te
         Pairs of the shape of x. There are no gradients.
 
     Raises:
+        TypeError: an argument is no tensor.
         RuntimeError: a tensor is not of floats, its last dimension is not 2, shapes differ, or no function of so many
             arguments has this name.
 
@@ -56,7 +69,8 @@ def double_function(x: Tensor, y: Tensor | None = None, name: str = "exp") -> Te
         >>> metalcore.double.double_function(torch.tensor([4.0, 0.0], device="mps"), None, "sqrt").tolist()
         [2.0, 0.0]
     """
-    return ops.double_function(x.float(), None if y is None else y.float(), name)
+    [x, *others] = _floats("double_function", x=x, **({} if y is None else {"y": y}))
+    return ops.double_function(x, *(others or [None]), name)
 
 
 @cpu_kernel("double_function")
@@ -81,13 +95,15 @@ def double_sum(x: Tensor, y: Tensor | None = None) -> Tensor:
         (*, 2). There are no gradients.
 
     Raises:
+        TypeError: an argument is no tensor.
         RuntimeError: a tensor is not of floats, its last dimension is not 2, or shapes differ.
 
     Example:
         >>> metalcore.double.double_sum(torch.tensor([[1.0, 0.0], [2.0, 0.0]], device="mps")).tolist()
         [3.0, 0.0]
     """
-    return ops.double_sum(x.float(), None if y is None else y.float())
+    [x, *others] = _floats("double_sum", x=x, **({} if y is None else {"y": y}))
+    return ops.double_sum(x, *(others or [None]))
 
 
 @cpu_kernel("double_sum")
@@ -114,6 +130,7 @@ def double_matmul(a: Tensor, b: Tensor) -> Tensor:
         (batch, m, n, 2). There are no gradients.
 
     Raises:
+        TypeError: an argument is no tensor.
         RuntimeError: a tensor is not of floats, or shapes do not fit each other.
 
     Example:
@@ -121,7 +138,7 @@ def double_matmul(a: Tensor, b: Tensor) -> Tensor:
         >>> metalcore.double.double_matmul(a, a).flatten().tolist()
         [9.0, 0.0]
     """
-    return ops.double_matmul(a.float(), b.float())
+    return ops.double_matmul(*_floats("double_matmul", a=a, b=b))
 
 
 @cpu_kernel("double_matmul")

@@ -10,7 +10,7 @@ from ._solve import inv, inv_ex, solve, solve_ex
 from ._det import det, slogdet
 from ._eigh import eigh, eigvalsh
 from ._eig import eig, eigvals
-from ._schur import hessenberg, rsf2csf, schur
+from ._schur import hessenberg, schur
 from ._svd import svd, svdvals
 from ._polar import polar
 from ._lstsq import lstsq
@@ -19,6 +19,7 @@ from ._lowrank import pca_lowrank, svd_lowrank
 from ._householder import geqrf, householder_product, ormqr
 from ._block_reflector import larfb, larft
 from ._syrk import herk, syrk
+from ._schur import rsf2csf  # noqa: F401
 from . import refined  # noqa: F401
 
 __all__ = [
@@ -50,7 +51,6 @@ __all__ = [
     "pinv",
     "polar",
     "qr",
-    "rsf2csf",
     "schur",
     "slogdet",
     "solve",

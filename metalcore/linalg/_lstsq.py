@@ -131,7 +131,7 @@ def _least_squares(A, B):
         X, residuals = ops.lstsq(A, B)
         return X, residuals if m > n else A.new_empty(0)
     X = _by_qr(A, B)
-    return X, _squares(A @ X - B) if m > n else A.new_empty(0, dtype=A.dtype.to_real())
+    return X, _squares(A @ X - B) if m > n else A.new_empty(0, dtype=A.real.dtype)
 
 
 def _squares(rest):
@@ -277,7 +277,7 @@ register(
                 (False, "gelsy, ", 1, 200, 200, 2),
                 (False, "gelsd, ", 3, 12, 20, 5),
                 (True, "", 4, 20, 12, 5),
-                (True, "gelsd, ", 4, 20, 12, 5),
+                (True, "gelsd, ", 4, 12, 20, 5),
             )
         ),
     )

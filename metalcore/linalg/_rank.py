@@ -95,7 +95,7 @@ def cond(A: torch.Tensor, p: float | str | None = None, *, out: torch.Tensor | N
     """
     if not accelerated(A, dtypes=NUMBERS) or A.numel() == 0 or not _is_defined(A, p):
         return by_torch(torch.linalg.cond, A, p, out=out)
-    return cast_out("linalg.cond", out, lambda: in_float32(lambda A: _condition(A, p), A), dtype=A.dtype.to_real())
+    return cast_out("linalg.cond", out, lambda: in_float32(lambda A: _condition(A, p), A), dtype=A.real.dtype)
 
 
 def _is_defined(A, p):

@@ -128,12 +128,12 @@ def rsf2csf(T: torch.Tensor, Z: torch.Tensor, check_finite: bool = False) -> Sch
 
     Example:
         >>> T = torch.tensor([[0.0, 2.0], [-2.0, 0.0]], device="mps")
-        >>> metalcore.rsf2csf(T, torch.eye(2, device="mps")).T.diagonal().tolist()
+        >>> metalcore.linalg.rsf2csf(T, torch.eye(2, device="mps")).T.diagonal().tolist()
         [2j, -2j]
     """
-    check_types("metalcore.rsf2csf", ("T", T, torch.Tensor), ("Z", Z, torch.Tensor))
+    check_types("metalcore.linalg.rsf2csf", ("T", T, torch.Tensor), ("Z", Z, torch.Tensor))
     if not square(T) or T.shape != Z.shape:
-        raise RuntimeError(f"metalcore.rsf2csf: T and Z must be (*, n, n), not {tuple(T.shape)} and {tuple(Z.shape)}")
+        raise RuntimeError(f"metalcore.linalg.rsf2csf: T and Z must be (*, n, n), not {tuple(T.shape)} and {tuple(Z.shape)}")
     if T.is_complex():
         return Schur(T, Z)
     if T.dtype in (torch.float16, torch.bfloat16):

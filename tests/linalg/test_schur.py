@@ -46,7 +46,7 @@ def test_schur(device, variant, n, is_complex):
     diagonal = t.diagonal(dim1=-2, dim2=-1)
     assert not (is_block[:, 1:] & is_block[:, :-1]).any() and not (below * above)[is_block].gt(0).any()
     assert torch.equal(diagonal[:, 1:][is_block], diagonal[:, :-1][is_block])
-    complex_T, complex_Z = metalcore.rsf2csf(T, Z)
+    complex_T, complex_Z = metalcore.linalg.rsf2csf(T, Z)
     assert not complex_T.tril(-1).any()
     check_form(A, complex_T, complex_Z, names, 2)
     if n == 9:
