@@ -28,6 +28,14 @@ inline void stage(threadgroup uint* row, device const uint4* x, ulong from, bool
   }
 }
 
+// Loads the lane's slices of two rows of weights, which are 8 rows apart.
+template <typename F, typename P>
+inline void load_slices(thread Packed (&loaded)[2], P packed, constant QuantMvParams& p, uint row, uint column) {
+  const SliceOf<F> slice(min(column, p.slices - 1));
+#pragma unroll
+  for (uint m = 0; m < 2; ++m) loaded[m] = slice.load(packed.plus(min(row + 8 * m, p.weights - 1) * p.row_bytes));
+}
+
 // `kAcross` times 8 rows of x. A simdgroup needs kTilePitch * kAcross of `tiles`, and QUANT_TILE_ROWS * 8 * kAcross of
 // `parts`; `table` has room for F::entries.
 template <typename F, typename T, uint kAcross, typename P>
@@ -47,19 +55,14 @@ inline void multiply_tiles(P packed, device const uint4* x, device T* y, constan
   Fragments<float, 2, kAcross> sums;
   clear(sums);
   const uint chunks = (p.slices + 3) / 4;
-  const auto load_chunk = [&](thread Packed(&loaded)[2], uint chunk) {
-    const SliceOf<F> slice(min(chunk * 4 + column, p.slices - 1));
-#pragma unroll
-    for (uint m = 0; m < 2; ++m)
-      loaded[m] = slice.load(packed.plus(min(first_row + 8 * m + place.row, p.weights - 1) * p.row_bytes));
-  };
   Packed next[2];
-  if (simdgroup < chunks) load_chunk(next, simdgroup);
+  if (simdgroup < chunks) load_slices<F>(next, packed, p, first_row + place.row, simdgroup * 4 + column);
   for (uint chunk = simdgroup; chunk < chunks; chunk += simdgroups) {
     const bool inside = chunk * 4 + column < p.slices;
     const SliceOf<F> slice(min(chunk * 4 + column, p.slices - 1));
     const Packed loaded[2] = {next[0], next[1]};
-    if (chunk + simdgroups < chunks) load_chunk(next, chunk + simdgroups);
+    if (chunk + simdgroups < chunks)
+      load_slices<F>(next, packed, p, first_row + place.row, (chunk + simdgroups) * 4 + column);
 #pragma unroll
     for (uint n = 0; n < kAcross; ++n) {
       const uint x_row = min(first_x + 8 * n + place.row, p.x_rows - 1);

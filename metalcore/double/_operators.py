@@ -183,6 +183,7 @@ register(
         ),
         operators=("double_function",),
         backward=False,
+        dtypes=frozenset({torch.float32}),
         edge=tuple,  # pairs have numbers of one magnitude
         samples=lambda: (
             *(
@@ -203,6 +204,7 @@ register(
         reference=_reference(lambda x, y=None: (joined(x) if y is None else joined(x) * joined(y)).sum(-1)),
         operators=("double_sum",),
         backward=False,
+        dtypes=frozenset({torch.float32}),
         edge=tuple,
         samples=lambda: (
             _sample("rows", ((5, 300, 2),), terms=300),
@@ -218,6 +220,7 @@ register(
         reference=_reference(lambda a, b: joined(a) @ joined(b)),
         operators=("double_matmul",),
         backward=False,
+        dtypes=frozenset({torch.float32}),
         edge=tuple,
         samples=lambda: (
             _sample("40x33x50", ((2, 40, 33, 2), (2, 33, 50, 2)), terms=33),

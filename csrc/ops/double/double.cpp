@@ -71,7 +71,7 @@ Tensor double_sum(const Tensor& x_, const MaybeTensor& y_) {
     return std::to_string(rows) + " rows of " + std::to_string(length) +
            " pairs, threadgroups a row: " + std::to_string(parts);
   });
-  const Tensor sums = parts == 1 ? result : new_tensor({{rows * parts * 2}}, ScalarType::Float, x_);
+  const Tensor sums = parts == 1 ? result : new_tensor({rows * parts * 2}, ScalarType::Float, x_);
   gpu::record(result, [&](gpu::Recording& recording) {
     const auto record = [&](const char* kernel, const Tensor& from, const Tensor& other, const Tensor& to,
                             int64_t terms, int64_t threadgroups) {
