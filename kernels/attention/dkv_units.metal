@@ -65,7 +65,7 @@ template <typename T, uint kSize>
         const metal::uint2 place = products.place(i);
         float score = products.scores[i];
         if (edge) score = masked<T, false>(p, visibility, score, query + place.x, block + place.y);
-        score = metal::fma(score, p.product_scale, -known[place.x].largest);
+        score = metal::min(metal::fma(score, p.product_scale, -known[place.x].largest), 0.0f);
         products.scores[i] = metal::fast::exp2(score - known[place.x].rest);
       }
       products.wait();

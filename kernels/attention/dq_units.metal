@@ -71,7 +71,8 @@ template <typename T, uint kSize>
       const metal::uint2 place = products.place(i);
       float score = products.scores[i];
       if (edge) score = masked<T, false>(p, visibility, score, block + place.y, key + place.x);
-      products.scores[i] = metal::fast::exp2(metal::fma(score, p.product_scale, -largest[place.y]) - rest[place.y]);
+      products.scores[i] =
+          metal::fast::exp2(metal::min(metal::fma(score, p.product_scale, -largest[place.y]), 0.0f) - rest[place.y]);
     }
     products.wait();
 #pragma unroll

@@ -6,6 +6,10 @@
 #include "scores.h"
 #include "unit_products.h"
 
+// A rounded base beyond this may differ from the largest exponent by more than 2^-12. Then differences of scores are
+// scaled, which takes one instruction more for each.
+constexpr constant float kFarBase = 0x1p12f;
+
 template <typename T, uint kSize, bool kGeneral>
 [[kernel]] [[max_total_threads_per_threadgroup(ATTENTION_UNIT_THREADS(kSize))]] void attention_forward_unit(
     device T* q [[buffer(0)]], device T* k [[buffer(1)]], device T* v [[buffer(2)]],
@@ -56,17 +60,27 @@ template <typename T, uint kSize, bool kGeneral>
       }
     }
     Numbers base, shrink, sum;
+    bool is_far = false;
     products.largest(base);
 #pragma unroll
     for (ushort j = 0; j < base.get_capacity(); ++j) {
       const float most = metal::max(largest[j], base[j]);
       base[j] = base_of(most * scale);
-      shrink[j] = metal::fast::exp2(metal::fma(largest[j], scale, -base[j]));
+      shrink[j] = metal::fast::exp2((largest[j] - base_of(most)) * scale);
       largest[j] = most;
+      is_far |= metal::abs(base[j]) > kFarBase;
     }
+    if (metal::simd_any(is_far)) {
 #pragma unroll
-    for (ushort i = 0; i < products.scores.get_capacity(); ++i)
-      products.scores[i] = metal::fast::exp2(metal::fma(products.scores[i], scale, -products.of(base, i)));
+      for (ushort j = 0; j < base.get_capacity(); ++j) base[j] = base_of(largest[j]);
+#pragma unroll
+      for (ushort i = 0; i < products.scores.get_capacity(); ++i)
+        products.scores[i] = metal::fast::exp2((products.scores[i] - products.of(base, i)) * scale);
+    } else {
+#pragma unroll
+      for (ushort i = 0; i < products.scores.get_capacity(); ++i)
+        products.scores[i] = metal::fast::exp2(metal::fma(products.scores[i], scale, -products.of(base, i)));
+    }
     products.total(sum);
 #pragma unroll
     for (ushort j = 0; j < sum.get_capacity(); ++j) total[j] = metal::fma(total[j], shrink[j], sum[j]);

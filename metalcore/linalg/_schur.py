@@ -133,7 +133,9 @@ def rsf2csf(T: torch.Tensor, Z: torch.Tensor, check_finite: bool = False) -> Sch
     """
     check_types("metalcore.linalg.rsf2csf", ("T", T, torch.Tensor), ("Z", Z, torch.Tensor))
     if not square(T) or T.shape != Z.shape:
-        raise RuntimeError(f"metalcore.linalg.rsf2csf: T and Z must be (*, n, n), not {tuple(T.shape)} and {tuple(Z.shape)}")
+        raise RuntimeError(
+            f"metalcore.linalg.rsf2csf: T and Z must be (*, n, n), not {tuple(T.shape)} and {tuple(Z.shape)}"
+        )
     if T.is_complex():
         return Schur(T, Z)
     if T.dtype in (torch.float16, torch.bfloat16):

@@ -163,9 +163,10 @@ def test_the_override(device):
         assert torch.equal(a, b)
 
 
+@pytest.mark.only_on("simulator", "mps")  # other rows' plans have units that multiply tensors
 @pytest.mark.parametrize("size, tile", [(64, 64), (65, 96), (97, 128), (129, 192), (193, 256), (256, 256)])
 def test_explain(device, size, tile):
-    with tuned("" if device == "cuda" else "baseline"):  # a Metal device has rows of its own
+    with tuned("baseline"):  # a Metal device has rows of its own
         plan = metalcore.explain(
             "scaled_dot_product_attention", *[(2, 4, 300, size)] * 3, dtype=torch.bfloat16, backward=True
         )
