@@ -165,17 +165,17 @@ def test_the_override(device):
 
 @pytest.mark.only_on("simulator", "mps")  # other rows' plans have units that multiply tensors
 @pytest.mark.parametrize("size, tile", [(64, 64), (65, 96), (97, 128), (129, 192), (193, 256), (256, 256)])
-def test_explain(device, size, tile):
+def test_explain(size, tile):
     with tuned("baseline"):  # a Metal device has rows of its own
         plan = metalcore.explain(
             "scaled_dot_product_attention", *[(2, 4, 300, size)] * 3, dtype=torch.bfloat16, backward=True
         )
     assert plan.variant == "flash" and f"tiles for {tile}" in plan.why
     assert plan.kernels == (f"attention_dq_{tile}_bfloat", f"attention_dkv_{tile}_bfloat")
-    with tuned("" if device == "cuda" else "baseline"):
+    with tuned("baseline"):
         plan = metalcore.explain("scaled_dot_product_attention", *[(2, 4, 300, size)] * 3, dtype=torch.float16)
     assert plan.kernels == (f"attention_forward_{tile}_half",)
-    assert ("faster" in plan.why) == (device == "cuda")
+    assert "faster" not in plan.why
 
 
 @pytest.mark.parametrize("family", ["apple7", "apple8", "apple9", "apple10"])

@@ -13,6 +13,9 @@ WITHOUT_DERIVATIVE = {
     "affine_rows",
     "causal_conv1d_update",  # inference
     "dequantize_blockwise",
+    "double_function",
+    "double_matmul",
+    "double_sum",
     "embedding_bag_samples",  # results are integers
     "grad_norm",  # called under no_grad
     "info_any",
@@ -28,6 +31,7 @@ WITHOUT_DERIVATIVE = {
     "scaled_quantize",
     "scaled_rows",
     "selective_state_update",  # inference
+    "schur",
 }
 
 
