@@ -30,8 +30,8 @@ WITHOUT_DERIVATIVE = {
     "sample",
     "scaled_quantize",
     "scaled_rows",
-    "selective_state_update",  # inference
     "schur",
+    "selective_state_update",  # inference
 }
 
 
