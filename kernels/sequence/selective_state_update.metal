@@ -27,15 +27,6 @@ inline float4 four_of(device const U* row, long stride, uint begin, uint count, 
   return values;
 }
 
-// NVIDIA's compiler stores the elements of four bfloats one by one, and has one instruction for two words.
-template <typename S>
-inline void put_four(device S* to, vec<S, 4> values) {
-  if constexpr (is_same_v<S, bfloat>)
-    *reinterpret_cast<device uint2*>(to) = as_type<uint2>(values);
-  else
-    *reinterpret_cast<device vec<S, 4>*>(to) = values;
-}
-
 // S is the state's type in memory. LANES lanes share a channel, and each has ROWS channels, whose states are on their
 // way at once. What a channel has one number of is read by one lane, and so is its result written.
 template <uint LANES, uint ROWS, typename T, typename S>
@@ -101,7 +92,8 @@ template <uint LANES, uint ROWS, typename T, typename S>
       const uint at = first + r * kAcross + lane / LANES;
       if (at >= channels || !has_row) continue;
       device S* const states = state + at / params.dim * params.state[1] + at % params.dim * params.state[2];
-      if (params.quads && count > 0) put_four(states + begin, static_cast<vec<S, 4>>(h[r]));
+      if (params.quads && count > 0)
+        *reinterpret_cast<device vec<S, 4>*>(states + begin) = static_cast<vec<S, 4>>(h[r]);
 #pragma unroll
       for (uint n = 0; n < 4; ++n)
         if (!params.quads && n < count) states[(begin + n) * params.state[3]] = static_cast<S>(h[r][n]);
