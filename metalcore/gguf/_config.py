@@ -212,14 +212,12 @@ def _qwen3_next_heads(metadata, heads, layers):
     """Returns the fields of heads, which every layer has at the end of an interval, or those that are not recurrent."""
     interval = metadata.count("full_attention_interval", 4)
     recurrent = metadata.get("attention.recurrent_layers", array.array)
-    recurrent = (
-        [(i + 1) % interval != 0 for i in range(layers)] if recurrent is None else [bool(one) for one in recurrent]
-    )
+    recurrent = _state_spaces.recurrent_layers(interval, layers) if recurrent is None else list(map(bool, recurrent))
     if len(recurrent) != layers or all(recurrent):
         raise GGUFError(f"{metadata.file.path}: {layers} layers must be recurrent or have attention, and one has it")
     return {
         **_heads(metadata, heads, layers, recurrent.index(False)),
-        "layer_types": ["linear_attention" if one else "full_attention" for one in recurrent],
+        "layer_types": _state_spaces.layer_types(recurrent),
     }
 
 

@@ -244,11 +244,12 @@ class _Filling:
             layer.packed = self._packed(name, heads)
             self.model.set_submodule(path, layer)
             return
-        numbers = self._numbers(name, heads, self.layout.shifted(f"{path}.{leaf}")).view(shape)
         if leaf in _state_spaces.STORED:
-            numbers = _state_spaces.STORED[leaf][1](self._numbers(name, dtype=torch.float32)).view(shape).to(self.dtype)
+            numbers = _state_spaces.STORED[leaf][1](self._numbers(name, dtype=torch.float32)).to(self.dtype)
+        else:
+            numbers = self._numbers(name, heads, self.layout.shifted(f"{path}.{leaf}"))
         # The module of the path, since the one that was given may have been replaced.
-        setattr(self.model.get_submodule(path), leaf, torch.nn.Parameter(numbers))
+        setattr(self.model.get_submodule(path), leaf, torch.nn.Parameter(numbers.view(shape)))
 
     def _joined(self, place, parts, shape):
         """Fills a Linear's weight that is two tensors in a file: each has some of the rows, or they are DeepSeek's."""

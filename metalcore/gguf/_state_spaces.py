@@ -28,7 +28,9 @@ __all__ = [
     "expected",
     "file_shape",
     "keys",
+    "layer_types",
     "multiplier",
+    "recurrent_layers",
     "row_order",
     "sources",
 ]
@@ -46,11 +48,6 @@ STORED: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]]
 _MULTIPLIERS = ("embedding", "lm_head", "key", "attention_in", "attention_out", "ssm_in", "ssm_out")
 
 
-def _inner(metadata):
-    """Returns how many numbers of a token the state space has, and the model's width."""
-    return metadata.count(_INNER), metadata.count("embedding_length")
-
-
 def _check_rates(metadata, name, numbers):
     info = metadata.file.tensors.get(name)
     if info is None or info.type.name != "F32" or math.prod(info.shape) != numbers:
@@ -59,7 +56,7 @@ def _check_rates(metadata, name, numbers):
 
 def config(metadata: Metadata, fields: dict[str, Any], model_type: str) -> dict[str, Any]:
     """Returns the fields of state spaces."""
-    inner, hidden = _inner(metadata)
+    inner, hidden = metadata.count(_INNER), fields["hidden_size"]
     states, kernel, heads = (metadata.count(key) for key in (_STATE, _KERNEL, _HEADS))
     of_first = model_type in ("mamba", "falcon_mamba")
     if model_type != "falcon_h1" and inner % hidden:
@@ -252,10 +249,10 @@ def delta_rule_keys(config: Any, require: Any) -> dict[str, Any]:
     kind = config.model_type
     require(kind, "linear_value_head_dim", config.linear_value_head_dim, config.linear_key_head_dim)
     require(kind, "attention_bias", config.attention_bias, False)
-    recurrent = [one == "linear_attention" for one in config.layer_types]
-    interval = recurrent.index(False) + 1 if False in recurrent else 0
-    expected = [bool(interval) and (i + 1) % interval != 0 for i in range(len(recurrent))]
-    require(kind, "layer_types", config.layer_types, _kinds(expected))
+    kinds = list(config.layer_types)
+    # Without a layer of attention, llama.cpp has no interval, and the layers differ from those of any.
+    interval = kinds.index("full_attention") + 1 if "full_attention" in kinds else 1
+    require(kind, "layer_types", kinds, layer_types(recurrent_layers(interval, len(kinds))))
     return {
         "full_attention_interval": interval,
         _KERNEL: config.linear_conv_kernel_dim,
@@ -266,7 +263,13 @@ def delta_rule_keys(config: Any, require: Any) -> dict[str, Any]:
     }
 
 
-def _kinds(recurrent):
+def recurrent_layers(interval: int, layers: int) -> list[bool]:
+    """Returns which layers are recurrent, where those at the end of an interval have attention."""
+    return [(i + 1) % interval != 0 for i in range(layers)]
+
+
+def layer_types(recurrent: Sequence[Any]) -> list[str]:
+    """Returns transformers' kinds of layers, of which some are recurrent."""
     return ["linear_attention" if one else "full_attention" for one in recurrent]
 
 

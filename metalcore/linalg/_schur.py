@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -214,29 +215,17 @@ def _samples(**options):
     )
 
 
-register(
-    Op(
-        "schur",
-        schur,
-        reference=_as_it_is,
-        results=_products,
-        operators=("schur",),
-        dtypes=frozenset({torch.float32}),  # 16-bit forms multiply to no more than a few digits of the matrix
-        edge=tuple,
-        backward=False,
-        samples=_samples,
+for _name, _function, _options in (("schur", schur, {}), ("hessenberg", hessenberg, {"calc_q": True})):
+    register(
+        Op(
+            _name,
+            _function,
+            reference=_as_it_is,
+            results=_products,
+            operators=("schur",),
+            dtypes=frozenset({torch.float32}),  # 16-bit forms multiply to no more than a few digits of the matrix
+            edge=tuple,
+            backward=False,
+            samples=functools.partial(_samples, **_options),
+        )
     )
-)
-register(
-    Op(
-        "hessenberg",
-        hessenberg,
-        reference=_as_it_is,
-        results=_products,
-        operators=("schur",),
-        dtypes=frozenset({torch.float32}),  # 16-bit forms multiply to no more than a few digits of the matrix
-        edge=tuple,
-        backward=False,
-        samples=lambda: _samples(calc_q=True),
-    )
-)
