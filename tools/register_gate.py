@@ -29,27 +29,20 @@ import dataclasses
 import functools
 import json
 import re
-import struct
 import subprocess
 import sys
 from pathlib import Path
 
+from metalcore.estimates.chips import OCCUPANCY
+from metalcore.msl.nvidia import resources
+
 KERNELS = Path(__file__).resolve().parents[1] / "kernels"
 RECORD = Path(__file__).with_suffix(".json")  # {file of kernels: digest() when they fitted}
-CAPABILITY = 90
-# (half-registers of 16 bits, threads): a kernel of at most so many half-registers may have so many threads a
-# threadgroup. From Mesa's driver for Apple's GPUs, src/asahi/compiler/agx_performance.c.
-OCCUPANCY = (
-    (104, 1024), (112, 896), (128, 832), (136, 768), (144, 704), (160, 640), (184, 576), (208, 512), (232, 448),
-    (256, 384),
-)  # fmt: skip
 LEAST_THREADS = OCCUPANCY[-1][1]  # what Metal grants a kernel that promises nothing
 THREADGROUP_MEMORY = 32 * 1024
-RESERVED = 1024  # bytes of each threadgroup's memory on GPUs of compute capability 9.0, which belong to CUDA
 _MOST = 255  # registers of a thread of NVIDIA's GPUs
 _INCLUDED = re.compile(r'^#include ["<]([^">]+)', re.MULTILINE)
 _NO_CODE = re.compile(r"^#line .*\n|//.*|^\s*\n", re.MULTILINE)
-_ENTRY = re.compile(r'(extern "C" __global__ void )(?:__launch_bounds__\(\d+\) )?(metalcore_\d+)\(')
 
 # What follows is not held to Apple's registers. The patterns are regular expressions for names of kernels.
 # Kernels that no plan of an Apple family takes: {pattern: what takes them}. tests/msl/test_register_gate.py plans every
@@ -176,13 +169,13 @@ def uses_of(source, free=False, kernels=None, **places):
         described = {name: kernel for name, kernel in described.items() if name in kernels}
     promised = {name: kernel["max_total_threads"] for name, kernel in described.items()}
     bounds, unmeasured = _bounds(promised, free)
-    found = _compiled(translation, described, bounds)
-    for name, (*_, threadgroup_bytes) in _compiled(translation, described, unmeasured, *fast()).items():
+    found = resources.of(translation, described, bounds)
+    for name, (*_, threadgroup_bytes) in resources.of(translation, described, unmeasured, *fast()).items():
         found[name] = None, None, threadgroup_bytes
     uses = {name: Use(name, promised[name], budget(promised[name]), *found[name]) for name in described}
     over = [name for name, use in uses.items() if not (use.fits or free or reason_of(name, OVER))]
     if over:  # a compiler that is told of a bound may choose worse than without
-        for name, (registers, local_bytes, _) in _compiled(translation, described, dict.fromkeys(over)).items():
+        for name, (registers, local_bytes, _) in resources.of(translation, described, dict.fromkeys(over)).items():
             use = dataclasses.replace(uses[name], registers=registers, local_bytes=local_bytes)
             uses[name] = use if use.fits and registers <= use.budget else uses[name]
     return list(uses.values())
@@ -224,10 +217,10 @@ def digest_of(source, **places):
     translation = _translated(source, **places)
     described = translation.cuda_kernels()
     bounds = _bounds({name: kernel["max_total_threads"] for name, kernel in described.items()})
-    texts = [_NO_CODE.sub("", _source(translation, described, some)[0]) for some in bounds]
+    texts = [_NO_CODE.sub("", resources.source(translation, described, some)[0]) for some in bounds]
     texts += [text for path in sorted(_headers(texts[0])) for text in (path.name, _code(path))]
     over = [name for name in described if reason_of(name, OVER)]
-    return cache.digest(*texts, *over, *_flags(), *fast(), str(nvrtc.find().version))[:16]
+    return cache.digest(*texts, *over, *resources.FLAGS, *fast(), str(nvrtc.find().version))[:16]
 
 
 def _headers(text):
@@ -261,92 +254,6 @@ def fast():
     from metalcore.msl.nvidia import nvrtc
 
     return ("--Ofast-compile=mid",) if nvrtc.find().version >= (13, 0) else ()
-
-
-def _flags():
-    from metalcore.msl.nvidia import cuda, nvrtc
-
-    return *nvrtc.FLAGS, *cuda._BUILTIN_FLAGS
-
-
-def _source(translation, described, bounds):
-    """CUDA C++ of these kernels, (text, {entry: name}). `bounds` says how many registers each may have; None is what
-    its promise leaves on NVIDIA's GPUs."""
-    from metalcore.msl.language.cuda_source import cuda_source
-    from metalcore.msl.runtime import signatures
-
-    requests = [
-        (kernel.name, signatures.probable([vars(a) for a in kernel.arguments if a.kind in ("buffer", "threadgroup")]))
-        for kernel in translation.kernels
-        if kernel.name in bounds
-    ]
-    text, entries = cuda_source(translation.program, described, requests)
-    names = dict(zip(entries, (name for name, _ in requests)))
-
-    def bounded(entry):
-        most = bounds[names[entry[2]]]
-        return f"{entry[1]}__maxnreg__({most}) {entry[2]}(" if most else entry[0]
-
-    text, count = _ENTRY.subn(bounded, text)
-    assert count == len(requests)
-    return text, names
-
-
-def _compiled(translation, described, bounds, *flags):
-    """What Cubin.resources() has of these kernels, {name: (registers, bytes of local memory, bytes of threadgroup
-    memory)}."""
-    if not bounds:
-        return {}
-    from metalcore.msl.nvidia import nvrtc
-
-    text, names = _source(translation, described, bounds)
-    cubin = Cubin(nvrtc.find().compile(text, CAPABILITY, flags=(*_flags(), *flags)))
-    return {name: cubin.resources(entry) for entry, name in names.items()}
-
-
-class Cubin:
-    """The sections of a cubin, which is an ELF file."""
-
-    # Attributes of .nv.info. Each value is the number of a symbol, and a number of it.
-    _FRAME_SIZE, _REGISTERS = 0x11, 0x2F
-
-    def __init__(self, data):
-        (table,) = struct.unpack_from("<Q", data, 0x28)
-        size, count, names = struct.unpack_from("<3H", data, 0x3A)
-        headers = [struct.unpack_from("<IIQQQQIIQQ", data, table + i * size) for i in range(count)]
-
-        def string(section, offset):
-            start = headers[section][4] + offset
-            return data[start : data.index(b"\0", start)].decode()
-
-        self._sections = {string(names, header[0]): header for header in headers}
-        symbols = self._sections[".symtab"]
-        self._values = {}
-        for attribute, number, value in self._attributes(data, self._sections[".nv.info"]):
-            (name,) = struct.unpack_from("<I", data, symbols[4] + 24 * number)
-            self._values[attribute, string(symbols[6], name)] = value
-
-    @staticmethod
-    def _attributes(data, section):
-        """(attribute, number of a symbol, value). A record has a format, an attribute, and 16 bits: a value or the size
-        of what follows."""
-        at, end = section[4], section[4] + section[5]
-        while at < end:
-            form, attribute, size = struct.unpack_from("<BBH", data, at)
-            at += 4
-            if form == 4:  # `size` bytes follow
-                if size == 8:
-                    yield attribute, *struct.unpack_from("<II", data, at)
-                at += size
-
-    def resources(self, entry):
-        """(registers, bytes of local memory of a thread, bytes of static threadgroup memory) of a kernel."""
-        shared = self._sections.get(f".nv.shared.{entry}")
-        return (
-            self._values[self._REGISTERS, entry],
-            self._values[self._FRAME_SIZE, entry],
-            shared[5] - RESERVED if shared else 0,
-        )
 
 
 def main(arguments=None):

@@ -119,14 +119,16 @@ def counted_by_chip(job):
     found = {}
     for name in CHIPS:
         chip = chips.find(name)
-        with counting(family=chip.family, cores=chip.cores, events=1_000_000, whole=job.whole) as counts:
+        with counting(
+            family=chip.family, cores=chip.cores, events=1_000_000, whole=job.whole, registers=True
+        ) as counts:
             job.ours()
         found[name] = list(counts)
     return found
 
 
 def counted_of(launches):
-    with counting(events=1_000_000) as counts:
+    with counting(events=1_000_000, registers=True) as counts:
         for launch in (launches,) if isinstance(launches, Launch) else launches:
             launch.by(CountedLibrary)()
     return list(counts)

@@ -39,7 +39,7 @@ def calls(text: str) -> Iterator[tuple[Workload, float]]:
 def estimated(call: Workload, chip: chips.Chip) -> Estimate:
     """Returns the estimate of a call. What dispatches write is there where other dispatches read it."""
     run = call.call("mps")
-    with counting(family=chip.family, cores=chip.cores, events=EVENTS) as counts:
+    with counting(family=chip.family, cores=chip.cores, events=EVENTS, registers=True) as counts:
         run()
     return Estimate(chip, counts)
 

@@ -304,7 +304,7 @@ def counts(workload, kept: Path, chip):
     found = []
     for times, launch in workload.steps:
         plans = {"family": chip.family, "cores": chip.cores} if workload.planned else {}
-        with counting(events=1_000_000, **plans) as counted:
+        with counting(events=1_000_000, registers=True, **plans) as counted:
             launch.by(CountedLibrary)() if isinstance(launch, Launch) else launch(CountedLibrary)
         found += [(times, each) for each in counted]
     kept.write_bytes(pickle.dumps(found))

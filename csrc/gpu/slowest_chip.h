@@ -8,7 +8,7 @@ namespace metalcore::gpu::slowest_chip {
 
 constexpr uint32_t kCores = 7;
 constexpr double kFlopsPerSecond = 2.29e+12;
-constexpr double kBytesPerSecond = 5.03e+10;  // as the slowest tenth of measured kernels of their kind reach it
-constexpr double kSecondsPerDispatch = 3.758e-06;
+constexpr double kBytesPerSecond = 5.418e+10;  // as the slowest tenth of measured kernels of their kind reach it
+constexpr double kSecondsPerDispatch = 5.2e-06;
 
 }  // namespace metalcore::gpu::slowest_chip

@@ -114,7 +114,7 @@ def _of_file(arguments):
     bound = [_bound(text) for text in arguments.argument]
     casts = {index: "int32" for index, value in enumerate(bound) if isinstance(value, int)}
     more = {"threadgroup_memory": arguments.threadgroup_memory} if arguments.threadgroup_memory else {}
-    with counting() as counted:
+    with counting(registers=True) as counted:
         getattr(library, arguments.kernel)(*bound, threads=threads, group_size=group, arg_casts=casts or None, **more)
     return Estimate(chip, [_in_file(each, source.name) for each in counted])
 

@@ -11,6 +11,13 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+# (half-registers of 16 bits, threads): a kernel of at most so many half-registers may have so many threads a
+# threadgroup. From Mesa's driver for Apple's GPUs, src/asahi/compiler/agx_performance.c.
+OCCUPANCY = (
+    (104, 1024), (112, 896), (128, 832), (136, 768), (144, 704), (160, 640), (184, 576), (208, 512), (232, 448),
+    (256, 384),
+)  # fmt: skip
+
 
 class Chip(NamedTuple):
     """A chip's GPU.

@@ -19,12 +19,15 @@ from ..msl.runtime.library import ShaderLibrary, ShaderProgram
 from ..msl.runtime.targets import SimulatorTarget
 from ..recording import planned_for_another
 from . import instrument
+from .registers import registers_of
 
 # After so many blocks and accesses of a dispatch no further threadgroup is counted, and a dispatch of more than WHOLE
 # does not also run as a whole, so that what it writes is not there.
 EVENTS = 4_000_000
 WHOLE = 2_000_000_000
 TOGETHER = 16  # A program of so many kernels is compiled once; of a larger one each kernel is.
+_translations: dict[str, Any] = {}  # by the path of a library that counts: what returns the translation it came from
+_with_registers = False
 _KINDS = ("load", "store", "atomic", "load", "store")  # by msl_abi::AccessKind
 
 
@@ -85,6 +88,7 @@ class Counted(NamedTuple):
         parted: branches at which lanes of a simdgroup went different ways.
         memory: by address space ("device", "constant", "threadgroup", "thread") and "load", "store" or "atomic".
         ran: whether the kernel also ran as a whole.
+        registers: of a thread, by another compiler than Apple's; None where nobody asked, or there is no NVRTC.
 
     Example:
         >>> with metalcore.estimates.counting() as counts:
@@ -106,6 +110,7 @@ class Counted(NamedTuple):
     memory: dict[tuple[str, str], Memory]
     buffers: tuple[Buffer, ...]
     ran: bool
+    registers: int | None = None
 
 
 @functools.lru_cache(maxsize=64)
@@ -155,6 +160,7 @@ def _counted(entry) -> Counted:
         parted=parted,
         memory=memory,
         buffers=buffers,
+        registers=registers_of(_translations[entry["path"]](), entry["kernel"]) if _with_registers else None,
         **{
             name: entry[name]
             for name in ("kernel", "threads", "group", "groups", "sampled", "threadgroup_memory", "ran")
@@ -173,9 +179,13 @@ def _compiled(kernel, family):
     """Returns the path of a library that counts, for the executor."""
     if family is None:
         program = program_of(kernel)
-        return os.fspath(instrument.compiled(program.translation.source(), msl=program.source))
+        path = os.fspath(instrument.compiled(program.translation.source(), msl=program.source))
+        _translations[path] = lambda: program.translation
+        return path
     text, translation = _translated(family)
-    return os.fspath(instrument.compiled(translation.source([kernel]), msl=text, filename=f"{family}.metal"))
+    path = os.fspath(instrument.compiled(translation.source([kernel]), msl=text, filename=f"{family}.metal"))
+    _translations[path] = lambda: _translated(family)[1]
+    return path
 
 
 def taken() -> list[Counted]:
@@ -184,7 +194,9 @@ def taken() -> list[Counted]:
 
 
 @contextlib.contextmanager
-def counting(*, family: str = "", cores: int = 0, events: int = EVENTS, whole: int = WHOLE) -> Iterator[list[Counted]]:
+def counting(
+    *, family: str = "", cores: int = 0, events: int = EVENTS, whole: int = WHOLE, registers: bool = False
+) -> Iterator[list[Counted]]:
     """Counts what metalcore's ops and programs on simulated `mps` tensors dispatch inside the block, on all threads.
     The list has a Counted for each dispatch after the block. What was captured before runs as the function that it
     was, since its plans were those of another GPU.
@@ -195,6 +207,7 @@ def counting(*, family: str = "", cores: int = 0, events: int = EVENTS, whole: i
         events: after so many blocks and accesses no further threadgroup of a dispatch is counted.
         whole: a dispatch of more of these does not run as a whole, so that what it writes is not there. Kernels of
             compile_shader() always do.
+        registers: compile each kernel once more, by NVRTC, which tells how many registers it takes.
 
     Raises:
         RuntimeError: this is no simulated device, or kernels are counted already.
@@ -209,7 +222,9 @@ def counting(*, family: str = "", cores: int = 0, events: int = EVENTS, whole: i
         raise RuntimeError("counting(): kernels are counted on the simulated device, on Linux")
     if planned_for_another.is_set():
         raise RuntimeError("counting(): kernels are counted already, by another block or by METALCORE_COUNT")
+    global _with_registers
     counts: list[Counted] = []
+    _with_registers = registers
     _C.simulator_take_counts()
     _C.simulator_set_counting(_compiled, events, whole, family, cores)
     planned_for_another.set()
@@ -221,12 +236,14 @@ def counting(*, family: str = "", cores: int = 0, events: int = EVENTS, whole: i
         planned_for_another.clear()
         _C.simulator_set_counting(None, 0, 0, "", 0)
         counts.extend(taken())
+        _with_registers = False
 
 
 def _run_counting(program, kernel, *launch):
     """Runs a kernel of compile_shader() in a library that counts, which leaves no results. Returns its path."""
     names = None if len(program.names) <= TOGETHER else [kernel]
     path = os.fspath(instrument.compiled(program.translation.source(names), msl=program.source))
+    _translations[path] = lambda: program.translation
     _C.simulator_dispatch(_C.simulator_load(path), kernel, *launch)
     return path
 

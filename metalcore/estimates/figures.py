@@ -115,6 +115,7 @@ class Estimate:
                 "kernel": each.counted.kernel,
                 "threads": each.counted.threads,
                 "threadgroup": each.counted.group,
+                "registers": each.counted.registers,
                 "sampled": [each.counted.sampled, each.counted.groups],
                 "kind": each.kind,
                 "bound": each.times.bound,
@@ -179,6 +180,7 @@ def estimate(function: Callable, *arguments: Any, gpu: str = "m1", **options: An
     """
     chip = chips.find(gpu)
     # Backward runs on this thread, so that its operators of PyTorch are seen.
-    with counting(family=chip.family, cores=chip.cores) as counted, torch.autograd.set_multithreading_enabled(False):
+    plans = counting(family=chip.family, cores=chip.cores, registers=True)
+    with plans as counted, torch.autograd.set_multithreading_enabled(False):
         _, recording = record(function, *arguments, **options)
     return Estimate(chip, counted, recording)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from .chips import Chip
+from .chips import OCCUPANCY, Chip
 from .counts import Buffer, Counted
 
 SCHEDULERS = 4
@@ -97,11 +97,13 @@ def cycles_of(kind: str, chip: Chip, p: Parameters) -> float:
 
 
 def resident(counted: Counted) -> int:
-    """Returns how many threadgroups a core holds: 60 KB of threadgroup memory and, at a middling number of registers,
-    1024 threads (metal-benchmarks: 384 to 3072)."""
+    """Returns how many threadgroups a core holds: 60 KB of threadgroup memory, and as many threads as registers leave;
+    1024 where their number is not known."""
+    halves = 2 * (counted.registers or 0)
+    most = next((threads for halves_of, threads in OCCUPANCY if halves <= halves_of), OCCUPANCY[-1][1])
     threads = math.prod(counted.group)
     by_memory = 60 * 1024 // counted.threadgroup_memory if counted.threadgroup_memory else 64
-    return max(1, min(1024 // threads, by_memory))
+    return max(1, min(most // threads, by_memory))
 
 
 def read_again(counted: Counted, chip: Chip) -> float:

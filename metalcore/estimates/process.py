@@ -29,7 +29,9 @@ def begin(wanted: str) -> None:
     except ValueError as error:
         raise ValueError(f"METALCORE_COUNT must be a path that ends in .json, or a GPU: {error}") from None
     stack, process = contextlib.ExitStack(), os.getpid()
-    counts = stack.enter_context(counting(**({"family": chip.family, "cores": chip.cores} if chip else {})))
+    counts = stack.enter_context(
+        counting(**({"family": chip.family, "cores": chip.cores, "registers": True} if chip else {}))
+    )
 
     def report():
         if os.getpid() != process:  # a fork: its parent reports

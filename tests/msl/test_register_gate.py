@@ -11,7 +11,7 @@ from rows import FAMILIES, tuned
 
 from metalcore import _C
 from metalcore._core.registry import OPS, Sample
-from metalcore.msl.nvidia import cuda, nvrtc
+from metalcore.msl.nvidia import cuda, nvrtc, resources
 from metalcore.recording import on_meta
 from metalcore.tuning import workloads
 from tools import register_gate
@@ -99,7 +99,7 @@ def test_the_digest_is_of_what_decides(monkeypatch):
         (register_gate, "OVER", {"see.": "a test"}),
         (register_gate, "OCCUPANCY", ((104, 1024),)),
         (register_gate, "_code", lambda path: path.read_text() + " " * (path.name == "vec.h")),
-        (nvrtc, "FLAGS", ("-std=c++20",)),
+        (resources, "FLAGS", ("-std=c++20",)),
         (nvrtc.find(), "version", (13, 9)),
     ):
         with monkeypatch.context() as patch:

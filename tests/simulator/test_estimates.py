@@ -8,7 +8,7 @@ import torch
 
 import metalcore
 from metalcore.cli import main
-from metalcore.estimates import chips, estimate, figures, model
+from metalcore.estimates import CountedLibrary, chips, counting, estimate, figures, model
 from metalcore.estimates.figures import LEAST_ROWS, MOST, fitted
 
 DEVICE = "mps"
@@ -30,6 +30,34 @@ def test_chips_are_named_with_cores():
     for name in ("m6", "m1-mega", "m1-0x", "m1-999", ""):
         with pytest.raises(ValueError, match="gpu"):
             chips.find(name)
+
+
+# Threads that hold so many float4s have few registers or more than Apple's GPUs have.
+HOLDERS = """
+#include <metal_stdlib>
+using namespace metal;
+kernel void few(device float* y, uint i [[thread_position_in_grid]]) { y[i] *= 2.0f; }
+kernel void many(device float4* y, uint i [[thread_position_in_grid]]) {
+  float4 kept[28], sum = 0.0f;
+  for (uint k = 0; k < 28; ++k) kept[k] = y[i + 4096 * k];
+  threadgroup_barrier(mem_flags::mem_device);
+  for (uint k = 0; k < 28; ++k) sum = sum * kept[27 - k] + kept[k];
+  y[i] = sum;
+}
+"""
+
+
+def test_registers_bound_the_threads_of_a_core():
+    program = CountedLibrary(HOLDERS)
+    with counting(registers=True) as counts:
+        program.few(torch.zeros(128, device=DEVICE), group_size=64)
+        program.many(torch.zeros(4096 * 28, 4, device=DEVICE), threads=128, group_size=64)
+    few, many = counts
+    assert few.registers < 52 and model.resident(few) == 1024 // 64
+    assert many.registers > 4 * 28 and model.resident(many) == 384 // 64
+    for registers, threads in ((52, 1024), (53, 896), (56, 896), (92, 576), (93, 512), (128, 384), (129, 384)):
+        assert model.resident(few._replace(registers=registers)) == threads // 64
+    assert model.resident(few._replace(registers=None)) == 1024 // 64
 
 
 def test_what_is_fitted_lies_in_its_range():
