@@ -62,8 +62,7 @@ struct SelectiveStateUpdateParams {
   uint32_t states;
   uint32_t rows;  // of the state
   uint32_t has_rows;
-  uint32_t quads;       // each four states are neighbours and lie at a multiple of their size
-  uint32_t quad_rates;  // the same of A
+  uint32_t quad_rates;  // each four states of A are neighbours and lie at a multiple of their size
   uint32_t quad_rows;   // the same of B and C
   uint32_t wide_steps;  // dt, D and the bias are float32
   uint32_t wide_skip;

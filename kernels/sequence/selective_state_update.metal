@@ -16,20 +16,36 @@ inline float optional(bool given, device const T* numbers, bool wide, long at, d
   return given ? found : 0.0f;
 }
 
-// Four neighbouring states of a row, of which `count` are there. The rest repeats the last one.
+// Four neighbouring states of a row, from `begin` on. Behind the last one it is repeated.
 template <typename U>
-inline float4 four_of(device const U* row, long stride, uint begin, uint count, bool quads) {
-  if (quads) return static_cast<float4>(*reinterpret_cast<device const vec<U, 4>*>(row + begin));
-  if (stride == 0) return float4(static_cast<float>(row[0]));
-  float4 values = float4(0.0f);
+inline vec<U, 4> four_of(device const U* row, long stride, uint begin, uint states, bool quads) {
+  if (quads) return *reinterpret_cast<device const vec<U, 4>*>(row + min(begin, states - 4));
+  vec<U, 4> values;
 #pragma unroll
-  for (uint n = 0; n < 4; ++n) values[n] = static_cast<float>(row[(begin + min(n, count - 1)) * stride]);
+  for (uint n = 0; n < 4; ++n) values[n] = row[min(begin + n, states - 1) * stride];
   return values;
 }
 
-// S is the state's type in memory. LANES lanes share a channel, and each has ROWS channels, whose states are on their
-// way at once. What a channel has one number of is read by one lane, and so is its result written.
-template <uint LANES, uint ROWS, typename T, typename S>
+// The same as words. A compiler that sees elements of 16 bits takes them apart where they are loaded, and waits there.
+template <typename S>
+struct Words {
+  uint2 words;
+  Words() = default;
+  Words(vec<S, 4> values) : words(as_type<uint2>(values)) {}
+  float4 numbers() const { return static_cast<float4>(as_type<vec<S, 4>>(words)); }
+};
+template <>
+struct Words<float> {
+  float4 words;
+  Words() = default;
+  Words(float4 values) : words(values) {}
+  float4 numbers() const { return words; }
+};
+
+// S is the state's type in memory, where QUADS says that each four states are a vector. LANES lanes share a channel, and
+// each has ROWS channels of a head, whose states are on their way at once: no load waits behind a branch, and what is
+// not there repeats its neighbour. What a channel has one number of is read by one lane, and so is its result written.
+template <uint LANES, uint ROWS, bool QUADS, typename T, typename S>
 [[kernel]] [[max_total_threads_per_threadgroup(SCAN_THREADS)]] void selective_state_update(
     device S* state [[buffer(0)]], device const T* x [[buffer(1)]], device const T* steps [[buffer(2)]],
     device const float* A [[buffer(3)]], device const T* B [[buffer(4)]], device const T* C [[buffer(5)]],
@@ -39,79 +55,86 @@ template <uint LANES, uint ROWS, typename T, typename S>
     uint thread_index [[thread_index_in_threadgroup]]) {
   constexpr uint kAcross = 32 / LANES, kOwn = kAcross * ROWS;  // channels of a simdgroup: at once, and all
   constexpr uint kChannels = SCAN_THREADS / 32 * kOwn;
-  const uint lane = thread_index % 32, part = lane % LANES, channels = params.heads * params.dim;
-  const uint blocks = (channels + kChannels - 1) / kChannels, batch = index / blocks;
+  const uint lane = thread_index % 32, part = lane % LANES, dim = params.dim;
+  const uint blocks = (dim + kChannels - 1) / kChannels, batch = index / blocks / params.heads;
+  const uint head = index / blocks % params.heads, group = head / params.group_heads;
   const uint first = index % blocks * kChannels + thread_index / 32 * kOwn;
-  const int row = params.has_rows ? rows[batch] : static_cast<int>(batch);
-  const bool has_row = row >= 0 && row < static_cast<int>(params.rows);
+  if (first >= dim) return;
   // The lane's own channel. Lane i of those that share channels has the channel that lanes_sums() gives it.
-  const uint own = first + part * ROWS / LANES * kAcross + lane / LANES;
-  const uint channel = min(own, channels - 1), head = channel / params.dim, i = channel % params.dim;
-  const float input = static_cast<float>(x[batch * params.x[0] + head * params.x[1] + i * params.x[2]]);
+  const uint own = first + part * ROWS / LANES * kAcross + lane / LANES, channel = min(own, dim - 1);
+  const uint mine = first + lane / LANES;  // the first channel whose states this lane has
+  const bool writes = own < dim && part % (LANES / ROWS) == 0;
+  out += (ulong(batch) * params.heads + head) * dim + channel;
+  const int row = params.has_rows ? rows[batch] : static_cast<int>(batch);
+  if (row < 0 || row >= static_cast<int>(params.rows)) {
+    if (writes) *out = static_cast<T>(row < 0 ? 0.0f : NAN);  // entries with a negative row are padding
+    return;
+  }
+  state += row * params.state[0] + head * params.state[1];
+  const float input = static_cast<float>(x[batch * params.x[0] + head * params.x[1] + channel * params.x[2]]);
   const float given =
-      number(steps, params.wide_steps, batch * params.step[0] + head * params.step[1] + i * params.step[2]);
-  const float shift = optional(params.has_bias, bias, params.wide_bias, head * params.bias[0] + i * params.bias[1], x);
-  const float factor = optional(params.has_skip, skip, params.wide_skip, head * params.skip[0] + i * params.skip[1], x);
-  const float opening =
-      optional(params.has_gate, gate, false, batch * params.gate[0] + head * params.gate[1] + i * params.gate[2], x);
-  state += has_row ? row * params.state[0] : 0;
-  B += batch * params.B[0];
-  C += batch * params.C[0];
+      number(steps, params.wide_steps, batch * params.step[0] + head * params.step[1] + channel * params.step[2]);
+  const float shift =
+      optional(params.has_bias, bias, params.wide_bias, head * params.bias[0] + channel * params.bias[1], x);
+  const float factor =
+      optional(params.has_skip, skip, params.wide_skip, head * params.skip[0] + channel * params.skip[1], x);
+  const float opening = optional(params.has_gate, gate, false,
+                                 batch * params.gate[0] + head * params.gate[1] + channel * params.gate[2], x);
+  A += head * params.A[0];
+  B += batch * params.B[0] + group * params.B[1];
+  C += batch * params.C[0] + group * params.C[1];
+  const bool one_rate = params.A[2] == 0;  // for all states of a channel
+  const float rate = params.states > 0 ? A[channel * params.A[1]] : 0.0f;
   float sums[ROWS];
 #pragma unroll
   for (uint r = 0; r < ROWS; ++r) sums[r] = 0.0f;
   for (uint begin = part * 4; begin - part * 4 < params.states; begin += LANES * 4) {
-    const uint count = min(4u, max(params.states, begin) - begin);
-    float4 h[ROWS];
+    const uint count = max(params.states, begin) - begin;
+    Words<S> words[ROWS];
 #pragma unroll
     for (uint r = 0; r < ROWS; ++r) {
-      const uint at = first + r * kAcross + lane / LANES;
-      if (at >= channels || !has_row || count == 0) continue;
-      device const S* const states = state + at / params.dim * params.state[1] + at % params.dim * params.state[2];
-      h[r] = four_of(states, params.state[3], begin, count, params.quads);
+      device const S* const states = state + min(mine + r * kAcross, dim - 1) * params.state[2];
+      if (QUADS)
+        words[r] = *reinterpret_cast<device const Words<S>*>(states + min(begin, params.states - 4));
+      else
+        words[r] = four_of(states, params.state[3], begin, params.states, false);
     }
-    // Once all states are on their way.
+    const float4 row_B = static_cast<float4>(four_of(B, params.B[2], begin, params.states, params.quad_rows));
+    const float4 row_C = static_cast<float4>(four_of(C, params.C[2], begin, params.states, params.quad_rows));
     const float step = params.softplus ? softplus(given + shift) : given + shift;
+    const float decay = one_rate ? Math<T>::exp(step * rate) : step, added = step * input;
 #pragma unroll
     for (uint r = 0; r < ROWS; ++r) {
       const ushort source = r * LANES / ROWS + lane / LANES * LANES;
-      const float row_step = simd_shuffle(step, source), row_input = simd_shuffle(input, source);
-      const uint at = first + r * kAcross + lane / LANES;
-      if (at >= channels || !has_row || count == 0) continue;
-      const uint row_head = at / params.dim, group = row_head / params.group_heads;
-      device const float* const row_A = A + row_head * params.A[0] + at % params.dim * params.A[1];
-      const float4 rates = four_of(row_A, params.A[2], begin, count, params.quad_rates);
-      const float4 row_B = four_of(B + group * params.B[1], params.B[2], begin, count, params.quad_rows);
-      const float4 row_C = four_of(C + group * params.C[1], params.C[2], begin, count, params.quad_rows);
-      h[r] = decay_of<T>(row_step, rates) * h[r] + row_step * row_input * row_B;
+      const float row_decay = simd_shuffle(decay, source), row_added = simd_shuffle(added, source);
+      float4 decays = float4(row_decay);
+      if (!one_rate)
+        decays = decay_of<T>(row_decay, four_of(A + min(mine + r * kAcross, dim - 1) * params.A[1], params.A[2], begin, params.states,
+                                                params.quad_rates));
+      const float4 h = decays * words[r].numbers() + row_added * row_B;
 #pragma unroll
-      for (uint n = 0; n < 4; ++n) sums[r] += n < count ? h[r][n] * row_C[n] : 0.0f;
-    }
-#pragma unroll
-    for (uint r = 0; r < ROWS; ++r) {
-      const uint at = first + r * kAcross + lane / LANES;
-      if (at >= channels || !has_row) continue;
-      device S* const states = state + at / params.dim * params.state[1] + at % params.dim * params.state[2];
-      if (params.quads && count > 0)
-        *reinterpret_cast<device vec<S, 4>*>(states + begin) = static_cast<vec<S, 4>>(h[r]);
+      for (uint n = 0; n < 4; ++n) sums[r] += n < count ? h[n] * row_C[n] : 0.0f;
+      if (mine + r * kAcross >= dim) continue;
+      const vec<S, 4> values = static_cast<vec<S, 4>>(h);
+      device S* const states = state + (mine + r * kAcross) * params.state[2];
+      if (QUADS && count > 0) *reinterpret_cast<device Words<S>*>(states + begin) = Words<S>(values);
 #pragma unroll
       for (uint n = 0; n < 4; ++n)
-        if (!params.quads && n < count) states[(begin + n) * params.state[3]] = static_cast<S>(h[r][n]);
+        if (!QUADS && n < count) states[(begin + n) * params.state[3]] = values[n];
     }
   }
   lanes_sums<LANES, ROWS>(sums, lane);
-  if (own >= channels || part % (LANES / ROWS) != 0) return;
   float y = sums[0];
   if (params.has_skip) y += input * factor;
   if (params.has_gate) y *= Silu<T>::forward(opening);
-  // Entries with a negative row are padding.
-  out[ulong(batch) * channels + own] = static_cast<T>(has_row ? y : row < 0 ? 0.0f : NAN);
+  if (writes) *out = static_cast<T>(y);
 }
 
-#define INSTANTIATE_LANES(types, ...)                                                                     \
-  INSTANTIATE("selective_state_update_16", types, selective_state_update<4, SCAN_ROWS(4), __VA_ARGS__>)   \
-  INSTANTIATE("selective_state_update_64", types, selective_state_update<16, SCAN_ROWS(16), __VA_ARGS__>) \
-  INSTANTIATE("selective_state_update_128", types, selective_state_update<32, SCAN_ROWS(32), __VA_ARGS__>)
+#define INSTANTIATE_LANES(types, ...)                                                                           \
+  INSTANTIATE("selective_state_update_16", types, selective_state_update<4, SCAN_ROWS(4), true, __VA_ARGS__>)   \
+  INSTANTIATE("selective_state_update_64", types, selective_state_update<16, SCAN_ROWS(16), true, __VA_ARGS__>) \
+  INSTANTIATE("selective_state_update_128", types, selective_state_update<32, SCAN_ROWS(32), true, __VA_ARGS__>) \
+  INSTANTIATE("selective_state_update_any", types, selective_state_update<4, SCAN_ROWS(4), false, __VA_ARGS__>)
 INSTANTIATE_LANES("_float_float", float, float)
 INSTANTIATE_LANES("_half_half", half, half)
 INSTANTIATE_LANES("_half_float", half, float)

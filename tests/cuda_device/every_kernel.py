@@ -220,7 +220,7 @@ def loss(device, dtype):
 
 def state_updates(device, dtype):
     """States of float32 beside inputs of 16 bits. The samples have states of the inputs' dtype."""
-    for states in (16, 64, 128):
+    for states in (6, 16, 64, 128):
         state, A = (random(device, torch.float32, 2, 3, 5, states) for _ in range(2))
         x, dt = (random(device, dtype, 2, 3, 5) for _ in range(2))
         B, C = (random(device, dtype, 2, 1, states) for _ in range(2))

@@ -328,7 +328,6 @@ Tensor selective_state_update(const Tensor& state, const Tensor& x, const Tensor
       .states = grid_side(states),
       .rows = grid_side(state.size(0)),
       .has_rows = rows.has_value(),
-      .quads = has_quads(state),
       .quad_rates = has_quads(A),
       .quad_rows = has_quads(B) && has_quads(C),
       .wide_steps = is_wide(dt),
@@ -349,15 +348,17 @@ Tensor selective_state_update(const Tensor& state, const Tensor& x, const Tensor
   if (D) put_strides(params.skip, *D);
   if (bias) put_strides(params.bias, *bias);
   const MaybeTensor numbers = as_contiguous(rows);
-  const int64_t lanes = SCAN_LANES(states),
-                blocks = ceil_div(heads * dim, SCAN_ROWS(lanes) * int64_t{SCAN_CHANNELS(states)});
-  gpu::note_plan(op, padded(states) + 1, [&] { return std::to_string(lanes) + " lanes share channels' states"; });
-  const std::string variant = padded(states) + std::string(suffix(x.scalar_type())) + "_";
+  const bool quads = has_quads(state);
+  const int64_t lanes = quads ? SCAN_LANES(states) : 4,
+                blocks = ceil_div(dim, SCAN_ROWS(lanes) * (SCAN_THREADS / lanes));
+  const char* const size = quads ? padded(states) : "_any_";
+  gpu::note_plan(op, size + 1, [&] { return std::to_string(lanes) + " lanes share channels' states"; });
+  const std::string variant = size + std::string(suffix(x.scalar_type())) + "_";
   gpu::record(out, [&](gpu::Recording& recording) {
     recording.kernel("selective_state_update", variant.c_str(), suffix(state.scalar_type()));
     recording.buffer(0, state).buffer(1, x).buffer(2, dt).buffer(3, A).buffer(4, B).buffer(5, C).buffer(6, D);
     recording.buffer(7, z).buffer(8, bias).buffer(9, numbers).buffer(10, out).bytes(11, params);
-    recording.dispatch_threadgroups({grid_side(batch * blocks)}, {SCAN_THREADS});
+    recording.dispatch_threadgroups({grid_side(batch * heads * blocks)}, {SCAN_THREADS});
   });
   return out;
 }
