@@ -111,7 +111,7 @@ template <typename T>
   }
 }
 
-template <uint KEYS, typename T>
+template <uint KEYS, uint COLUMNS, typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(DELTA_PROMISE)]] void gated_delta_rule_walk(
     device const T* q [[buffer(0)]], device const T* k [[buffer(1)]], device const T* v [[buffer(2)]],
     device const float* beta [[buffer(3)]], device const int* ends [[buffer(4)]],
@@ -120,7 +120,7 @@ template <uint KEYS, typename T>
     device float* final_state [[buffer(10)]], device float* errors [[buffer(11)]], device float* kept [[buffer(12)]],
     device const float* skip [[buffer(13)]], constant DeltaRuleParams& params [[buffer(14)]],
     uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
-  using W = Walk<KEYS, T>;
+  using W = Walk<KEYS, COLUMNS, T>;
   constexpr uint kColumns = W::kColumns, kPitch = W::kPitch;
   alignas(16) threadgroup T keys[kChunk * W::kSlice];
   alignas(16) threadgroup float updates[W::kTiles * W::kTile];
@@ -219,10 +219,11 @@ template <uint KEYS, typename T>
   walk.store(final_state + first_state, !params.for_derivative, params);
 }
 
-#define INSTANTIATE_CHUNKS(types, T)                                             \
-  INSTANTIATE("gated_delta_rule_inverse", types, gated_delta_rule_inverse<T>)    \
-  INSTANTIATE("gated_delta_rule_walk_128", types, gated_delta_rule_walk<128, T>) \
-  INSTANTIATE("gated_delta_rule_walk_256", types, gated_delta_rule_walk<256, T>)
+#define INSTANTIATE_CHUNKS(types, T)                                                    \
+  INSTANTIATE("gated_delta_rule_inverse", types, gated_delta_rule_inverse<T>)           \
+  INSTANTIATE("gated_delta_rule_walk_128x32", types, gated_delta_rule_walk<128, 32, T>) \
+  INSTANTIATE("gated_delta_rule_walk_128x16", types, gated_delta_rule_walk<128, 16, T>) \
+  INSTANTIATE("gated_delta_rule_walk_256x16", types, gated_delta_rule_walk<256, 16, T>)
 INSTANTIATE_CHUNKS("_float", float)
 INSTANTIATE_CHUNKS("_half", half)
 INSTANTIATE_CHUNKS("_bfloat", bfloat)

@@ -53,7 +53,7 @@ template <typename T>
   }
 }
 
-template <uint KEYS, typename T>
+template <uint KEYS, uint COLUMNS, typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(DELTA_PROMISE)]] void gated_delta_rule_walk_back(
     device const T* grad [[buffer(0)]], device const float* grad_state [[buffer(1)]], device const T* q [[buffer(2)]],
     device const T* k [[buffer(3)]], device const float* beta [[buffer(4)]], device const int* ends [[buffer(5)]],
@@ -61,7 +61,7 @@ template <uint KEYS, typename T>
     device float* value_grads [[buffer(9)]], device float* kept [[buffer(10)]], device float* state_grad [[buffer(11)]],
     device const float* skip [[buffer(12)]], constant DeltaRuleParams& params [[buffer(13)]],
     uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
-  using W = Walk<KEYS, T>;
+  using W = Walk<KEYS, COLUMNS, T>;
   constexpr uint kColumns = W::kColumns, kPitch = W::kPitch;
   alignas(16) threadgroup T keys[kChunk * W::kSlice];  // or queries
   alignas(16) threadgroup float tile[W::kTiles * W::kTile];
@@ -158,25 +158,29 @@ inline float overlap_of(device const float* a, device const float* b, uint size,
 }
 
 // sums += a bᵀ of rows in device memory.
-template <typename T>
+template <typename T, typename U>
 inline void add_products(thread Fragments<float, 2, 8>& sums, threadgroup float* tiles, device const T* a, long stride,
-                         uint count, device const float* b, long b_stride, uint b_count, uint size, bool vectors,
+                         uint count, device const U* b, long b_stride, uint b_count, uint size, bool vectors,
                          uint thread_index) {
-  constexpr uint kWidth = 16, kLeft = kWidth + 16 / sizeof(T), kTerms = 4 / sizeof(T);
+  constexpr uint kWidth = 16, kLeft = kWidth + 16 / sizeof(T), kRight = kWidth + 16 / sizeof(U);
+  constexpr uint kTerms = 2;
   threadgroup T* const own = reinterpret_cast<threadgroup T*>(tiles);
-  threadgroup float* const others = tiles + kChunk * kPitch;
+  threadgroup U* const others = reinterpret_cast<threadgroup U*>(tiles + kChunk * kPitch);
   for (uint first = 0; first < size; first += kWidth) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
     fetch_rows<kWidth, kLeft>(own, a, stride, count, first, size, vectors, thread_index);
-    fetch_rows<kWidth, kPitch>(others, b, b_stride, b_count, first, size, vectors, thread_index);
+    fetch_rows<kWidth, kRight>(others, b, b_stride, b_count, first, size, vectors, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll 1
     for (uint term = 0; term < kWidth; term += kTerms * 8) {
       Fragments<T, 2, kTerms> rows;
-      RightFragments<float, kTerms, 8> terms;
+      RightFragments<U, kTerms, 8> terms;
       load<kLeft>(rows, own + thread_index / 32 * kOwn * kLeft + term);
-      load_transposed<kPitch>(terms, others + term);
-      multiply(sums, rows, 0, terms);
+      load_transposed<kRight>(terms, others + term);
+      if constexpr (sizeof(U) == 4)
+        metalcore_multiply_mixed(sums.at, rows.at, 0, terms.at, 0);  // fewer parts, as in add_lower()
+      else
+        multiply(sums, rows, 0, terms);
     }
   }
 }
@@ -229,52 +233,84 @@ inline void add_scores(thread Fragments<float, 2, 8>& sums, threadgroup float* t
   }
 }
 
-// Writes sums times a factor for each row, or adds them to what is there. The products of the rows of sums and of x,
-// with its inverse lengths, are added to `products`.
-template <typename T, typename F>
-inline void put(thread const Fragments<float, 2, 8>& sums, threadgroup float* tiles, bool adds, float sign, F factors,
-                device float* to, long to_stride, device const T* x, long stride, threadgroup const float* lengths,
-                threadgroup float* products, uint count, uint first_column, uint size, uint thread_index) {
-  const uint lane = thread_index % 32, simdgroup = thread_index / 32;
-  threadgroup float* const own = tiles + simdgroup * 8 * kTall;
-  threadgroup_barrier(mem_flags::mem_threadgroup);
+// Adds the products of the rows of sums, times a sign, and of x, with its inverse lengths.
+template <typename T>
+inline void add_dots(threadgroup float* products, thread Fragments<float, 2, 8>& sums, float sign, device const T* x,
+                     long stride, threadgroup const float* lengths, uint count, uint first_column, uint size, bool wide,
+                     uint thread_index) {
+  const Place place = place_of(thread_index % 32);
 #pragma unroll
   for (uint m = 0; m < 2; ++m) {
-    simdgroup_barrier(mem_flags::mem_threadgroup);
+    const uint row = thread_index / 32 * kOwn + m * 8 + place.row, column = first_column + place.column;
+    device const T* const other = x + row * stride;
+    float product = 0.0f;
+    if (row < count && wide) {
+      vec<T, 2> others[8];  // no load waits behind a branch
 #pragma unroll
-    for (uint n = 0; n < 8; ++n) simdgroup_store(sums.at[m][n], own + n * 8, kTall);
-    simdgroup_barrier(mem_flags::mem_threadgroup);
-    const uint first = simdgroup * kOwn + m * 8;
-    // Some rows' numbers are on their way before the first one is needed.
-    constexpr uint kSome = 4;
-#pragma unroll 1
-    for (uint part = 0; part < kRows / 32 * 8 / kSome; ++part) {
-      const uint begin = part * kSome % 8, column = part * kSome / 8 * 32 + lane;
-      const bool inside = first_column + column < size;
-      device float* const place = to + (first + begin) * to_stride + first_column + column;
-      device const T* const other = x + (first + begin) * stride + first_column + column;
-      float before[kSome], dots[kSome];
+      for (uint n = 0; n < 8; ++n)
+        others[n] = *reinterpret_cast<device const vec<T, 2>*>(other + min(column + n * 8, size - 2));
 #pragma unroll
-      for (uint i = 0; i < kSome; ++i) {
-        const bool given = inside && first + begin + i < count;
-        before[i] = given && adds ? place[i * to_stride] : 0.0f;
-        dots[i] = given ? static_cast<float>(other[i * stride]) : 0.0f;
+      for (uint n = 0; n < 8; ++n)
+        product += column + n * 8 < size ? dot(elements(sums.at[m][n]), static_cast<float2>(others[n])) : 0.0f;
+    } else if (row < count) {
+#pragma unroll
+      for (uint n = 0; n < 8; ++n)
+        product += dot(elements(sums.at[m][n]), pair_of(other + column + n * 8, rest_of(column + n * 8, size)));
+    }
+    product += simd_shuffle_xor(product, 1);  // over the lanes of the row
+    product += simd_shuffle_xor(product, 8);
+    if (place.column == 0) products[row] += product * lengths[row] * sign;
+  }
+}
+
+// Writes sums times a factor for each row, or adds them to what is there.
+template <typename F>
+inline void put(thread Fragments<float, 2, 8>& sums, bool adds, float sign, F factors, device float* to, long stride,
+                uint count, uint first_column, uint size, bool wide, uint thread_index) {
+  const Place place = place_of(thread_index % 32);
+#pragma unroll
+  for (uint m = 0; m < 2; ++m) {
+    const uint row = thread_index / 32 * kOwn + m * 8 + place.row, column = first_column + place.column;
+    const float factor = factors[row] * sign;
+    device float* const own = to + row * stride;
+    if (row < count && wide) {
+      float2 before[8];
+#pragma unroll
+      for (uint n = 0; n < 8; ++n)
+        before[n] = adds ? *reinterpret_cast<device const float2*>(own + min(column + n * 8, size - 2)) : float2(0.0f);
+#pragma unroll
+      for (uint n = 0; n < 8; ++n)
+        if (column + n * 8 < size)
+          *reinterpret_cast<device float2*>(own + column + n * 8) = before[n] + elements(sums.at[m][n]) * factor;
+    } else if (row < count) {
+#pragma unroll
+      for (uint n = 0; n < 8; ++n) {
+        const uint rest = rest_of(column + n * 8, size);
+        const float2 before = pair_of(own + column + n * 8, adds ? rest : 0);
+        put_pair(own + column + n * 8, before + elements(sums.at[m][n]) * factor, rest);
       }
-#pragma unroll
-      for (uint i = 0; i < kSome; ++i) {
-        const float value = own[(begin + i) * kTall + column] * sign;
-        dots[i] *= value;
-        if (inside && first + begin + i < count) place[i * to_stride] = before[i] + value * factors[first + begin + i];
-      }
-      lanes_sums<32, kSome>(dots, lane);
-      const uint row = first + begin + lane * kSome / 32;
-      if (lane % (32 / kSome) == 0) products[row] += dots[0] * lengths[row];
     }
   }
 }
 
+// Sums over the positions i >= t > j of `scores`, whose diagonal and upper part are zero, for the thread's position t.
+inline float sum_across(threadgroup float* scores, uint thread_index) {
+  if (thread_index < kChunk) {
+    float sum = 0.0f;  // of the row's elements before the column
+    for (uint j = 0; j < kChunk; ++j) {
+      const float score = scores[thread_index * kTall + j];
+      scores[thread_index * kTall + j] = sum;
+      sum += score;
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  float sum = 0.0f;
+  for (uint i = thread_index; i < kChunk; ++i) sum += scores[i * kTall + thread_index];
+  return sum;
+}
+
 template <typename T>
-[[kernel]] [[max_total_threads_per_threadgroup(DELTA_THREADS)]] void gated_delta_rule_chunks(
+[[kernel]] [[max_total_threads_per_threadgroup(DELTA_PROMISE)]] void gated_delta_rule_chunks(
     device const T* grad [[buffer(0)]], device const T* q [[buffer(1)]], device const T* k [[buffer(2)]],
     device const float* g [[buffer(3)]], device const float* beta [[buffer(4)]], device const int* ends [[buffer(5)]],
     device const float* errors [[buffer(6)]], device const float* value_grads [[buffer(7)]],
@@ -330,8 +366,8 @@ template <typename T>
     add_products(sums, tiles, errors, value_stride, count, state_grads + matrix, params.values, rows, params.values,
                  params.wide, thread_index);
     scale_rows(sums, until + simdgroup * kOwn, 1.0f, lane);
-    put(sums, tiles, false, 1.0f, strengths, gk, key_stride, k, params.k[1], lengths[1], carried, count, first,
-        params.keys, thread_index);
+    add_dots(carried, sums, 1.0f, k, params.k[1], lengths[1], count, first, params.keys, params.wide, thread_index);
+    put(sums, false, 1.0f, strengths, gk, key_stride, count, first, params.keys, params.wide, thread_index);
   }
   // The gradients of results, and then those of values.
 #pragma unroll 1
@@ -363,16 +399,44 @@ template <typename T>
                    states + ulong(first) * params.values, params.values, rows, params.values, params.wide,
                    thread_index);
       scale_rows(sums, since + simdgroup * kOwn, scale, lane);
+      if (!params.corrects)
+        add_dots(reads, sums, 1.0f, q, params.q[1], lengths[0], count, first, params.keys, params.wide, thread_index);
       add_scores<false>(sums, tiles, scores, k, params.k[1], count, first, params.keys, params.wide, learned,
                         thread_index);
-      put(sums, tiles, !of_results, sign, One(), of_results ? gq : gk, key_stride, x, stride, lengths[pass], reads,
-          count, first, params.keys, thread_index);
+      if (params.corrects)
+        add_dots(reads, sums, sign, x, stride, lengths[pass], count, first, params.keys, params.wide, thread_index);
+      put(sums, !of_results, sign, One(), of_results ? gq : gk, key_stride, count, first, params.keys, params.wide,
+          thread_index);
       clear(sums);
       add_scores<true>(sums, tiles, scores, x, stride, count, first, params.keys, params.wide, lengths[pass],
                        thread_index);
-      put(sums, tiles, true, sign, strengths, gk, key_stride, k, params.k[1], lengths[1], writes, count, first,
-          params.keys, thread_index);
+      add_dots(writes, sums, sign, k, params.k[1], lengths[1], count, first, params.keys, params.wide, thread_index);
+      put(sums, true, sign, strengths, gk, key_stride, count, first, params.keys, params.wide, thread_index);
     }
+  }
+  // Without corrections the products of all pairs of positions are known, and those between which the gate lies are
+  // summed by themselves. The difference of all that is read and written would lose what pairs on one side have.
+  float across = 0.0f;
+  if (params.has_gate && !params.corrects) {
+    clear(sums);
+    add_products(sums, tiles, q, params.q[1], count, k, params.k[1], count, params.keys, params.wide, thread_index);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+    for (uint m = 0; m < 2; ++m) {
+      const uint row = simdgroup * kOwn + m * 8 + place_of(lane).row;
+#pragma unroll
+      for (uint n = 0; n < 8; ++n) {
+        const uint column = n * 8 + place_of(lane).column;
+        threadgroup float* const score = scores + row * kTall + column;
+        const float2 factors =
+            float2(column < row ? learned[column] : 0.0f, column + 1 < row ? learned[column + 1] : 0.0f);
+        const float2 pair = elements(sums.at[m][n]) * factors * lengths[0][row];
+        score[0] *= pair.x;
+        score[1] *= pair.y;
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    across = sum_across(scores, thread_index);
   }
   overlap = simd_sum(overlap);
   if (lane == 0) overlaps[simdgroup] = overlap;
@@ -381,21 +445,23 @@ template <typename T>
   const ulong own = at + ulong(thread_index) * params.value_heads;
   if (params.weighted) gbeta[own] = carried[thread_index] + writes[thread_index];
   if (!params.has_gate) return;
-  float behind = 0.0f, sum = 0.0f;
+  float behind = 0.0f, sum = across;
 #pragma unroll
   for (uint s = 0; s < kSimdgroups; ++s) behind += overlaps[s];
   behind *= since[kChunk - 1];
   for (uint i = count; i-- > 0;) {
-    behind += strengths[i] * carried[i];
-    sum += i >= thread_index ? reads[i] - strengths[i] * (carried[i] + writes[i]) : 0.0f;
+    const bool later = i >= thread_index;
+    if (params.corrects || !later) behind += strengths[i] * carried[i];
+    if (later) sum += params.corrects ? reads[i] - strengths[i] * (carried[i] + writes[i]) : reads[i];
   }
   gg[own] = behind + sum;
 }
 
-#define INSTANTIATE_BACK(types, T)                                                         \
-  INSTANTIATE("gated_delta_rule_walk_back_128", types, gated_delta_rule_walk_back<128, T>) \
-  INSTANTIATE("gated_delta_rule_walk_back_256", types, gated_delta_rule_walk_back<256, T>) \
-  INSTANTIATE("gated_delta_rule_spread", types, gated_delta_rule_spread<T>)                \
+#define INSTANTIATE_BACK(types, T)                                                                \
+  INSTANTIATE("gated_delta_rule_walk_back_128x32", types, gated_delta_rule_walk_back<128, 32, T>) \
+  INSTANTIATE("gated_delta_rule_walk_back_128x16", types, gated_delta_rule_walk_back<128, 16, T>) \
+  INSTANTIATE("gated_delta_rule_walk_back_256x16", types, gated_delta_rule_walk_back<256, 16, T>) \
+  INSTANTIATE("gated_delta_rule_spread", types, gated_delta_rule_spread<T>)                       \
   INSTANTIATE("gated_delta_rule_chunks", types, gated_delta_rule_chunks<T>)
 INSTANTIATE_BACK("_float", float)
 INSTANTIATE_BACK("_half", half)

@@ -11,8 +11,7 @@
 #define DELTA_PROMISE 384
 #define DELTA_STEPS 8   // positions whose keys and queries are in threadgroup memory at once
 #define DELTA_CHUNK 64  // positions between the states that the derivative keeps
-#define DELTA_COLUMNS(keys) ((keys) > 128 ? 16 : 32)  // of a state, which a threadgroup that walks along chunks has
-#define DELTA_SIZE 256                                // the largest size of a head
+#define DELTA_SIZE 256  // the largest size of a head
 // Rows of a state that a simdgroup of gated_delta_rule_rows has, for the size that its values are padded to.
 #define DELTA_ROWS(values) ((values) > 128 ? 4 : 8)
 

@@ -242,30 +242,57 @@ INSTANTIATE_VALUES(float, "_float")
 INSTANTIATE_VALUES(half, "_half")
 INSTANTIATE_VALUES(bfloat, "_bfloat")
 
-// The gradient of a head's q or k: the sum of those by its heads of v, and through the normalization.
+// The gradient of a head's q or k: the sum of those by its heads of v, and through the normalization. A lane has some
+// quads of the keys.
 template <typename T>
-inline void finish(device const float* parts, device const T* x, device T* gx, constant DeltaRuleParams& params,
-                   uint lane) {
-  constexpr uint N = DELTA_SIZE / 32;
-  float sums[N], values[N], squares = 0.0f, product = 0.0f;
+struct KeyGradient {
+  static constexpr constant uint kQuads = DELTA_SIZE / 128;
+
+  float4 sums[kQuads], values[kQuads];
+
+  // The elements that `row` has of quad `at`.
+  template <typename U>
+  static float4 quad_of(device const U* row, uint at, constant DeltaRuleParams& params) {
+    if (params.wide)
+      return 4 * at < params.keys ? static_cast<float4>(reinterpret_cast<device const vec<U, 4>*>(row)[at]) : 0.0f;
+    float4 quad = float4(0.0f);
 #pragma unroll
-  for (uint n = 0; n < N; ++n) {
-    const uint i = n * 32 + lane;
-    const bool inside = i < params.keys;
-    sums[n] = 0.0f;
-    for (uint head = 0; head < params.value_heads / params.heads; ++head)
-      sums[n] += inside ? parts[ulong(head) * params.keys + i] : 0.0f;
-    values[n] = inside && params.normalized ? static_cast<float>(x[i]) : 0.0f;
-    squares += values[n] * values[n];
-    product += values[n] * sums[n];
+    for (uint i = 0; i < 4; ++i)
+      if (4 * at + i < params.keys) quad[i] = static_cast<float>(row[4 * at + i]);
+    return quad;
   }
-  const float factor = params.normalized ? inverse_length(simd_sum(squares)) : 1.0f;
-  const float along = simd_sum(product) * factor * factor;
+  void load(device const float* parts, device const T* x, constant DeltaRuleParams& params, uint lane) {
 #pragma unroll
-  for (uint n = 0; n < N; ++n) {
-    if (n * 32 + lane < params.keys) gx[n * 32 + lane] = static_cast<T>(factor * (sums[n] - along * values[n]));
+    for (uint n = 0; n < kQuads; ++n) {
+      sums[n] = quad_of(parts, n * 32 + lane, params);
+      values[n] = params.normalized ? quad_of(x, n * 32 + lane, params) : 0.0f;
+    }
+    for (uint head = 1; head < params.value_heads / params.heads; ++head) {
+      parts += params.keys;
+#pragma unroll
+      for (uint n = 0; n < kQuads; ++n) sums[n] += quad_of(parts, n * 32 + lane, params);
+    }
   }
-}
+  void store(device T* gx, constant DeltaRuleParams& params, uint lane) const {
+    float squares = 0.0f, product = 0.0f;
+#pragma unroll
+    for (uint n = 0; n < kQuads; ++n) {
+      squares += dot(values[n], values[n]);
+      product += dot(values[n], sums[n]);
+    }
+    const float factor = params.normalized ? inverse_length(simd_sum(squares)) : 1.0f;
+    const float along = simd_sum(product) * factor * factor;
+#pragma unroll
+    for (uint n = 0; n < kQuads; ++n) {
+      const uint at = 4 * (n * 32 + lane);
+      const vec<T, 4> quad = static_cast<vec<T, 4>>(factor * (sums[n] - along * values[n]));
+      if (params.wide && at < params.keys) *reinterpret_cast<device vec<T, 4>*>(gx + at) = quad;
+#pragma unroll
+      for (uint i = 0; i < 4; ++i)
+        if (!params.wide && at + i < params.keys) gx[at + i] = quad[i];
+    }
+  }
+};
 
 // A simdgroup has a position of a head of q and k.
 template <typename T>
@@ -274,18 +301,19 @@ template <typename T>
     device const float* parts_k [[buffer(3)]], device const float* beta_parts [[buffer(4)]], device T* gq [[buffer(5)]],
     device T* gk [[buffer(6)]], device float* gbeta [[buffer(7)]], constant DeltaRuleParams& params [[buffer(8)]],
     uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
-  const ulong at = ulong(group) * kSimdgroups + thread_index / 32;
-  const uint head = at % params.heads, lane = thread_index % 32;
-  const ulong position = at / params.heads, batch = position / params.length;
+  const uint at = group * kSimdgroups + thread_index / 32, head = at % params.heads, lane = thread_index % 32;
+  const uint position = at / params.heads, batch = position / params.length, i = position % params.length;
   if (batch >= params.batch) return;
-  const uint i = position % params.length;
-  finish(parts_q + at * (params.value_heads / params.heads) * params.keys,
-         q + batch * params.q[0] + i * params.q[1] + head * params.q[2], gq + at * params.keys, params, lane);
-  finish(parts_k + at * (params.value_heads / params.heads) * params.keys,
-         k + batch * params.k[0] + i * params.k[1] + head * params.k[2], gk + at * params.keys, params, lane);
-  // Threadgroups for some rows each have found parts of beta's gradients.
   const uint repeats = params.value_heads / params.heads;
-  for (ulong each = at * repeats; params.by_channel && params.weighted && each < (at + 1) * repeats; ++each) {
+  const ulong first = ulong(at) * repeats * params.keys, own = ulong(at) * params.keys;
+  KeyGradient<T> of_q, of_k;
+  of_q.load(parts_q + first, q + batch * params.q[0] + i * params.q[1] + head * params.q[2], params, lane);
+  of_k.load(parts_k + first, k + batch * params.k[0] + i * params.k[1] + head * params.k[2], params, lane);
+  of_q.store(gq + own, params, lane);
+  of_k.store(gk + own, params, lane);
+  // Threadgroups for some rows each have found parts of beta's gradients.
+  for (ulong each = ulong(at) * repeats; params.by_channel && params.weighted && each < (ulong(at) + 1) * repeats;
+       ++each) {
     const float part = lane < params.row_blocks ? beta_parts[each * params.row_blocks + lane] : 0.0f;
     const float sum = simd_sum(part);
     if (lane == 0) gbeta[each] = sum;

@@ -128,7 +128,7 @@ inline void add_gates(threadgroup float* high, threadgroup float* low, device co
   low[thread_index] = rest;
 }
 inline float decay_of(threadgroup const float* high, threadgroup const float* low, uint later, uint earlier) {
-  return exp(min((high[later] - high[earlier]) + (low[later] - low[earlier]), 0.0f));
+  return exp((high[later] - high[earlier]) + (low[later] - low[earlier]));
 }
 
 // Products' rows times their factors, of which factors[0] is for the simdgroup's first row.

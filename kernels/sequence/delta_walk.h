@@ -1,19 +1,20 @@
 // What a threadgroup that walks along chunks has: some columns of a matrix of keys by values. A simdgroup has 16 of the
-// columns and 64 of the keys in registers, as rows and columns of fragments, and so has the products with tiles of keys
-// transposed: a row for a column of the matrix, a column for a position.
+// columns and 32 or 64 of the keys in registers, as rows and columns of fragments, and so has the products with tiles
+// of keys transposed: a row for a column of the matrix, a column for a position.
 #pragma once
 
 #include "sequence/delta_tiles.h"
 
-template <uint KEYS, typename T>
+template <uint KEYS, uint COLUMNS, typename T>
 struct Walk {
-  static constexpr constant uint kParts = KEYS / 64;                 // simdgroups that share columns
-  static constexpr constant uint kColumns = DELTA_COLUMNS(KEYS);     // of the threadgroup
-  static constexpr constant uint kPitch = kColumns + 4;              // of tiles of positions by columns
-  static constexpr constant uint kWidth = 256 / sizeof(T) / kParts;  // keys of a simdgroup that lie in a tile at once
-  static constexpr constant uint kSlices = 64 / kWidth;              // … and how often it has others
-  static constexpr constant uint kSlice = (256 + 16) / sizeof(T);    // pitch of tiles of positions by keys
-  static constexpr constant uint kAcross = 8 / kParts;               // fragments of positions that become a simdgroup's
+  static constexpr constant uint kColumns = COLUMNS;                   // of the threadgroup
+  static constexpr constant uint kParts = kSimdgroups * 16 / COLUMNS;  // simdgroups that share columns
+  static constexpr constant uint kKeys = KEYS / kParts;                // of a simdgroup
+  static constexpr constant uint kPitch = kColumns + 4;                // of tiles of positions by columns
+  static constexpr constant uint kWidth = 256 / sizeof(T) / kParts;    // keys of a simdgroup that lie in a tile at once
+  static constexpr constant uint kSlices = kKeys / kWidth;             // … and how often it has others
+  static constexpr constant uint kSlice = (256 + 16) / sizeof(T);      // pitch of tiles of positions by keys
+  static constexpr constant uint kAcross = 8 / kParts;  // fragments of positions that become a simdgroup's
   static constexpr constant uint kTile = kChunk * kPitch;
   static constexpr constant uint kTiles = kParts > 2 ? 2 : 1;  // for sums over simdgroups
   static constexpr constant uint kTerms = 4 / sizeof(T);       // fragments of a product's operands
@@ -33,10 +34,11 @@ struct Walk {
 #pragma unroll
     for (uint m = 0; m < 2; ++m) {
       const uint column = first + m * 8 + place.row;
-      device const float* from = matrix + ulong(part * 64 + place.column) * params.values + column;
+      device const float* from = matrix + ulong(part * kKeys + place.column) * params.values + column;
 #pragma unroll
-      for (uint n = 0; n < 8; ++n) {
-        const uint rest = given && column < params.values ? rest_of(part * 64 + n * 8 + place.column, params.keys) : 0;
+      for (uint n = 0; n < kKeys / 8; ++n) {
+        const uint rest =
+            given && column < params.values ? rest_of(part * kKeys + n * 8 + place.column, params.keys) : 0;
         elements(state[n / (kWidth / 8)].at[m][n % (kWidth / 8)]) =
             float2(rest > 0 ? from[0] : 0.0f, rest > 1 ? from[params.values] : 0.0f);
         from += 8 * params.values;
@@ -47,10 +49,11 @@ struct Walk {
 #pragma unroll
     for (uint m = 0; m < 2; ++m) {
       const uint column = first + m * 8 + place.row;
-      device float* to = matrix + ulong(part * 64 + place.column) * params.values + column;
+      device float* to = matrix + ulong(part * kKeys + place.column) * params.values + column;
 #pragma unroll
-      for (uint n = 0; n < 8; ++n) {
-        const uint rest = wanted && column < params.values ? rest_of(part * 64 + n * 8 + place.column, params.keys) : 0;
+      for (uint n = 0; n < kKeys / 8; ++n) {
+        const uint rest =
+            wanted && column < params.values ? rest_of(part * kKeys + n * 8 + place.column, params.keys) : 0;
         const float2 pair = elements(state[n / (kWidth / 8)].at[m][n % (kWidth / 8)]);
         if (rest > 0) to[0] = pair.x;
         if (rest > 1) to[params.values] = pair.y;
@@ -64,7 +67,7 @@ struct Walk {
              constant DeltaRuleParams& params, uint thread_index) const {
     threadgroup_barrier(mem_flags::mem_threadgroup);
     fetch_rows<kWidth * kParts, kSlice, kWidth>(tile, x, stride, count, slice * kWidth, params.keys, params.wide,
-                                                thread_index, 64);
+                                                thread_index, kKeys);
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 
@@ -105,7 +108,7 @@ struct Walk {
 #pragma unroll
     for (uint slice = 0; slice < kSlices; ++slice) {
       fetch(tile, x, stride, count, slice, params, thread_index);
-      if (part * 64 + slice * kWidth >= params.keys) continue;
+      if (part * kKeys + slice * kWidth >= params.keys) continue;
 #pragma unroll
       for (uint term = 0; term < kWidth / 8; term += kTerms) {
         RightFragments<T, kTerms, 8> terms;
@@ -177,7 +180,7 @@ struct Walk {
     for (uint i = 0; i < kSlices; ++i) {
       const uint slice = kSlices - 1 - i;
       if (i > 0 || !THERE) fetch(keys, x, stride, count, slice, params, thread_index);
-      if (part * 64 + slice * kWidth < params.keys) learn(slice, tile, factors, sign, keys);
+      if (part * kKeys + slice * kWidth < params.keys) learn(slice, tile, factors, sign, keys);
     }
   }
 };

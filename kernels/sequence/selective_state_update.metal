@@ -42,9 +42,10 @@ struct Words<float> {
   float4 numbers() const { return words; }
 };
 
-// S is the state's type in memory, where QUADS says that each four states are a vector. LANES lanes share a channel, and
-// each has ROWS channels of a head, whose states are on their way at once: no load waits behind a branch, and what is
-// not there repeats its neighbour. What a channel has one number of is read by one lane, and so is its result written.
+// S is the state's type in memory, where QUADS says that each four states are a vector. LANES lanes share a channel,
+// and each has ROWS channels of a head, whose states are on their way at once: no load waits behind a branch, and what
+// is not there repeats its neighbour. What a channel has one number of is read by one lane, and so is its result
+// written.
 template <uint LANES, uint ROWS, bool QUADS, typename T, typename S>
 [[kernel]] [[max_total_threads_per_threadgroup(SCAN_THREADS)]] void selective_state_update(
     device S* state [[buffer(0)]], device const T* x [[buffer(1)]], device const T* steps [[buffer(2)]],
@@ -109,8 +110,8 @@ template <uint LANES, uint ROWS, bool QUADS, typename T, typename S>
       const float row_decay = simd_shuffle(decay, source), row_added = simd_shuffle(added, source);
       float4 decays = float4(row_decay);
       if (!one_rate)
-        decays = decay_of<T>(row_decay, four_of(A + min(mine + r * kAcross, dim - 1) * params.A[1], params.A[2], begin, params.states,
-                                                params.quad_rates));
+        decays = decay_of<T>(row_decay, four_of(A + min(mine + r * kAcross, dim - 1) * params.A[1], params.A[2], begin,
+                                                params.states, params.quad_rates));
       const float4 h = decays * words[r].numbers() + row_added * row_B;
 #pragma unroll
       for (uint n = 0; n < 4; ++n) sums[r] += n < count ? h[n] * row_C[n] : 0.0f;
@@ -130,9 +131,9 @@ template <uint LANES, uint ROWS, bool QUADS, typename T, typename S>
   if (writes) *out = static_cast<T>(y);
 }
 
-#define INSTANTIATE_LANES(types, ...)                                                                           \
-  INSTANTIATE("selective_state_update_16", types, selective_state_update<4, SCAN_ROWS(4), true, __VA_ARGS__>)   \
-  INSTANTIATE("selective_state_update_64", types, selective_state_update<16, SCAN_ROWS(16), true, __VA_ARGS__>) \
+#define INSTANTIATE_LANES(types, ...)                                                                            \
+  INSTANTIATE("selective_state_update_16", types, selective_state_update<4, SCAN_ROWS(4), true, __VA_ARGS__>)    \
+  INSTANTIATE("selective_state_update_64", types, selective_state_update<16, SCAN_ROWS(16), true, __VA_ARGS__>)  \
   INSTANTIATE("selective_state_update_128", types, selective_state_update<32, SCAN_ROWS(32), true, __VA_ARGS__>) \
   INSTANTIATE("selective_state_update_any", types, selective_state_update<4, SCAN_ROWS(4), false, __VA_ARGS__>)
 INSTANTIATE_LANES("_float_float", float, float)

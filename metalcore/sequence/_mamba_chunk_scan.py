@@ -45,7 +45,7 @@ def mamba_chunk_scan_combined(
     Args:
         x: (batch, length, heads, channels): float32, float16 or bfloat16, any strides. It is computed in float32.
         dt: (batch, length, heads), the step of each position.
-        A: (heads,), at most 0.
+        A: (heads,), below 0 where states decay.
         B, C: (batch, length, groups, states) of x's dtype, where groups divides the heads.
         chunk_size: at least 1. Results do not depend on it: kernels choose the positions of a chunk.
         D: (heads,) or (heads, channels), or None for 0.
@@ -106,8 +106,7 @@ def _scan(op, x, dt, A, B, C, D, z, dt_bias, states, numbers, softplus, low, hig
     steps, or as selective_scan."""
     by_channel = _by_channel(op, x, dt, A, B, C, D, z, dt_bias, states)
     found = None
-    # Linear attention's decays are at most 1.
-    if x.shape[1] >= _LEAST_POSITIONS and B.shape[3] >= _LEAST_STATES and numbers is None and low >= 0:
+    if x.shape[1] >= _LEAST_POSITIONS and B.shape[3] >= _LEAST_STATES and numbers is None:
         check(op, *by_channel, None, any_size=True)
         step = in_float32(dt) if dt_bias is None else in_float32(dt) + in_float32(dt_bias)
         step = (F.softplus(step) if softplus else step).clamp(low, high)

@@ -78,6 +78,13 @@ def test_chunks(device, dtype, length, gated):
     check(ours, loop, tensors if gated else [None if name == "z" else t for name, t in zip(NAMES, tensors)], 256)
 
 
+def test_growing_states(device):
+    """Rates above 0 are not clamped: decays are above 1, also by chunks."""
+    tensors = inputs(130, 2, 5, 33, device=device)
+    tensors[2] = tensors[2].abs() / 100
+    check(ours, loop, tensors, 256)
+
+
 @pytest.mark.parametrize("left_out", ["D", "z", "dt_bias", "initial_states"])
 def test_arguments_left_out(device, left_out):
     tensors = inputs(9, device=device)
@@ -150,7 +157,7 @@ def test_error_beside_transformers(device, dtype):
     """The error is at most twice that of transformers' ops, in results and gradients, besides the last bit of the dtype
     and what float32 rounds off in a random way at each position, by which a state is multiplied that hardly decays."""
     modeling = pytest.importorskip("transformers.models.mamba2.modeling_mamba2")
-    x, dt, A, B, C, D, _, bias, _ = inputs(150, 4, 16, 16, groups=2, dtype=dtype, device=device)
+    x, dt, A, B, C, D, _, bias, _ = inputs(150, 4, 16, 40, groups=2, dtype=dtype, device=device)
     tensors = x, dt, A, B, C, D[:, 0], bias
     grad = tensor(*x.shape, dtype=dtype, device=device)
 

@@ -133,9 +133,19 @@ uint32_t column_groups(const DeltaRuleParams& p) {
   return grid_side(ceil_div<int64_t>(p.values, columns) * p.value_heads * p.sequences);
 }
 
-// The same for kernels that walk along chunks.
-uint32_t chunk_column_groups(const DeltaRuleParams& p) {
-  return grid_side(ceil_div<int64_t>(p.values, DELTA_COLUMNS(p.keys)) * p.value_heads * p.sequences);
+// How kernels walk along chunks: fewer columns make more threadgroups, where there are too few for a GPU.
+struct Columns {
+  const char* name;
+  uint32_t groups;
+};
+Columns chunk_columns(const Call& call) {
+  const DeltaRuleParams& p = call.params;
+  const auto groups = [&](int64_t columns) {
+    return grid_side(ceil_div<int64_t>(p.values, columns) * p.value_heads * p.sequences);
+  };
+  if (p.keys > 128) return {"_256x16_", groups(16)};
+  if (groups(32) < gpu::parallelism(call.q).fill_threadgroups) return {"_128x16_", groups(16)};
+  return {"_128x32_", groups(32)};
 }
 
 // What the kernels by chunks need of each chunk and value head: an inverse, scores, and factors of the positions.
@@ -163,12 +173,13 @@ void record_chunks(gpu::Recording& recording, const Call& call, const Chunks& ch
   recording.buffer(5, chunks.inverses).buffer(6, chunks.scores).buffer(7, chunks.factors).bytes(8, params);
   recording.dispatch_threadgroups({grid_side(call.chunks * params.value_heads)}, {DELTA_THREADS});
 
-  recording.kernel("gated_delta_rule_walk", params.keys <= 128 ? "_128_" : "_256_", type);
+  const Columns columns = chunk_columns(call);
+  recording.kernel("gated_delta_rule_walk", columns.name, type);
   recording.buffer(0, call.q).buffer(1, call.k).buffer(2, call.v).buffer(3, call.beta).buffer(4, call.ends);
   recording.buffer(5, call.state).buffer(6, chunks.inverses).buffer(7, chunks.scores).buffer(8, chunks.factors);
   recording.buffer(9, results.out).buffer(10, results.state).buffer(11, results.errors).buffer(12, results.kept);
   recording.buffer(13, call.skip).bytes(14, params);
-  recording.dispatch_threadgroups({chunk_column_groups(params)}, {DELTA_THREADS});
+  recording.dispatch_threadgroups({columns.groups}, {DELTA_THREADS});
 }
 void record_forward(gpu::Recording& recording, const Call& call, DeltaRuleParams params, const Forward& results) {
   params.for_derivative = results.errors.has_value();
@@ -257,7 +268,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_back
     for (Tensor each : {parts_q, parts_k, gv, gg, gbeta, beta_parts}) torch::stable::zero_(each);
   }
   const char* type = suffix(q.scalar_type());
-  const int64_t key_positions = int64_t{params.batch} * params.length * params.heads;
+  const int64_t key_positions = grid_side(int64_t{params.batch} * params.length * params.heads);
   const auto chunks = chunks_of(call, chunked);
   note(op, call, chunks.has_value());
   gpu::record(gq, [&](gpu::Recording& recording) {
@@ -272,7 +283,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_back
       recording.buffer(0, given).buffer(1, call.ends).buffer(2, chunks->scores).buffer(3, value_grads).bytes(4, params);
       recording.dispatch_threadgroups({grid_side(call.chunks * params.value_heads)}, {DELTA_THREADS});
 
-      recording.kernel("gated_delta_rule_walk_back", params.keys <= 128 ? "_128_" : "_256_", type);
+      const Columns columns = chunk_columns(call);
+      recording.kernel("gated_delta_rule_walk_back", columns.name, type);
       recording.buffer(0, given).buffer(1, given_state).buffer(2, call.q).buffer(3, call.k).buffer(4, call.beta);
       recording.buffer(5, call.ends).buffer(6, chunks->inverses).buffer(7, chunks->factors);
       recording.buffer(8, gv)
@@ -281,7 +293,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_back
           .buffer(11, gstate)
           .buffer(12, call.skip)
           .bytes(13, params);
-      recording.dispatch_threadgroups({chunk_column_groups(params)}, {DELTA_THREADS});
+      recording.dispatch_threadgroups({columns.groups}, {DELTA_THREADS});
     } else {
       recording.kernel("gated_delta_rule_back", params.by_channel ? "_by_channel" : "", padded(params.keys), type);
       recording.buffer(0, given).buffer(1, given_state).buffer(2, call.q).buffer(3, call.k).buffer(4, call.g);
