@@ -1,4 +1,4 @@
-// LU by one threadgroup, for matrices that fit its registers and for the blocked variant's panels. The threads form G
+// LU by one threadgroup, for matrices that fit its registers. The threads form G
 // groups of row_threads threads. In group g each thread holds one row of the columns 4 (g + G j) + {0, 1, 2, 3}, j in
 // QUADS. All threads of a simdgroup are in one group, so they read the same elements of the pivot's row.
 #include <metal_stdlib>
@@ -63,7 +63,7 @@ inline void factor(device const T* a, device T* lu, device int* pivots, device i
   typedef typename FourOf<T>::Type Four;
   Four held[QUADS];
   {
-    device const T* const from = a + matrix * p.a_batch + (p.first + row) * p.a_row + p.first * p.a_column;
+    device const T* const from = a + matrix * p.a_batch + row * p.a_row;
     const bool as_float4 = whole && (p.as_float4 & LU_VECTORS_A) != 0;
 #pragma unroll
     for (uint j = 0; j < QUADS; ++j) held[j] = load_quad(from, p.a_column, g + G * j, columns, as_float4);
@@ -72,7 +72,7 @@ inline void factor(device const T* a, device T* lu, device int* pivots, device i
   const uint steps = min(p.rows, p.columns);
   const bool pivoting = p.pivoting != 0;
   threadgroup Four* const own = shared.pivot_row + QUADS * g;
-  device int* const to_pivots = pivots + ulong(matrix) * p.pivots_batch + p.first;
+  device int* const to_pivots = pivots + ulong(matrix) * p.pivots_batch;
   uint place = row, zero = 0;  // `place` is where pivoting puts the row
 
   for (uint j = 0; j < QUADS; ++j) {
@@ -97,7 +97,7 @@ inline void factor(device const T* a, device T* lu, device int* pivots, device i
       }
       const float magnitude = as_type<float>(most - 1);  // the pivot's, from which its key was made
       place = exchanged(place, k, pivot);
-      if (thread_index == 0) to_pivots[k] = int(p.first + pivot) + 1;
+      if (thread_index == 0) to_pivots[k] = int(pivot) + 1;
       zero = zero == 0 && magnitude == 0.0f ? k + 1 : zero;
       threadgroup_barrier(mem_flags::mem_threadgroup);
       if (place > k) {
@@ -114,13 +114,9 @@ inline void factor(device const T* a, device T* lu, device int* pivots, device i
     rotate(held);
   }
 
-  threadgroup_barrier(mem_flags::mem_device);  // panels are factored in place
-  if (thread_index == 0) {
-    const int before = p.first > 0 ? info[matrix] : 0;
-    info[matrix] = before != 0 || zero == 0 ? before : int(p.first + zero);
-  }
+  if (thread_index == 0) info[matrix] = int(zero);
   if (p.sources != 0 && g == 0 && columns > 0) sources[ulong(matrix) * p.rows + place] = row;
-  device T* const to = lu + matrix * p.lu_batch + (p.first + place) * p.lu_row + p.first;
+  device T* const to = lu + matrix * p.lu_batch + place * p.lu_row;
   const bool as_float4 = whole && (p.as_float4 & LU_VECTORS_LU) != 0;
 #pragma unroll
   for (uint j = 0; j < QUADS; ++j) store_quad(held[j], to, g + G * j, columns, as_float4);

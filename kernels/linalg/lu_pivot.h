@@ -32,6 +32,12 @@ inline uint first_of_largest(uint key, uint place) {
 // A row's place after the row at `pivot` and the one at `k` have changed places.
 inline uint exchanged(uint place, uint k, uint pivot) { return place == pivot ? k : (place == k ? pivot : place); }
 
+// The row that `count` exchanges from row `first` on move to row `to`: the exchanges are undone from the last one on.
+inline uint source_row(uint to, uint first, uint count, threadgroup const uint* pivot_of) {
+  for (uint k = first + count; k-- > first;) to = exchanged(to, k, pivot_of[k]);
+  return to;
+}
+
 // Divides many numbers by one number: by its reciprocal, which a power of two keeps normal.
 struct Divisor {
   float inverse, scale;

@@ -300,6 +300,8 @@ def lu(device):
             LU, pivots, _ = metalcore.lu_factor_ex(A)
             yield f"lu_solve {n} {right}", metalcore.lu_solve(LU, pivots, B, adjoint=True)
             yield f"inv {n}", metalcore.inv_ex(A)[0]
+        for rows in (513, 1025, 2049, 4097, 8193, 16385):
+            yield f"lu_factor {rows}", metalcore.lu_factor_ex(random(device, torch.float32, rows, 5))[0]
             yield f"det {n}", metalcore.det(A / n)
 
 

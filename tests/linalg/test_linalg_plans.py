@@ -8,7 +8,15 @@ import metalcore
 REFLECTORS = ["reflectors_products_64", "reflectors_factor_64", "reflectors_apply_64"]
 PANEL = ["reflectors_products_16", "reflectors_apply_16", *REFLECTORS, "qr_upper"]
 SCALED = ["qr_panel_maxima", "qr_panel_scale", "qr_panel_step", "qr_panel_last"]
-BLOCKED_LU = ["lu_identity_permutation", "lu_block_8", "lu_rows", "lu_update", "lu_permute", "trsv_block_1x16"]
+BLOCKED_LU = [
+    "lu_identity_permutation",
+    "lu_update",
+    "lu_panel_1",
+    "lu_rows",
+    "lu_top",
+    "lu_permute",
+    "trsv_block_1x16",
+]
 APPLIED = ["reflectors_products_16", "reflectors_factor_16", "reflectors_apply_16"]
 COMPLETE = ["qr_panel", "reflectors_products_16", "reflectors_factor_16", "qr_upper", "qr_identity"]
 # (shapes, options, variant, kernels), without the kernel of functions that raise
@@ -47,7 +55,7 @@ PLANS = {
     "inv_ex": [([(100000, 3, 3)], {}, "thread", ["lu_thread_3"])],
     "lu_factor_ex": [
         ([(10, 12, 30)], {}, "simd", ["lu_simd_32x0"]),
-        ([(3, 1500, 200)], {}, "blocked", ["lu_looped_panel", "lu_rows", "lu_update"]),
+        ([(3, 1500, 200)], {}, "blocked", ["lu_update", "lu_panel_4", "lu_rows", "lu_top"]),
     ],
     "solve_ex": [
         ([(4096, 32, 32), (4096, 32)], {}, "simd", ["lu_simd_32x4"]),

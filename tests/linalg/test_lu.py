@@ -9,6 +9,7 @@ from references import assert_same_error
 from rows import FAMILIES, tuned
 
 import metalcore
+from metalcore import _C
 
 CASES = [(variant, m, n) for variant, shapes in SHAPES.items() for m, n in shapes]
 
@@ -62,6 +63,29 @@ def test_large(device, n):
             tried.add(chosen)
             with tuned(family):
                 check_factors(A, *factors(A, device), ["random"])
+
+
+@pytest.mark.parametrize("m, n", [(2048, 40), (2049, 40), (4097, 20), (8193, 9), (16384, 5), (16385, 3)])
+def test_panels_of_many_rows(device, m, n):
+    """With more rows a thread of a panel holds more of them, and fewer columns; the last panel is in memory."""
+    A = torch.randn(m, n)
+    LU, pivots, info = factors(A, device)
+    exact = torch.linalg.lu_factor(A.double())
+    assert torch.equal(pivots, exact.pivots) and info == 0
+    # Each entry has at most n roundings of products whose factors are at most 1 and max |U|.
+    assert (LU - exact.LU).abs().max() <= 10 * n * EPS * exact.LU.abs().max()
+
+
+@pytest.mark.parametrize("columns", [32, 96, 1024])
+def test_blocks_of_panels(device, columns):
+    """Blocks of one panel, of some, and of all give one result, apart from rounding, where a matrix is singular too."""
+    A = torch.randn(2, 200, 230)
+    A[1, :, 70] = A[1, :, 3]
+    _C.use_measured(device, _C.gpu_family(device), [("lu", "torch", []), ("lu", "blocked_columns", [columns])])
+    try:
+        check_factors(A, *factors(A, device), ["random", "equal columns"])
+    finally:
+        _C.use_measured(device, _C.gpu_family(device), [])
 
 
 @pytest.mark.parametrize("batch, n", [(0, 5), (1, 3), (7, 20), (7, 40), (4096, 2), (4096, 3), (4096, 8), (4099, 6)])

@@ -22,6 +22,8 @@ struct LuTuning {
   const char* family;
   // A threadgroup of up to so many threads factors a matrix in registers.
   uint32_t block_threads = 1024;
+  // The blocked variant's panels form blocks of so many columns.
+  uint32_t blocked_columns = 128;
   // Factorizations, and systems whose factors are given.
   TorchRegions torch = {}, solve_torch = {};
   TorchRegions cpu = {}, solve_cpu = {};
@@ -46,7 +48,7 @@ LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t b_columns, bool is_c
 // The kernel for a panel of the blocked variant with `rows` rows.
 struct LuPanel {
   const char* kernel;
-  uint32_t width, threads, row_threads;
+  uint32_t threads;
 };
 LuPanel lu_panel(uint32_t rows);
 

@@ -23,66 +23,101 @@ bool loads_vectors(const Matrices& a) {
          gpu::view_of(a.tensor).offset % 16 == 0;
 }
 
-// Factors the panels from left to right. Pivots come only from below, so a panel's rows begin at its first column's
-// diagonal. `sources` tells the next kernels how the panel has exchanged the rows.
-void factor_blocked(const LuFactors& results, const MatrixShape& shape, bool pivoting) {
-  const uint32_t m = grid_side(shape.rows), n = grid_side(shape.columns), batch = grid_side(shape.batch);
-  const uint32_t steps = std::min(m, n);
-  const Tensor sources = new_tensor({shape.batch, shape.rows}, ScalarType::Int, results.lu);
-  const MaybeTensor& permutation = results.permutation;
-  gpu::record(results.lu, [&](gpu::Recording& recording) {
-    if (permutation) {
-      recording.kernel("lu_identity_permutation").buffer(0, permutation).bytes(1, LuResultParams{.rows = m});
-      dispatch_elements(recording, permutation->numel());
-    }
-    for (uint32_t first = 0; first < steps;) {
-      const LuPanel panel = lu_panel(m - first);
-      const uint32_t width = std::min(panel.width, steps - first);
-      LuParams p{};
-      p.a_batch = p.lu_batch = int64_t{m} * n;
-      p.a_row = p.lu_row = n;
-      p.a_column = 1;
-      p.matrices = batch;
-      p.rows = m - first, p.columns = width;
-      p.tiles = p.factors = p.sources = 1;
-      p.pivoting = pivoting;
-      p.first = first, p.pivots_batch = steps;
-      p.row_threads = panel.row_threads;
-      p.as_float4 = n % 4 == 0 ? LU_VECTORS_A | LU_VECTORS_LU : 0;
-      recording.kernel(panel.kernel);
-      if (panel.row_threads > 0)
-        recording.buffer(0, results.lu)
-            .buffer(1, results.lu)
-            .buffer(2, results.pivots)
-            .buffer(3, results.info)
-            .buffer(4, sources)
-            .bytes(5, p);
-      else
-        recording.buffer(0, results.lu)
-            .buffer(1, results.pivots)
-            .buffer(2, results.info)
-            .buffer(3, sources)
-            .bytes(4, p);
-      const double entries = 1.0 * batch * (m - first) * width;
-      recording.work(2 * entries * width, 8 * entries);
-      recording.dispatch_threadgroups({batch}, {panel.threads});
+// Factors a batch of contiguous matrices in place, from left to right. Pivots come only from below, so a panel's rows
+// begin at its first column's diagonal.
+class BlockedLu {
+ public:
+  BlockedLu(gpu::Recording& recording, const LuFactors& results, const Tensor& panels, const MatrixShape& shape,
+            bool pivoting, const LuTuning& tuning)
+      : recording_(recording),
+        results_(results),
+        panels_(panels),
+        tuning_(tuning),
+        m_(grid_side(shape.rows)),
+        n_(grid_side(shape.columns)),
+        batch_(grid_side(shape.batch)),
+        steps_(std::min(m_, n_)),
+        pitch_(grid_side(panels.size(-1))),
+        pivoting_(pivoting) {}
 
-      LuStepParams step{m, n, first, width, 0, 0, steps, permutation.has_value()};
-      step.tiles = std::max(ceil_div<uint32_t>(n - width, LU_ROWS_THREADS), 1u);
-      recording.kernel("lu_rows").buffer(0, results.lu).buffer(1, results.pivots).buffer(2, sources);
-      recording.buffer(3, permutation).bytes(4, step).work(2.0 * batch * width * width * n, 12.0 * batch * width * n);
-      recording.dispatch_threadgroups({grid_side(int64_t{batch} * step.tiles)}, {LU_ROWS_THREADS});
-
-      first += width;
-      if (first < m && first < n) {
-        step.column_tiles = ceil_div<uint32_t>(n - first, LU_UPDATE_TILE);
-        step.tiles = step.column_tiles * ceil_div<uint32_t>(m - first, LU_UPDATE_TILE);
-        const double updated = 1.0 * batch * (m - first) * (n - first);
-        recording.kernel("lu_update").buffer(0, results.lu).bytes(1, step).work(2 * updated * width, 8 * updated);
-        recording.dispatch_threadgroups({grid_side(int64_t{batch} * step.tiles)},
-                                        {LU_UPDATE_TILE * LU_UPDATE_TILE / 16});
+  void factor() {
+    update(0, 0, std::min<uint32_t>(LU_PANEL, steps_));  // copies the first panel
+    for (uint32_t block = 0; block < steps_; block += tuning_.blocked_columns) {
+      const uint32_t block_end = std::min(block + tuning_.blocked_columns, steps_);
+      const uint32_t end = block_end == steps_ ? n_ : block_end;  // the last panels take all columns
+      for (uint32_t first = block; first < block_end; first += LU_PANEL) {
+        const uint32_t width = std::min<uint32_t>(LU_PANEL, block_end - first);
+        panel(first, width);
+        rows(first, width, end);
+        if (first + width < block_end) update(first, width, end);
+      }
+      if (block_end < steps_) {
+        top(block, block_end - block);
+        update(block, block_end - block, n_);
       }
     }
+  }
+
+ private:
+  void panel(uint32_t first, uint32_t width) {
+    const LuPanel plan = lu_panel(m_ - first);
+    recording_.kernel(plan.kernel).buffer(0, panels_).buffer(1, results_.pivots).buffer(2, results_.info);
+    recording_.bytes(3, LuPanelParams{m_ - first, width, first, pitch_, steps_, pivoting_});
+    const double entries = 1.0 * batch_ * (m_ - first) * width;
+    recording_.work(entries * width, 8 * entries);
+    recording_.dispatch_threadgroups({batch_}, {plan.threads});
+  }
+
+  // Exchanges rows beside the panel, and makes U's rows in the columns before `end`.
+  void rows(uint32_t first, uint32_t width, uint32_t end) {
+    LuRowsParams p{m_, n_, first, width, end, pitch_, 0, 0, steps_, results_.permutation.has_value()};
+    p.column_tiles = std::max(ceil_div<uint32_t>(n_ - width, LU_ROWS_THREADS), 1u);
+    p.tiles = p.column_tiles + ceil_div<uint32_t>(m_ - first, LU_ROWS_THREADS);
+    recording_.kernel("lu_rows").buffer(0, results_.lu).buffer(1, results_.pivots).buffer(2, panels_);
+    recording_.buffer(3, results_.permutation).bytes(4, p);
+    recording_.work(1.0 * batch_ * width * width * (end - first), 12.0 * batch_ * width * n_);
+    recording_.dispatch_threadgroups({grid_side(int64_t{batch_} * p.tiles)}, {LU_ROWS_THREADS});
+  }
+
+  // Makes U's rows on the right of a block.
+  void top(uint32_t first, uint32_t width) {
+    const uint32_t right = n_ - first - width;
+    const LuTopParams p{m_, n_, first, width, ceil_div<uint32_t>(right, LU_ROWS_THREADS)};
+    recording_.kernel("lu_top").buffer(0, results_.lu).bytes(1, p);
+    recording_.work(1.0 * batch_ * width * width * right, 8.0 * batch_ * width * right);
+    recording_.dispatch_threadgroups({grid_side(int64_t{batch_} * p.tiles)}, {LU_ROWS_THREADS});
+  }
+
+  // Subtracts the product of `width` columns of L and rows of U in the columns before `end`.
+  void update(uint32_t first, uint32_t width, uint32_t end) {
+    const uint32_t corner = first + width;
+    const uint32_t panel_end = std::min(corner + LU_PANEL, steps_);
+    LuUpdateParams p{m_, n_, first, width, corner, end, panel_end, pitch_, 0, 0, n_ % 4 == 0};
+    p.column_tiles = ceil_div<uint32_t>(end - corner, LU_UPDATE_TILE);
+    p.tiles = p.column_tiles * ceil_div<uint32_t>(m_ - corner, LU_UPDATE_TILE);
+    const double updated = 1.0 * batch_ * (m_ - corner) * (end - corner);
+    recording_.kernel("lu_update").buffer(0, results_.lu).buffer(1, panels_).bytes(2, p);
+    recording_.work(2 * updated * width, 8 * updated);
+    recording_.dispatch_threadgroups({grid_side(int64_t{batch_} * p.tiles)}, {LU_UPDATE_THREADS});
+  }
+
+  gpu::Recording& recording_;
+  const LuFactors& results_;
+  const Tensor& panels_;
+  const LuTuning& tuning_;
+  const uint32_t m_, n_, batch_, steps_, pitch_;
+  const bool pivoting_;
+};
+
+void factor_blocked(const LuFactors& results, const MatrixShape& shape, bool pivoting, const LuTuning& tuning) {
+  const Tensor panels = new_tensor({shape.batch, LU_PANEL, shape.rows}, ScalarType::Float, results.lu);
+  gpu::record(results.lu, [&](gpu::Recording& recording) {
+    if (const MaybeTensor& permutation = results.permutation) {
+      recording.kernel("lu_identity_permutation").buffer(0, permutation);
+      recording.bytes(1, LuResultParams{.rows = grid_side(shape.rows)});
+      dispatch_elements(recording, permutation->numel());
+    }
+    BlockedLu(recording, results, panels, shape, pivoting, tuning).factor();
   });
 }
 
@@ -207,7 +242,7 @@ LuFactors lu_factors(const Tensor& input, bool pivoting, bool with_permutation) 
     if (results.permutation) results.permutation = lu_permutation(results.pivots, shape.rows);
   } else if (plan.variant == LuVariant::blocked) {
     torch::stable::copy_(results.lu, input);
-    factor_blocked(results, shape, pivoting);
+    factor_blocked(results, shape, pivoting, tuning);
   } else {
     lu_small(plan, {matrices(input), nullptr, nullptr, 0, 0, 0, pivoting, true}, results);
   }

@@ -12,6 +12,7 @@ const gpu::Table<LuTuning> lu_tuning(
     "lu",
     {
         {"block_threads", &LuTuning::block_threads, {32, gpu::kMaxThreads, 32}},
+        {"blocked_columns", &LuTuning::blocked_columns, {LU_PANEL, 32 * LU_PANEL, LU_PANEL}},
         {"torch", &LuTuning::torch},
         {"solve_torch", &LuTuning::solve_torch, {.calls = "linalg_lu_solve"}},
         {"cpu", &LuTuning::cpu, {.only_on = "mps"}},
@@ -40,7 +41,14 @@ constexpr BlockKernel kBlockKernels[] = {{"lu_block_4", 4, 1024}, {"lu_block_8",
 // A complex number takes two registers.
 constexpr BlockKernel kComplexKernels[] = {{"lu_block_complex_4", 4, 512}, {"lu_block_complex_8", 8, 512}};
 constexpr uint32_t kComplexTile = 16;  // the most columns of B in lu_simd.metal's kernels of complex numbers
-constexpr uint32_t kPanelRows = 512;   // the most rows of a panel with LU_PANEL columns
+
+// Kernels of lu_panel.metal: the rows of a thread.
+struct PanelKernel {
+  const char* name;
+  uint32_t rows;
+};
+constexpr PanelKernel kPanelKernels[] = {{"lu_panel_1", 1}, {"lu_panel_2", 2},   {"lu_panel_4", 4},
+                                         {"lu_panel_8", 8}, {"lu_panel_16", 16}, {"lu_panel_32", 32}};
 
 struct Block {
   const BlockKernel* kernel;
@@ -82,10 +90,9 @@ const char* name_of(LuVariant variant) {
 }
 
 LuPanel lu_panel(uint32_t rows) {
-  const uint32_t width = rows <= kPanelRows ? LU_PANEL : LU_PANEL / 2;
-  const std::optional<Block> block = block_of(kBlockKernels, rows, width, gpu::kMaxThreads);
-  if (!block) return {"lu_looped_panel", LU_LOOPED_PANEL, gpu::kMaxThreads, 0};
-  return {block->kernel->name, width, block->threads, block->row_threads};
+  for (const PanelKernel& kernel : kPanelKernels)
+    if (rows <= kernel.rows * LU_PANEL_THREADS) return {kernel.name, LU_PANEL_THREADS};
+  return {"lu_looped_panel", gpu::kMaxThreads};
 }
 
 LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t b_columns, bool is_complex, const LuTuning& tuning,
@@ -143,7 +150,8 @@ LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t b_columns, bool is_c
             0};
   if (is_complex) return {LuVariant::cpu, too_large_for_kernels(size), "", 0, 0, 0, 0};
   return {LuVariant::blocked,
-          size + " is larger than a threadgroup holds: panels of up to " + std::to_string(LU_PANEL) + " columns",
+          size + " is larger than a threadgroup holds: panels of " + std::to_string(LU_PANEL) +
+              " columns, in blocks of " + std::to_string(tuning.blocked_columns),
           "",
           0,
           0,
