@@ -34,7 +34,8 @@ struct SyrkParams {
   int64_t result_batch, result_row;
   uint32_t n, k;
   uint32_t as_float4;     // A's rows, or its columns where a_row is 1, can be read as float4
-  uint32_t tiles;         // tiles of one triangle of the result
+  uint32_t tiles;         // tiles of one triangle of the result, in its first `across` columns of tiles
+  uint32_t across;        // 0 for the host's function: all of them
   uint32_t lower, upper;  // the diagonal belongs to both
   float alpha, beta;
 };

@@ -84,8 +84,10 @@ inline void write(thread const float4 (&sum)[kRows], device float* result, devic
   threadgroup float4 left[kDepth * kPitch / 4], right[kDepth * kPitch / 4];
 
   const uint matrix = group / p.tiles, tile = group % p.tiles;
-  const uint tile_row = triangle_row(tile);
-  const uint tile_column = tile - triangle_start(tile_row);
+  const uint corner = triangle_start(p.across);  // the tiles of those rows that end at the diagonal
+  const bool in_corner = tile < corner;
+  const uint tile_row = in_corner ? triangle_row(tile) : p.across + (tile - corner) / p.across;
+  const uint tile_column = in_corner ? tile - triangle_start(tile_row) : (tile - corner) % p.across;
   // Neighbouring threads have neighbouring columns, in the lower triangle if that is wanted, else in the upper one.
   const bool below = p.lower == SYRK_WRITE;
   const uint first_row = (below ? tile_row : tile_column) * SYRK_TILE;

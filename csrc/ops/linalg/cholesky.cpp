@@ -35,6 +35,8 @@ struct CholeskyTuning {
   // A threadgroup factors matrices of up to so many rows, and larger ones take panels. PyTorch gets no upper factors,
   // because they cost it one more copy.
   uint32_t block_rows = 128;
+  // The panels form blocks of so many columns. A block's product is subtracted from what follows it at once.
+  uint32_t blocked_columns = 256;
   TorchRegions torch = {}, cpu = {};
 };
 
@@ -45,6 +47,9 @@ struct CholeskyPanel {
 
 const gpu::Table<CholeskyTuning> cholesky_tuning("cholesky",
                                                  {{"block_rows", &CholeskyTuning::block_rows, {32, 128}},
+                                                  {"blocked_columns",
+                                                   &CholeskyTuning::blocked_columns,
+                                                   {CHOLESKY_PANEL, 32 * CHOLESKY_PANEL, CHOLESKY_PANEL}},
                                                   {"torch", &CholeskyTuning::torch},
                                                   {"cpu", &CholeskyTuning::cpu, {.only_on = "mps"}}},
                                                  {
@@ -116,7 +121,8 @@ CholeskyPlan plan_cholesky(int64_t n, int64_t batch, bool upper, bool is_complex
   if (is_complex) return {CholeskyVariant::cpu, too_large_for_kernels(size), "", 0, 0, 0};
   return {CholeskyVariant::blocked,
           size + " is larger than a threadgroup holds: panels of " + std::to_string(CHOLESKY_PANEL) +
-              " columns, and rank-k updates of the remaining columns",
+              " columns, in blocks of " + std::to_string(tuning.blocked_columns) +
+              ", and rank-k updates of the remaining columns",
           "",
           0,
           0,
@@ -174,9 +180,10 @@ gpu::BufferView from_element(const Tensor& tensor, int64_t element) {
   return view;
 }
 
-// LAPACK's right-looking potrf: it factors a panel, and subtracts the panel's rows times their transpose from the
-// matrix below and right of it.
-void factor_blocked(const CholeskyPlan& plan, const Matrices& a, const Tensor& l, const Tensor& info, bool upper) {
+// LAPACK's right-looking potrf in two levels. After a panel, its rows times their transpose are subtracted from the rest
+// of its block, and after a block from the matrix below and right of the block.
+void factor_blocked(const CholeskyPlan& plan, const Matrices& a, const Tensor& l, const Tensor& info, bool upper,
+                    uint32_t blocked_columns) {
   const uint32_t n = grid_side(a.rows), batch = grid_side(a.batch);
   const uint32_t rows = grid_side(a.batch * a.rows);
   const Strides l_strides = strides_of(n, 1, upper);
@@ -184,6 +191,29 @@ void factor_blocked(const CholeskyPlan& plan, const Matrices& a, const Tensor& l
   const Tensor factors = new_tensor({a.batch, a.rows, CHOLESKY_PANEL}, ScalarType::Float, l);
 
   gpu::record(l, [&](gpu::Recording& recording) {
+    // Subtracts the product of columns from `first` up to `next`, in columns from `next` up to `end`.
+    const auto subtract = [&](uint32_t first, uint32_t next, uint32_t end) {
+      const gpu::BufferView rest = from_element(l, int64_t{next} * n + next);
+      record_syrk(recording, from_element(l, next * l_strides.row + first * l_strides.column), rest, rest,
+                  {.a_batch = int64_t{n} * n,
+                   .a_row = l_strides.row,
+                   .a_column = l_strides.column,
+                   .c_batch = int64_t{n} * n,
+                   .c_row = n,
+                   .c_column = 1,
+                   .result_batch = int64_t{n} * n,
+                   .result_row = n,
+                   .n = n - next,
+                   .k = next - first,
+                   .as_float4 = l_access != CHOLESKY_ELEMENTS,
+                   .tiles = 0,
+                   .across = ceil_div<uint32_t>(end - next, SYRK_TILE),
+                   .lower = upper ? SYRK_LEAVE : SYRK_WRITE,
+                   .upper = upper ? SYRK_WRITE : SYRK_LEAVE,
+                   .alpha = -1.0f,
+                   .beta = 1.0f},
+                  batch);
+    };
     recording.kernel("cholesky_triangle").buffer(0, a.tensor).buffer(1, l);
     recording.bytes(2, CholeskyTriangleParams{a.batch_stride, a.row_stride, a.column_stride, n, upper});
     recording.dispatch_threadgroups({rows}, {CHOLESKY_ROW_THREADS});
@@ -194,27 +224,12 @@ void factor_blocked(const CholeskyPlan& plan, const Matrices& a, const Tensor& l
       const double entries = 1.0 * batch * (n - panel.first) * panel.width;
       recording.work(entries * panel.width, 8 * entries);
       recording.dispatch_threadgroups({grid_side(int64_t{batch} * panel.slices)}, {panel.threads});
-      const int64_t next = panel.first + panel.width;
-      if (next == n) break;
-      const gpu::BufferView rest = from_element(l, next * n + next);
-      record_syrk(recording, from_element(l, next * l_strides.row + panel.first * l_strides.column), rest, rest,
-                  {.a_batch = int64_t{n} * n,
-                   .a_row = l_strides.row,
-                   .a_column = l_strides.column,
-                   .c_batch = int64_t{n} * n,
-                   .c_row = n,
-                   .c_column = 1,
-                   .result_batch = int64_t{n} * n,
-                   .result_row = n,
-                   .n = grid_side(n - next),
-                   .k = panel.width,
-                   .as_float4 = l_access != CHOLESKY_ELEMENTS,
-                   .tiles = 0,
-                   .lower = upper ? SYRK_LEAVE : SYRK_WRITE,
-                   .upper = upper ? SYRK_WRITE : SYRK_LEAVE,
-                   .alpha = -1.0f,
-                   .beta = 1.0f},
-                  batch);
+      const uint32_t next = panel.first + panel.width, block = panel.first / blocked_columns * blocked_columns;
+      const uint32_t block_end = std::min(block + blocked_columns, n);
+      if (next < block_end)
+        subtract(panel.first, next, block_end);
+      else if (next < n)
+        subtract(block, next, n);
     }
     recording.kernel("cholesky_diagonal").buffer(0, factors).buffer(1, l);
     recording.bytes(2, CholeskyPanelParams{l_strides.row, l_strides.column, l_access, n, 0, 0, 0});
@@ -224,7 +239,8 @@ void factor_blocked(const CholeskyPlan& plan, const Matrices& a, const Tensor& l
 
 std::tuple<Tensor, Tensor> cholesky_ex(const Tensor& input, bool upper) {
   const MatrixShape shape = check_square_of_numbers("cholesky", input);
-  const CholeskyPlan plan = plan_cholesky(shape.rows, shape.batch, upper, is_complex(input), cholesky_tuning(input));
+  const CholeskyTuning& tuning = cholesky_tuning(input);
+  const CholeskyPlan plan = plan_cholesky(shape.rows, shape.batch, upper, is_complex(input), tuning);
   gpu::note_plan("cholesky", name_of(plan.variant), [&] { return plan.why; });
   if (is_left(plan.variant)) {
     const auto [l, info] = call_left<2>(plan.variant, "aten::linalg_cholesky_ex", input, upper, false);
@@ -235,7 +251,7 @@ std::tuple<Tensor, Tensor> cholesky_ex(const Tensor& input, bool upper) {
   if (plan.variant == CholeskyVariant::empty) {
     if (info.numel() > 0) torch::stable::zero_(info);
   } else if (plan.variant == CholeskyVariant::blocked) {
-    factor_blocked(plan, matrices(input), l, info, upper);
+    factor_blocked(plan, matrices(input), l, info, upper, tuning.blocked_columns);
   } else {
     factor_whole(plan, matrices(input), l, info, upper);
   }

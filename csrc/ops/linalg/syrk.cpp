@@ -24,7 +24,8 @@ const gpu::Table<SyrkTuning> syrk_tuning("syrk", {{"torch", &SyrkTuning::torch}}
 void record_syrk(gpu::Recording& recording, const gpu::BufferView& a, const gpu::BufferView& c,
                  const gpu::BufferView& result, SyrkParams p, uint32_t batch) {
   const int64_t side = ceil_div<int64_t>(p.n, SYRK_TILE);
-  p.tiles = grid_side(side * (side + 1) / 2);
+  p.across = p.across > 0 ? p.across : grid_side(side);
+  p.tiles = grid_side(int64_t{p.across} * (p.across + 1) / 2 + (side - p.across) * p.across);
   // Pieces are of the columns of A: each adds its product to the result of the pieces before.
   const double flops = 2.0 * SYRK_TILE * SYRK_TILE * p.tiles * batch;
   const auto record = [&](const gpu::Piece& piece) {
@@ -93,6 +94,7 @@ Tensor syrk(const Tensor& input, const MaybeTensor& c, const std::string& triang
                      .k = alpha == 0.0 ? 0 : grid_side(k),
                      .as_float4 = loads_vectors(a, transpose, k) || loads_vectors(a, !transpose, n),
                      .tiles = 0,
+                     .across = 0,
                      .lower = wanted.lower,
                      .upper = wanted.upper,
                      .alpha = static_cast<float>(alpha),
