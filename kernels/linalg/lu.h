@@ -66,8 +66,6 @@ struct LuTopParams {
 
 // C -= L U for the rows from `corner` on and the columns from `corner` to `end`, with `width` columns of L from `first`
 // on. The columns before `panel_end`, which are the next panel, go to scratch memory.
-#define LU_UPDATE_TILE 64
-#define LU_UPDATE_THREADS 128
 struct LuUpdateParams {
   uint32_t rows, columns;
   uint32_t first, width, corner, end, panel_end;

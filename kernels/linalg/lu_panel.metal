@@ -8,6 +8,7 @@ using namespace metal;
 
 constant constexpr uint kThreads = LU_PANEL_THREADS, kSimdgroups = kThreads / 32;
 constant constexpr uint kLoopedThreads = 1024;
+constant constexpr float kLeast = 0x1p-60f;
 
 // `zero` is 0, or 1 more than the panel's first column with a zero pivot. The first panel writes, and later ones keep
 // what an earlier one found.
@@ -81,20 +82,18 @@ struct PanelRows {
     }
   }
 
-  // Only rows from k on can be pivots. Row k is the first one of thread k.
-  uint key(uint r, uint c, uint k) const thread {
-    return has(r) && (r > 0 || thread_index >= k) ? bits_of(held[r][c]) + 1 : 0;
-  }
-  // The largest key of the thread's rows, and its row.
+  // The largest key of the thread's rows, and its row. Only rows from k on can be pivots, and row k is the first one of
+  // thread k. Rows that do not exist are zeros with larger numbers than row k.
   uint2 candidate(uint c, uint k) const thread {
-    uint2 best(0, UINT_MAX);
+    const bool below = thread_index >= k;
+    uint2 best(below ? bits_of(held[0][c]) + 1 : 0, below ? 0 : UINT_MAX);
 #pragma unroll
-    for (uint r = 0; r < ROWS; ++r) {
-      const uint own = key(r, c, k);
+    for (uint r = 1; r < ROWS; ++r) {
+      const uint own = bits_of(held[r][c]) + 1;
       best.y = own > best.x ? r : best.y;
       best.x = max(best.x, own);
     }
-    return uint2(best.x, best.x > 0 ? thread_index + kThreads * best.y : UINT_MAX);
+    return uint2(best.x, best.y != UINT_MAX ? thread_index + kThreads * best.y : UINT_MAX);
   }
 
   // The thread that has the row publishes it, or gets another one in its place.
@@ -120,14 +119,22 @@ struct PanelRows {
   // Subtracts multiples of the pivot's row from the rows below k.
   void eliminate(uint c, uint k, threadgroup const float* pivot_row, bool pivoting) thread {
     const float diagonal = pivot_row[c];
-    const Divisor by = divisor(diagonal);
     float factors[ROWS];
+    if (abs(diagonal) > kLeast && abs(diagonal) < 1.0f / kLeast) {  // no power of two is needed
+      const float inverse = 1.0f / diagonal;
 #pragma unroll
-    for (uint r = 0; r < ROWS; ++r) {
-      if (r == 0 && thread_index <= k) continue;
-      factors[r] = multiplier(held[r][c], diagonal, by, pivoting);
-      held[r][c] = factors[r];
+      for (uint r = 0; r < ROWS; ++r) {
+        const float quotient = held[r][c] * inverse;
+        factors[r] = fma(fma(-quotient, diagonal, held[r][c]), inverse, quotient);
+      }
+    } else {
+      const Divisor by = divisor(diagonal);
+#pragma unroll
+      for (uint r = 0; r < ROWS; ++r) factors[r] = multiplier(held[r][c], diagonal, by, pivoting);
     }
+#pragma unroll
+    for (uint r = 0; r < ROWS; ++r)
+      if (r > 0 || thread_index > k) held[r][c] = factors[r];
 #pragma unroll
     for (uint e = 0; e < COLUMNS; ++e) {
       if (e <= c) continue;
@@ -178,7 +185,7 @@ template <uint ROWS, uint COLUMNS>
       const uint2 of_simdgroup = lane < kSimdgroups ? largest[place][lane] : uint2(0, UINT_MAX);
       const uint most = simd_max(of_simdgroup.x);
       uint pivot = ~simd_max(of_simdgroup.x == most ? ~of_simdgroup.y : 0);
-      if (!pivoting || k >= p.width) pivot = k;
+      if (!pivoting || k >= p.width || pivot >= p.rows) pivot = k;  // zeros beyond the rows may have become NaN
       threadgroup const float* const pivot_row =
           pivot == k ? top_rows[place] : pivot_rows[place][pivot % kThreads / 32];
       if (pivot != k) {

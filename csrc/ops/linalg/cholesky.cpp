@@ -45,17 +45,16 @@ struct CholeskyPanel {
   uint32_t first, width, slices, threads;
 };
 
-const gpu::Table<CholeskyTuning> cholesky_tuning("cholesky",
-                                                 {{"block_rows", &CholeskyTuning::block_rows, {32, 128}},
-                                                  {"blocked_columns",
-                                                   &CholeskyTuning::blocked_columns,
-                                                   {CHOLESKY_PANEL, 32 * CHOLESKY_PANEL, CHOLESKY_PANEL}},
-                                                  {"torch", &CholeskyTuning::torch},
-                                                  {"cpu", &CholeskyTuning::cpu, {.only_on = "mps"}}},
-                                                 {
-                                                     {.family = "baseline"},
-                                                     {.family = "hopper", .torch = {{.above = 1023, .max_batch = 1}}},
-                                                 });
+const gpu::Table<CholeskyTuning> cholesky_tuning(
+    "cholesky",
+    {{"block_rows", &CholeskyTuning::block_rows, {32, 128}},
+     {"blocked_columns", &CholeskyTuning::blocked_columns, {CHOLESKY_PANEL, 32 * CHOLESKY_PANEL, CHOLESKY_PANEL}},
+     {"torch", &CholeskyTuning::torch},
+     {"cpu", &CholeskyTuning::cpu, {.only_on = "mps"}}},
+    {
+        {.family = "baseline"},
+        {.family = "hopper", .torch = {{.above = 1023, .max_batch = 1}}},
+    });
 
 // Kernels of cholesky_simd.metal: a simdgroup takes 32 / rows matrices.
 constexpr uint32_t kSimdRows[] = {4, 8, 16, 32};
@@ -180,8 +179,8 @@ gpu::BufferView from_element(const Tensor& tensor, int64_t element) {
   return view;
 }
 
-// LAPACK's right-looking potrf in two levels. After a panel, its rows times their transpose are subtracted from the rest
-// of its block, and after a block from the matrix below and right of the block.
+// LAPACK's right-looking potrf in two levels. After a panel, its rows times their transpose are subtracted from the
+// rest of its block, and after a block from the matrix below and right of the block.
 void factor_blocked(const CholeskyPlan& plan, const Matrices& a, const Tensor& l, const Tensor& info, bool upper,
                     uint32_t blocked_columns) {
   const uint32_t n = grid_side(a.rows), batch = grid_side(a.batch);

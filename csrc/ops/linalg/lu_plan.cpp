@@ -13,6 +13,7 @@ const gpu::Table<LuTuning> lu_tuning(
     {
         {"block_threads", &LuTuning::block_threads, {32, gpu::kMaxThreads, 32}},
         {"blocked_columns", &LuTuning::blocked_columns, {LU_PANEL, 32 * LU_PANEL, LU_PANEL}},
+        {"large_tiles", &LuTuning::large_tiles, {1, 1 << 20}},
         {"torch", &LuTuning::torch},
         {"solve_torch", &LuTuning::solve_torch, {.calls = "linalg_lu_solve"}},
         {"cpu", &LuTuning::cpu, {.only_on = "mps"}},
