@@ -15,15 +15,11 @@ from ._model import quantize_model
 from ._pack import quantize
 from ._plan import Report
 from ._rows import dequantize, quantized_embedding
-from ._scaled import (
-    ScaledWeight,
-    dequantize_scaled,
-    quantize_scaled,
-    scaled_embedding,
-    scaled_linear,
-    scaled_linear_experts,
-)
+from ._scaled import dequantize_scaled, scaled_embedding, scaled_linear
+from ._scaled_experts import scaled_linear_experts
 from ._scaled_mm import scaled_mm
+from ._scaled_quantize import quantize_scaled
+from ._scaled_weight import ScaledWeight
 from ._types import Type, type_of
 
 __all__ = [

@@ -40,8 +40,8 @@ from ._repack import (
     scaled_from_compressed,
     scaled_from_mlx,
 )
-from ._scaled import ScaledWeight
 from ._scaled_layers import ScaledEmbedding, ScaledLinear, TiedScaledLinear
+from ._scaled_weight import ScaledWeight
 
 __all__ = ["MlxConfig", "register"]
 

@@ -17,7 +17,9 @@ from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 from .._core.routing import DEVICES
 from ._experts import QuantizedExperts, clamped_swiglu
 from ._repack import expert_blocks
-from ._scaled import ScaledWeight, require_scaled, scaled_linear, scaled_linear_experts
+from ._scaled import scaled_linear
+from ._scaled_experts import scaled_linear_experts
+from ._scaled_weight import ScaledWeight, require_scaled
 
 __all__ = ["register"]
 

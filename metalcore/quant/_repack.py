@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ._affine import integers, packed_integers
-from ._scaled import ScaledWeight, require_scaled
+from ._scaled_weight import ScaledWeight, require_scaled
 
 __all__ = [
     "AffineWeight",

@@ -11,14 +11,9 @@ from torch import Tensor
 from ..activation import swiglu
 from ._affine_layers import PackedBuffers, keep_dtypes
 from ._experts import QuantizedExperts
-from ._scaled import (
-    ScaledWeight,
-    dequantize_scaled,
-    require_scaled,
-    scaled_embedding,
-    scaled_linear,
-    scaled_linear_experts,
-)
+from ._scaled import dequantize_scaled, scaled_embedding, scaled_linear
+from ._scaled_experts import scaled_linear_experts
+from ._scaled_weight import ScaledWeight, require_scaled
 
 __all__ = ["ScaledEmbedding", "ScaledExperts", "ScaledLinear", "TiedScaledLinear"]
 

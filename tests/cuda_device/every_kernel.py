@@ -29,7 +29,7 @@ from metalcore.loss._cross_entropy_operators import cross_entropy_ahead  # noqa:
 from metalcore.quant._affine import affine_sample  # noqa: E402
 from metalcore.quant._four_bits import four_bits_sample  # noqa: E402
 from metalcore.quant._pack import MADE  # noqa: E402
-from metalcore.quant._scaled import FORMATS, scaled_sample  # noqa: E402
+from metalcore.quant._scaled_weight import FORMATS, scaled_sample  # noqa: E402
 from metalcore.quant._types import KERNELS, packed_sample  # noqa: E402
 from metalcore.recording import on_meta, record  # noqa: E402
 

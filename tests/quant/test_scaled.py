@@ -6,7 +6,7 @@ from rows import tuned
 
 import metalcore
 from metalcore.quant import ScaledWeight
-from metalcore.quant._scaled import FORMATS, scaled_sample
+from metalcore.quant._scaled_weight import FORMATS, scaled_sample
 
 ops = torch.ops.metalcore
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

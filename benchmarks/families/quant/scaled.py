@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import metalcore
-from metalcore.quant._scaled import FORMATS, scaled_sample
+from metalcore.quant._scaled_weight import FORMATS, scaled_sample
 
 from ...harness.case import Comparison, family
 from .four_bits import ROWS, WEIGHTS
