@@ -57,10 +57,10 @@ lint: $(VENV)run $(VENV)test $(VENV)lint
 
 test: $(VENV)test lint $(BUILT)
 	@$(RUN) -m pytest -n 2 --dist worksteal -rs --ignore tests/smoke tests
-	@echo "--- the ops again, in checking mode"
-	@METALCORE_CHECK=1 $(RUN) -m pytest -n 2 tests/smoke
-	@echo "--- the ops, and the ends of float32's range, where subnormal numbers are zero"
-	@METALCORE_FTZ=1 $(RUN) -m pytest -n 2 tests/smoke $(FLUSHED)
+	@echo "--- the ops again, in checking mode, where subnormal numbers are zero"
+	@METALCORE_CHECK=1 METALCORE_FTZ=1 $(RUN) -m pytest -n 2 tests/smoke
+	@echo "--- the ends of float32's range, where subnormal numbers are zero"
+	@METALCORE_FTZ=1 $(RUN) -m pytest -n 2 $(FLUSHED)
 
 docs: $(VENV)docs $(BUILT)
 	@tools/docs.sh

@@ -21,7 +21,7 @@ PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "use_runtime")
 
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_of_ops(extension, group):
-    run(extension, *PYTEST, *FILES[group::GROUPS], METALCORE_TEST_EVERY="12")
+    run(extension, *PYTEST, *FILES[group::GROUPS], METALCORE_TEST_EVERY="24")
 
 
 def test_smoke_in_checking_mode(extension):

@@ -5,11 +5,12 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
-from tools.mac_check import CheckFailed, kernels
+from tools.mac_check import CheckFailed, build, kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("clang++-19", "ld64.lld-19")
@@ -19,12 +20,21 @@ TOOLS = ("clang++-19", "ld64.lld-19")
     not all(map(shutil.which, TOOLS)) and not os.environ.get("CI"),
     reason=f"needs {', '.join(TOOLS)} (Debian: clang-19 lld-19)",
 )
-def test_the_wheel_is_right():
+def test_the_wheel_is_right(tmp_path):
+    """It has every kernel as source, which Metal compiles: there is an xcrun, as Apple's command line tools have it
+    alone, without a compiler for Metal."""
+    xcrun = tmp_path / "xcrun"
+    xcrun.write_text("#!/bin/sh\necho 'xcrun: error: unable to find utility \"metal\"' >&2\nexit 72\n")
+    xcrun.chmod(0o755)
     command = [sys.executable, "-m", "tools.mac_check", "--quick"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
     if done.stderr.startswith("mac-check: PyPI") and not os.environ.get("CI"):
         pytest.skip(done.stderr)
     assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = build.WORK.glob("wheel/*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert not [name for name in archive.namelist() if name.endswith(".metallib")]
 
 
 def test_wrong_facts_about_pytorch_are_found(tmp_path):

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -124,19 +123,3 @@ def test_the_wheel_from_the_source_distribution(unpacked, tmp_path, sets):
     run(source, "setup.py", "-q", "bdist_wheel", "-d", str(tmp_path), CXX=str(compiler), METALCORE_ISA=sets)
     (wheel,) = tmp_path.glob("*.whl")
     assert list(wheel_check.content_problems(wheel, sets)) == []
-
-
-def test_the_wheel_for_a_mac_with_command_line_tools_alone(unpacked, tmp_path):
-    """Their xcrun has no Metal compiler. The wheel has every kernel as source, which Metal compiles."""
-    _, source = unpacked
-    compiler, xcrun = Path(__file__).with_name("stand_in_compiler.sh"), tmp_path / "bin" / "xcrun"
-    xcrun.parent.mkdir()
-    xcrun.write_text("#!/bin/sh\necho 'xcrun: error: unable to find utility \"metal\"' >&2\nexit 72\n")
-    xcrun.chmod(0o755)
-    path = f"{xcrun.parent}{os.pathsep}{os.environ['PATH']}"
-    mac = {"_PYTHON_HOST_PLATFORM": "macosx-14.0-arm64", "CXX": str(compiler), "PATH": path}
-    run(source, "setup.py", "-q", "bdist_wheel", "-d", str(tmp_path), **mac)
-    (wheel,) = tmp_path.glob("metalcore-*-cp310-abi3-macosx_14_0_arm64.whl")
-    assert list(wheel_check.content_problems(wheel)) == []
-    with zipfile.ZipFile(wheel) as archive:
-        assert not [name for name in archive.namelist() if name.endswith(".metallib")]
