@@ -1,7 +1,10 @@
-"""The reports of metalcore bench, made of known figures."""
+"""The reports of metalcore bench, made of known figures. Git has the pictures that pages show and no others, and no
+HTML: a run's JSON file gives both again."""
 
+import os
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -160,3 +163,26 @@ def test_a_picture_says_what_it_shows(tmp_path, monkeypatch):
     assert [text.get_text() for text in shares.texts] == ["50", "0.02"] * 2  # ours, and PyTorch's 0.5 ms of 2.5 s
     assert figure.get_supxlabel() == "NVIDIA H100 80GB, PyTorch 2.11, 2026-01-02"
     assert {text.get_text() for text in figure.legends[0].get_texts()} == {"metalcore", "PyTorch", "physical limit"}
+
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def pictures(folder):
+    """The paths of the pictures that a folder's pages show."""
+    return {
+        (folder / name).resolve()
+        for page in folder.glob("*.md")
+        for name in re.findall(r"!\[[^\]]*\]\(([^)]*)\)", page.read_text())
+    }
+
+
+@pytest.mark.skipif(
+    not RESULTS.exists() and not os.environ.get("CI"), reason="a source distribution, which has no results"
+)
+def test_pages_show_all_pictures_that_are_kept_and_no_others():
+    kept = {*RESULTS.glob("*.png")}
+    assert pictures(RESULTS) == kept
+    assert kept <= pictures(ROOT / "docs"), "a picture is large: only what a page explains is worth it"
+    assert not [*RESULTS.glob("*.html")]

@@ -1,19 +1,27 @@
 """Every Python block and every `python -m metalcore` line of README and docs/ runs, as do the examples.
 
 A block or command runs on the device that it names: "cuda", "mps" or the simulator. One that names none runs on all.
-Blocks share the tests' process, so that none has to start its own. tests/cli/test_site.py checks the links.
+Blocks share the tests' process, so that none has to start its own. `make docs` checks the links.
 """
 
+import doctest
+import importlib
+import inspect
 import os
 import re
 import shlex
 import subprocess
+import zlib
 from pathlib import Path
 
 import pytest
+import torch
 from processes import python
 
+import metalcore
+from metalcore import nn, optim, overrides, paged, quant
 from metalcore.cli import main
+from metalcore.integrations import transformers
 
 ROOT = Path(__file__).resolve().parents[2]
 # Commands that only read: they share the tests' process, as blocks do. tests/cli/test_cli.py starts one.
@@ -112,3 +120,82 @@ def test_checking_mode_in_the_docs_finds_the_fault(capsys):
 def test_example(example, tmp_path):
     """What one compiles others find in the cache: kernels where the build has none, and those of programs."""
     assert run(example, cwd=tmp_path).strip()
+
+
+# What users import: the package, its public packages, and modules that pages name.
+MODULES = [
+    "metalcore",
+    *(f"metalcore.{name}" for name in ("distributed", "generation", "gguf", "linalg", "loss", "msl", "nn", "optim")),
+    *(f"metalcore.{name}" for name in ("overrides", "paged", "programs", "quant", "replay", "sampling", "simulator")),
+    *(f"metalcore.integrations.{name}" for name in ("flash_attn", "peft", "transformers")),
+    "metalcore.estimates",
+    "metalcore.mac_kernels",
+    "metalcore.msl.check",
+    "metalcore.nn.attention",
+    "metalcore.recording",
+]
+_VERB = re.compile(r"[A-Z][a-z]+s\b(?! (?:of|and)\b)(?!,)")
+
+
+def exports():
+    """Yields each exported function and class once, with its name."""
+    seen = set()
+    for module in map(importlib.import_module, MODULES):
+        for name in getattr(module, "__all__", ()):
+            exported = getattr(module, name)
+            if (inspect.isclass(exported) or inspect.isroutine(exported)) and exported not in seen:
+                seen.add(exported)
+                yield f"{module.__name__}.{name}", exported
+
+
+def test_docstrings_of_exported_functions_begin_with_a_verb():
+    functions = {name: export.__doc__ or "" for name, export in exports() if not inspect.isclass(export)}
+    assert not {name: text.split("\n")[0] for name, text in functions.items() if not _VERB.match(text)}
+
+
+def test_exports_have_examples():
+    assert not [name for name, export in exports() if ">>> " not in (export.__doc__ or "")]
+
+
+@pytest.mark.only_on("simulator")
+def test_examples_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # some write files
+    finder, runner = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner(verbose=False)
+    for name, export in exports():
+        for example in finder.find(export, name, globs={"torch": torch, "metalcore": metalcore}):
+            runner.run(example, clear_globs=False)  # dynamo keeps weak references into them
+    assert not runner.failures, capsys.readouterr().out
+    assert runner.tries > len(list(exports()))
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.only_on("simulator")
+def test_the_site_has_no_broken_links_and_every_public_name(tmp_path):
+    done = subprocess.run([ROOT / "tools" / "docs.sh", tmp_path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "index.html").exists() and (tmp_path / "docs" / "linalg.html").exists()
+    inventory = zlib.decompress((tmp_path / "objects.inv").read_bytes().split(b"\n", 4)[4]).decode()
+    documented = {line.split()[0] for line in inventory.splitlines() if " py:" in line}
+    from metalcore import simulator  # where tests are for another device, it would not be imported
+
+    public = {
+        f"{module.__name__}.{name}"
+        for module in (
+            metalcore,
+            metalcore.linalg,
+            nn,
+            optim,
+            overrides,
+            paged,
+            quant,
+            transformers,
+            simulator,
+        )
+        for name in module.__all__
+        if not inspect.ismodule(getattr(module, name))
+    }
+    # The reference documents linear algebra as functions of metalcore.linalg.
+    missing = public - documented - {f"metalcore.{name}" for name in metalcore.linalg.__all__}
+    assert not missing and "metalcore.linalg.qr" in documented

@@ -1,9 +1,12 @@
-"""Systems that metalcore cannot use, or whose GPU PyTorch cannot: one clear line says why."""
+"""Systems that metalcore cannot use, or whose GPU PyTorch cannot: one clear line says why. tools/setup_venv.sh installs
+what pyproject.toml's extras require, and constraints.txt pins it."""
 
 import os
 import platform
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -91,3 +94,20 @@ def test_commands_on_a_mac_without_a_device(mac, capsys, monkeypatch):
         devices.default()
     monkeypatch.setattr(torch.backends.mps, "is_built", lambda: False)
     assert _system.no_mps() == "PyTorch 2.14.0 is built without MPS"
+
+
+ROOT = Path(__file__).resolve().parents[2]
+EXTRAS = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]\n")[2].partition("\n\n")[0]
+REQUIREMENTS = re.findall(r'"([\w-]+)[^"]*"[,\]]', EXTRAS)
+
+
+@pytest.mark.parametrize("requirement", REQUIREMENTS)
+def test_what_an_extra_asks_for(requirement):
+    script = (ROOT / "tools" / "setup_venv.sh").read_text()
+    packages = " ".join(re.findall(r'\[\w+\]\+?="([^"]*)"', script))
+    assert requirement in re.findall(r"[\w-]+", packages)
+    assert re.search(rf"^{requirement}==", (ROOT / "constraints.txt").read_text(), re.M | re.I)
+
+
+def test_the_extras_are_found():
+    assert {"matplotlib", "pytest", "ruff", "pyright", "sphinx", "nvidia-cuda-nvrtc"} <= set(REQUIREMENTS)

@@ -1,8 +1,16 @@
-"""Grids, threadgroup memory, streams, contexts and errors of launches."""
+"""Grids, threadgroup memory, streams, contexts and errors of launches, plans for the GPU that holds a tensor, and
+attributes by the signature that a dispatch compiles."""
 
 from ctypes.util import find_library
+from pathlib import Path
 
 import pytest
+import torch
+
+import metalcore
+from metalcore import _C
+from metalcore._core.registry import OPS
+from metalcore.recording import on_meta
 
 
 def test_a_dispatch_of_no_threads_is_skipped(run):
@@ -235,3 +243,49 @@ def test_a_driver_that_is_too_old(run):
     assert "is one for CUDA 12.0; CUDA 12.1 and so driver 530 or newer is needed" in run(
         "print(C.cuda_info()['reason'])", driver_flags=["-DVERSION=12000"]
     )
+
+
+def variant(device_type):
+    with on_meta(device_type) as recorder:
+        metalcore.softmax(torch.empty(8, 4096, device="meta"), -1)
+    return recorder.recording.plans[0].variant
+
+
+def test_cuda_and_the_simulator_plan_by_their_own_numbers():
+    assert "hopper" in _C.tuning_families()
+    assert (variant("cuda"), variant("mps")) == ("block8", "thread")
+    try:
+        _C.use_tuning("simulator")
+        assert variant("cuda") == "thread"
+    finally:
+        _C.use_tuning("")
+
+
+def test_explain_takes_the_device_of_the_tensor():
+    with torch._subclasses.FakeTensorMode():
+        x = torch.empty(8, 4096, device="cuda")
+    assert metalcore.explain("softmax", x).variant == "block8"
+
+
+def test_operators_have_kernels_for_every_backend():
+    for name in (name for op in OPS.values() for name in op.operators):
+        for key in ("CUDA", "MPS"):
+            assert torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"metalcore::{name}", key), (name, key)
+
+
+PROGRAM = f"""
+sys.path.insert(0, {str(Path(metalcore.__file__).parent)!r})
+from msl.runtime import signatures
+
+compiler = Compiler()
+for size in (1, 4, 16, 17, 255, 256, 257, 512, 513, 1024, 2049, 4096):
+    buffers = [(4096, 8), bytes(size), None, [(8192, 8)] * ((size + 7) // 8)]
+    expected = signatures.of_call(buffers, [16, 32])
+    C.cuda_attributes(7, f"kernel{{size}}", expected, 0)
+    C.cuda_dispatch(7, f"kernel{{size}}", 0, buffers, [16, 32], (1, 1, 1), (1, 1, 1))
+print(len(compiler.calls))
+"""
+
+
+def test_one_compilation_serves_both(run):
+    assert run(PROGRAM).split() == ["12"]

@@ -1,4 +1,5 @@
-"""Kernels are compiled and loaded in threads, during captures of graphs, and in several processes at the same time."""
+"""Every built-in kernel is launched, and gives the same results in every process. Kernels are compiled and loaded in
+threads, during captures of graphs, and in several processes at the same time."""
 
 import os
 import subprocess
@@ -8,12 +9,20 @@ from pathlib import Path
 import pytest
 from first_use import PROGRAMS
 
-PROGRAM = Path(__file__).with_name("first_use.py")
+HERE = Path(__file__).parent
+
+
+def test_every_kernel():
+    first, second = (
+        subprocess.run([sys.executable, HERE / "every_kernel.py"], capture_output=True, text=True) for _ in range(2)
+    )
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "results" in first.stdout and first.stdout == second.stdout
 
 
 def start(name, cache):
     return subprocess.Popen(
-        [sys.executable, PROGRAM, name],
+        [sys.executable, HERE / "first_use.py", name],
         env={**os.environ, "METALCORE_CACHE_DIR": str(cache)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

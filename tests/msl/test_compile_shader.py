@@ -1,12 +1,15 @@
-"""compile_shader: what compiles, into which kernels, and the errors of what does not compile."""
+"""compile_shader: the compiler that it finds, what compiles, into which kernels, and the errors of what does not
+compile."""
 
 import math
+import shutil
 
 import pytest
 import torch
 
 import metalcore
 from metalcore.msl.errors import CompilerNotFoundError, MSLError
+from metalcore.msl.runtime import host
 
 FILL = (
     "kernel void fill(device float* out, constant float& value, uint i [[thread_position_in_grid]]) { out[i] = value; }"
@@ -151,3 +154,34 @@ def test_an_old_compiler_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", str(old))
     with pytest.raises(CompilerNotFoundError, match="old-g.*: gcc 9.4.0"):
         metalcore.compile_shader(FILL.replace("fill", "never_compiled_before"))
+
+
+def script(path, text):
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def test_a_newer_compiler_under_a_name_of_its_own(tmp_path, monkeypatch):
+    real = shutil.which(host.find_compiler().command[0])
+    old = "echo '#define __GNUC__ 11'; echo '#define __GNUC_MINOR__ 4'; echo '#define __GNUC_PATCHLEVEL__ 0'"
+    script(tmp_path / "g++", old)
+    script(tmp_path / "c++", old)
+    script(tmp_path / "g++-12", f'exec {real} "$@"')
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert host.find_compiler().command == ["g++-12"]
+
+
+def test_the_error_tells_what_was_tried(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "'g++")
+    tried = r"needs a C\+\+ compiler .*'g\+\+: No closing quotation; c\+\+: not found"
+    with pytest.raises(CompilerNotFoundError, match=tried):
+        host.find_compiler()
+
+
+@pytest.mark.parametrize("name", [name for name in (*host._NAMES, *host._VERSIONED) if shutil.which(name)])
+def test_the_headers_suit_every_compiler_here(name, monkeypatch):
+    monkeypatch.setenv("CXX", name)
+    if host.find_compiler().command == [name]:  # else it is too old
+        host.check_source('#include "host/prelude.h"\n')

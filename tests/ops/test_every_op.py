@@ -1,10 +1,15 @@
-"""What holds for every op: the same bits on every run, calls from several threads, torch.compile."""
+"""What holds for every op: the same bits on every run, calls from several threads, torch.compile, an error for tensors
+that change before the backward pass, PyTorch's ops where a GPU refuses kernels. (tests/metal_runtime has kernels
+refused.)"""
 
 import threading
 
 import pytest
 import torch
 from cases import CASES, FORMS, WITHOUT_HOST
+from saved import Call, changed
+
+from metalcore._core.refused import on_any_device
 
 # One dtype shows what a run leaves for the next one. Kernels of 16 bits have a case of each op.
 RUNS = [(name, torch.float32) for name in CASES]
@@ -90,3 +95,32 @@ def test_compiled_as_one_graph(device, op):
             torch.testing.assert_close(
                 value, wanted, rtol=1e-4, atol=1e-4, msg=lambda said, name=name: f"{name}: {said}"
             )
+
+
+@pytest.mark.parametrize("name", [name for name in FORMS if CASES[name].backward and CASES[name].sample.elements])
+def test_changed_tensors(device, name):
+    def make():
+        return Call(CASES[name].op, CASES[name].sample, device, torch.float32)
+
+    expected, count = make().gradients(), len(make().tensors())
+    for which in range(count):
+        found = changed(make, which)
+        for value, wanted in zip(found or (), expected):
+            assert torch.equal(value, wanted), f"tensor {which}"
+
+
+def test_a_device_without_the_op(device):
+    """PyTorch's error for an op that a device lacks sends the call to the CPU, and the results come back."""
+    seen = []
+
+    def formula(x, others, scale, *, weight=None):
+        seen.append(x.device.type)
+        if x.device.type != "cpu":
+            raise NotImplementedError("aten::no_such_op is not implemented for this device")
+        return scale * x + others[0] + weight, len(others)
+
+    x = torch.arange(4.0, device=device)
+    result, count = on_any_device(formula, x, [x, x], 2.0, weight=x)
+    assert seen == (["cpu"] if device == "cpu" else [device, "cpu"]) and count == 2
+    torch.testing.assert_close(result, 4 * x)
+    assert result.device == x.device

@@ -1,6 +1,10 @@
-"""The registry: every public function has an entry, whose samples reach every kernel, and the docs show it."""
+"""The registry: every public function has an entry, whose samples reach every kernel, and the docs show it. Type
+checkers and readers can rely on annotations, and on names that mean one thing."""
 
+import importlib
 import inspect
+import pkgutil
+import types
 from pathlib import Path
 
 import pytest
@@ -9,6 +13,7 @@ from processes import python
 from torch.overrides import TorchFunctionMode
 
 import metalcore
+from metalcore import nn
 from metalcore._core.registry import OPS, Op, Sample, register
 from metalcore.cli.ops import page
 
@@ -102,3 +107,35 @@ def test_every_kernel_is_launched():
 
 def test_the_docs_show_it():
     assert (ROOT / "docs" / "ops.md").read_text() == page(), "run python -m metalcore ops > docs/ops.md"
+
+
+FUNCTIONS = [
+    *(op.function for op in OPS.values() if inspect.isfunction(op.function)),
+    *(value for name in sorted(metalcore._LAZY) if inspect.isfunction(value := getattr(metalcore, name))),
+    *(getattr(nn, name).forward for name in nn.__all__),
+]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__qualname__)
+def test_annotations(function):
+    signature = inspect.signature(function)
+    without = [name for name, each in signature.parameters.items() if each.annotation is each.empty and name != "self"]
+    assert not without and signature.return_annotation is not signature.empty
+
+
+def test_the_package_says_that_it_is_typed():
+    assert Path(metalcore.__file__).with_name("py.typed").exists()
+
+
+@pytest.mark.only_on("simulator")  # it imports metalcore.simulator
+def test_no_function_hides_a_module():
+    """A name in a package means its module or something else, and that never changes."""
+    packages = [importlib.import_module(found.name) for found in _found() if found.ispkg]
+    for package in (metalcore, *packages):
+        for module in pkgutil.iter_modules(package.__path__):
+            value = getattr(package, module.name, None)
+            assert value is None or isinstance(value, types.ModuleType), f"{package.__name__}.{module.name} is {value}"
+
+
+def _found():
+    return pkgutil.walk_packages(metalcore.__path__, "metalcore.")

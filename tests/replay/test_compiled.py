@@ -1,10 +1,13 @@
-"""capture() of functions that torch.compile made."""
+"""capture() of functions that torch.compile made, and the places of values in an arena."""
+
+import random
 
 import pytest
 import torch
 
 import metalcore
 import metalcore.programs
+from metalcore._core.arena import ALIGNMENT, peak, place
 from metalcore.replay import CaptureError
 
 pytestmark = pytest.mark.only_on("simulator", "mps")
@@ -76,3 +79,20 @@ def test_what_a_program_runs_on_the_cpu_is_refused_by_its_name(device):
     with pytest.raises(CaptureError, match="aten::_linalg_svd runs.* no kernel of such an operator for mps") as refused:
         step(x)
     assert ".item()" not in str(refused.value)
+
+
+def test_values_that_meet_are_apart():
+    rng = random.Random(0)
+    for count in (0, 1, 7, 60):
+        lives = [(first, first + rng.randrange(9), rng.randrange(1, 3000)) for first in rng.choices(range(40), k=count)]
+        offsets, size = place(lives)
+        assert peak(lives) <= size <= sum(nbytes + ALIGNMENT for *_, nbytes in lives)
+        for i in range(count):
+            assert offsets[i] % ALIGNMENT == 0 and offsets[i] + lives[i][2] <= size
+            for j in range(i):
+                apart = offsets[i] + lives[i][2] <= offsets[j] or offsets[j] + lives[j][2] <= offsets[i]
+                assert apart or lives[i][1] < lives[j][0] or lives[j][1] < lives[i][0]
+
+
+def test_a_chain_takes_two_places():
+    assert place([(i, i + 1, 512) for i in range(50)])[1] == peak([(i, i + 1, 512) for i in range(50)]) == 1024

@@ -1,4 +1,4 @@
-"""The executor by itself: a library written by hand, run on NumPy arrays."""
+"""The executor by itself: a library written by hand, run on NumPy arrays, and the switch between fibers."""
 
 import os
 import subprocess
@@ -307,3 +307,16 @@ def test_thread_count_comes_from_the_environment(library_file, setting, expected
     environment = {**os.environ, "OMP_NUM_THREADS": setting}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert result.stdout == f"{expected}\n", result.stderr
+
+
+ROOT = Path(__file__).parents[2]
+SIMULATOR = ROOT / "csrc" / "backends" / "simulator"
+
+
+@pytest.mark.parametrize("flags", [[], ["-DMETALCORE_UCONTEXT"]], ids=["own", "ucontext"])
+def test_fibers_keep_their_registers(tmp_path, flags):
+    program = tmp_path / "driver"
+    sources = [Path(__file__).with_name("context_driver.cpp"), SIMULATOR / "context.cpp"]
+    command = [*host.find_compiler().command, "-std=c++20", "-O2", f"-I{SIMULATOR}", *flags, *sources, "-o", program]
+    subprocess.run(command, check=True)
+    assert subprocess.run([program], capture_output=True, text=True, timeout=60).stdout == "done\n"

@@ -1,4 +1,5 @@
-"""The C functions on a GPU's memory, each with a stream of its own, against float64."""
+"""The C functions on a GPU's memory, each with a stream of its own, against float64, and programs of files that
+libmetalcore runs on a GPU: they have the bits of Python's replay there."""
 
 import sys
 from pathlib import Path
@@ -7,7 +8,9 @@ import pytest
 import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "c_api"))
-from c_program import HERE, Calls, compiled
+from c_program import HERE, Calls
+from c_program import compiled as linked
+from saved_programs import PATTERNS, Block, Mlp, Pair, Pooled, Residual, Runs, compiled, read_like, replayed
 from test_functions import add_all, check
 
 from metalcore.msl.nvidia import nvrtc
@@ -15,7 +18,7 @@ from metalcore.msl.nvidia import nvrtc
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    return compiled(HERE / "calls.c", tmp_path_factory.mktemp("c_program") / "calls")
+    return linked(HERE / "calls.c", tmp_path_factory.mktemp("c_program") / "calls")
 
 
 def on_gpu(calls, program, *options):
@@ -51,3 +54,21 @@ def test_threads(program, tmp_path):
         for thread in range(4):
             for one, other in zip(alone[index][3], calls.results(index, f".{thread}")):
                 assert torch.equal(one.view(torch.uint8), other.view(torch.uint8)), (function, thread)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_bits_of_pythons_replay(dtype, tmp_path):
+    program = linked(HERE / "programs.c", tmp_path / "programs")
+    runs, expected = Runs(tmp_path), []
+    for kind in (Mlp, Residual, Block, Pair, Pooled):
+        fusions = [*PATTERNS, "single"] if kind is Pooled else PATTERNS
+        made, arguments = compiled(kind, "cuda", dtype, fusions)
+        made.save(tmp_path / f"{kind.__name__}.mcore", recordings=True)
+        results = replayed(made, arguments)
+        expected.append((results, runs.add(tmp_path / f"{kind.__name__}.mcore", arguments, results)))
+    environment = {"METALCORE_NVRTC": str(nvrtc.find().path)}
+    reports = runs.run(program, "--device", "1", "--repeat", "3", environment=environment)
+    for (results, paths), (status, _, error) in zip(expected, reports, strict=True):
+        assert status == "METALCORE_OK", error
+        for path, like in zip(paths, results, strict=True):
+            assert torch.equal(read_like(path, like).view(torch.uint8), like.view(torch.uint8))
