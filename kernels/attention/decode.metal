@@ -22,7 +22,7 @@ struct DecodeShape {
                                  : 32);
   static constexpr constant uint kTogether = 32 / kLanes;  // keys that a simdgroup has at a time
   // Keys of a lane whose loads are under way at once.
-  static constexpr constant uint kAhead = !kNarrow && (kBytes <= 1024 || sizeof(T) == 2) ? 2 : 1;
+  static constexpr constant uint kAhead = R == 1 ? 4 : !kNarrow && (kBytes <= 1024 || sizeof(T) == 2) ? 2 : 1;
   static constexpr constant bool kEarly = R < 8;  // there are registers to load the next keys into meanwhile
   static constexpr constant uint kKeyVectors = (D / kVector + kLanes - 1) / kLanes;
   static constexpr constant uint kValueVectors = (DV / kVector + kLanes - 1) / kLanes;
@@ -36,10 +36,15 @@ struct DecodeShape {
 };
 
 // Adds the results of groups of LANES lanes that are up to ACROSS lanes apart. Half of the groups go on with half of
-// the first COUNT rows: each ends with some of its own, the first group with the first ones.
+// the first COUNT rows: each ends with some of its own, the first group with the first ones. All end with the same row
+// where there is one.
 template <uint ACROSS, uint LANES, uint COUNT, uint R, uint N>
 inline void merge_groups(thread float4 (&result)[R][N], uint lane) {
-  if constexpr (ACROSS >= LANES) {
+  if constexpr (ACROSS >= LANES && COUNT == 1) {
+#pragma unroll
+    for (uint n = 0; n < N; ++n) result[0][n] += simd_shuffle_xor(result[0][n], static_cast<ushort>(ACROSS));
+    merge_groups<ACROSS / 2, LANES, 1>(result, lane);
+  } else if constexpr (ACROSS >= LANES) {
     const bool4 upper = bool4((lane & ACROSS) != 0);
 #pragma unroll
     for (uint r = 0; r < COUNT / 2; ++r)
@@ -134,7 +139,7 @@ template <typename T, uint D, uint DV, uint R, bool kNarrow, bool kGeneral>
 #pragma unroll
     for (uint n = 0; n < S::kValueVectors * kQuads; ++n) result[r][n] *= of_row;
   }
-  constexpr uint kOwnRows = R / S::kTogether;
+  constexpr uint kOwnRows = R > S::kTogether ? R / S::kTogether : 1;
   merge_groups<16, S::kLanes, R>(result, lane);
 
   // And so do the simdgroups.
@@ -183,10 +188,13 @@ template <typename T, uint D, uint DV, uint R, bool kNarrow, bool kGeneral>
   template [[host_name("attention_decode_" name #D "x" #R "_" #T)]] \
   [[kernel]] decltype(attention_decode<T, D, DV, R, __VA_ARGS__>) attention_decode<T, D, DV, R, __VA_ARGS__>;
 #define INSTANTIATE_SIZES(T)                    \
+  INSTANTIATE("", T, 64, 64, 1, false, false)   \
   INSTANTIATE("", T, 64, 64, 4, false, false)   \
   INSTANTIATE("", T, 64, 64, 8, false, true)    \
+  INSTANTIATE("", T, 128, 128, 1, false, false) \
   INSTANTIATE("", T, 128, 128, 4, false, false) \
   INSTANTIATE("", T, 128, 128, 8, false, true)  \
+  INSTANTIATE("", T, 256, 256, 1, false, false) \
   INSTANTIATE("", T, 256, 256, 4, false, false) \
   INSTANTIATE("", T, 256, 256, 8, false, true)  \
   INSTANTIATE("", T, 576, 512, 8, false, true)

@@ -29,7 +29,7 @@ def first_kernel(tensors, family="baseline", **options):
 @pytest.mark.parametrize(
     "heads, kv_heads, queries, kernel",
     [
-        (1, 1, 1, "64x4"),
+        (1, 1, 1, "64x1"),
         (2, 1, 1, "64x4"),
         (4, 1, 1, "64x4"),
         (5, 1, 1, "matrices_64x16"),
@@ -49,7 +49,7 @@ def test_rows(device, dtype, heads, kv_heads, queries, kernel):
     assert first_kernel(tensors) == f"{kernel}_{SUFFIXES[dtype]}"
     narrow = "matrices_narrow_64x16" if "matrices" in kernel else "narrow_64x4"
     assert first_kernel(tensors, "apple7") == f"{narrow}_{SUFFIXES[dtype]}"
-    hopper = "64x4" if heads == 1 else "matrices_64x16" if kernel == "64x4" else kernel
+    hopper = "matrices_64x16" if kernel == "64x4" else kernel
     assert first_kernel(tensors, "hopper") == f"{hopper}_{SUFFIXES[dtype]}"
     for family in FAMILIES:
         with tuned(family):

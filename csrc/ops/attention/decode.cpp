@@ -97,14 +97,17 @@ DecodePlan plan_decode(const DecodeCall& call) {
   const bool ragged = call.q_indptr.has_value();
   const int64_t rows = call.queries * group;
   const bool few = rows <= 4 || (ragged && call.queries <= call.batch && group <= 4);
+  const bool single = rows == 1 || (ragged && call.queries <= call.batch && group == 1);
   const bool general = call.mask || call.softcap != 0 || !has_vectors(call) || !has_near_tokens(call);
   // Where only the device knows the lengths, the plan assumes that all requests have as many rows.
   const int64_t usual_rows = ragged ? ceil_div(call.queries, call.batch) * group : rows;
   const bool matrices = usual_rows > (kernel_size <= 128 ? tuning.most_plain_rows : 4) &&
                         takes_matrices(call, kernel_size, general, tuning.narrow);
-  const uint32_t wide_tile = matrices                                ? usual_rows <= 16 || kernel_size > 128 ? 16 : 32
-                             : few && !general && kernel_size <= 256 ? 4
-                                                                     : 8;  // kernels of 4 rows are not general
+  const uint32_t wide_tile = matrices                       ? usual_rows <= 16 || kernel_size > 128 ? 16 : 32
+                             : general || kernel_size > 256 ? 8
+                             : single                       ? 1
+                             : few                          ? 4
+                                                            : 8;  // kernels of fewer rows are not general
   const uint32_t narrow_tile = !matrices ? 4 : kernel_size <= 64 ? 16 : 8;
   const uint32_t tile = tuning.narrow ? narrow_tile : wide_tile;
   const int64_t tiles = ceil_div<int64_t>(rows, tile) + (ragged ? call.batch : 0);
