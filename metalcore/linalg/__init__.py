@@ -11,10 +11,16 @@ from ._det import det, slogdet
 from ._eigh import eigh, eigvalsh
 from ._eig import eig, eigvals
 from ._schur import hessenberg, schur
+from ._sylvester import solve_sylvester, sqrtm
+from ._logm import logm
+from ._ldl import ldl_factor, ldl_factor_ex, ldl_solve
+from ._matrix_exp import matrix_exp
 from ._svd import svd, svdvals
 from ._polar import polar
 from ._lstsq import lstsq
 from ._rank import cond, matrix_rank, pinv
+from ._products import matrix_norm, matrix_power, multi_dot, tensorinv, tensorsolve, vander
+from ._lobpcg import lobpcg
 from ._lowrank import pca_lowrank, svd_lowrank
 from ._householder import geqrf, householder_product, ormqr
 from ._block_reflector import larfb, larft
@@ -40,12 +46,21 @@ __all__ = [
     "inv_ex",
     "larfb",
     "larft",
+    "ldl_factor",
+    "ldl_factor_ex",
+    "ldl_solve",
+    "lobpcg",
+    "logm",
     "lstsq",
     "lu",
     "lu_factor",
     "lu_factor_ex",
     "lu_solve",
+    "matrix_exp",
+    "matrix_norm",
+    "matrix_power",
     "matrix_rank",
+    "multi_dot",
     "ormqr",
     "pca_lowrank",
     "pinv",
@@ -55,10 +70,15 @@ __all__ = [
     "slogdet",
     "solve",
     "solve_ex",
+    "solve_sylvester",
     "solve_triangular",
+    "sqrtm",
     "svd",
     "svd_lowrank",
     "svdvals",
     "syrk",
+    "tensorinv",
+    "tensorsolve",
     "trsm",
+    "vander",
 ]

@@ -28,6 +28,7 @@ __all__ = [
     "check_types",
     "complex_by_torch",
     "division",
+    "host_number",
     "in_float32",
     "plan_is_torch",
     "raise_errors",
@@ -184,6 +185,15 @@ def _(info):
 @fake_kernel("info_any")
 def _(info):
     return info.new_empty(())
+
+
+def host_number(value: torch.Tensor, without_memory: Any) -> Any:
+    """Returns the number in a tensor, for which the host waits. `without_memory` is that of a tensor without memory,
+    whose plan is asked for."""
+    if value.is_meta:
+        _C.note_torch_step("aten::_local_scalar_dense")
+        return without_memory
+    return torch.ops.aten._local_scalar_dense(value)
 
 
 def write_out(name: str, out: Any, results: Callable, *inputs: torch.Tensor) -> Any:

@@ -21,13 +21,22 @@ from ._common import (
     without_autocast,
     write_out,
 )
+from ._eigh_generalized import generalized
 from ._pytorch import by_torch, override, takes_square
 from ._results import linalg_eigh
 
 
-def eigh(A: torch.Tensor, UPLO: str = "L", *, broadening: float = 0.0, out: Tensors | None = None) -> linalg_eigh:
+def eigh(
+    A: torch.Tensor,
+    UPLO: str = "L",
+    *,
+    B: torch.Tensor | None = None,
+    broadening: float = 0.0,
+    out: Tensors | None = None,
+) -> linalg_eigh:
     """Computes the eigenvalue decomposition A = V diag(L) Vᴴ of symmetric or Hermitian matrices, as
-    torch.linalg.eigh. V is orthogonal or unitary, and L is real, in ascending order.
+    torch.linalg.eigh. V is orthogonal or unitary, and L is real, in ascending order. With B it solves the generalized
+    problem A V = B V diag(L), as scipy.linalg.eigh does, and Vᴴ B V = I.
 
     `metalcore.explain("eigh", A.shape)` tells which kernels a call runs. On Apple GPUs large single matrices go to
     LAPACK on the CPU, and the host waits for the result.
@@ -36,6 +45,8 @@ def eigh(A: torch.Tensor, UPLO: str = "L", *, broadening: float = 0.0, out: Tens
         A: (*, n, n), any strides. float32 or complex64; float16 and bfloat16 are computed in float32, and the results
             are cast back. Other input goes to PyTorch's op.
         UPLO: "L" reads only the lower triangle, "U" only the upper one.
+        B: symmetric or Hermitian positive definite matrices, (*, n, n), of A's dtype; batches broadcast. The results are
+            NaN where B is not positive definite. PyTorch's function has no such argument.
         broadening: as for `svd`: above zero, the derivative multiplies by x / (x² + d²) where it divides by a
             difference x of eigenvalues, with d = broadening * max(|L|), and is finite for every A.
         out: a pair of tensors to write L and V to.
@@ -59,6 +70,9 @@ def eigh(A: torch.Tensor, UPLO: str = "L", *, broadening: float = 0.0, out: Tens
         >>> eigenvalues.tolist()
         [1.0, 2.0]
     """
+    if B is not None:
+        results = generalized("metalcore.eigh", A, B, UPLO, lambda C: eigh(C, broadening=broadening))
+        return linalg_eigh(tuple(write_out("linalg_eigh", out, lambda: results, A, B)))
     broadened = check_broadening("eigh", A, broadening)
     if not _taken(A, UPLO, lambda A: True):
         if broadened and needs_gradient(A) and out is None:

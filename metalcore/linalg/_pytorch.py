@@ -30,9 +30,11 @@ def _lacks(*operators):
 
 
 _SVD, _EIGH, _LU = "_linalg_svd.U", "_linalg_eigh.eigenvalues", "linalg_lu_factor_ex.out"
+_LDL = "linalg_ldl_factor_ex.out"
 _NEEDED = {
     torch.cholesky_solve: ("_cholesky_solve_helper",),
     torch.geqrf: ("geqrf.a",),
+    torch.lobpcg: (_EIGH,),
     torch.ormqr: ("ormqr.out",),
     torch.pca_lowrank: (_SVD, "linalg_qr.out"),
     torch.svd_lowrank: (_SVD, "linalg_qr.out"),
@@ -47,11 +49,15 @@ _NEEDED = {
     torch.linalg.householder_product: ("linalg_householder_product.out",),
     torch.linalg.inv: ("linalg_inv_ex.inverse",),
     torch.linalg.inv_ex: ("linalg_inv_ex.inverse",),
+    torch.linalg.ldl_factor: (_LDL,),
+    torch.linalg.ldl_factor_ex: (_LDL,),
+    torch.linalg.ldl_solve: ("linalg_ldl_solve.out",),
     torch.linalg.lstsq: ("linalg_lstsq.out",),
     torch.linalg.lu: ("linalg_lu.out",),
     torch.linalg.lu_factor: (_LU,),
     torch.linalg.lu_factor_ex: (_LU,),
     torch.linalg.lu_solve: ("linalg_lu_solve.out",),
+    torch.linalg.matrix_exp: ("linalg_matrix_exp",),
     torch.linalg.matrix_rank: (_SVD, _EIGH),
     torch.linalg.pinv: (_SVD, _EIGH),
     torch.linalg.qr: ("linalg_qr.out",),

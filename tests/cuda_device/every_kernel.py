@@ -408,6 +408,25 @@ def schur(device):
             yield f"schur {n}x{n}", tensor
 
 
+def ldl(device):
+    for n, is_complex in itertools.product((20, 60, 65), (False, True)):
+        A = random(device, torch.float32, 3, n, n, 2)
+        factors = torch.ops.metalcore.ldl_factor_ex(torch.view_as_complex(A) if is_complex else A[..., 0], is_complex)
+        for tensor in factors:
+            yield f"ldl_factor {n}", tensor
+        LD, pivots, _ = factors
+        yield f"ldl_solve {n}", torch.ops.metalcore.ldl_solve(LD, pivots, LD, is_complex)
+
+
+def matrix_functions(device):
+    for n, is_complex in itertools.product((8, 16, 32, 40), (False, True)):
+        A = random(device, torch.float32, 3, n, n, 2)
+        A = torch.view_as_complex(A)
+        yield f"matrix_exp {n}", torch.ops.metalcore.matrix_exp(A if is_complex else A.real)
+        yield f"square root {n}", torch.ops.metalcore.square_root_triangular(A)
+        yield f"sylvester {n}", torch.ops.metalcore.sylvester_triangular(A, A, A)
+
+
 def complex_linalg(device):
     """The kernels of complex matrices."""
 
@@ -467,7 +486,21 @@ SECTIONS = {
     for dtype in DTYPES
 } | {
     section.__name__: section
-    for section in (qr, lstsq, cholesky, lu, triangular, svd, eigh, eig, schur, complex_linalg, quant)
+    for section in (
+        qr,
+        lstsq,
+        cholesky,
+        lu,
+        triangular,
+        svd,
+        eigh,
+        eig,
+        schur,
+        ldl,
+        matrix_functions,
+        complex_linalg,
+        quant,
+    )
 }
 
 

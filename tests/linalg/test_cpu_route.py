@@ -17,10 +17,13 @@ WHY = "PyTorch's own op is faster on the CPU"
 # These functions end in one call of LAPACK. The others add operations of their own to such calls.
 SAME_BITS = {
     "cholesky", "cholesky_ex", "eigh", "eigvalsh", "geqrf", "householder_product", "inv", "inv_ex", "lu_factor",
-    "lu_factor_ex", "lu_solve", "ormqr", "qr", "solve", "solve_ex", "solve_triangular", "svd", "svdvals",
+    "ldl_factor", "ldl_factor_ex", "lu_factor_ex", "lu_solve", "ormqr", "qr", "solve", "solve_ex", "solve_triangular", "svd", "svdvals",
 }  # fmt: skip
 # PyTorch has no op for these, or multiplies matrices in their place.
-NOT_ROUTED = ("syrk", "herk", "larfb", "schur", "hessenberg")
+NOT_ROUTED = (
+    *("syrk", "herk", "larfb", "schur", "hessenberg", "sqrtm", "logm", "solve_sylvester"),
+    *("matrix_exp", "ldl_solve", "multi_dot", "vander"),
+)
 ROUTED = {
     name: case
     for name, case in CASES.items()
@@ -34,7 +37,7 @@ ROUTED = {
 def everywhere(device):
     """All sizes take the CPU."""
     regions = [(t["table"], t["field"], EVERYWHERE) for t in _C.tunables(device) if t["field"].endswith("cpu")]
-    assert len(regions) == 11
+    assert len(regions) == 12
     _C.use_measured(device, _C.gpu_family(device), regions)
     yield
     _C.use_measured(device, _C.gpu_family(device), [])

@@ -19,6 +19,9 @@ WITHOUT_DERIVATIVE = {
     "embedding_bag_samples",  # results are integers
     "grad_norm",  # called under no_grad
     "info_any",
+    "ldl_factor_ex",  # PyTorch has no derivative either
+    "logarithm_triangular",  # called by logm, which has the derivative
+    "matrix_exp_scaled",  # called by matrix_exp, which has the derivative
     "merge_states",  # inference
     "paged_append",
     "paged_attention",
@@ -32,6 +35,8 @@ WITHOUT_DERIVATIVE = {
     "scaled_rows",
     "schur",
     "selective_state_update",  # inference
+    "square_root_triangular",  # called by functions that have the derivative
+    "sylvester_triangular",
 }
 
 

@@ -6,7 +6,11 @@ from __future__ import annotations
 from ._rule import Partial, Replicate, Shard, aligned, batches, rule
 
 
-@rule("geqrf", "inv_ex", "qr_scaled", "qr_pivoted", "schur", "cholesky_ex", "lu_factor_ex", "det", "slogdet")
+@rule(
+    *("geqrf", "inv_ex", "qr_scaled", "qr_pivoted", "schur", "cholesky_ex", "lu_factor_ex", "det", "slogdet"),
+    *("matrix_exp", "matrix_exp_scaled", "ldl_factor_ex", "square_root_triangular"),
+    "logarithm_triangular",
+)
 def decomposition(call):
     for dim in batches(call.A):
         yield Shard(dim), {"A": Shard(dim)}
@@ -91,6 +95,17 @@ def cholesky_solve(call):
 @rule("lu_solve")
 def lu_solve(call):
     return _broadcast(("B", call.B), {"LU": (call.LU, 2), "pivots": (call.pivots, 1)}, -1 if call.left else -2)
+
+
+@rule("ldl_solve")
+def ldl_solve(call):
+    return _broadcast(("B", call.B), {"LD": (call.LD, 2), "pivots": (call.pivots, 1)}, -1)
+
+
+@rule("sylvester_triangular")
+def sylvester_triangular(call):
+    for dim in batches(call.A):
+        yield Shard(dim), {"A": Shard(dim), "B": Shard(dim), "C": Shard(dim)}
 
 
 @rule("ormqr")

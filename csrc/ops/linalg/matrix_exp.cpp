@@ -1,0 +1,69 @@
+// matrix_exp(A) -> exp(A) of matrices of any strides, float32 or complex64. The result is row-major.
+// matrix_exp_scaled(A) -> the same for any size, by PyTorch's products (metalcore/linalg/_matrix_exp.py).
+#include "../../../kernels/linalg/matrix_exp.h"
+
+#include "../../gpu/cost.h"
+#include "../../gpu/limits.h"
+#include "matrices.h"
+
+#include <string>
+
+namespace metalcore {
+namespace {
+
+struct MatrixExpPlan {
+  const char* variant;
+  std::string why, kernel;
+  uint32_t matrices_per_threadgroup, threads;
+};
+
+MatrixExpPlan plan_matrix_exp(int64_t n, int64_t batch, bool is_complex) {
+  const std::string size = times(n, n);
+  if (batch == 0 || n == 0) return {"empty", size + " has no entries", "", 0, 0};
+  if (n > (is_complex ? MATRIX_EXP_COMPLEX_COLUMNS : MATRIX_EXP_COLUMNS))
+    return {"scaled", size + ": scaling and squaring by products of the whole batch, whose number the host waits for",
+            "", 0, 0};
+  const uint32_t lanes = power_from_8(n);
+  const uint32_t real = lanes == 32   ? MATRIX_EXP_SIMDGROUPS_32
+                        : lanes == 16 ? MATRIX_EXP_SIMDGROUPS_16
+                                      : MATRIX_EXP_SIMDGROUPS_8;
+  const uint32_t simdgroups = is_complex ? MATRIX_EXP_COMPLEX_SIMDGROUPS : real;
+  return {"simd", size + ": scaling and squaring by " + std::to_string(lanes) + " lanes, with a column each",
+          std::string("matrix_exp_simd_") + (is_complex ? "complex_" : "") + std::to_string(lanes),
+          simdgroups * 32 / lanes, 32 * simdgroups};
+}
+
+}  // namespace
+
+Tensor matrix_exp(const Tensor& input) {
+  const MatrixShape s = check_square_of_numbers("linalg.matrix_exp", input);
+  const MatrixExpPlan plan = plan_matrix_exp(s.rows, s.batch, is_complex(input));
+  gpu::note_plan("matrix_exp", plan.variant, [&] { return plan.why; });
+  const bool is_empty = s.rows == 0 || s.batch == 0;
+  if (plan.threads == 0 && !is_empty) return call_torch<1>("metalcore::matrix_exp_scaled", "", input)[0];
+  const Tensor result = new_like(input);
+  if (is_empty) return result;
+  const Matrices a = matrices(input);
+  MatrixExpParams params{a.batch_stride, a.row_stride, a.column_stride, 0, grid_side(s.rows)};
+  gpu::record(a.tensor, [&](gpu::Recording& recording) {
+    const auto entries = static_cast<double>(s.rows * s.rows), size = input.element_size() / 4.0;
+    const double flops = 16 * size * size * entries * static_cast<double>(s.rows);  // five products, three squarings
+    gpu::in_pieces(recording, s.batch, {flops, 8 * size * entries}, [&](const gpu::Piece& piece) {
+      params.matrices = grid_side(piece.count);
+      recording.kernel(plan.kernel).buffer(0, piece.of(a.tensor, a.batch_stride));
+      recording.buffer(1, piece.of(result, s.rows * s.rows)).bytes(2, params);
+      recording.work(piece.work.flops, piece.work.bytes);
+      recording.dispatch_threadgroups({ceil_div(params.matrices, plan.matrices_per_threadgroup)}, {plan.threads});
+    });
+  });
+  return result;
+}
+
+}  // namespace metalcore
+
+STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
+  m.def("matrix_exp(Tensor A) -> Tensor");
+  m.def("matrix_exp_scaled(Tensor A) -> Tensor");
+}
+
+METALCORE_KERNELS(m) { m.impl<&metalcore::matrix_exp>("matrix_exp"); }

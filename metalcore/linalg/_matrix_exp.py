@@ -1,0 +1,144 @@
+"""The exponential of matrices."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from .._core.operators import autograd, composed_kernel, cpu_kernel, fake_kernel, ops
+from .._core.registry import Op, Sample, register
+from .._core.routing import accelerated
+from .._core.samples import turned
+from .._core.tensors import beside
+from ._common import COMPUTED, NUMBERS, host_number, in_float32, square
+from ._pytorch import by_torch, override
+
+__all__ = ["matrix_exp"]
+
+_NEAR = 1.5  # the largest column sum of what the polynomial takes
+
+
+def matrix_exp(A: torch.Tensor) -> torch.Tensor:
+    """Computes the exponentials of square matrices, as torch.linalg.matrix_exp.
+
+    A Taylor polynomial of degree 12 takes A / 2^s, whose largest column sum is at most 3/2, and s squarings follow. A
+    simdgroup computes one or several matrices of up to 32 rows (complex ones: 16), each with its own s. Larger ones take products of the
+    whole batch, and the host waits for their largest s.
+
+    Args:
+        A: (*, n, n), any strides. float32 or complex64; float16 and bfloat16 are computed in float32, and the result is
+            cast back. Other input goes to PyTorch's op.
+
+    Returns:
+        (*, n, n). A matrix that holds NaN or infinity has a NaN result. It has gradients of any order, from the
+        exponential of the block matrix (Aᴴ, G; 0, Aᴴ) as in PyTorch.
+
+    Raises:
+        RuntimeError: the matrices are not square. The message is PyTorch's.
+
+    Source: Paterson and Stockmeyer, "On the Number of Nonscalar Multiplications Necessary to Evaluate Polynomials",
+        1973; Higham, "Functions of Matrices", 2008, chapter 10.
+
+    Example:
+        >>> metalcore.matrix_exp(torch.tensor([[0.0, 2.0], [0.0, 0.0]], device="mps")).tolist()
+        [[1.0, 2.0], [0.0, 1.0]]
+    """
+    if not accelerated(A, dtypes=NUMBERS) or not square(A):
+        return by_torch(torch.linalg.matrix_exp, A)
+    return in_float32(_matrix_exp, A)
+
+
+def _polynomial(A):
+    """Returns the Taylor polynomial of degree 12 of A by five products, as a polynomial of A³."""
+    identity = beside(A, torch.eye(A.shape[-1], dtype=A.dtype, device=A.device))
+    A2 = A @ A
+    A3 = A @ A2
+    result = A3 / math.factorial(12)
+    for k in (9, 6, 3, 0):
+        terms = identity / math.factorial(k) + A / math.factorial(k + 1) + A2 / math.factorial(k + 2)
+        result = result + terms if k == 9 else A3 @ result + terms
+    return result
+
+
+@composed_kernel("matrix_exp_scaled")
+def _(A):
+    length = A.abs().sum(-2).amax(-1)
+    finite = length.isfinite()
+    squarings = torch.where(finite, (length / _NEAR).log2().ceil().clamp(min=0), 0)
+    count = int(host_number(squarings.amax(), 0))
+    squarings = squarings[..., None, None]
+    half = (squarings / 2).floor()  # powers of two beyond float32's range are two factors
+    X = _polynomial(A * torch.exp2(-half) * torch.exp2(half - squarings))
+    for step in range(count):
+        X = torch.where(squarings > step, X @ X, X)
+    return torch.where(finite[..., None, None], X, torch.nan).contiguous()
+
+
+@fake_kernel("matrix_exp_scaled")
+def _(A):
+    return A.new_empty(A.shape)
+
+
+@cpu_kernel("matrix_exp")
+def _(A):
+    return torch.linalg.matrix_exp(A).contiguous() if A.device.type == "cpu" else ops.matrix_exp_scaled(A)
+
+
+@fake_kernel("matrix_exp")
+def _(A):
+    return A.new_empty(A.shape)
+
+
+def _save(ctx, inputs, output):
+    ctx.save_for_backward(inputs[0])
+
+
+def _backward(ctx, grad):
+    """Returns the upper right block of exp(Aᴴ, grad; 0, Aᴴ), which is linear in grad."""
+    (A,) = ctx.saved_tensors
+    if grad.numel() == 0:
+        return torch.zeros_like(A)
+    with torch.no_grad():  # a small gradient adds no squarings; a power of two, in two factors, rounds nothing
+        largest = grad.abs().amax((-2, -1), keepdim=True).clamp(min=1e-37)
+        half = ((largest.log2().ceil() + A.shape[-1].bit_length() + 4) / 2).ceil()
+    scaled = grad * torch.exp2(-half) * torch.exp2(-half)
+    n, Ah = A.shape[-1], A.mH
+    blocks = torch.cat([torch.cat([Ah, scaled], -1), torch.cat([torch.zeros_like(A), Ah], -1)], -2)
+    return _matrix_exp(blocks)[..., :n, n:] * torch.exp2(half) * torch.exp2(half)
+
+
+_matrix_exp = autograd("matrix_exp", _backward, _save)
+
+
+# The override of PyTorch's kernel
+
+
+def _override(A):
+    if accelerated(A, dtypes=COMPUTED) and square(A):
+        return ops.matrix_exp(A)
+
+
+def _samples():
+    def small(a):
+        return a / a.shape[-1]
+
+    return (
+        *(
+            Sample(f"{n}x{n}", ((batch, n, n),), prepare=(small,), terms=n)
+            for batch, n in ((40, 5), (3, 12), (3, 32), (2, 40))
+        ),
+        *(Sample(f"{n}x{n}, complex", ((5, n, n),), prepare=(small,), arguments=turned, terms=2 * n) for n in (6, 16)),
+    )
+
+
+register(
+    Op(
+        "matrix_exp",
+        matrix_exp,
+        namesake="torch.linalg.matrix_exp",
+        operators=("matrix_exp", "matrix_exp_scaled"),
+        override=(override("linalg_matrix_exp", _override, dtypes=COMPUTED),),
+        samples=_samples,
+    )
+)
