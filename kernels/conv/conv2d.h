@@ -6,6 +6,9 @@
 // A thread of the kernels without tiles makes so many results next to each other.
 #define CONV_RUN 4
 #define CONV_THREADS 128
+// The pixels of a tile, and its threads, on GPUs whose units multiply tensors.
+#define CONV_UNIT_PIXELS 128
+#define CONV_UNIT_THREADS 128
 
 // Distances in elements. All of one image lies within 2^31 of them.
 struct ConvImages {

@@ -3,41 +3,11 @@
 //
 //   packs     channels lie next to each other in x, and a group has packs of them
 //   elements  all else
-#include "conv/places.h"
+#include "conv/terms.h"
 #include "gemm/tile.h"
 
 // The left operand of a convolution as a product of matrices: a row for each pixel of the result, with a term for each
 // element of x that the kernel meets there. It never stands in memory: threads gather its tiles.
-
-// The place in the kernel and the channel that a term is of.
-struct Term {
-  uint channel, y, x;
-};
-inline Term term_at(constant ConvParams& p, uint index) {
-  if (p.channels_last) {
-    const uint place = index / p.channels;
-    return {index % p.channels, place / p.window.x, place % p.window.x};
-  }
-  const uint row = index / p.window.x;
-  return {row / p.window.y, row % p.window.y, index % p.window.x};
-}
-inline void next_place(constant ConvParams& p, thread Term& term) {
-  if (++term.x < p.window.x) return;
-  term.x = 0;
-  ++term.y;
-}
-inline void next_term(constant ConvParams& p, thread Term& term) {
-  if (p.channels_last) {
-    if (++term.channel < p.channels) return;
-    term.channel = 0;
-    next_place(p, term);
-  } else {
-    next_place(p, term);
-    if (term.y < p.window.y) return;
-    term.y = 0;
-    ++term.channel;
-  }
-}
 
 // Tiles of GEMM_ROWS pixels. A thread has two packs of one pixel's terms. With kPacks, channels lie next to each other
 // in x and are read as packs; the terms' order is channels_last then. Otherwise they are read one by one, by threads

@@ -5,6 +5,7 @@
 
 #include "gemm/epilogue.h"
 #include "gemm/job.h"
+#include "gemm/unit_sums.h"
 
 using namespace metal;
 using namespace mpp::tensor_ops;
@@ -57,41 +58,41 @@ template <typename T, uint kRows, uint kColumns, uint kThreads, bool kAcrossA, b
     return;
   }
   device T* const results = result + batch_offset(p, p.result, job.member);
+  // The loops are unrolled, so that the sums stay in registers, and have no branches, so that loads go on at the same
+  // time: elements outside take what is at the edge.
+  if (p.alpha != 1.0f) {
+#pragma unroll
+    for (ushort i = 0; i < sums.get_capacity(); ++i) sums[i] *= p.alpha;
+  }
+  if (p.has_bias && p.bias_column == 0) {
+#pragma unroll
+    for (ushort i = 0; i < sums.get_capacity(); ++i) {
+      const uint row = metal::min(job.begin_row + uint(sums.get_multidimensional_index(i)[1]), job.end_row - 1);
+      sums[i] += static_cast<float>(bias[row * p.bias_row]);
+    }
+  } else if (p.has_bias) {
+#pragma unroll
+    for (ushort i = 0; i < sums.get_capacity(); ++i) {
+      const uint place = metal::min(column + uint(sums.get_multidimensional_index(i)[0]), p.columns - 1);
+      sums[i] += static_cast<float>(bias[place * p.bias_column]);
+    }
+  }
+  if (p.has_residual) {
+    device const T* const added = residual + batch_offset(p, p.residual, job.member);
+#pragma unroll
+    for (ushort i = 0; i < sums.get_capacity(); ++i) {
+      const auto at = sums.get_multidimensional_index(i);
+      const uint row = metal::min(job.begin_row + uint(at[1]), job.end_row - 1);
+      const uint place = metal::min(column + uint(at[0]), p.columns - 1);
+      const T element = added[row * p.residual.row + place * p.residual.column];
+      sums[i] = fma(p.beta, static_cast<float>(element), sums[i]);
+    }
+  }
+  activate<T>(sums, p.activation);
   // All destinations of an operation have the same layout.
   auto values = multiply.template get_destination_cooperative_tensor<decltype(left), decltype(right), T>();
-  if (!p.has_bias && !p.has_residual && p.activation == 0) {
 #pragma unroll
-    for (ushort i = 0; i < sums.get_capacity(); ++i) values[i] = T(p.alpha * sums[i]);
-  } else {
-    // A copy, which may be in memory, so that the loops need not be unrolled. They have no branches, so that loads go
-    // on at the same time: elements outside take what is at the edge.
-    auto held = multiply.template get_destination_cooperative_tensor<decltype(left), decltype(right), float>();
-#pragma unroll
-    for (ushort i = 0; i < sums.get_capacity(); ++i) held[i] = p.alpha * sums[i];
-    const auto place = [&](ushort i) {
-      const auto at = held.get_multidimensional_index(i);
-      return uint2(min(job.begin_row + at[1], job.end_row - 1), min(column + at[0], p.columns - 1));
-    };
-    if (p.has_bias) {
-#pragma unroll 8
-      for (ushort i = 0; i < held.get_capacity(); ++i)
-        held[i] += static_cast<float>(bias[place(i).x * p.bias_row + place(i).y * p.bias_column]);
-    }
-    if (p.has_residual) {
-      device const T* const added = residual + batch_offset(p, p.residual, job.member);
-#pragma unroll 8
-      for (ushort i = 0; i < held.get_capacity(); ++i) {
-        const T element = added[place(i).x * p.residual.row + place(i).y * p.residual.column];
-        held[i] = fma(p.beta, static_cast<float>(element), held[i]);
-      }
-    }
-    if (p.activation != 0) {
-#pragma unroll 4
-      for (ushort i = 0; i < held.get_capacity(); ++i) held[i] = activated<T>(held[i], p.activation);
-    }
-#pragma unroll
-    for (ushort i = 0; i < sums.get_capacity(); ++i) values[i] = T(held[i]);
-  }
+  for (ushort i = 0; i < sums.get_capacity(); ++i) values[i] = T(sums[i]);
   values.store(part(results + job.begin_row * p.result.row + column * p.result.column, columns, rows, p.result.row,
                     p.result.column));
 }

@@ -188,6 +188,14 @@ def gemm(device, dtype):
                     yield f"matmul, units, {columns} columns, {name}", metalcore.matmul(a, right)
 
 
+def conv2d(device, dtype):
+    """Tiles of units that multiply tensors."""
+    x = random(device, dtype, 1, 16, 136, 136).contiguous(memory_format=torch.channels_last)
+    with tuned("hopper"):
+        for channels in (40, 100):
+            yield f"conv2d, units, {channels} channels", metalcore.conv2d(x, random(device, dtype, channels, 16, 3, 3))
+
+
 def rope(device, dtype):
     """Tables of float32 for q and k of 16 bits, and for heads that are whole vectors or not."""
     for size in (32, 6):
@@ -474,6 +482,7 @@ SECTIONS = {
         layer_norm,
         group_norm,
         gemm,
+        conv2d,
         rope,
         loss,
         embedding,

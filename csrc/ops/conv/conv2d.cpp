@@ -28,11 +28,11 @@ struct ConvProblem {
 };
 
 struct ConvPlan {
-  const char* variant;  // as in the kernels' names: "packs", "elements", "rows" or "channels"
+  const char* variant;  // as in the kernels' names: "packs", "elements", "unit_64", "unit_128", "rows" or "channels"
   ConvParams params;
-  int64_t items;    // tiles of pixels, or threads
-  uint32_t across;  // threadgroups side by side, for each tile of pixels
-  bool tiled;
+  int64_t items;     // tiles of pixels, or threads
+  uint32_t across;   // threadgroups side by side, for each tile of pixels
+  uint32_t threads;  // of a threadgroup that has a tile; 0 where there are no tiles
   double item_flops;
 };
 
@@ -80,7 +80,7 @@ ConvPlan direct_plan(const ConvProblem& problem) {
           .params = p,
           .items = lines * p.runs,
           .across = 1,
-          .tiled = false,
+          .threads = 0,
           .item_flops = 2.0 * CONV_RUN * p.terms};
 }
 
@@ -97,7 +97,7 @@ ConvPlan tiled_plan(const ConvProblem& problem, int64_t pack) {
           .params = p,
           .items = up(p.pixels, GEMM_ROWS),
           .across = p.groups * static_cast<uint32_t>(up(p.outputs, GEMM_COLUMNS)),
-          .tiled = true,
+          .threads = GEMM_THREADS,
           .item_flops = 2.0 * GEMM_ROWS * p.groups * p.outputs * p.terms};
 }
 
@@ -106,26 +106,97 @@ bool conv_weight_has_order(const ConvParams& params) {
   return term_distance(params, true) || term_distance(params, false);
 }
 
-ConvPlan plan_conv(const ConvProblem& problem, int64_t element_size) {
+bool is_direct(const ConvParams& p) { return p.outputs <= kFewOutputs || (p.groups > 1 && p.channels == 1); }
+
+// The distance of the pixels of all images of the result, if it is a single one.
+std::optional<int64_t> row_distance(const ConvImages& images, const ConvParams& p, int64_t count) {
+  std::optional<int64_t> distance;
+  int64_t pixels = 1;
+  for (const auto& [size, stride] :
+       {std::pair<int64_t, int64_t>{p.out.x, images.x}, {p.out.y, images.y}, {count, images.image}}) {
+    if (size == 1) continue;
+    if (!distance) distance = stride;
+    if (stride != *distance * pixels) return std::nullopt;
+    pixels *= size;
+  }
+  return distance.value_or(0);
+}
+
+// Whether units that multiply tensors of 16-bit elements take a convolution, once the order of the weight's terms is
+// that of `weight_of_units`.
+bool units_take_images(const ConvProblem& problem) {
   const ConvParams& p = problem.params;
-  const bool direct = p.outputs <= kFewOutputs || (p.groups > 1 && p.channels == 1);
-  return direct ? direct_plan(problem) : tiled_plan(problem, 16 / element_size);
+  const auto of_residual = row_distance(p.residual, p, problem.images);
+  return !is_direct(p) && p.result.channel == 1 && p.channels % 8 == 0 && x_has_packs(problem, 8) &&
+         (!p.has_residual || (of_residual && *of_residual <= INT32_MAX / CONV_UNIT_PIXELS));
+}
+
+// `cores` is a number of threadgroups that keep the GPU busy.
+ConvPlan unit_plan(const ConvProblem& problem, int64_t cores) {
+  ConvParams p = problem.params;
+  p.channels_last = true, p.weight_term = 1;
+  p.residual.x = static_cast<int32_t>(row_distance(p.residual, p, problem.images).value_or(0));
+  const int64_t tiles = up(p.pixels, CONV_UNIT_PIXELS);
+  const bool wide = p.outputs > 64 && tiles * p.groups * up(p.outputs, 128) >= cores;
+  return {.variant = wide ? "unit_128" : "unit_64",
+          .params = p,
+          .items = tiles,
+          .across = p.groups * static_cast<uint32_t>(up(p.outputs, wide ? 128 : 64)),
+          .threads = CONV_UNIT_THREADS,
+          .item_flops = 2.0 * CONV_UNIT_PIXELS * p.groups * p.outputs * p.terms};
+}
+
+ConvPlan plan_conv(const ConvProblem& problem, int64_t element_size) {
+  return is_direct(problem.params) ? direct_plan(problem) : tiled_plan(problem, 16 / element_size);
 }
 
 std::string why_conv(const ConvPlan& plan) {
   const ConvParams& p = plan.params;
-  if (!plan.tiled) {
+  if (plan.threads == 0) {
     const bool channels = std::string_view(plan.variant) == "channels";
     return "groups have few channels, and a thread makes " + std::to_string(CONV_RUN) + " results next to each other" +
            (channels ? " in a pixel's channels" : " in a row") +
            (channels && !p.weight_packs ? "; the weight is read one element at a time" : "");
   }
+  if (std::string_view(plan.variant).starts_with("unit"))
+    return "units that multiply tensors make tiles of " + std::to_string(CONV_UNIT_PIXELS) + " pixels by " +
+           std::string(plan.variant).substr(5) + " channels";
   const std::string sizes = std::to_string(GEMM_ROWS) + " pixels by " + std::to_string(GEMM_COLUMNS) + " channels";
   const std::string along = p.weight.image == 1 ? "outputs" : p.channels_last ? "channels" : "terms";
   return "tiles of " + sizes + "; x is read " +
          (std::string_view(plan.variant) == "packs" ? "16 bytes at a time along its channels"
                                                     : "one element at a time") +
          ", weight " + (p.weight_packs ? "16 bytes at a time along its " + along : "one element at a time");
+}
+
+// The distance of an image's pixels, which come row by row.
+std::optional<int64_t> pixel_distance(const ConvImages& images, const ConvPair& size) {
+  if (size.x == 1) return images.y;
+  return size.y == 1 || images.y == int64_t{images.x} * size.x ? std::optional<int64_t>(images.x) : std::nullopt;
+}
+
+// A window of one pixel at each of an image's pixels: a product of matrices for each image, of which one has the
+// result's channels. Nothing else is one.
+std::optional<GemmProblem> product_of(const ConvProblem& problem) {
+  const ConvParams& p = problem.params;
+  const bool by_pixels = p.groups == 1 && p.terms == p.channels && p.stride.x == 1 && p.stride.y == 1 &&
+                         p.out.x == p.size.x && p.out.y == p.size.y && p.padding.x == 0 && p.padding.y == 0;
+  const auto of_x = pixel_distance(p.x, p.size), of_residual = pixel_distance(p.residual, p.size);
+  if (!by_pixels || p.has_scale || !of_x || (p.has_residual && !of_residual)) return std::nullopt;
+  const int64_t pixels = int64_t{p.size.x} * p.size.y;
+  const GemmMatrix x{.row = *of_x, .column = p.x.channel}, weight{.row = p.weight.channel, .column = p.weight.image};
+  const GemmMatrix residual{.row = of_residual.value_or(0), .column = p.residual.channel};
+  const auto flipped = [](const GemmMatrix& m) { return GemmMatrix{.row = m.column, .column = m.row}; };
+  GemmProblem product{.rows = pixels, .columns = p.outputs, .terms = p.channels, .a = x, .b = weight};
+  product.residual = residual;
+  product.has_bias = p.has_bias, product.has_residual = p.has_residual;
+  product.batch = {{problem.images, p.x.image, 0, p.residual.image}};
+  if (p.result.channel == 1) return product;
+  std::swap(product.rows, product.columns);
+  product.a = flipped(weight), product.b = flipped(x), product.residual = flipped(residual);
+  product.bias_of_rows = true;
+  product.batch = {{problem.images, 0, p.x.image, p.residual.image}};
+  return product;
 }
 
 constexpr int64_t kCounted = INT32_MAX;
@@ -168,6 +239,13 @@ void check_channel_vector(const char* name, const MaybeTensor& tensor, const Ten
   check_same_device(kOp, name, *tensor, x);
   check(tensor->dim() == 1 && tensor->size(0) == weight.size(0), "metalcore::", kOp, ": ", name, " must have shape [",
         weight.size(0), "], not ", shape_text(*tensor));
+}
+
+Tensor channels_last_copy(const Tensor& tensor) {
+  const int64_t channels = tensor.size(1), width = tensor.size(3);
+  const std::array<int64_t, 4> strides = {channels * tensor.size(2) * width, 1, channels * width, channels};
+  Tensor copy = new_strided(tensor.sizes(), Sizes(strides.data(), 4), tensor.scalar_type(), tensor);
+  return torch::stable::copy_(copy, tensor);
 }
 
 // padding has the numbers of zeros above, left of, below and right of an image.
@@ -226,7 +304,19 @@ Tensor conv2d(const Tensor& x, const Tensor& weight_, const MaybeTensor& scale, 
   }
   problem.weight_aligned = begins_aligned(weight);
 
-  ConvPlan plan = plan_conv(problem, x.element_size());
+  if (const auto product = product_of(problem); product && units_take(*product, x)) {
+    const bool flips = product->bias_of_rows;
+    const GemmOperands operands{flips ? weight : x, flips ? x : weight, bias ? MaybeTensor(as_contiguous(*bias)) : bias,
+                                residual, std::nullopt};
+    gemm_into(kOp, *product, operands, number, 1.0, 1.0, result);
+    return result;
+  }
+  const int64_t unit_cores = units_take_images(problem) ? unit_threadgroups(x) : 0;
+  if (unit_cores != 0 && term_distance(p, true) != 1) {
+    weight = channels_last_copy(weight);
+    p.weight = images_of("weight", weight);
+  }
+  ConvPlan plan = unit_cores != 0 ? unit_plan(problem, unit_cores) : plan_conv(problem, x.element_size());
   gpu::note_plan(kOp, plan.variant, [&] { return why_conv(plan); });
   const int64_t elements = x.numel() + weight.numel() + result.numel() * (residual ? 2 : 1);
   const double bytes = static_cast<double>(elements * x.element_size()) / static_cast<double>(plan.items);
@@ -238,8 +328,8 @@ Tensor conv2d(const Tensor& x, const Tensor& weight_, const MaybeTensor& scale, 
       recording.buffer(4, residual).buffer(5, result).bytes(6, plan.params);
       recording.work(piece.work.flops, piece.work.bytes);
       const uint32_t count = grid_side(piece.count);
-      if (plan.tiled)
-        recording.dispatch_threadgroups({plan.across, count}, {GEMM_THREADS});
+      if (plan.threads != 0)
+        recording.dispatch_threadgroups({plan.across, count}, {plan.threads});
       else
         recording.dispatch_threads({count}, {std::min<uint32_t>(count, CONV_THREADS)});
     });

@@ -40,13 +40,8 @@ int64_t batch_stride(const Tensor& tensor, int64_t back) {
   return d < 0 || tensor.size(d) == 1 ? 0 : tensor.stride(d);
 }
 
-struct Operands {
-  Tensor a, b;
-  MaybeTensor bias, residual, ends;
-};
-
 // Records a plan whose params have everything except the numbers of the epilogue.
-void record_gemm(const char* op, GemmPlan plan, const Operands& operands, const Tensor& result) {
+void record_gemm(const char* op, GemmPlan plan, const GemmOperands& operands, const Tensor& result) {
   gpu::note_plan(op, plan.variant, [&] { return why_gemm(plan); });
   const bool tiled = is_tiled(plan);
   const double flops = 2.0 * plan.tile_rows * plan.params.columns * std::max(plan.params.terms, 1u);
@@ -76,12 +71,10 @@ void check_operands(const char* op, const Tensor& a, const Tensor& b) {
   check_same_device(op, "b", b, a);
 }
 
-GemmPlan plan_for(const char* op, const GemmProblem& problem, const Tensor& a) {
-  check(gemm_countable(problem), "metalcore::", op, ": ", problem.rows, "x", problem.terms, " times ", problem.terms,
-        "x", problem.columns, " is more than kernels can count");
-  GemmTuning tuning = gemm_tuning(a);
-  tuning.units = tuning.units && gpu::multiplies_tensors(a);
-  return plan_gemm(problem, a.element_size(), tuning);
+GemmTuning tuning_for(const Tensor& like) {
+  GemmTuning tuning = gemm_tuning(like);
+  tuning.units = tuning.units && gpu::multiplies_tensors(like);
+  return tuning;
 }
 
 Tensor matmul(const Tensor& a, const Tensor& b, const MaybeTensor& bias_, const MaybeTensor& residual_,
@@ -116,6 +109,25 @@ Tensor matmul(const Tensor& a, const Tensor& b, const MaybeTensor& bias_, const 
 
 }  // namespace
 
+int64_t unit_threadgroups(const Tensor& like) {
+  const GemmTuning tuning = tuning_for(like);
+  return like.element_size() == 2 && tuning.units ? int64_t{tuning.unit_threadgroups} : 0;
+}
+
+bool units_take(const GemmProblem& problem, const Tensor& like) {
+  return gemm_takes_units(problem, like.element_size(), tuning_for(like));
+}
+
+void gemm_into(const char* op, const GemmProblem& problem, const GemmOperands& operands, uint32_t activation,
+               double alpha, double beta, const Tensor& result) {
+  check(gemm_countable(problem), "metalcore::", op, ": ", problem.rows, "x", problem.terms, " times ", problem.terms,
+        "x", problem.columns, " is more than kernels can count");
+  GemmPlan plan = plan_gemm(problem, result.element_size(), tuning_for(result));
+  plan.params.activation = activation;
+  plan.params.alpha = static_cast<float>(alpha), plan.params.beta = static_cast<float>(beta);
+  record_gemm(op, plan, operands, result);
+}
+
 bool begins_aligned(const Tensor& tensor) {
   const gpu::BufferView view = gpu::view_of(tensor);
   return (reinterpret_cast<uintptr_t>(view.storage) + view.offset) % 16 == 0;
@@ -148,10 +160,7 @@ void matmul_into(const Tensor& result, const Tensor& a, const Tensor& b, const M
     const int64_t added = residual ? batch_stride(*residual, back) : 0;
     problem.batch.push_back({sizes[d], batch_stride(a, back), batch_stride(b, back), added});
   }
-  GemmPlan plan = plan_for(op, problem, a);
-  plan.params.activation = activation;
-  plan.params.alpha = static_cast<float>(alpha), plan.params.beta = static_cast<float>(beta);
-  record_gemm(op, plan, {a, b, bias, residual, std::nullopt}, result);
+  gemm_into(op, problem, {a, b, bias, residual, std::nullopt}, activation, alpha, beta, result);
 }
 
 namespace {
@@ -192,9 +201,7 @@ void grouped_gemm_into(const Tensor& result, const Tensor& a, const Tensor& b, c
       .groups = grid_side(ends.size(0)),
       .b_group = rows ? b.stride(0) : 0,
   };
-  GemmPlan plan = plan_for(op, problem, a);
-  plan.params.alpha = 1.0f;
-  record_gemm(op, plan, {a, b, std::nullopt, std::nullopt, ends}, result);
+  gemm_into(op, problem, {a, b, std::nullopt, std::nullopt, ends}, 0, 1.0, 0.0, result);
 }
 
 }  // namespace metalcore

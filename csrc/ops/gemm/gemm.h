@@ -29,6 +29,7 @@ struct GemmProblem {
   GemmMatrix a, b, residual;
   std::vector<GemmBatchDim> batch;  // outermost first
   bool has_bias = false, has_residual = false;
+  bool bias_of_rows = false;         // or else of columns
   uint32_t grouped = 0, groups = 0;  // GEMM_GROUPED_…; there is no other batch then
   int64_t b_group = 0;               // the distance of the groups' matrices b
 };
@@ -65,12 +66,29 @@ bool gemm_countable(const GemmProblem& problem);
 
 // It joins the dimensions of the batch where strides allow that, and makes rows of them where b is the same for all.
 // There are at most GEMM_BATCH_DIMS of them.
+// A problem with units has them if it is large enough and its operands have distances that they take.
+bool gemm_takes_units(GemmProblem problem, int64_t element_size, const GemmTuning& tuning);
 GemmPlan plan_gemm(GemmProblem problem, int64_t element_size, const GemmTuning& tuning);
 bool is_tiled(const GemmPlan& plan);  // or else it is one for few rows
 std::string why_gemm(const GemmPlan& plan);
 
 // Whether memory begins at a multiple of 16 bytes.
 bool begins_aligned(const Tensor& tensor);
+
+// How many threadgroups keep the units busy that multiply tensors of the dtype of `like` on its device; 0 if it has
+// none.
+int64_t unit_threadgroups(const Tensor& like);
+// Whether these units take the problem of an op there.
+bool units_take(const GemmProblem& problem, const Tensor& like);
+
+// What a problem's distances lead to, from the first element of each tensor on; `ends` are those of groups.
+struct GemmOperands {
+  Tensor a, b;
+  MaybeTensor bias, residual, ends;
+};
+// Computes what `problem` says for `op`. The result has its order of elements.
+void gemm_into(const char* op, const GemmProblem& problem, const GemmOperands& operands, uint32_t activation,
+               double alpha, double beta, const Tensor& result);
 
 // One of kernels/gemm/gemm.h's, or 0. Its name is Python's, or "none".
 uint32_t activation_number(const char* op, const std::string& name);

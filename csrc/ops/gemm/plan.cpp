@@ -31,7 +31,7 @@ std::vector<GemmBatchDim> joined(const std::vector<GemmBatchDim>& batch) {
 
 // Makes rows of the innermost dimensions of the batch along which b does not change.
 void fold_batch(GemmProblem& p) {
-  while (!p.batch.empty() && p.batch.back().b == 0 && p.rows * p.batch.back().size <= kCounted) {
+  while (!p.bias_of_rows && !p.batch.empty() && p.batch.back().b == 0 && p.rows * p.batch.back().size <= kCounted) {
     const GemmBatchDim dim = p.batch.back();
     if (p.rows > 1 && dim.a != p.a.row * p.rows) return;
     if (p.rows > 1 && p.has_residual && dim.residual != p.residual.row * p.rows) return;
@@ -237,13 +237,18 @@ bool gemm_countable(const GemmProblem& p) {
   return batch <= kCounted && batch * up(p.rows, 1) <= int64_t{kCounted} * (p.rows > GEMV_ROWS ? GEMV_ROWS : 1);
 }
 
+bool gemm_takes_units(GemmProblem p, int64_t element_size, const GemmTuning& tuning) {
+  forget_single(p);
+  return std::min(p.rows, p.columns) > tuning.few_rows && takes_units(p, element_size, tuning);
+}
+
 GemmPlan plan_gemm(GemmProblem p, int64_t element_size, const GemmTuning& tuning) {
   GemmParams params{};
   p.batch = joined(p.batch);
   forget_single(p);
   fold_batch(p);
   params.result = {.row = p.columns, .column = 1};
-  params.bias_column = 1;
+  params.bias_row = p.bias_of_rows, params.bias_column = !p.bias_of_rows;
   set_batch(params, p);
   const bool few = p.grouped == 0 && std::min(p.rows, p.columns) <= tuning.few_rows;
   const bool units = !few && takes_units(p, element_size, tuning);

@@ -92,9 +92,11 @@ template <int pending>
 METAL_FUNC void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
+// The same for the groups of products of a warpgroup.
+template <int pending = 0>
 METAL_FUNC void wait_for_products() {
 #if __CUDA_ARCH_FEAT_SM90_ALL
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 #endif
 }
 

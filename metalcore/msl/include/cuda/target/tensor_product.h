@@ -254,7 +254,9 @@ struct TileProduct {
   static constexpr bool by_warpgroups = kHasWarpgroups && simdgroups % 4 == 0 && m % 64 == 0 && n % 8 == 0 &&
                                         Layout::down % 4 == 0 && Layout::strips % Layout::down == 0 &&
                                         Layout::blocks % Layout::across == 0;
-  static constexpr int ahead = stages - 1;  // steps that copies are ahead
+  // Whether a step's products begin while those of the step before go on, whose stage is free one step later then.
+  static constexpr bool overlaps = by_warpgroups && stages >= 4;
+  static constexpr int ahead = stages - 1 - overlaps;  // steps that copies are ahead
   static constexpr int kib = (stages * stage_bytes + 1023) / 1024 + 1;
   static constexpr bool is_possible = __CUDA_ARCH__ >= 800 && is_among<T, metal::half, metal::bfloat> &&
                                       simdgroups > 0 && (simdgroups & (simdgroups - 1)) == 0 &&
@@ -269,7 +271,11 @@ struct TileProduct {
                              float (&sums)[Layout::capacity]) {
     const Copies<T, typename LeftTensor::index_type, Left, !swaps_left, threads> lefts(left, length);
     const Copies<T, typename RightTensor::index_type, Right, swaps_right, threads> rights(right, length);
-    const int steps = (min(lefts.inner, rights.inner) + kInner - 1) / kInner;
+    add_steps(lefts, rights, (min(lefts.inner, rights.inner) + kInner - 1) / kInner, sums);
+  }
+  // The same for what copies the operands, from step 0 on.
+  template <class Lefts, class Rights>
+  static METAL_FUNC void add_steps(Lefts& lefts, Rights& rights, int steps, float (&sums)[Layout::capacity]) {
     const uint32_t memory = pipeline_memory<kib>();
     __syncthreads();  // another product may have the memory
     uint32_t reads = memory, writes = memory;
@@ -278,7 +284,7 @@ struct TileProduct {
       if (step >= 0) {
         wait_for_copies<ahead - 1>();
         if constexpr (by_warpgroups) {
-          wait_for_products();
+          wait_for_products<overlaps>();
           asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         }
         __syncthreads();
@@ -367,3 +373,4 @@ struct TileProduct {
 }  // namespace msl
 
 #include "target/unit_gradients.h"
+#include "target/unit_patches.h"

@@ -1,0 +1,66 @@
+// Convolutions of images on GPUs whose units multiply tensors: a threadgroup has a tile of pixels by channels of one
+// group. The channels of x, and of the result, are neighbours, and so are the weight's terms.
+#include "conv/patches.h"
+#include "gemm/unit_sums.h"
+
+using namespace metal;
+using namespace mpp::tensor_ops;
+
+template <typename T, uint kColumns>
+[[kernel]] [[max_total_threads_per_threadgroup(CONV_UNIT_THREADS)]] void conv2d_unit(
+    device T* x [[buffer(0)]], device T* weight [[buffer(1)]], device const T* scale [[buffer(2)]],
+    device const T* bias [[buffer(3)]], device const T* residual [[buffer(4)]], device T* result [[buffer(5)]],
+    constant ConvParams& p [[buffer(6)]], uint2 threadgroup_place [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]]) {
+  constexpr uint kRows = CONV_UNIT_PIXELS, kSimds = CONV_UNIT_THREADS / 32;
+  using Extents = dextents<int, 2>;
+  using Matrix = tensor<device T, Extents, tensor_inline>;
+  constexpr auto descriptor = matmul2d_descriptor(kRows, kColumns, CONV_UNIT_STEP, false, true);
+  constexpr matmul2d<descriptor, execution_simdgroups<kSimds>> multiply;
+  alignas(16) threadgroup T tile[kRows * CONV_UNIT_STEP];
+
+  const uint column_tiles = (p.outputs + kColumns - 1) / kColumns;
+  const uint group = threadgroup_place.x / column_tiles, column = threadgroup_place.x % column_tiles * kColumns;
+  const uint pixel = (p.first + threadgroup_place.y) * kRows, channel = group * p.outputs + column;
+  const uint rows = min(kRows, p.pixels - pixel), columns = min(kColumns, p.outputs - column);
+  const PatchRows<T> patches = {p, x + group * p.channels, pixel};
+  const Matrix factors(weight + int64_t(channel) * p.weight.image, Extents(int(p.terms), int(columns)),
+                       array<int, 2>{1, int(p.weight.image)});
+  auto sums = multiply.template get_destination_cooperative_tensor<Matrix, Matrix, float>();
+#pragma unroll
+  for (ushort i = 0; i < sums.get_capacity(); ++i) sums[i] = 0.0f;
+  metalcore_multiply_patches<kRows, kColumns, kSimds>(patches, factors, tile, sums, thread_index, 0);
+
+  const auto channel_of = [&](ushort i) {
+    return int(channel + min(uint(sums.get_multidimensional_index(i)[0]), columns - 1));
+  };
+  if (p.has_scale) {
+#pragma unroll
+    for (ushort i = 0; i < sums.get_capacity(); ++i) sums[i] *= static_cast<float>(scale[channel_of(i) * p.scale_step]);
+  }
+  if (p.has_bias) {
+#pragma unroll
+    for (ushort i = 0; i < sums.get_capacity(); ++i) sums[i] += static_cast<float>(bias[channel_of(i) * p.bias_step]);
+  }
+  if (p.has_residual) {
+    device const T* const added = residual + int64_t(pixel) * p.residual.x;
+#pragma unroll
+    for (ushort i = 0; i < sums.get_capacity(); ++i) {
+      const uint row = min(uint(sums.get_multidimensional_index(i)[1]), rows - 1);
+      sums[i] += static_cast<float>(added[int(row) * p.residual.x + channel_of(i) * p.residual.channel]);
+    }
+  }
+  activate<T>(sums, p.activation);
+  auto values = multiply.template get_destination_cooperative_tensor<Matrix, Matrix, T>();
+#pragma unroll
+  for (ushort i = 0; i < sums.get_capacity(); ++i) values[i] = T(sums[i]);
+  const uint all = p.groups * p.outputs;
+  values.store(
+      Matrix(result + int64_t(pixel) * all + channel, Extents(int(columns), int(rows)), array<int, 2>{1, int(all)}));
+}
+
+#define INSTANTIATE(T)                                                                                     \
+  template [[host_name("conv2d_unit_64_" #T)]] [[kernel]] decltype(conv2d_unit<T, 64>) conv2d_unit<T, 64>; \
+  template [[host_name("conv2d_unit_128_" #T)]] [[kernel]] decltype(conv2d_unit<T, 128>) conv2d_unit<T, 128>;
+INSTANTIATE(half)
+INSTANTIATE(bfloat)

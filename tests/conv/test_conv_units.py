@@ -1,0 +1,89 @@
+"""Convolutions by units that multiply tensors, against float64 convolutions."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from references import tensor, wide
+
+import metalcore
+from metalcore import _C
+from metalcore.recording import record
+
+pytestmark = pytest.mark.only_on("simulator", "cuda")
+
+
+@pytest.fixture(autouse=True)
+def units(device):
+    """A GPU of 4 cores has units, so that small convolutions have wide tiles too."""
+    _C.use_measured(device, _C.gpu_family(device), [("gemm", "units", [1]), ("gemm", "unit_threadgroups", [4])])
+    yield
+    _C.use_measured(device, _C.gpu_family(device), [])
+
+
+def operands(device, dtype, shape, weight_shape, last_x=True, last_weight=True):
+    x, weight = (tensor(*each, dtype=dtype, device=device) for each in (shape, weight_shape))
+    last = torch.channels_last
+    return x.to(memory_format=last) if last_x else x, weight.to(memory_format=last) if last_weight else weight
+
+
+def check(x, weight, kernel, residual=None, **options):
+    """Compares with float64. A result is rounded once, and a sum of float32 is nearer to the exact one than that."""
+    channels = weight.shape[0]
+    bias, scale = (tensor(channels, dtype=x.dtype, device=x.device) for _ in range(2))
+    given = {"scale": scale} if kernel.startswith("conv2d") else {}
+    result, recording = record(
+        metalcore.conv2d, x, weight, bias, residual=residual, activation="relu", **given, **options
+    )
+    assert kernel in recording.kernels
+    factor = wide(scale)[:, None, None] if given else 1.0
+    exact = F.conv2d(wide(x), wide(weight), **options) * factor + wide(bias)[:, None, None]
+    exact = (exact if residual is None else exact + wide(residual)).relu()
+    rounding = torch.finfo(x.dtype).eps / 2
+    torch.testing.assert_close(wide(result), exact, rtol=2 * rounding, atol=rounding * exact.abs().max().item() / 4)
+    return result
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "weight_shape", "options"),
+    [
+        ((2, 8, 9, 7), (16, 8, 3, 3), {"padding": 1}),  # 126 pixels, and steps of 8 places
+        ((2, 72, 8, 8), (70, 72, 3, 2), {"padding": 1, "dilation": 2}),  # 128 and more, and steps within places
+        ((1, 16, 24, 24), (65, 16, 3, 3), {"stride": 2}),
+        ((3, 32, 9, 9), (20, 16, 1, 1), {"groups": 2, "stride": 2}),
+    ],
+    ids=["places", "channels", "strides", "groups"],
+)
+def test_images(device, dtype, shape, weight_shape, options):
+    x, weight = operands(device, dtype, shape, weight_shape)
+    name = "half" if dtype == torch.float16 else "bfloat"
+    result = check(x, weight, f"conv2d_unit_64_{name}", **options)
+    assert result.is_contiguous(memory_format=torch.channels_last)
+    residual = tensor(*result.shape, dtype=dtype, device=device).to(memory_format=torch.channels_last)
+    check(x, weight, f"conv2d_unit_64_{name}", residual, **options)
+
+
+def test_wide_tiles_and_a_weight_in_another_order(device):
+    x, weight = operands(device, torch.bfloat16, (2, 8, 16, 16), (130, 8, 3, 3), last_weight=False)
+    check(x, weight, "conv2d_unit_128_bfloat", padding=1)
+
+
+@pytest.mark.parametrize("last_x", [True, False])
+@pytest.mark.parametrize("images", [1, 3])
+def test_windows_of_one_pixel_are_products(device, last_x, images):
+    x, weight = operands(device, torch.bfloat16, (images, 24, 5, 7), (40, 24, 1, 1), last_x)
+    kernel = f"gemm_unit_n{'t' if last_x else 'n'}_some_bfloat"
+    result = check(x, weight, kernel)
+    residual = tensor(*result.shape, dtype=torch.bfloat16, device=device)
+    check(x, weight, kernel, residual)
+
+
+def test_what_other_kernels_take(device):
+    for shape, weight_shape, last in (
+        ((1, 12, 6, 6), (16, 12, 3, 3), True),  # no packs of channels
+        ((1, 16, 6, 6), (16, 16, 3, 3), False),
+        ((1, 16, 6, 6), (16, 1, 3, 3), True),  # a channel for each group
+    ):
+        x, weight = operands(device, torch.bfloat16, shape, weight_shape, last, last)
+        _, recording = record(metalcore.conv2d, x, weight, groups=shape[1] // weight_shape[1])
+        assert "unit" not in recording.kernels[0]
