@@ -22,7 +22,9 @@ struct DecodeShape {
                                  : 32);
   static constexpr constant uint kTogether = 32 / kLanes;  // keys that a simdgroup has at a time
   // Keys of a lane whose loads are under way at once.
-  static constexpr constant uint kAhead = R == 1 ? 4 : !kNarrow && (kBytes <= 1024 || sizeof(T) == 2) ? 2 : 1;
+  static constexpr constant uint kAhead = R == 1                                           ? (kNarrow ? 2 : 4)
+                                          : !kNarrow && (kBytes <= 1024 || sizeof(T) == 2) ? 2
+                                                                                           : 1;
   static constexpr constant bool kEarly = R < 8;  // there are registers to load the next keys into meanwhile
   static constexpr constant uint kKeyVectors = (D / kVector + kLanes - 1) / kLanes;
   static constexpr constant uint kValueVectors = (DV / kVector + kLanes - 1) / kLanes;
@@ -102,7 +104,7 @@ template <typename T, uint D, uint DV, uint R, bool kNarrow, bool kGeneral>
   Running running = {-INFINITY, -INFINITY, 0.0f};
   const RowPlaces places = {positions, query_rows, mask_rows, out_rows};
   threadgroup Pack<float>* const queries = reinterpret_cast<threadgroup Pack<float>*>(shared);
-  if (kNarrow || (kGeneral && params.general))
+  if ((kNarrow && R > 1) || (kGeneral && params.general))
     walk<kGeneral, true, T, S, R>(result, running, seen, first, simdgroups * S::kTogether, rows, keys, split, q, k, v,
                                   mask, mask_indptr, kv_indices, queries, places, params, thread_index, threads.x,
                                   lane);
@@ -199,6 +201,9 @@ template <typename T, uint D, uint DV, uint R, bool kNarrow, bool kGeneral>
   INSTANTIATE("", T, 256, 256, 8, false, true)  \
   INSTANTIATE("", T, 576, 512, 8, false, true)
 #define INSTANTIATE_NARROW(name, T, general)       \
+  INSTANTIATE(name, T, 64, 64, 1, true, general)   \
+  INSTANTIATE(name, T, 128, 128, 1, true, general) \
+  INSTANTIATE(name, T, 256, 256, 1, true, general) \
   INSTANTIATE(name, T, 64, 64, 4, true, general)   \
   INSTANTIATE(name, T, 128, 128, 4, true, general) \
   INSTANTIATE(name, T, 256, 256, 4, true, general) \

@@ -108,7 +108,7 @@ DecodePlan plan_decode(const DecodeCall& call) {
                              : single                       ? 1
                              : few                          ? 4
                                                             : 8;  // kernels of fewer rows are not general
-  const uint32_t narrow_tile = !matrices ? 4 : kernel_size <= 64 ? 16 : 8;
+  const uint32_t narrow_tile = matrices ? (kernel_size <= 64 ? 16 : 8) : single && kernel_size <= 256 ? 1 : 4;
   const uint32_t tile = tuning.narrow ? narrow_tile : wide_tile;
   const int64_t tiles = ceil_div<int64_t>(rows, tile) + (ragged ? call.batch : 0);
   const int64_t of_request = call.pages || call.k_indptr ? ceil_div(call.keys, call.batch) : call.keys;
