@@ -2,8 +2,8 @@
 // Optimizers via Block-wise Quantization", 2022). Blocks of 256 elements of a state share a scale, their largest
 // absolute value, and an element is an index of a table. A simdgroup has a block, and a lane eight of its elements.
 #include <metal_stdlib>
-#include "eight_bits.h"
 #include "lanes.h"
+#include "optim.h"
 using namespace metal;
 
 template <typename T>

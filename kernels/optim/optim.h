@@ -102,3 +102,18 @@ struct SgdParams {
   uint32_t nesterov;
   uint32_t unscale;  // 1: divide the gradients by their scale in place
 };
+
+#define OPTIM_BLOCK 256  // elements of a state that share a scale; it divides OPTIM_STRIP
+
+// Optimizers whose states have 8 bits.
+struct EightBitParams {
+  OptimGrid grid;
+  float beta1, beta2;
+  float one_minus_beta1, one_minus_beta2;
+  float step_size;   // the learning rate, of Adam over 1 - beta1^step
+  float correction;  // 1 / sqrt(1 - beta2^step)
+  float eps;
+  float decay;  // 1 - lr * weight_decay
+  float weight_decay;
+  float grad_scale;  // what gradients are multiplied by
+};

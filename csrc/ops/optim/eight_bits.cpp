@@ -1,5 +1,5 @@
 // update_8bit_: one step of an optimizer whose states have 8 bits, on many parameters, in place.
-#include "../../../kernels/optim/eight_bits.h"
+#include "../../../kernels/optim/optim.h"
 #include "multi_tensor.h"
 
 #include <algorithm>

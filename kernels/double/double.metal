@@ -1,8 +1,90 @@
-// Products of matrices of pairs, of any strides. A threadgroup makes a square tile of a result, and a thread has a
-// part of it in registers.
+// Kernels of pairs: functions of one or of two, sums of rows, and products of matrices.
 #include "double/double.h"
-#include "double/pairs.h"
+#include "double/functions.h"
 
+struct Add {
+  static Pair of(Pair a, Pair b) { return add(a, b); }
+};
+struct Multiply {
+  static Pair of(Pair a, Pair b) { return multiply(a, b); }
+};
+struct Divide {
+  static Pair of(Pair a, Pair b) { return quotient(a, b); }
+};
+struct SquareRoot {
+  static Pair of(Pair x) { return square_root(x); }
+};
+struct Exponential {
+  static Pair of(Pair x) { return exponential(x); }
+};
+struct Logarithm {
+  static Pair of(Pair x) { return logarithm(x); }
+};
+struct Sine {
+  static Pair of(Pair x) { return sine(x, 0); }
+};
+struct Cosine {
+  static Pair of(Pair x) { return sine(x, 1); }
+};
+struct HyperbolicTangent {
+  static Pair of(Pair x) { return hyperbolic_tangent(x); }
+};
+
+// For each element of contiguous tensors.
+template <typename Function>
+kernel void double_of_one(device const Pair* x [[buffer(0)]], device Pair* result [[buffer(1)]],
+                          uint i [[thread_position_in_grid]]) {
+  result[i] = Function::of(x[i]);
+}
+
+template <typename Function>
+kernel void double_of_two(device const Pair* x [[buffer(0)]], device const Pair* y [[buffer(1)]],
+                          device Pair* result [[buffer(2)]], uint i [[thread_position_in_grid]]) {
+  result[i] = Function::of(x[i], y[i]);
+}
+
+#define OF_ONE(name, Function) \
+  template [[host_name("double_" name)]] [[kernel]] decltype(double_of_one<Function>) double_of_one<Function>;
+#define OF_TWO(name, Function) \
+  template [[host_name("double_" name)]] [[kernel]] decltype(double_of_two<Function>) double_of_two<Function>;
+OF_TWO("add", Add)
+OF_TWO("mul", Multiply)
+OF_TWO("div", Divide)
+OF_ONE("sqrt", SquareRoot)
+OF_ONE("exp", Exponential)
+OF_ONE("log", Logarithm)
+OF_ONE("sin", Sine)
+OF_ONE("cos", Cosine)
+OF_ONE("tanh", HyperbolicTangent)
+
+// Sums of rows, or of the products of two rows. A threadgroup takes a part of a row.
+template <bool PRODUCTS>
+[[kernel]] [[max_total_threads_per_threadgroup(DOUBLE_THREADS)]] void double_sum(
+    device const Pair* x [[buffer(0)]], device const Pair* y [[buffer(1)]], device Pair* sums [[buffer(2)]],
+    constant DoubleSumParams& p [[buffer(3)]], uint group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]]) {
+  threadgroup float2 partial[DOUBLE_THREADS];
+  const long row = group / p.parts, first = long(group % p.parts) * p.share;
+  const long end = min(first + p.share, long(p.length));
+  Pair sum = Pair(0.0f, 0.0f);
+  for (long i = first + thread_index; i < end; i += DOUBLE_THREADS) {
+    const long at = row * p.length + i;
+    sum = PRODUCTS ? add_product_to(sum, x[at], y[at]) : add_to(sum, x[at]);
+    sum = ordered_sum(sum.x, sum.y);
+  }
+  partial[thread_index] = sum;
+  for (uint half_way = DOUBLE_THREADS / 2; half_way > 0; half_way /= 2) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (thread_index < half_way) partial[thread_index] = add(partial[thread_index], partial[thread_index + half_way]);
+  }
+  if (thread_index == 0) sums[group] = pair(partial[0].x, partial[0].y);
+}
+
+template [[host_name("double_sum")]] [[kernel]] decltype(double_sum<false>) double_sum<false>;
+template [[host_name("double_dot")]] [[kernel]] decltype(double_sum<true>) double_sum<true>;
+
+// Products of matrices of any strides. A threadgroup makes a square tile of a result, and a thread has a part of it in
+// registers.
 constant constexpr uint kRows = 4, kColumns = 2;  // of a thread
 constant constexpr uint kThreadsDown = DOUBLE_TILE / kRows, kThreadsAcross = DOUBLE_TILE / kColumns;
 constant constexpr uint kPitch = DOUBLE_TILE + 1;  // a term's stride in threadgroup memory, spread over banks
