@@ -1,6 +1,5 @@
 """Elementwise ops that are no activations."""
 
-from ._add import add
-from ._cast import cast
+from ._add_cast import add, cast
 
 __all__ = ["add", "cast"]

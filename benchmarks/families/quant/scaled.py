@@ -8,7 +8,7 @@ import metalcore
 from metalcore.quant._scaled_weight import FORMATS, scaled_sample
 
 from ...harness.case import Comparison, family
-from .four_bits import ROWS, WEIGHTS
+from .packed import ROWS, WEIGHTS
 
 KINDS = {
     "gpu": (("e4m3", (128, 128)), ("e4m3", (1, 0)), ("e5m2", (1, 0)), ("mxfp8", ()), ("mxfp4", ()), ("nvfp4", ())),
