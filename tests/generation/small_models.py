@@ -1,6 +1,7 @@
 """Small models with random weights, each of another family."""
 
 import torch
+from models import LINEAR
 from transformers import (
     FalconH1Config,
     FalconH1ForCausalLM,
@@ -55,16 +56,7 @@ MODELS = {
 }
 
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
-_QWEN3_NEXT = _EXPERTS | {
-    "layer_types": ["linear_attention", "full_attention"],
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 6,
-    "head_dim": 16,
-    "num_experts": 4,
-    "shared_expert_intermediate_size": 24,
-}
+_QWEN3_NEXT = _EXPERTS | LINEAR | {"head_dim": 16, "num_experts": 4, "shared_expert_intermediate_size": 24}
 _MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
 _NEMOTRON_H = _EXPERTS | {
     "layers_block_type": ["mamba", "attention", "moe"],

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from models import LINEAR
+
 HIDDEN, WIDTH, VOCABULARY = 256, 512, 288
 SIZES = dict(
     vocab_size=VOCABULARY,
@@ -103,16 +105,14 @@ CASES = {
 CASES["qwen3next"] = Case(
     "Qwen3Next",
     "qwen3next",
-    dict(
+    {
         **MOE,
-        head_dim=64,
-        layer_types=["linear_attention", "full_attention"],
-        shared_expert_intermediate_size=256,
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        linear_key_head_dim=64,
-        linear_value_head_dim=64,
-    ),
+        **LINEAR,
+        "head_dim": 64,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+        "shared_expert_intermediate_size": 256,
+    },
     ("Q4_K", "Q6_K"),
 )
 STATES = dict(mamba_n_heads=8, mamba_d_head=64, mamba_d_state=32, mamba_n_groups=2)

@@ -106,7 +106,7 @@ GENERATE = (
     PROGRAM
     + """
 import sys
-sys.path.insert(0, "tests/generation")
+sys.path[:0] = ["tests/generation", "tests"]
 from small_models import prompts, small_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from metalcore.generation import stream

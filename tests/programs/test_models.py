@@ -4,6 +4,7 @@ import pytest
 import torch
 import transformers
 from checks import agree, alike, of_ours, operators
+from models import LINEAR
 from nets import Decoder, Decoding, Encoder, MobileNet, ResNet, UNet, perturb
 
 import metalcore
@@ -117,16 +118,8 @@ def test_language_models(device, name, options):
 
 def test_a_hybrid_model(device):
     """The step of a model with states, as a program and as one replay of it, writes what the module would."""
-    options = dict(
-        layer_types=["linear_attention", "full_attention"],
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        linear_key_head_dim=8,
-        linear_value_head_dim=6,
-        pad_token_id=0,
-        eos_token_id=1,
-    )
-    model, ids = language_model("OlmoHybrid", device, **options), tokens(device)
+    model = language_model("OlmoHybrid", device, **LINEAR, pad_token_id=0, eos_token_id=1)
+    ids = tokens(device)
     with integration.patch(), torch.no_grad():
         step, place = Decoding(model, 32), torch.zeros((), dtype=torch.int64, device=device)
         step(ids, place)  # a step reads states if there are some

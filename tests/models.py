@@ -35,6 +35,7 @@ DECODERS = {
     "Granite": dict(logits_scaling=2.0, attention_multiplier=0.3),
     "GptOss": {**MOE, "sliding_window": 5},
 }
+# A small hybrid: a layer with states, and one with keys.
 LINEAR = dict(
     linear_num_key_heads=2,
     linear_num_value_heads=4,
