@@ -211,7 +211,7 @@ register(
             _sample("16 states", 3, 40, 16),
             _sample("odd states", 2, 5, 7),
             _sample("64 states, heads", 2, 5, 64, heads=4, groups=2),
-            _sample("many states", 1, 3, 150, heads=2),
+            _sample("many states", 1, 3, 152, heads=2),
             _sample("rows", 3, 5, 16, heads=2, rows=(2, -1, 0)),
         ),
     )

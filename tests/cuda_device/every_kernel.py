@@ -236,6 +236,19 @@ def state_updates(device, dtype):
         yield from ((f"selective_state_update, {states} states", tensor) for tensor in (y, state))
 
 
+def delta_walks(device, dtype):
+    """Where there are few threadgroups for a GPU, they walk along chunks with fewer columns each."""
+    for family in ("hopper", "simulator"):
+        with tuned(family):
+            q, k, v = (random(device, dtype, 1, 70, 2, 8) for _ in range(3))
+            g, beta = (random(device, torch.float32, 1, 70, 2).sigmoid() for _ in range(2))
+            yield from with_gradients(
+                f"delta walks, {family}",
+                lambda q, k, v, g, beta: metalcore.chunk_gated_delta_rule(q, k, v, -g, beta.to(v.dtype))[0],
+                *(q, k, v, g, beta),
+            )
+
+
 def qr(device):
     """The smallest matrices whose plan takes a kernel that no plan before took."""
     taken = set()
@@ -491,6 +504,7 @@ SECTIONS = {
         pages,
         optimizers,
         state_updates,
+        delta_walks,
     )
     for dtype in DTYPES
 } | {
