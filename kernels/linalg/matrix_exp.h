@@ -11,6 +11,8 @@
 #define MATRIX_EXP_SIMDGROUPS_8 4
 #define MATRIX_EXP_SIMDGROUPS_16 2
 #define MATRIX_EXP_SIMDGROUPS_32 1
+// The columns of the largest real matrices of a threadgroup. Complex ones have half as many.
+#define MATRIX_EXP_BLOCK_COLUMNS 64
 #define MATRIX_EXP_COMPLEX_SIMDGROUPS 1
 
 struct MatrixExpParams {

@@ -6,11 +6,7 @@ using namespace metal;
 
 #include "lu_pivot.h"
 #include "matrix_exp.h"
-
-// 1 / k!
-constant constexpr float kCoefficients[13] = {
-    1.0f,        1.0f,         1.0f / 2,      1.0f / 6,       1.0f / 24,       1.0f / 120,      1.0f / 720,
-    1.0f / 5040, 1.0f / 40320, 1.0f / 362880, 1.0f / 3628800, 1.0f / 39916800, 1.0f / 479001600};
+#include "matrix_exp_series.h"
 
 inline float4 plus_product(float4 x, float a, float4 v) { return minus_product(x, -a, v); }
 inline Complex4 plus_product(Complex4 x, float a, Complex4 v) {
@@ -53,8 +49,7 @@ template <uint LANES, uint SIMDGROUPS, typename T>
   }
   const uint bits = lanes_max<LANES>(as_type<uint>(length * (2.0f / 3)));
   const bool finite = bits < 0x7f800000;
-  const int exponent = int(bits >> 23) - 126;
-  const uint squarings = finite && exponent > 0 ? uint(exponent) : 0;
+  const uint squarings = squarings_of(bits);
   const float half_scale = exp2(-float(squarings / 2)), other_half = exp2(-float(squarings - squarings / 2));
 #pragma unroll
   for (uint q = 0; q < Q; ++q)
@@ -83,7 +78,7 @@ template <uint LANES, uint SIMDGROUPS, typename T>
       if (step == 0) {  // A²
         own_square[q] = found;
       } else if (step < 5) {  // A³, and three terms more of the polynomial in each step
-        constant const float* const c = kCoefficients + 12 - 3 * step;
+        constant const float* const c = kExpCoefficients + 12 - 3 * step;
         const Four terms =
             plus_product(plus_product(scaled_by(of_identity<T>(q, lane), c[0]), c[1], own_a[q]), c[2], own_square[q]);
         if (step == 1) own_left[q] = found;

@@ -77,7 +77,8 @@ def lobpcg(
     more = tracker, ortho_iparams, ortho_fparams, ortho_bparams
     if (
         A is None
-        or not all(value is None or type(value) is int for value in (k, n, niter))
+        or not all(value is None or type(value) is int and value > 0 for value in (k, n))
+        or not (niter is None or type(niter) is int)
         or not (tol is None or type(tol) in (int, float))
         or not (largest is None or type(largest) is bool)
         or not accelerated(*matrices)
@@ -170,7 +171,7 @@ register(
             Sample(
                 "40x40",
                 ((2, 40, 40),),
-                {"niter": 8, "tol": 0.0},
+                {"niter": 8, "tol": 1e-9},
                 arguments=lambda a: (
                     a + a.mT,
                     3,

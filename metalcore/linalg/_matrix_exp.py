@@ -23,8 +23,9 @@ def matrix_exp(A: torch.Tensor) -> torch.Tensor:
     """Computes the exponentials of square matrices, as torch.linalg.matrix_exp.
 
     A Taylor polynomial of degree 12 takes A / 2^s, whose largest column sum is at most 3/2, and s squarings follow. A
-    simdgroup computes one or several matrices of up to 32 rows (complex ones: 16), each with its own s. Larger ones take products of the
-    whole batch, and the host waits for their largest s.
+    simdgroup computes one or several matrices of up to 32 rows (complex ones: 16), and a threadgroup one of up to 64
+    (complex: 32), each with its own s. Larger ones take products of the whole batch, and the host waits for their
+    largest s.
 
     Args:
         A: (*, n, n), any strides. float32 or complex64; float16 and bfloat16 are computed in float32, and the result is
@@ -126,9 +127,12 @@ def _samples():
     return (
         *(
             Sample(f"{n}x{n}", ((batch, n, n),), prepare=(small,), terms=n)
-            for batch, n in ((40, 5), (3, 12), (3, 32), (2, 40))
+            for batch, n in ((40, 5), (3, 12), (3, 32), (2, 40), (2, 70))
         ),
-        *(Sample(f"{n}x{n}, complex", ((5, n, n),), prepare=(small,), arguments=turned, terms=2 * n) for n in (6, 16)),
+        *(
+            Sample(f"{n}x{n}, complex", ((5, n, n),), prepare=(small,), arguments=turned, terms=2 * n)
+            for n in (6, 16, 20)
+        ),
     )
 
 

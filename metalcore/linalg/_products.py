@@ -123,8 +123,8 @@ def matrix_norm(
     dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Computes norms of matrices, as torch.linalg.matrix_norm. Those of order 2, -2 and "nuc" are made of `svdvals`, and
-    all others are PyTorch's.
+    """Computes norms of matrices, as torch.linalg.matrix_norm. Orders 2, -2 and "nuc" are made of `svdvals`, and all
+    others are PyTorch's.
 
     Args:
         A: (*, m, n), as for `svdvals`.

@@ -17,7 +17,8 @@ WHY = "PyTorch's own op is faster on the CPU"
 # These functions end in one call of LAPACK. The others add operations of their own to such calls.
 SAME_BITS = {
     "cholesky", "cholesky_ex", "eigh", "eigvalsh", "geqrf", "householder_product", "inv", "inv_ex", "lu_factor",
-    "ldl_factor", "ldl_factor_ex", "lu_factor_ex", "lu_solve", "ormqr", "qr", "solve", "solve_ex", "solve_triangular", "svd", "svdvals",
+    "ldl_factor", "ldl_factor_ex", "lu_factor_ex", "lu_solve", "ormqr", "qr", "solve", "solve_ex", "solve_triangular",
+    "svd", "svdvals",
 }  # fmt: skip
 # PyTorch has no op for these, or multiplies matrices in their place.
 NOT_ROUTED = (

@@ -45,7 +45,7 @@ def test_factors_are_those_of_lapack(device, n, is_complex, hermitian):
     X = metalcore.ldl_solve(LD, pivots, B.to(device), hermitian=hermitian).cpu()
     regular = (expected.info == 0).nonzero().flatten().tolist()
     residual = norm(A @ X - B)[regular] / (norm(A) * norm(X) + norm(B))[regular]
-    # Bunch and Kaufman's growth is small here: |L| |D| |Lᵀ| is a few times |A|, with n roundings and those of the solve.
+    # Bunch and Kaufman's growth is small here: |L| |D| |Lᵀ| is a few times |A|, with n roundings of it.
     check_below(residual, 4 * max(n, 8) * EPS, "A X = B", [names[i] for i in regular])
 
 

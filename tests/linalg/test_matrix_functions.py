@@ -1,5 +1,5 @@
-"""matrix_exp, sqrtm, logm and solve_sylvester of hard matrices against float64 and their own equations, on both sides of
-each plan, with gradients and errors."""
+"""matrix_exp, sqrtm, logm and solve_sylvester of hard matrices: float64 and their own equations, on both sides of each
+plan, gradients, errors."""
 
 import pytest
 import torch
@@ -35,12 +35,13 @@ def exponentials(n, is_complex):
 
 
 @pytest.mark.parametrize("is_complex", [False, True])
-@pytest.mark.parametrize("n", [1, 2, 8, 9, 16, 17, 32, 33])
+@pytest.mark.parametrize("n", [1, 2, 8, 9, 16, 17, 32, 33, 64, 65])
 def test_matrix_exp(device, n, is_complex):
     named = exponentials(n, is_complex)
     A = torch.stack(list(named.values()))
     on_device = A.to(device)
-    expected_variant = "simd" if n <= (16 if is_complex else 32) else "scaled"
+    limits = (16, 32) if is_complex else (32, 64)
+    expected_variant = "simd" if n <= limits[0] else "block" if n <= limits[1] else "scaled"
     assert metalcore.explain("matrix_exp", on_device).variant == expected_variant
     found = metalcore.matrix_exp(on_device)
     assert found.is_contiguous() and found.dtype == A.dtype

@@ -25,7 +25,7 @@ LEFT_OUT = {
     "eigh": ["B", "broadening"],
     "gelu": ["approximate"],
     "linear": ["activation"],
-    "lobpcg": ["niter"],  # -1 has no end
+    "lobpcg": ["niter", "tol"],  # -1 and 0 have no end
     "matrix_rank": ["tol"],
     "pinv": ["rcond"],
     "rms_norm": ["offset"],

@@ -38,6 +38,9 @@ struct LdlTuning {
 // 1024. LAPACK needs about 2 ms and 8 ms.
 constexpr TorchRegions kSlowOnApple = {{.above = 256, .max_batch = 4}};
 
+// Measured on an H200 beside PyTorch's op (cuSOLVER), which works on one matrix after the other.
+constexpr TorchRegions kSlowOnHopper = {{.above = 767, .max_batch = 1}};
+
 const gpu::Table<LdlTuning> ldl_tuning("ldl_factor",
                                        {{"torch", &LdlTuning::torch, {.calls = "linalg_ldl_factor_ex"}},
                                         {"cpu", &LdlTuning::cpu, {.only_on = "mps"}}},
@@ -45,7 +48,8 @@ const gpu::Table<LdlTuning> ldl_tuning("ldl_factor",
                                         {.family = "apple7", .cpu = kSlowOnApple},
                                         {.family = "apple8", .cpu = kSlowOnApple},
                                         {.family = "apple9", .cpu = kSlowOnApple},
-                                        {.family = "apple10", .cpu = kSlowOnApple}});
+                                        {.family = "apple10", .cpu = kSlowOnApple},
+                                        {.family = "hopper", .torch = kSlowOnHopper}});
 
 struct LdlPlan {
   LdlVariant variant;
@@ -53,13 +57,15 @@ struct LdlPlan {
   uint32_t matrices_per_threadgroup, threads;
 };
 
-LdlPlan plan_ldl(int64_t n, int64_t batch, bool is_complex, const LdlTuning& tuning) {
+// PyTorch's op on a GPU takes no Hermitian matrices.
+LdlPlan plan_ldl(int64_t n, int64_t batch, bool is_complex, bool hermitian, const LdlTuning& tuning) {
   const std::string size = times(n, n), count = std::to_string(batch) + " of " + size + ": ";
   const std::string name = is_complex ? "ldl_factor_complex" : "ldl_factor";
   const uint32_t simdgroups = is_complex ? LDL_COMPLEX_SIMDGROUPS : LDL_SIMDGROUPS;
   if (batch == 0 || n == 0) return {LdlVariant::empty, size + " has no entries", "", 0, 0};
   if (tuning.cpu.contain(n, batch)) return {LdlVariant::cpu, count + faster_on_cpu(tuning.family), "", 0, 0};
-  if (tuning.torch.contain(n, batch)) return {LdlVariant::torch, count + faster_by_torch(tuning.family), "", 0, 0};
+  if (!(is_complex && hermitian) && tuning.torch.contain(n, batch))
+    return {LdlVariant::torch, count + faster_by_torch(tuning.family), "", 0, 0};
   if (n > LDL_DEVICE) return {LdlVariant::cpu, too_large_for_kernels(size), "", 0, 0};
   if (n <= LDL_SIMD)
     return {LdlVariant::simd, size + ": by a simdgroup, in threadgroup memory", name + "_simd", simdgroups,
@@ -71,7 +77,7 @@ LdlPlan plan_ldl(int64_t n, int64_t batch, bool is_complex, const LdlTuning& tun
 
 std::tuple<Tensor, Tensor, Tensor> ldl_factor_ex(const Tensor& input, bool hermitian) {
   const MatrixShape s = check_square_of_numbers("torch.linalg.ldl_factor_ex", input);
-  const LdlPlan plan = plan_ldl(s.rows, s.batch, is_complex(input), ldl_tuning(input));
+  const LdlPlan plan = plan_ldl(s.rows, s.batch, is_complex(input), hermitian, ldl_tuning(input));
   gpu::note_plan("ldl_factor", name_of(plan.variant), [&] { return plan.why; });
   if (is_left(plan.variant)) {
     const auto [ld, pivots, info] = call_left<3>(plan.variant, "aten::linalg_ldl_factor_ex", input, hermitian, false);

@@ -20,9 +20,13 @@ struct MatrixExpPlan {
 MatrixExpPlan plan_matrix_exp(int64_t n, int64_t batch, bool is_complex) {
   const std::string size = times(n, n);
   if (batch == 0 || n == 0) return {"empty", size + " has no entries", "", 0, 0};
-  if (n > (is_complex ? MATRIX_EXP_COMPLEX_COLUMNS : MATRIX_EXP_COLUMNS))
+  if (n > MATRIX_EXP_BLOCK_COLUMNS / (is_complex ? 2 : 1))
     return {"scaled", size + ": scaling and squaring by products of the whole batch, whose number the host waits for",
             "", 0, 0};
+  if (n > (is_complex ? MATRIX_EXP_COMPLEX_COLUMNS : MATRIX_EXP_COLUMNS))
+    return {"block", size + ": scaling and squaring by a threadgroup, with 4 x 4 entries a thread",
+            is_complex ? "matrix_exp_block_complex" : "matrix_exp_block", 1,
+            MATRIX_EXP_BLOCK_COLUMNS * MATRIX_EXP_BLOCK_COLUMNS / 16};
   const uint32_t lanes = power_from_8(n);
   const uint32_t real = lanes == 32   ? MATRIX_EXP_SIMDGROUPS_32
                         : lanes == 16 ? MATRIX_EXP_SIMDGROUPS_16
