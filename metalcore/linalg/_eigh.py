@@ -45,8 +45,8 @@ def eigh(
         A: (*, n, n), any strides. float32 or complex64; float16 and bfloat16 are computed in float32, and the results
             are cast back. Other input goes to PyTorch's op.
         UPLO: "L" reads only the lower triangle, "U" only the upper one.
-        B: symmetric or Hermitian positive definite matrices, (*, n, n), of A's dtype; batches broadcast. The results are
-            NaN where B is not positive definite. PyTorch's function has no such argument.
+        B: symmetric or Hermitian positive definite matrices, (*, n, n), of A's dtype; batches broadcast. The results
+            are NaN where B is not positive definite. PyTorch's function has no such argument.
         broadening: as for `svd`: above zero, the derivative multiplies by x / (x² + d²) where it divides by a
             difference x of eigenvalues, with d = broadening * max(|L|), and is finite for every A.
         out: a pair of tensors to write L and V to.

@@ -71,8 +71,8 @@ def ldl_factor_ex(
         out: three tensors to write LD, pivots and info to.
 
     Returns:
-        A torch.return_types.linalg_ldl_factor_ex: the named tuple (LD, pivots, info). info (*), int32: 0, or the 1-based
-        index of the first zero on D's diagonal.
+        A torch.return_types.linalg_ldl_factor_ex: the named tuple (LD, pivots, info). info (*), int32: 0, or the
+        1-based index of the first zero on D's diagonal.
 
     Raises:
         RuntimeError: as ldl_factor.

@@ -40,8 +40,8 @@ def lobpcg(
     """Computes the k largest or smallest eigenvalues of symmetric matrices with their eigenvectors, as torch.lobpcg, by
     locally optimal steps from the residuals and the step before.
 
-    The basis of a step, 3 n columns, is made orthonormal by `qr`, and `eigh` finds the best vectors in it. The host waits
-    after every fourth step, to know whether all residuals are small.
+    The basis of a step, 3 n columns, is made orthonormal by `qr`, and `eigh` finds the best vectors in it. The host
+    waits after every fourth step, to know whether all residuals are small.
 
     Args:
         A: (*, m, m), float32. Other input (sparse tensors included) goes to PyTorch's function, as do calls that need
@@ -52,8 +52,8 @@ def lobpcg(
         n: the number of random vectors, k by default.
         iK: (*, m, m), the preconditioner, near the inverse of A for the smallest eigenvalues.
         niter: the most steps, 1000 by default. -1 stands for no limit.
-        tol: stops where all k residuals are at most tol * (|A| + |L| |B|) * |x|, with Frobenius norms over √m. The default
-            is the square root of eps.
+        tol: stops where all k residuals are at most tol * (|A| + |L| |B|) * |x|, with Frobenius norms over √m. The
+            default is the square root of eps.
         largest: whether the largest eigenvalues are wanted, the default.
         method: "basic" or "ortho", which is checked and changes nothing.
         tracker, ortho_iparams, ortho_fparams, ortho_bparams: arguments with which PyTorch's function takes the call.

@@ -24,8 +24,8 @@ _MOST_ROOTS = 40
 
 
 def logm(A: torch.Tensor) -> torch.Tensor:
-    """Computes the principal logarithms of general square matrices, with the first argument of scipy.linalg.logm: exp(X)
-    = A, and the imaginary parts of X's eigenvalues are between -π and π.
+    """Computes the principal logarithms of general square matrices, with the first argument of scipy.linalg.logm:
+    exp(X) = A, and the imaginary parts of X's eigenvalues are between -π and π.
 
     Square roots of the complex Schur form of A, which has up to 1024 rows, bring it near I, where Gauss and Legendre's
     rule integrates the logarithm.

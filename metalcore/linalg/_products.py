@@ -95,8 +95,8 @@ def vander(x: torch.Tensor, *, N: int | None = None) -> torch.Tensor:
     """Makes Vandermonde matrices, as torch.linalg.vander: the powers 0 to N - 1 of each number in a row.
 
     Args:
-        x: (*, n). float32, complex64, or float16 and bfloat16, whose powers are computed in float32. Other input goes to
-            PyTorch's op.
+        x: (*, n). float32, complex64, or float16 and bfloat16, whose powers are computed in float32. Other input goes
+            to PyTorch's op.
         N: the number of columns, which is n by default.
 
     Returns:
