@@ -131,7 +131,7 @@ def ldl_solve(
 
 
 def _takes(A, hermitian):
-    return accelerated(A, dtypes=NUMBERS) and A.ndim >= 2 and type(hermitian) is bool
+    return accelerated(A, dtypes=NUMBERS) and square(A) and type(hermitian) is bool
 
 
 def _solvable(LD, pivots, B, hermitian):
@@ -144,6 +144,7 @@ def _solvable(LD, pivots, B, hermitian):
         and isinstance(pivots, torch.Tensor)
         and not pivots.is_floating_point()
         and not pivots.is_complex()
+        and pivots.dtype is not torch.bool
         and pivots.device == LD.device
         and square(LD)
         and B.ndim >= 2

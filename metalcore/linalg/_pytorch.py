@@ -58,6 +58,7 @@ _NEEDED = {
     torch.linalg.lu_factor_ex: (_LU,),
     torch.linalg.lu_solve: ("linalg_lu_solve.out",),
     torch.linalg.matrix_exp: ("linalg_matrix_exp",),
+    torch.linalg.matrix_norm: (_SVD,),  # the orders of singular values
     torch.linalg.matrix_rank: (_SVD, _EIGH),
     torch.linalg.pinv: (_SVD, _EIGH),
     torch.linalg.qr: ("linalg_qr.out",),

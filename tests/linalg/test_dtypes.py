@@ -33,14 +33,16 @@ def test_half_precision_is_computed_in_float32(device, dtype, name):
         wide = tree_map(lambda x: x.float() if isinstance(x, torch.Tensor) and x.dtype == dtype else x, given)
         found, expected = (outcome(op, op.function, each, options) for each in (given, wide))
         for ours, theirs in zip(found, expected, strict=True):
-            narrow = theirs.is_floating_point() and given[0].dtype == dtype  # some samples are complex
+            narrow = theirs.is_floating_point() and tree_leaves(given)[0].dtype == dtype  # some samples are complex
             assert ours.dtype == (dtype if narrow else theirs.dtype)
             assert torch.equal(ours, theirs.to(ours.dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.complex128], ids=str)
-# lstsq has the default of GPUs, gels, also on the CPU, where PyTorch's is gelsy.
-@pytest.mark.parametrize("name", [name for name, op in LINALG.items() if op.namesake and name != "lstsq"])
+# lstsq has the default of GPUs, gels, also on the CPU, where PyTorch's is gelsy. PyTorch's lobpcg fails for complex A.
+@pytest.mark.parametrize(
+    "name", [name for name, op in LINALG.items() if op.namesake and name not in ("lstsq", "lobpcg")]
+)
 def test_other_input_goes_to_torch(dtype, name):
     op = LINALG[name]
     module, _, function = op.namesake.rpartition(".")
