@@ -40,6 +40,7 @@ __all__ = [
     "MetalcoreConfig",
     "MlxConfig",
     "active_patches",
+    "note_layers",
     "patch",
     "register_attention",
     "register_quantization",
@@ -170,6 +171,34 @@ def register_quantization() -> None:
     from ..quant import _transformers
 
     _transformers.register()
+
+
+def note_layers(model: Any) -> None:
+    """Tells a model of transformers which of its layers are packed, so that save_pretrained writes them as they are,
+    and from_pretrained makes them again. Models that metalcore loaded or quantized know it.
+
+    Args:
+        model: of transformers, some of whose layers are metalcore.nn's AffineLinear, ScaledLinear, Linear4bit,
+            QuantizedLinear, or embeddings or experts of these kinds.
+
+    Raises:
+        ImportError: transformers is not installed, or older than 5.4.
+        ValueError: no layer is packed.
+
+    Example:
+        >>> from metalcore.integrations.transformers import note_layers
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2}
+        >>> model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=1))
+        >>> model.lm_head = metalcore.nn.Linear4bit.from_linear(model.lm_head)
+        >>> note_layers(model)
+        >>> model.config.quantization_config.layers
+        {'lm_head': {'format': 'nf4', 'block_size': 64}}
+    """
+    require_transformers("note_layers")
+    from ..quant import _transformers
+
+    _transformers.note_layers(model)
 
 
 def __getattr__(name: str) -> Any:

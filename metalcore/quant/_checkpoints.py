@@ -27,9 +27,6 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from .._core.routing import DEVICES
 from . import _float_checkpoints
-from ._affine_layers import AffineEmbedding, AffineLinear, TiedAffineLinear
-from ._layers import QuantizedEmbedding, QuantizedLinear, TiedLinear
-from ._plan import untie
 from ._repack import (
     AffineWeight,
     from_awq,
@@ -40,8 +37,8 @@ from ._repack import (
     scaled_from_compressed,
     scaled_from_mlx,
 )
-from ._scaled_layers import ScaledEmbedding, ScaledLinear, TiedScaledLinear
 from ._scaled_weight import ScaledWeight
+from ._stored import Stored, make_layers, place_of, put_stored, read_headers
 
 __all__ = ["MlxConfig", "register"]
 
@@ -181,83 +178,29 @@ _COMPRESSED = {  # by the names of the formats
 _MLX = _Format("scales", ("weight",), _convert_mlx, ("biases",))
 
 
-class Stored(torch.nn.Module):
-    """The tensors of a packed module as a file has them, until all of them are read. Scales are float32 meanwhile, so
-    that no dtype of a model rounds them."""
-
-    def __init__(self, name: str, module: Any, tensors: Mapping[str, Tensor], convert: Callable):
-        super().__init__()
-        self.name, self.of, self.convert = name, type(module), convert
-        self.dtypes = {leaf: tensor.dtype for leaf, tensor in tensors.items()}
-        self.scale = float(getattr(module, "scalar_embed_scale", 1.0))
-        self.is_embedding = isinstance(module, torch.nn.Embedding)
-        self.dtype = module.weight.dtype
-        self.rows, self.length = module.weight.shape
-        self.bias: torch.nn.Parameter | None = getattr(module, "bias", None)
-        self.converted(tensors)  # which refuses shapes that do not go together
-        for leaf, tensor in tensors.items():
-            dtype = torch.float32 if tensor.is_floating_point() and tensor.element_size() > 1 else tensor.dtype
-            self.register_buffer(leaf, torch.empty(tensor.shape, dtype=dtype, device="meta"))
-
-    def converted(self, tensors: Mapping[str, Tensor]) -> AffineWeight | ScaledWeight | Tensor:
-        try:
-            weight = self.convert(tensors, self.length)
-            rows = len(weight if isinstance(weight, Tensor) else weight.packed)
-            if rows != self.rows:
-                raise ValueError(f"it has {rows} rows of weights, and the model {self.rows}")
-        except ValueError as error:
-            raise ValueError(f"{self.name}: {error}") from None
-        return weight
-
-    def layer(self) -> torch.nn.Module:
-        weight = self.converted({leaf: getattr(self, leaf).to(dtype) for leaf, dtype in self.dtypes.items()})
-        if isinstance(weight, AffineWeight):
-            if self.is_embedding:
-                return AffineEmbedding(*weight[:4], dtype=self.dtype, scale=self.scale)
-            return AffineLinear(*weight[:4], bias=self.bias, order=weight.order, dtype=self.dtype)
-        if isinstance(weight, ScaledWeight):
-            if self.is_embedding:
-                return ScaledEmbedding(weight, self.dtype, self.scale)
-            return ScaledLinear(weight, self.bias, self.dtype)
-        if self.is_embedding:
-            layer = QuantizedEmbedding(self.rows, self.length, "MXFP4", "meta", self.dtype, self.scale)
-        else:
-            layer = QuantizedLinear(self.length, self.rows, "MXFP4", False, "meta", self.dtype)
-            layer.bias = self.bias
-        layer.packed = weight
-        return layer
-
-
-class _Tied(torch.nn.Module):
-    """An output layer until its embedding has been read."""
-
-    def __init__(self, source: str, bias: torch.nn.Parameter | None):
-        super().__init__()
-        self.source, self.bias = source, bias
-
-
 class _Files(HfQuantizer):
     """Loads what a library has packed."""
 
     requires_calibration = True
     format: _Format
+    note_layers: Callable[[Any], None]  # tells a model which of its layers are packed
 
     def _process_model_before_weight_loading(self, model, checkpoint_files=None, **kwargs):
-        tensors = _headers(checkpoint_files)
+        tensors = read_headers(checkpoint_files)
         modules = dict(model.named_modules(remove_duplicate=False))
         config, places = self.quantization_config, {}
         form = _COMPRESSED[config.format] if isinstance(config, CompressedConfig) else self.format
         for key in tensors:
             name, _, leaf = key.rpartition(".")
-            if leaf != form.first or form.others[0] not in _leaves(tensors, name):
+            if leaf != form.first or form.others[0] not in tensors.leaves(name):
                 if leaf == form.first != "scales":
                     raise ValueError(f"{name}: the file has its {leaf}, and no {form.others[0]}")
-                if form.first == "qweight" and leaf == "scales" and "qweight" not in _leaves(tensors, name):
+                if form.first == "qweight" and leaf == "scales" and "qweight" not in tensors.leaves(name):
                     raise ValueError(
                         f"{name}: the file has its scales, and no qweight; of activations none are applied"
                     )
                 continue
-            place = _place(name, model, modules)
+            place = place_of(name, model, modules)
             module = modules.get(place)
             if not isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
                 kind = "no module of this model" if module is None else f"a {type(module).__name__}"
@@ -265,9 +208,9 @@ class _Files(HfQuantizer):
                     f"{name}: its weight is packed, and it is {kind}; metalcore loads linear layers and embeddings"
                 )
             places[place] = name
-        tied = {target.rpartition(".")[0]: source.rpartition(".")[0] for target, source in _tied_weights(model).items()}
+        stored = {}
         for place, name in places.items():
-            found = _leaves(tensors, name)
+            found = tensors.leaves(name)
             missing = [leaf for leaf in form.others if leaf not in found]
             if missing:
                 raise ValueError(f"{name}: the file has its {form.first}, and no {' and no '.join(missing)}")
@@ -275,92 +218,25 @@ class _Files(HfQuantizer):
             convert = functools.partial(
                 lambda convert, config, own, length: convert(own, length, config), form.convert, config
             )
-            model.set_submodule(place, Stored(name, modules[place], own, convert))
-        for target, source in tied.items():
-            if source in places and target not in places:
-                model.set_submodule(target, _Tied(source, getattr(modules[target], "bias", None)))
-        untie(model, [*places, *(target for target, source in tied.items() if source in places)])
+            stored[place] = Stored(name, modules[place], own, convert)
+        put_stored(model, stored)
         return model
 
     def _process_model_after_weight_loading(self, model, **kwargs):
-        for name, module in list(model.named_modules()):
-            if isinstance(module, Stored):
-                layer = module.layer()
-                layer.train(module.training)
-                model.set_submodule(name, layer)
-        for name, module in list(model.named_modules()):
-            if isinstance(module, _Tied):
-                embedding: Any = model.get_submodule(module.source)
-                tied = next((tied for kind, tied in _TIED.items() if isinstance(embedding, kind)), TiedLinear)
-                model.set_submodule(name, tied(embedding, module.bias))
+        make_layers(model)
         return model
 
     def is_serializable(self) -> Any:
-        return False
+        return True
+
+    def get_state_dict_and_metadata(self, model):
+        """Writes metalcore's layers, with a configuration that says so."""
+        type(self).note_layers(model)
+        return model.hf_quantizer.get_state_dict_and_metadata(model)
 
     @property
     def is_trainable(self) -> Any:
         return True
-
-
-_TIED: Mapping[type, Any] = {AffineEmbedding: TiedAffineLinear, ScaledEmbedding: TiedScaledLinear}
-
-
-def _tied_weights(model):
-    return getattr(model, "all_tied_weights_keys", None) or {}
-
-
-def _place(name, model, modules):
-    """Returns a checkpoint's module in the model, which may be the checkpoint's base model, or have it."""
-    prefix = f"{model.base_model_prefix}."
-    for place in (name, name.removeprefix(prefix), prefix + name):
-        if place in modules:
-            return place
-    return name
-
-
-def _leaves(tensors, name):
-    return tensors.by_module.get(name, {})
-
-
-class _Headers(dict):
-    """Tensors without memory, by their keys in files."""
-
-    def __init__(self, tensors):
-        super().__init__(tensors)
-        self.by_module: dict[str, dict[str, Tensor]] = {}
-        for key, tensor in tensors.items():
-            name, _, leaf = key.rpartition(".")
-            self.by_module.setdefault(name, {})[leaf] = tensor
-
-
-def _headers(files):
-    """Reads files' headers."""
-    from safetensors import SafetensorError, safe_open
-
-    tensors = {}
-    for file in files or ():
-        if not str(file).endswith(".safetensors"):
-            raise ValueError(f"{file}: packed weights are loaded from safetensors alone")
-        try:
-            with safe_open(file, "pt") as opened:
-                names = opened.keys()  # it is no dict
-                for key in names:
-                    part = opened.get_slice(key)
-                    tensors[key] = torch.empty(part.get_shape(), dtype=_DTYPES[part.get_dtype()], device="meta")
-        except (SafetensorError, KeyError) as error:
-            raise ValueError(f"{file} is damaged, or no file of safetensors: {error}") from None
-    if not tensors:
-        raise ValueError("packed weights are loaded from files, and there are none")
-    return _Headers(tensors)
-
-
-_DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "U16": torch.uint16,
-    "U32": torch.uint32, "U64": torch.uint64, "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}  # fmt: skip
 
 
 class _Mlx(_Files):
@@ -404,10 +280,12 @@ def _config_instead_of(theirs):
     return Config
 
 
-def register() -> None:
-    """Makes transformers load these checkpoints by metalcore."""
+def register(note_layers: Callable[[Any], None]) -> None:
+    """Makes transformers load these checkpoints by metalcore. `note_layers` tells a model which of its layers are
+    packed, before they are saved."""
     if "mlx" in AUTO_QUANTIZATION_CONFIG_MAPPING:
         return
+    _Files.note_layers = staticmethod(note_layers)
     register_quantization_config("mlx")(MlxConfig)
     register_quantizer("mlx")(_Mlx)
     configs = AUTO_QUANTIZATION_CONFIG_MAPPING

@@ -18,12 +18,16 @@ from . import (
     _checkpoints,
     _peft,  # noqa: F401  peft's adapters know packed layers from then on
 )
+from ._affine_layers import PackedBuffers
+from ._experts import QuantizedExperts
 from ._layers import PackedModule, QuantizedEmbedding
 from ._mixtures import MIXTURES
 from ._plan import Plan, embedding_of, packed_weight, patterns, plan, replace_modules
+from ._saved_layers import describe_layers, put_layers, state_dict_of
+from ._stored import make_layers
 from ._types import type_of
 
-__all__ = ["MetalcoreConfig", "MetalcoreQuantizer", "note"]
+__all__ = ["MetalcoreConfig", "MetalcoreQuantizer", "note", "note_layers"]
 
 _METHOD = "metalcore"
 
@@ -38,6 +42,7 @@ class MetalcoreConfig(QuantizationConfigMixin):
         skip: regular expressions of modules that stay as they are.
         types: GGML's types by regular expressions, which come before the mixture.
         packed: the types of each module that is packed already. save_pretrained writes them.
+        layers: the formats of modules that are packed in other ways than GGML's, which save_pretrained writes, too.
 
     Raises:
         ValueError: there is no such mixture or type, or there is nothing that says the types.
@@ -54,12 +59,13 @@ class MetalcoreConfig(QuantizationConfigMixin):
         skip: Sequence[str] = (),
         types: Mapping[str, Any] | None = None,
         packed: Mapping[str, Sequence[str]] | None = None,
+        layers: Mapping[str, Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ):
         kwargs.pop("quant_method", None)
         if kwargs:
             raise TypeError(f"MetalcoreConfig: unknown options {', '.join(kwargs)}")
-        if mixture is None and not packed:
+        if mixture is None and not packed and not layers:
             raise ValueError("MetalcoreConfig: it needs a mixture, or the types of packed modules")
         if mixture is not None and (not isinstance(mixture, str) or mixture.lower() not in MIXTURES):
             raise ValueError(f"MetalcoreConfig: there is no mixture {mixture!r}; there are {', '.join(MIXTURES)}")
@@ -69,6 +75,7 @@ class MetalcoreConfig(QuantizationConfigMixin):
         self.skip = [skip] if isinstance(skip, str) else list(skip)
         self.types = {pattern: type_of(type).name for pattern, type in (types or {}).items()}
         self.packed = {name: list(of) for name, of in (packed or {}).items()}
+        self.layers = {name: dict(of) for name, of in (layers or {}).items()}
 
 
 class MetalcoreQuantizer(HfQuantizer):
@@ -82,11 +89,13 @@ class MetalcoreQuantizer(HfQuantizer):
     quantization_config: MetalcoreConfig  # pyright: ignore[reportIncompatibleVariableOverride]
     _plan: Plan
 
-    def _process_model_before_weight_loading(self, model, device_map=None, **kwargs):
+    def _process_model_before_weight_loading(self, model, device_map=None, checkpoint_files=None, **kwargs):
         config = self.quantization_config
         if self.pre_quantized:
             packed: Any = {name: tuple(type_of(type) for type in types) for name, types in config.packed.items()}
             replace_modules(model, packed, pack=False)
+            if config.layers:
+                put_layers(model, config.layers, checkpoint_files)
             return model
         if config.mixture is None:
             raise ValueError("MetalcoreConfig: these weights are not packed, and there is no mixture for them")
@@ -115,12 +124,13 @@ class MetalcoreQuantizer(HfQuantizer):
         if not self.pre_quantized:
             self.quantization_config.packed = replace_modules(model, self._plan, pack=True, dtype=self._dtype).types
             self.pre_quantized = True
+        make_layers(model)
         return model
 
     def is_serializable(self) -> Any:
         return True
 
-    def get_state_dict_and_metadata(self, model):
+    def get_state_dict_and_metadata(self, model) -> Any:
         """Writes down what is packed now: layers may have got numbers meanwhile, as by a merge of adapters."""
         config = self.quantization_config
         modules = dict(model.named_modules(remove_duplicate=False))
@@ -129,10 +139,11 @@ class MetalcoreQuantizer(HfQuantizer):
             for name, types in config.packed.items()
             if "weight" not in getattr(modules.get(name), "_parameters", ())
         }
+        config.layers = describe_layers(model)
         head, embedding = (embedding_of(model, kind) for kind in ("output", "input"))
-        if isinstance(embedding, QuantizedEmbedding) and "weight" in getattr(head, "_parameters", ()):
+        if isinstance(embedding, (QuantizedEmbedding, PackedBuffers)) and "weight" in getattr(head, "_parameters", ()):
             model.config.tie_word_embeddings = False
-        return super().get_state_dict_and_metadata(model)
+        return state_dict_of(model), {}
 
     @property
     def is_trainable(self) -> Any:
@@ -167,10 +178,26 @@ def note(model: Any, packed: Mapping[str, Sequence[str]], mixture: str | None = 
     before = getattr(model.config, "quantization_config", None)
     if isinstance(before, MetalcoreConfig):  # some modules were packed earlier
         packed = before.packed | dict(packed)
-    config = MetalcoreConfig(mixture, packed=packed)
+    config = MetalcoreConfig(mixture, packed=packed, layers=describe_layers(model))
     model.config.quantization_config = config
     model.hf_quantizer = MetalcoreQuantizer(config, pre_quantized=True)
     model.is_quantized, model.quantization_method = True, _METHOD
+
+
+def note_layers(model: Any) -> None:
+    """Does the same for all layers that are packed, whatever made them.
+
+    Raises:
+        ValueError: no layer is packed.
+    """
+    types = {
+        name: [module.type.name] if isinstance(module, PackedModule) else [type.name for type in module.types]
+        for name, module in model.named_modules()
+        if isinstance(module, PackedModule) or type(module) is QuantizedExperts
+    }
+    if not types and not describe_layers(model):
+        raise ValueError("note_layers: no layer of the model is packed")
+    note(model, types)
 
 
 def register() -> None:
@@ -178,7 +205,7 @@ def register() -> None:
     if _METHOD not in AUTO_QUANTIZATION_CONFIG_MAPPING:
         register_quantization_config(_METHOD)(MetalcoreConfig)
         register_quantizer(_METHOD)(MetalcoreQuantizer)
-    _checkpoints.register()
+    _checkpoints.register(note_layers)
 
 
 register()
