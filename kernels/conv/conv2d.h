@@ -9,6 +9,9 @@
 // The pixels of a tile, and its threads, on GPUs whose units multiply tensors.
 #define CONV_UNIT_PIXELS 128
 #define CONV_UNIT_THREADS 128
+// A threadgroup of the kernel for another order has so many elements in each direction.
+#define CONV_ORDER_SIDE 64
+#define CONV_ORDER_THREADS 256
 
 // Distances in elements. All of one image lies within 2^31 of them.
 struct ConvImages {
@@ -39,4 +42,10 @@ struct ConvParams {
   uint32_t activation;     // GEMM_RELU …
   uint32_t has_scale, has_bias, has_residual;
   int32_t scale_step, bias_step;
+};
+
+// An image is a matrix of `rows` by `columns` before, and its transposed one after.
+struct ConvOrderParams {
+  uint32_t rows, columns;
+  uint32_t first;  // the dispatch's first image
 };

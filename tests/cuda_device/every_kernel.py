@@ -193,7 +193,9 @@ def conv2d(device, dtype):
     x = random(device, dtype, 1, 16, 136, 136).contiguous(memory_format=torch.channels_last)
     with tuned("hopper"):
         for channels in (40, 100):
-            yield f"conv2d, units, {channels} channels", metalcore.conv2d(x, random(device, dtype, channels, 16, 3, 3))
+            weight = random(device, dtype, channels, 16, 3, 3)
+            yield f"conv2d, units, {channels} channels", metalcore.conv2d(x, weight)
+        yield "conv2d, units, contiguous", metalcore.conv2d(x.contiguous(), weight)
 
 
 def rope(device, dtype):

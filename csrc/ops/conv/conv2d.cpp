@@ -124,10 +124,11 @@ std::optional<int64_t> row_distance(const ConvImages& images, const ConvParams& 
 
 // Whether units that multiply tensors of 16-bit elements take a convolution, once the order of the weight's terms is
 // that of `weight_of_units`.
+bool units_take_channels(const ConvParams& p) { return !is_direct(p) && p.channels % 8 == 0; }
 bool units_take_images(const ConvProblem& problem) {
   const ConvParams& p = problem.params;
   const auto of_residual = row_distance(p.residual, p, problem.images);
-  return !is_direct(p) && p.result.channel == 1 && p.channels % 8 == 0 && x_has_packs(problem, 8) &&
+  return units_take_channels(p) && p.result.channel == 1 && x_has_packs(problem, 8) &&
          (!p.has_residual || (of_residual && *of_residual <= INT32_MAX / CONV_UNIT_PIXELS));
 }
 
@@ -241,11 +242,30 @@ void check_channel_vector(const char* name, const MaybeTensor& tensor, const Ten
         weight.size(0), "], not ", shape_text(*tensor));
 }
 
+// Writes contiguous images of 16-bit elements to channels_last ones, or the other way.
+void exchange_order(const Tensor& from, const Tensor& to, bool is_to_last) {
+  const int64_t channels = from.size(1), pixels = from.size(2) * from.size(3);
+  ConvOrderParams params{.rows = grid_side(is_to_last ? channels : pixels),
+                         .columns = grid_side(is_to_last ? pixels : channels),
+                         .first = 0};
+  const double bytes = 2.0 * static_cast<double>(channels * pixels * from.element_size());
+  gpu::record(to, [&](gpu::Recording& recording) {
+    gpu::in_pieces(recording, from.size(0), {0, bytes}, [&](const gpu::Piece& piece) {
+      params.first = static_cast<uint32_t>(piece.first);
+      recording.kernel("conv2d_order").buffer(0, from).buffer(1, to).bytes(2, params).work(0, piece.work.bytes);
+      const auto tiles = [](uint32_t n) { return ceil_div<uint32_t>(n, CONV_ORDER_SIDE); };
+      recording.dispatch_threadgroups({tiles(params.columns), tiles(params.rows), grid_side(piece.count)},
+                                      {CONV_ORDER_THREADS});
+    });
+  });
+}
+
 Tensor channels_last_copy(const Tensor& tensor) {
   const int64_t channels = tensor.size(1), width = tensor.size(3);
   const std::array<int64_t, 4> strides = {channels * tensor.size(2) * width, 1, channels * width, channels};
-  Tensor copy = new_strided(tensor.sizes(), Sizes(strides.data(), 4), tensor.scalar_type(), tensor);
-  return torch::stable::copy_(copy, tensor);
+  const Tensor copy = new_strided(tensor.sizes(), Sizes(strides.data(), 4), tensor.scalar_type(), tensor);
+  exchange_order(as_contiguous(tensor), copy, true);
+  return copy;
 }
 
 // padding has the numbers of zeros above, left of, below and right of an image.
@@ -311,12 +331,20 @@ Tensor conv2d(const Tensor& x, const Tensor& weight_, const MaybeTensor& scale, 
     gemm_into(kOp, *product, operands, number, 1.0, 1.0, result);
     return result;
   }
-  const int64_t unit_cores = units_take_images(problem) ? unit_threadgroups(x) : 0;
-  if (unit_cores != 0 && term_distance(p, true) != 1) {
+  const int64_t unit_cores = unit_threadgroups(x);
+  if (unit_cores != 0 && p.result.channel != 1 && units_take_channels(p) && x.is_contiguous()) {
+    const MaybeTensor added = residual ? MaybeTensor(channels_last_copy(*residual)) : residual;
+    exchange_order(
+        conv2d(channels_last_copy(x), weight, scale, bias, added, stride, padding, dilation, groups, activation, true),
+        result, false);
+    return result;
+  }
+  const bool by_units = unit_cores != 0 && units_take_images(problem);
+  if (by_units && term_distance(p, true) != 1) {
     weight = channels_last_copy(weight);
     p.weight = images_of("weight", weight);
   }
-  ConvPlan plan = unit_cores != 0 ? unit_plan(problem, unit_cores) : plan_conv(problem, x.element_size());
+  ConvPlan plan = by_units ? unit_plan(problem, unit_cores) : plan_conv(problem, x.element_size());
   gpu::note_plan(kOp, plan.variant, [&] { return why_conv(plan); });
   const int64_t elements = x.numel() + weight.numel() + result.numel() * (residual ? 2 : 1);
   const double bytes = static_cast<double>(elements * x.element_size()) / static_cast<double>(plan.items);

@@ -169,10 +169,14 @@ struct Copies {
       for (int i = 0; i < (Stage::lines + between - 1) / between; ++i) copy_elements(stage, step, i);
     } else if (whole) {
 #pragma unroll
-      for (int i = 0; i < (Stage::lines + between - 1) / between; ++i) copy_pack<true>(stage, step, i);
+      for (int i = 0; i < (Stage::lines + between - 1) / between; ++i) copy_pack(stage, step, i, kPackBytes);
+    } else if (inner_is_packed && (step + 1) * kInner <= inner) {
+#pragma unroll
+      for (int i = 0; i < (Stage::lines + between - 1) / between; ++i)
+        copy_pack(stage, step, i, line(step, i) < outer ? kPackBytes : 0);
     } else {
 #pragma unroll
-      for (int i = 0; i < (Stage::lines + between - 1) / between; ++i) copy_pack<false>(stage, step, i);
+      for (int i = 0; i < (Stage::lines + between - 1) / between; ++i) copy_pack(stage, step, i, 2 * count(step, i));
     }
   }
 
@@ -193,12 +197,11 @@ struct Copies {
     const int remaining = (inner_is_packed ? inner : outer) - element(step, i);
     return line(step, i) < (inner_is_packed ? outer : inner) ? max(0, min(remaining, kPackElements)) : 0;
   }
-  template <bool whole>
-  METAL_FUNC void copy_pack(uint32_t stage, int step, int i) const {
+  METAL_FUNC void copy_pack(uint32_t stage, int step, int i, int bytes) const {
     if (is_beyond(i)) return;
     const T* const from = data + int64_t(line_stride) * line(step, i) + element(step, i);
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(place(stage, i)), "l"(from),
-                 "r"(whole ? kPackBytes : 2 * count(step, i))
+                 "r"(bytes)
                  : "memory");
   }
   METAL_FUNC void copy_elements(uint32_t stage, int step, int i) const {
