@@ -1,5 +1,7 @@
 // Convolutions of images on GPUs whose units multiply tensors: a threadgroup has a tile of pixels by channels of one
 // group. The channels of x, and of the result, are neighbours, and so are the weight's terms.
+#include <metal_tensor>
+
 #include "conv/patches.h"
 #include "gemm/unit_sums.h"
 
