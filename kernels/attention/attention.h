@@ -86,6 +86,7 @@ struct AttentionParams {
   uint32_t first;                  // threadgroup of the dispatch: a long dispatch is made in pieces
   uint32_t variable;               // cu_seq_q and cu_seq_k hold where sequences begin
   uint32_t mask_kind;
+  uint32_t mask_pairs;  // whether an even key's number and the next one lie together, at a multiple of their size
   uint32_t has_sinks, has_lse_gradient, has_rests;
   uint32_t vectors;  // rows can be loaded 16 bytes at a time
   float scale;

@@ -10,6 +10,35 @@
 // scaled, which takes one instruction more for each.
 constexpr constant float kFarBase = 0x1p12f;
 
+// Applies the mask of a tile whose keys all exist and are in the band, from its first number on. Two numbers of a query
+// are read at once where the layout of scores has them together.
+template <typename M, typename Products, typename Apply>
+METAL_FUNC void mask_by(thread Products& products, device const M* mask, int64_t row, Apply apply) {
+#pragma unroll
+  for (ushort i = 0; i < products.scores.get_capacity(); i += 2) {
+    const metal::uint2 first = products.place(i), second = products.place(i + 1);
+    device const M* const at = mask + int64_t(first.y) * row + first.x;
+    metal::vec<M, 2> two;
+    if (first.x % 2 == 0 && second.x == first.x + 1 && second.y == first.y)
+      two = *reinterpret_cast<device const metal::vec<M, 2>*>(at);
+    else
+      two = metal::vec<M, 2>(*at, mask[int64_t(second.y) * row + second.x]);
+    products.scores[i] = apply(products.scores[i], two.x);
+    products.scores[i + 1] = apply(products.scores[i + 1], two.y);
+  }
+}
+template <typename T, typename Products>
+METAL_FUNC void mask_tile(constant AttentionParams& p, Visibility v, thread Products& products, uint query, uint key) {
+  const int64_t first = int64_t(query) * p.mask.row + key;
+  const auto add = [](float score, float number) { return plus_mask(score, number); };
+  if (p.mask_kind == ATTENTION_BOOL_MASK)
+    mask_by(products, v.mask + first, p.mask.row, [](float score, uchar sees) { return sees ? score : -INFINITY; });
+  else if (p.mask_kind == ATTENTION_ADDED_MASK)
+    mask_by(products, reinterpret_cast<device const T*>(v.mask) + first, p.mask.row, add);
+  else
+    mask_by(products, reinterpret_cast<device const float*>(v.mask) + first, p.mask.row, add);
+}
+
 template <typename T, uint kSize, bool kGeneral>
 [[kernel]] [[max_total_threads_per_threadgroup(ATTENTION_UNIT_THREADS(kSize))]] void attention_forward_unit(
     device T* q [[buffer(0)]], device T* k [[buffer(1)]], device T* v [[buffer(2)]],
@@ -52,7 +81,10 @@ template <typename T, uint kSize, bool kGeneral>
       for (ushort i = 0; i < products.scores.get_capacity(); ++i)
         products.scores[i] = scaled<true>(p, products.scores[i]);
     }
-    if (has_edge<kGeneral>(p, visibility, block + simd * 16, 16, key, kKeys)) {
+    const bool edge = has_edge<false>(p, visibility, block + simd * 16, 16, key, kKeys);
+    if (kGeneral && p.mask_pairs && !edge) {
+      mask_tile<T>(p, visibility, products, block, key);
+    } else if (edge || (kGeneral && p.mask_kind != ATTENTION_NO_MASK)) {
 #pragma unroll
       for (ushort i = 0; i < products.scores.get_capacity(); ++i) {
         const metal::uint2 place = products.place(i);
@@ -72,15 +104,14 @@ template <typename T, uint kSize, bool kGeneral>
     }
     if (metal::simd_any(is_far)) {
 #pragma unroll
-      for (ushort j = 0; j < base.get_capacity(); ++j) base[j] = base_of(largest[j]);
-#pragma unroll
       for (ushort i = 0; i < products.scores.get_capacity(); ++i)
-        products.scores[i] = metal::fast::exp2((products.scores[i] - products.of(base, i)) * scale);
-    } else {
+        products.scores[i] -= base_of(products.of(largest, i));
 #pragma unroll
-      for (ushort i = 0; i < products.scores.get_capacity(); ++i)
-        products.scores[i] = metal::fast::exp2(metal::fma(products.scores[i], scale, -products.of(base, i)));
+      for (ushort j = 0; j < base.get_capacity(); ++j) base[j] = 0.0f;
     }
+#pragma unroll
+    for (ushort i = 0; i < products.scores.get_capacity(); ++i)
+      products.scores[i] = metal::fast::exp2(metal::fma(products.scores[i], scale, -products.of(base, i)));
     products.total(sum);
 #pragma unroll
     for (ushort j = 0; j < sum.get_capacity(); ++j) total[j] = metal::fma(total[j], shrink[j], sum[j]);

@@ -18,7 +18,7 @@ inline void activate(thread Sums& sums, uint activation) {
     Sums held;
 #pragma unroll
     for (ushort i = 0; i < sums.get_capacity(); ++i) held[i] = sums[i];
-#pragma unroll 4
+#pragma unroll 16
     for (ushort i = 0; i < sums.get_capacity(); ++i) held[i] = activated<T>(held[i], activation);
 #pragma unroll
     for (ushort i = 0; i < sums.get_capacity(); ++i) sums[i] = held[i];

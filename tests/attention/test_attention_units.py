@@ -1,6 +1,7 @@
 """Attention by units that multiply tensors, against float64."""
 
 import contextlib
+import math
 
 import pytest
 import torch
@@ -92,9 +93,10 @@ def test_checking_mode_finds_nothing(device):
     assert (checked - expected.cpu()).abs().max() <= torch.finfo(torch.bfloat16).eps * expected.abs().max()
 
 
-@pytest.mark.parametrize("kind", ["bool", "rows", "float"])
+@pytest.mark.parametrize("kind", ["bool", "rows", "float", "odd"])
 def test_masks(device, kind):
-    """Also of queries that see no key, of one row for all queries, and of float32 beside 16-bit queries."""
+    """Also of queries that see no key, of one row for all queries, of float32 beside 16-bit queries, and with rows that
+    have no pairs of numbers."""
     tensors = make((1, 2, 40, 64), (1, 2, 140, 64), (1, 2, 140, 64), torch.float16)
     generator = torch.Generator().manual_seed(1)
     mask = torch.randn((1 if kind == "rows" else 40, 140), generator=generator)
@@ -102,13 +104,30 @@ def test_masks(device, kind):
     if kind == "bool":
         mask[3] = False
     q, k, v = (x.to(device) for x in tensors)
-    result, lse = metalcore.scaled_dot_product_attention(q, k, v, mask.to(device), return_lse=True)
+    given = torch.nn.functional.pad(mask, (0, 1)).to(device)[:, :140] if kind == "odd" else mask.to(device)
+    result, lse = metalcore.scaled_dot_product_attention(q, k, v, given, return_lse=True)
     exact = by_torch(*(x.double() for x in tensors), mask if kind == "bool" else mask.double())
     if kind == "bool":
         exact[:, :, 3], seen = 0, lse[:, :, 3] == -torch.inf
         assert seen.all()
     # Weights, values and results have a rounding each.
     assert (result.cpu() - exact).abs().max() <= 2 * torch.finfo(torch.float16).eps * exact.abs().max()
+
+
+@pytest.mark.parametrize("size", [2.0**6, 2.0**11, 2.0**13, 2.0**15])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_large_scores(device, size, sign):
+    """Exponents lie on both sides of those that float32 rounds to integers. Two keys, of two tiles, have the largest."""
+    tensors = make((1, 1, 20, 64), (1, 1, 140, 64), (1, 1, 140, 64), torch.float16)
+    q, k, v = (x.to(device) for x in tensors)
+    q.zero_(), k.zero_()
+    q[..., 0], k[..., 0] = size, sign * size * torch.linspace(1, 1.25, 140, device=device)
+    k[:, :, [5, 135], 0] = size * (1.5 if sign > 0 else -0.5)
+    result, lse = metalcore.scaled_dot_product_attention(q, k, v, return_lse=True)
+    exact = tensors[2].double()[:, :, [5, 135]].mean(2, keepdim=True)
+    assert (result.cpu() - exact).abs().max() <= 2 * torch.finfo(torch.float16).eps * exact.abs().max()
+    largest = q[0, 0, 0, 0].item() * k[0, 0, 5, 0].item() / 8
+    torch.testing.assert_close(lse.cpu(), torch.full_like(lse.cpu(), largest + math.log(2)), rtol=2**-22, atol=0)
 
 
 def test_which_kernels_are_general(device):

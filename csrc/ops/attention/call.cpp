@@ -82,6 +82,12 @@ AttentionMaskStrides mask_strides(const char* op, const Arguments& a, int64_t ba
   return {stride(0), stride(1), -stride(3), stride(3), stride(3) * others};
 }
 
+bool mask_has_pairs(const Tensor& mask, const AttentionMaskStrides& strides) {
+  const gpu::BufferView view = gpu::view_of(mask);
+  const bool aligned = (reinterpret_cast<uintptr_t>(view.storage) + view.offset) % (2 * mask.element_size()) == 0;
+  return aligned && strides.column == 1 && (strides.first | strides.batch | strides.head | strides.row) % 2 == 0;
+}
+
 int32_t limit(int64_t n) { return static_cast<int32_t>(n < 0 ? ATTENTION_UNLIMITED : std::min(n, kMostLength)); }
 
 }  // namespace
@@ -168,6 +174,7 @@ Call call_of(const char* op, const Arguments& a) {
   p.value_size = grid_side(v.size(3));
   p.variable = variable;
   p.mask_kind = kind;
+  p.mask_pairs = call.mask && mask_has_pairs(*call.mask, p.mask);
   p.has_sinks = a.sinks.has_value();
   p.vectors = has_vectors(q, q.size(3)) && has_vectors(k, q.size(3)) && has_vectors(v, v.size(3));
   p.numbers = q.size(0) * heads * q.size(2);
