@@ -158,7 +158,7 @@ METAL_FUNC uint seen_scores(thread const Mods& mods, bool is_masked, uint batch,
 }
 
 // For gradients, in the place of a product: a weight of softmax; and in that of a weight's gradient: the one of the
-// score before the caller's function. A query without keys has an infinite `lse`.
+// score before the caller's function. A query that has no keys or does not exist has an infinite `lse`.
 template <bool kEdge, bool kWithDerivative, typename Mods>
 METAL_FUNC void flex_gradient(thread const Mods& mods, thread float& product, thread float& gradient, float scale,
                               float lse, float subtracted, bool counts, uint batch, uint head, uint query, uint key) {
@@ -167,6 +167,8 @@ METAL_FUNC void flex_gradient(thread const Mods& mods, thread float& product, th
   const float changed =
       Mods::kPlain ? metal::fma(product, scale * kLog2E, -lse) : mods.score(score, b, h, q, k) * kLog2E - lse;
   product = metal::fast::exp2(metal::min(changed, 0.0f));
+  // The function may make a NaN of a query that does not exist.
+  if (!Mods::kPlain) product = lse == INFINITY ? 0.0f : product;
   if (kEdge) product = counts ? product : 0.0f;
   if (!kWithDerivative) return;
   // What is hidden has no slope, also where the function has an infinite one.

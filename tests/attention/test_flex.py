@@ -219,6 +219,17 @@ def test_what_would_run_is_known_without_memory(device):
     assert [step[:4] for step in ran.dispatches] == [step[:4] for step in explained.recording.dispatches]
 
 
+def test_queries_that_do_not_exist_have_no_factor(device):
+    """A tile has rows behind the last query, for which the captured tensor has no elements."""
+    query, key, value = leaves = [x.requires_grad_() for x in torch.randn(3, 1, 2, 35, 64, device=device)]
+    factors = torch.linspace(-1, 1, 35, device=device, requires_grad=True)
+    out = metalcore.flex_attention(query, key, value, lambda score, b, h, q, k: score * factors[q])
+    exact = ((query @ key.mT / 8 * factors[:, None]).softmax(3)) @ value
+    found, expected = (torch.autograd.grad(x.sum(), (*leaves, factors)) for x in (out.square(), exact.square()))
+    for one, other in zip(found, expected):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
 def test_nothing(device):
     query, key = torch.ones(2, 1, 3, 8, device=device), torch.ones(2, 1, 0, 8, device=device)
     out, lse = metalcore.flex_attention(query, key, key, return_lse=True)
