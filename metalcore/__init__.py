@@ -40,6 +40,7 @@ from . import (
 )
 from .activation import *  # noqa: F403
 from .attention import *  # noqa: F403
+from .attention import _flex
 from .conv import *  # noqa: F403
 from .elementwise import *  # noqa: F403
 from .embeddings import *  # noqa: F403
@@ -84,7 +85,6 @@ _LAZY = {
     "enable_pytorch_overrides": "overrides",
     "estimate": "estimates",
     "explain": "_explain",
-    "flex_attention": "programs.flex",
     "generate": "generation",
     "load": "programs",
     "quantize_model": "quant",
@@ -129,7 +129,6 @@ __all__ = [
     "estimate",
     "estimates",
     "explain",
-    "flex_attention",
     "generate",
     "generation",
     "gguf",
@@ -197,7 +196,6 @@ if TYPE_CHECKING:  # what __getattr__ imports
     from .msl.runtime.library import compile_shader
     from .overrides import active_overrides, disable_pytorch_overrides, enable_pytorch_overrides, report
     from .programs import compile, load
-    from .programs.flex import flex_attention
     from .quant import quantize_model
     from .replay import capture, compile_train_step
 
@@ -216,6 +214,14 @@ def __dir__():
     return sorted({*globals(), *__all__})
 
 
+def _computed_flex_attention():
+    from .programs.flex import flex_attention  # torch.compile traces through this statement
+
+    return flex_attention
+
+
+# A package above that of flex_attention makes its kernels.
+_flex.compute_with(_computed_flex_attention)
 # DTensor has to know how operators run on shards.
 after_import("torch.distributed.tensor", lambda: importlib.import_module(f"{__name__}.distributed"))
 # Inductor's graphs on `mps` call the kernels of flex_attention.

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from .. import overrides
 from .._core.environment import after_import, require_transformers
 from .._core.registry import OPS
+from ..attention import flex_attention
 from ..overrides._switches import Request
 
 if TYPE_CHECKING:
@@ -135,8 +136,6 @@ def register_attention() -> None:
 def _run_flex_attention():
     """Computes attn_implementation="flex_attention" by metalcore.flex_attention, on `mps`, where PyTorch's compiled
     function has no gradient."""
-    from ..programs.flex import flex_attention  # it imports much of PyTorch's compiler
-
     module = import_module("transformers.integrations.flex_attention")
     by_transformers: Any = module.compile_friendly_flex_attention
     if hasattr(by_transformers, "__wrapped__"):

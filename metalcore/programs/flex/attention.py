@@ -1,13 +1,15 @@
-"""metalcore.flex_attention: PyTorch's function of this name, compiled by itself."""
+"""What metalcore.flex_attention runs: PyTorch's function of this name, compiled by itself."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor
 from torch._higher_order_ops.flex_attention import flex_attention as flex_operator
 from torch.autograd.function import once_differentiable
 from torch.nn.attention import flex_attention as torch_flex
@@ -36,37 +38,8 @@ def flex_attention(
     *,
     return_aux: AuxRequest | None = None,
 ) -> Any:
-    """Computes attention with functions of scores and places, as torch.nn.attention.flex_attention.flex_attention does.
-
-    The functions become a part of the kernels: tensors that they capture are read there, and numbers that change make
-    no new kernel. Blocks that the mask hides are not visited, forward or backward. Results are the same bits on every
-    run. (Dong et al., "Flex Attention: A Programming Model for Generating Optimized Attention Kernels", 2024.)
-
-    Args:
-        query: (batch, heads, L, E) in float32, float16 or bfloat16.
-        key, value: (batch or 1, heads, S, E) and (batch or 1, heads, S, Ev) of the same dtype.
-        score_mod: a function of a score and the numbers of its batch item, head, query and key, all of them tensors
-            without dimensions, that returns the score to use. It may not branch on tensors.
-        block_mask: the keys that queries see, from create_block_mask, with blocks of any size; or None.
-        scale: the factor of scores; 1 / sqrt(E) by default.
-        enable_gqa: let query have a multiple of the heads of key and value.
-        return_lse: return the logarithms of softmax's sums, too.
-        kernel_options: ignored; kernels have their own plans.
-        return_aux: an AuxRequest for logarithms and largest scores.
-
-    Returns:
-        (batch, heads, L, Ev) of query's dtype; 0 where a query sees no key. With return_lse also (batch, heads, L) in
-        float32. With return_aux an AuxOutput. The first two have gradients, also for tensors that score_mod captures.
-
-    Raises:
-        RuntimeError: a function does what no kernel can; the message has its line.
-        ValueError: shapes do not go together, or the mask is for other lengths.
-
-    Example:
-        >>> query, key, value = torch.randn(3, 1, 2, 16, 64, device="mps")
-        >>> metalcore.flex_attention(query, key, value, lambda score, b, h, q, k: score - (q - k).abs()).shape
-        torch.Size([1, 2, 16, 64])
-    """
+    """Computes metalcore.flex_attention (metalcore/attention/_flex.py says what it is)."""
+    _check_types(score_mod, block_mask, kernel_options, return_aux)
     is_traced = torch.compiler.is_compiling()
     if device_type(query) not in running.DEVICES or not is_traced and not running.takes(query, key, value, ()):
         arguments: Any = query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options
@@ -137,6 +110,18 @@ def _traced(query, key, value, score_mod, block_mask, scale, return_aux):
     return flex_operator(query, key, value, score_mod, block_mask.as_tuple(), scale, options)
 
 
+def _check_types(score_mod, block_mask, kernel_options, return_aux):
+    for name, argument, kind in (
+        ("block_mask", block_mask, BlockMask),
+        ("kernel_options", kernel_options, dict),
+        ("return_aux", return_aux, AuxRequest),
+    ):
+        if argument is not None and not isinstance(argument, kind):
+            raise TypeError(f"{_NAME}: {name} must be a {kind.__name__}, not {type(argument).__name__}")
+    if score_mod is not None and not callable(score_mod):
+        raise TypeError(f"{_NAME}: score_mod must be a function, not {type(score_mod).__name__}")
+
+
 def _check_shapes(query, key, value, block_mask, enable_gqa):
     q, k, v = query.shape, key.shape, value.shape
     if not len(q) == len(k) == len(v) == 4:
@@ -177,7 +162,32 @@ class _Flex(torch.autograd.Function):
         (score, mask), block_mask, scale = ctx.functions, ctx.block_mask, ctx.scale
         if block_mask[6] is None:
             raise RuntimeError(f"{_NAME}: block_mask has no q_indices; create it with compute_q_blocks=True")
-        d_out = torch.zeros_like(out) if d_out is None else d_out
-        arguments = (mask, block_mask, scale, out, lse, d_out, d_lse)
-        *gradients, found = running.backward(query, key, value, score, *arguments, ctx.needs_input_grad[7:])
-        return *gradients, None, None, None, None, *found
+        wanted = ctx.needs_input_grad[7:]
+
+        def gradients_of(d_out, d_lse):
+            d_out = torch.zeros_like(out) if d_out is None else d_out
+            arguments = (mask, block_mask, scale, out, lse, d_out, d_lse)
+            *gradients, found = running.backward(query, key, value, score, *arguments, wanted)
+            return *gradients, None, None, None, None, *found
+
+        return _of_each(gradients_of, d_out, d_lse)
+
+
+def _of_each(function, *arguments):
+    """Returns the results of a function, also for tensors of torch.autograd.grad(is_grads_batched=True), from one call
+    for each item of the batch: a generated kernel is no operator, whose batches PyTorch would take apart."""
+    batches = [x for x in arguments if x is not None and is_legacy_batchedtensor(x)]
+    if not batches:
+        return function(*arguments)
+
+    def unwrapped(tensor, level):
+        return torch._remove_batch_dim(tensor, level, 1, 0)  # pyright: ignore[reportPrivateImportUsage]
+
+    level = next(n for n in range(1, 64) if not is_legacy_batchedtensor(unwrapped(batches[0], n)))
+    items = [
+        unwrapped(x, level).unbind() if any(x is one for one in batches) else itertools.repeat(x) for x in arguments
+    ]
+    results = [
+        torch.stack(each) if each[0] is not None else None for each in zip(*(function(*one) for one in zip(*items)))
+    ]
+    return tuple(None if x is None else torch._add_batch_dim(x, 0, level) for x in results)  # pyright: ignore[reportPrivateImportUsage]

@@ -25,6 +25,7 @@ def takes(q: Tensor, k: Tensor, v: Tensor, captures: Sequence) -> bool:
     tensors = [x for x in captures if isinstance(x, Tensor)]
     return (
         device_type(q) in DEVICES
+        and all(x.dim() == 4 and not x.is_nested for x in (q, k, v))
         and q.dtype in FLOAT_DTYPES
         and q.dtype == k.dtype == v.dtype
         and 0 < max(q.shape[3], v.shape[3]) <= launches.MOST_SIZE
