@@ -49,7 +49,7 @@ def test_rows(device, dtype, heads, kv_heads, queries, kernel):
     assert first_kernel(tensors) == f"{kernel}_{SUFFIXES[dtype]}"
     narrow = "matrices_narrow_64x16" if "matrices" in kernel else "narrow_64x4"
     assert first_kernel(tensors, "apple7") == f"{narrow}_{SUFFIXES[dtype]}"
-    hopper = "matrices_64x16" if kernel == "64x4" else kernel
+    hopper = "64x1" if kernel == "64x1" else "matrices_64x16"
     assert first_kernel(tensors, "hopper") == f"{hopper}_{SUFFIXES[dtype]}"
     for family in FAMILIES:
         with tuned(family):
@@ -72,6 +72,14 @@ def test_sizes(device, dtype, size, value_size, kernel):
     assert first_kernel(tensors, "apple7").startswith(narrow[kernel])
     with tuned("apple7"):
         check(attended(tensors), expected)
+
+
+@pytest.mark.parametrize("keys, threadgroups", [(1023, "1×8×32"), (1024, "1×24×32")])
+def test_long_ways_are_shared_though_tiles_fill_the_gpu(keys, threadgroups):
+    with tuned("hopper"):
+        shapes = (32, 32, 1, 128), (32, 8, keys, 128), (32, 8, keys, 128)
+        plan = metalcore.explain("scaled_dot_product_attention", *shapes, dtype=torch.bfloat16, enable_gqa=True)
+    assert f"attention_decode_matrices_128x16_bfloat: {threadgroups} threadgroups" in str(plan)
 
 
 @each_dtype

@@ -18,8 +18,10 @@ struct DecodeTuning {
   uint32_t simdgroups = 4;                                      // of a threadgroup
   uint32_t least_share = 128;                                   // keys of a threadgroup
   gpu::Count fill_matrices = gpu::filling_threadgroups(4);      // as above, of the kernels that multiply matrices
-  int64_t most_plain_rows = 4;  // more rows of up to 128 16-bit numbers multiply matrices
-  bool narrow = false;          // threads have at most 128 registers
+  int64_t most_plain_rows = 4;     // more rows of up to 128 16-bit numbers multiply matrices
+  uint32_t short_rows = 32;        // of a threadgroup that multiplies matrices, for heads of up to 64 numbers
+  int64_t long_share = INT64_MAX;  // bytes of keys and values from which threadgroups of full GPUs take turns
+  bool narrow = false;             // threads have at most 128 registers
 };
 const gpu::Table<DecodeTuning> decode_tuning("attention_decode",
                                              {{"fill_threadgroups", &DecodeTuning::fill_threadgroups, {1, 2048}},
@@ -36,7 +38,9 @@ const gpu::Table<DecodeTuning> decode_tuning("attention_decode",
                                                .fill_threadgroups = gpu::per_core(3),
                                                .least_share = 32,
                                                .fill_matrices = 256,
-                                               .most_plain_rows = 1},
+                                               .most_plain_rows = 1,
+                                               .short_rows = 16,
+                                               .long_share = 1 << 19},
                                               {.family = "simulator", .fill_threadgroups = 2, .fill_matrices = 2}});
 
 struct Sizes2 {
@@ -103,7 +107,8 @@ DecodePlan plan_decode(const DecodeCall& call) {
   const int64_t usual_rows = ragged ? ceil_div(call.queries, call.batch) * group : rows;
   const bool matrices = usual_rows > (kernel_size <= 128 ? tuning.most_plain_rows : 4) &&
                         takes_matrices(call, kernel_size, general, tuning.narrow);
-  const uint32_t wide_tile = matrices                       ? usual_rows <= 16 || kernel_size > 128 ? 16 : 32
+  const uint32_t most_rows = kernel_size > 128 ? 16 : kernel_size <= 64 ? tuning.short_rows : 32;
+  const uint32_t wide_tile = matrices                       ? usual_rows <= 16 ? 16 : most_rows
                              : general || kernel_size > 256 ? 8
                              : single                       ? 1
                              : few                          ? 4
@@ -126,7 +131,14 @@ DecodePlan plan_decode(const DecodeCall& call) {
   const uint32_t simdgroups = large ? std::min(tuning.simdgroups, 2u) : tuning.simdgroups;
   // A part of a step takes a wide threadgroup as long as all of it.
   const int64_t shares = std::min(wide ? ceil_div(keys, least_share) : keys / least_share, kMostSplits);
-  const int64_t splits = keys < 2 * least_share ? 1 : std::clamp<int64_t>(fill / std::max<int64_t>(busy, 1), 1, shares);
+  // Cores get unequal parts of memory's speed. Where each tile has one threadgroup and a long way to go, there are
+  // about twice as many threadgroups as the GPU holds, so that the faster cores take more of them.
+  const int64_t bytes = keys * (call.q.size(-1) + call.v.size(-1)) * static_cast<int64_t>(call.k.element_size());
+  const bool in_turns = fill < 2 * busy && bytes >= tuning.long_share && !large;
+  const int64_t held = static_cast<int64_t>(tuning.fill_threadgroups) * (is_short ? 4 : 3) / 3;
+  const int64_t threadgroups = in_turns ? 2 * held : fill;
+  const int64_t splits =
+      keys < 2 * least_share ? 1 : std::clamp<int64_t>(threadgroups / std::max<int64_t>(busy, 1), 1, shares);
   return {matrices, kernel_size, tile, tiles, splits, simdgroups, group, kv_heads, keys, general, tuning.narrow};
 }
 
