@@ -36,11 +36,12 @@ def conv2d(
     The convolution is a product of matrices whose left one is gathered from the input, tile by tile (implicit GEMM).
     Groups with one channel, as depthwise convolutions have, and groups with up to four outputs have kernels of their
     own. Input and weight are read with the strides that they have. 16 bytes are read at a time of a channels_last input
-    if the weight is channels_last too. Where units multiply tensors of 16 bits, a window of one pixel at each pixel is a
-    product of matrices as matmul's, and channels_last input with packs of 8 channels has tiles of units; contiguous
-    input, and then the result, is copied in the other order for that. Sums are float32, in an order that does not change from run to run. PyTorch's
-    ops take input that kernels do not, and compute the gradients, on CUDA without TF32 and with the same bits on every
-    run. There is no override: PyTorch's own kernels may be faster, which is not measured.
+    if the weight is channels_last too. Where units multiply tensors of 16 bits, a window of one pixel at each pixel is
+    a product of matrices as matmul's, and channels_last input with packs of 8 channels has tiles of units; contiguous
+    input, and then the result, is copied in the other order for that. Sums are float32, in an order that does not
+    change from run to run. PyTorch's ops take input that kernels do not, and compute the gradients, on CUDA without
+    TF32 and with the same bits on every run. There is no override: PyTorch's own kernels may be faster, which is not
+    measured.
 
     Args:
         input: (N, C, H, W) or (C, H, W): float32, float16 or bfloat16, any strides.

@@ -117,7 +117,7 @@ def test_masks(device, kind):
 @pytest.mark.parametrize("size", [2.0**6, 2.0**11, 2.0**13, 2.0**15])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_large_scores(device, size, sign):
-    """Exponents lie on both sides of those that float32 rounds to integers. Two keys, of two tiles, have the largest."""
+    """Exponents lie on both sides of those that float32 rounds to integers. Two keys of two tiles have the largest."""
     tensors = make((1, 1, 20, 64), (1, 1, 140, 64), (1, 1, 140, 64), torch.float16)
     q, k, v = (x.to(device) for x in tensors)
     q.zero_(), k.zero_()
