@@ -5,43 +5,7 @@
 #include <metal_stdlib>
 using namespace metal;
 
-#include "jacobi_tile.h"
-
-// One sweep of two-sided Jacobi on the 32 x 32 Gram matrix of a pair of blocks. Each of its 31 rounds makes 16
-// rotations at once, of the columns p and p ^ round. Entries are compared with the diagonal (Demmel and Veselić 1992),
-// so that columns of very different lengths become orthogonal too. The longer of two columns becomes the first (de Rijk
-// 1989).
-constant constexpr uint kRotationStride = 36;  // the rotation's stride: its rows are aligned to float4
-// A column whose square is below this counts as zero and keeps its values and its place. Products of other columns are
-// far from subnormal numbers, which fast::divide may treat as zero.
-constant constexpr float kZeroSquare = 0x1p-60f;
-
-// A cosine above one shows that cancellation has left too few correct digits of a column. Then the rotation ends: the
-// next Gram matrix has these digits again.
-constant constexpr float kMostCosine = 1.001f;
-
-// A rotation of columns p and q by at most 45 degrees, after which they may change places: p' = a p + b q, q' = a q - b
-// p. It is given as a, b, 1 - c for the cosine c, and 1 if they change places. The angle need not be exact to the last
-// bit. The result must be a rotation, so 1 - c is computed from the sine.
-inline float4 rotation_of(float pp, float qq, float pq, float tolerance) {
-  float s = 0.0f, versine = 0.0f, change = 0.0f;  // the change of pp; qq's has the other sign
-  const float cosine = metal::abs(pq) * metal::rsqrt(pp) * metal::rsqrt(qq);
-  if (metal::min(pp, qq) >= kZeroSquare && cosine > tolerance && cosine < kMostCosine) {
-    const float zeta = metal::fast::divide(0.5f * (pp - qq), pq), size = metal::abs(zeta);
-    const float root = metal::fma(size, size, 1.0f);
-    const float tangent =
-        metal::fast::divide(1.0f, size > 1e9f ? 2.0f * size : metal::fma(root, metal::rsqrt(root), size));
-    const float t = metal::copysign(tangent, zeta);
-    s = t * metal::rsqrt(metal::fma(t, t, 1.0f));
-    const float square = s * s, rest = 1.0f - square;
-    versine = metal::fast::divide(square, 1.0f + rest * metal::rsqrt(rest));
-    versine = metal::fma(0.5f, metal::fma(-versine, 2.0f - versine, square), versine);
-    change = t * pq;
-  }
-  const bool swap = pp >= kZeroSquare && pp + change < qq - change;
-  const float c = 1.0f - versine;
-  return float4(swap ? -s : c, swap ? c : s, versine, swap ? 1.0f : 0.0f);
-}
+#include "jacobi_pair.h"
 
 // The state of the columns, which their Gram matrix shows.
 struct PairState {
@@ -71,53 +35,6 @@ inline PairState state_of(threadgroup const float* gram, threadgroup float* work
 #pragma unroll
   for (uint i = 1; i < JACOBI_THREADS / 32; ++i) most = metal::max(most, work[i]), anywhere += work[8 + i];
   return {most, anywhere > 0.0f || most > tolerance};
-}
-
-// Leaves the product of all rotations in `product`, and overwrites `gram` and the 16 `rotations`. A thread has 2 x 2
-// entries of the Gram matrix, in the rows of rotation `left` and the columns of rotation `right`.
-inline void diagonalize(threadgroup float* gram, threadgroup float* product, threadgroup float4* rotations, uint rounds,
-                        float tolerance, uint thread_index) {
-  const uint lane = thread_index % 32, left = thread_index / 16, right = thread_index % 16;
-#pragma unroll
-  for (uint i = 0; i < 1024 / JACOBI_THREADS; ++i) {
-    const uint row = i * (JACOBI_THREADS / 32) + thread_index / 32;
-    product[row * kRotationStride + lane] = row == lane ? 1.0f : 0.0f;
-  }
-  for (uint round = 1; round <= rounds; ++round) {
-    const uint low = (1u << (31 - metal::clz(round))) - 1;  // only q = p ^ round has the bit above, p does not
-    const uint p = (right & low) | (right & ~low) << 1, q = p ^ round;
-    const uint row_p = ((left & low) | (left & ~low) << 1) * kProductStride;
-    const uint row_q = (((left & low) | (left & ~low) << 1) ^ round) * kProductStride;
-    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    if (thread_index < 16) {
-      const float4 found = rotation_of(gram[p * (kProductStride + 1)], gram[q * (kProductStride + 1)],
-                                       gram[p * kProductStride + q], tolerance);
-      rotations[right] = found;
-    }
-    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    const float4 r = rotations[right];
-    const float a = r.x, b = r.y, versine = r.z, s = r.w > 0.0f ? -a : b;
-    const float2 l = rotations[left].xy;
-
-    const float pp = gram[row_p + p], pq = gram[row_p + q], qp = gram[row_q + p], qq = gram[row_q + q];
-    const float pp_to = metal::fma(a, pp, b * pq), pq_to = metal::fma(a, pq, -b * pp);
-    const float qp_to = metal::fma(a, qp, b * qq), qq_to = metal::fma(a, qq, -b * qp);
-    gram[row_p + p] = metal::fma(l.x, pp_to, l.y * qp_to);
-    gram[row_p + q] = metal::fma(l.x, pq_to, l.y * qq_to);
-    gram[row_q + p] = metal::fma(l.x, qp_to, -l.y * pp_to);
-    gram[row_q + q] = metal::fma(l.x, qq_to, -l.y * pq_to);
-
-    // Small changes are added separately: with a cosine rounded to one the columns would grow at every rotation.
-#pragma unroll
-    for (uint i = 0; i < 2; ++i) {
-      threadgroup float* const row = product + (left + 16 * i) * kRotationStride;
-      const float x = row[p], y = row[q];
-      const float x_to = x + metal::fma(s, y, -versine * x), y_to = y - metal::fma(s, x, versine * y);
-      row[p] = r.w > 0.0f ? y_to : x_to;
-      row[q] = r.w > 0.0f ? -x_to : y_to;
-    }
-  }
-  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 }
 
 constant constexpr uint kQuads = JACOBI_CHUNK / 4;
@@ -191,17 +108,6 @@ inline void apply(threadgroup float4* chunk, threadgroup const float* product, c
       if (quad < end) pair.at(4 * simdgroup + c)[quad] = y[c];
     }
   }
-}
-
-// How far from orthogonal a matrix's columns were in a sweep, as the bits of a float that is not negative.
-inline device atomic_uint* off_of(device atomic_uint* off, constant JacobiRoundParams& p, uint matrix) {
-  return off + ulong(matrix) * p.jacobi.sweeps + p.sweep;
-}
-
-inline bool converged(device atomic_uint* off, constant JacobiRoundParams& p, uint matrix) {
-  if (p.sweep == 0) return false;
-  const uint before = atomic_load_explicit(off_of(off, p, matrix) - 1, memory_order_relaxed);
-  return as_type<float>(before) <= 2.0f * p.jacobi.tolerance;
 }
 
 // Finds the rotation of the Gram matrix and applies it.

@@ -38,7 +38,7 @@ struct LuParams {
 // The blocked variant takes a panel of LU_PANEL columns at a time, and several panels are a block. A panel's corner is
 // (first, first) of contiguous rows x columns matrices. Its columns are in scratch memory, `pitch` entries apart.
 #define LU_PANEL 32
-#define LU_PANEL_THREADS 512
+#define LU_PANEL_FEWEST 128  // threads of the kernel for the fewest rows
 struct LuPanelParams {
   uint32_t rows, width;  // from the corner on
   uint32_t first, pitch;

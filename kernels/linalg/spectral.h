@@ -73,6 +73,19 @@ struct JacobiRoundParams {
   uint32_t sweep, round;
 };
 
+// Matrices of many columns have wide blocks, and a round is several dispatches. The Gram matrix of two wide blocks is
+// made diagonal in a sweep of its own, whose round `inner` pairs their narrow blocks.
+#define JACOBI_WIDE 64
+#define JACOBI_WIDE_PAIR (2 * JACOBI_WIDE)
+#define JACOBI_WIDE_SLOTS (JACOBI_WIDE / JACOBI_BLOCK)  // pairs of narrow blocks
+#define JACOBI_WIDE_ROUNDS (2 * JACOBI_WIDE_SLOTS - 1)
+#define JACOBI_WIDE_TILE 128  // rows of a threadgroup that applies the rotation
+struct JacobiWideParams {
+  JacobiRoundParams outer;
+  uint32_t inner;
+  uint32_t tiles;  // threadgroups per pair in the last step
+};
+
 struct JacobiResultParams {
   JacobiParams jacobi;
   uint32_t tiles;        // tiles of rows that share a Rayleigh quotient

@@ -323,9 +323,10 @@ def lu(device):
             LU, pivots, _ = metalcore.lu_factor_ex(A)
             yield f"lu_solve {n} {right}", metalcore.lu_solve(LU, pivots, B, adjoint=True)
             yield f"inv {n}", metalcore.inv_ex(A)[0]
+            yield f"det {n}", metalcore.det(A / n)
         for rows in (513, 1025, 2049, 4097, 8193, 16385):
             yield f"lu_factor {rows}", metalcore.lu_factor_ex(random(device, torch.float32, rows, 5))[0]
-            yield f"det {n}", metalcore.det(A / n)
+        yield "lu_factor, large tiles", metalcore.lu_factor_ex(random(device, torch.float32, 200, 300, 300))[0]
 
 
 def triangular(device):
@@ -415,6 +416,9 @@ def eigh(device):
     for n, compute_v in itertools.product((*JACOBI_SIZES, 140), (True, False)):
         for tensor in torch.ops.metalcore.eigh(random(device, torch.float32, 3, n, n), "L", compute_v):
             yield f"eigh {n}x{n}", tensor
+    with tuned("baseline"):
+        for tensor in torch.ops.metalcore.eigh(random(device, torch.float32, 1, 1024, 1024), "L", True):
+            yield "eigh of wide blocks", tensor
 
 
 def eig(device):

@@ -6,6 +6,7 @@ from matrices import EPS, check_below, matrices, norm, of_spectrum, symmetric, u
 from rows import tuned
 
 import metalcore
+from metalcore import _C
 
 ops = torch.ops.metalcore
 
@@ -54,6 +55,31 @@ def test_hard_symmetric_matrices(device, n, upper):
 def test_hard_matrices(device, m, n):
     cases = matrices(m, n)
     check_svd(device, torch.stack(list(cases.values())), list(cases))
+
+
+@pytest.fixture
+def wide(device):
+    """Blocks are wide in all matrices of the blocked variant."""
+    _C.use_measured(device, _C.gpu_family(device), [("jacobi", "wide_columns", [1])])
+    yield
+    _C.use_measured(device, _C.gpu_family(device), [])
+
+
+def test_wide_blocks(device, wide):
+    """Two pairs of wide blocks, in a batch of which one matrix has a NaN at the end."""
+    n = 129
+    A = torch.randn(2, n, n)
+    A[1] *= 10.0 ** torch.linspace(8, -8, n)[:, None]
+    check_svd(device, A, ["random", "graded rows"])
+    A[1, 3, 4] = float("nan")
+    U, values, Vh = (x.cpu() for x in ops.svd(A.to(device), False, True))
+    assert values[1].isnan().all() and values[0].isfinite().all()
+
+
+def test_more_pairs_of_wide_blocks(device, wide):
+    A = torch.randn(257, 257)
+    check_eigh(device, (A + A.mT)[None], ["random"], upper=True)
+    assert "jacobi_wide_apply" in metalcore.explain("eigh", (1, 257, 257)).kernels
 
 
 def test_full_matrices(device):

@@ -18,8 +18,9 @@ const char* name_of(JacobiVariant variant);
 
 struct JacobiTuning {
   const char* family;
-  uint32_t sweeps = 24;        // the most sweeps of the blocked variant: fewer may leave a result inexact
-  bool few_registers = false;  // whether kernels whose threads hold less take the place of others
+  uint32_t sweeps = 24;          // the most sweeps of the blocked variant: fewer may leave a result inexact
+  bool few_registers = false;    // whether kernels whose threads hold less take the place of others
+  uint32_t wide_columns = 1024;  // the blocked variant's blocks are wide from so many columns on
   TorchRegions eigh_torch = {};
   TorchRegions svd_torch = {};  // the size is the smaller of rows and columns, here and in what follows
   // jacobi_plan.cpp derives these estimates.
@@ -50,16 +51,17 @@ JacobiPlan too_large_plan(const std::string& size);
 
 // ---------------------------------------------------------------- blocked one-sided Jacobi
 
-// A block has 16 columns. A round makes the 32 columns of each pair of blocks orthogonal, with the eigenvectors of
-// their 32 x 32 Gram matrix (Hari 2005; Bečka, Okša and Vajteršic 2002). All pairs and all matrices of the batch run in
-// parallel. The device ends the sweeps over all pairs, for each matrix alone, after a sweep that found all columns
-// orthogonal.
+// A block has 16 columns, or a wide one 64 (kernels/linalg/jacobi_wide.metal). A round makes the 32 columns of each
+// pair of blocks orthogonal, with the eigenvectors of their 32 x 32 Gram matrix (Hari 2005; Bečka, Okša and Vajteršic
+// 2002). All pairs and all matrices of the batch run in parallel. The device ends the sweeps over all pairs, for each
+// matrix alone, after a sweep that found all columns orthogonal.
 
 // How a call runs. A sweep has `rounds` rounds, and a round has `splits` threadgroups for each of a matrix's `pairs`
 // pairs of blocks. There are `padded` columns of `length` elements: `gram_rows` belong to the matrix, and the others to
 // V, if V is accumulated.
 struct JacobiBlockedPlan {
   uint32_t padded, gram_rows, length, pairs, rounds, sweeps, splits;
+  bool wide;
 };
 JacobiBlockedPlan plan_jacobi_blocked(int64_t columns, int64_t rows, int64_t batch, bool accumulate,
                                       const Tensor& like);

@@ -11,15 +11,19 @@ namespace metalcore {
 
 JacobiBlockedPlan plan_jacobi_blocked(int64_t columns, int64_t rows, int64_t batch, bool accumulate,
                                       const Tensor& like) {
+  const JacobiTuning& tuning = jacobi_tuning(like);
   const uint32_t gram_rows = round_up<uint32_t>(grid_side(rows), 4);
-  const uint32_t blocks = round_up<uint32_t>(grid_side(ceil_div<int64_t>(columns, JACOBI_BLOCK)), 2);
-  JacobiBlockedPlan plan{.padded = blocks * JACOBI_BLOCK,
+  const bool wide = columns >= tuning.wide_columns;
+  const uint32_t block = wide ? JACOBI_WIDE : JACOBI_BLOCK;
+  const uint32_t blocks = round_up<uint32_t>(grid_side(ceil_div<int64_t>(columns, block)), 2);
+  JacobiBlockedPlan plan{.padded = blocks * block,
                          .gram_rows = gram_rows,
                          .length = gram_rows + (accumulate ? round_up<uint32_t>(grid_side(columns), 4) : 0),
                          .pairs = blocks / 2,
                          .rounds = blocks - 1,
-                         .sweeps = jacobi_tuning(like).sweeps,
-                         .splits = 1};
+                         .sweeps = tuning.sweeps,
+                         .splits = 1,
+                         .wide = wide};
   const int64_t threadgroups = plan.pairs * std::max<int64_t>(batch, 1);
   const int64_t chunks = ceil_div<int64_t>(rows, JACOBI_CHUNK);
   const uint32_t fill = gpu::parallelism(like).fill_threadgroups;
@@ -34,6 +38,8 @@ struct Work {
   JacobiParams params;
   Tensor x, exponents, shifts, off, present, parts;
   Tensor norms, lengths, found;  // norms of columns, norms of V's columns, and values in the columns' order
+  // Wide blocks: for each pair the Gram matrix, the product of all rotations, those of a round, and what it found.
+  Tensor gram, product, rotation, state;
 };
 
 Work work_for(const Tensor& a, int64_t batch, int64_t columns, int64_t rows, bool accumulate, uint32_t symmetric) {
@@ -50,7 +56,10 @@ Work work_for(const Tensor& a, int64_t batch, int64_t columns, int64_t rows, boo
                             .tolerance = 3.0f * epsilon,
                             .symmetric = symmetric};
   const Tensor norms = new_tensor({batch, plan.padded}, ScalarType::Float, a);
-  const int64_t parts = plan.splits > 1 ? batch * plan.pairs * plan.splits * JACOBI_PAIR * JACOBI_PAIR : 0;
+  const int64_t pairs = batch * plan.pairs, wide_pairs = plan.wide ? pairs : 0;
+  const int64_t gram = plan.wide ? JACOBI_WIDE_PAIR * JACOBI_WIDE_PAIR : JACOBI_PAIR * JACOBI_PAIR;
+  const int64_t parts = plan.splits > 1 || plan.wide ? pairs * plan.splits * gram : 0;
+  const Tensor wide_gram = new_tensor({wide_pairs * gram}, ScalarType::Float, a);
   return {plan,
           params,
           new_tensor({batch, plan.padded, plan.length}, ScalarType::Float, a),
@@ -61,7 +70,11 @@ Work work_for(const Tensor& a, int64_t batch, int64_t columns, int64_t rows, boo
           new_tensor({parts}, ScalarType::Float, a),
           norms,
           new_like(norms),
-          new_like(norms)};
+          new_like(norms),
+          wide_gram,
+          new_like(wide_gram),
+          new_tensor({wide_pairs * JACOBI_WIDE_SLOTS * JACOBI_PAIR * JACOBI_PAIR}, ScalarType::Float, a),
+          new_tensor({wide_pairs}, ScalarType::Int, a)};
 }
 
 // For a matrix: products of all pairs' columns, their 31 rounds of rotations, and the columns times the rotations.
@@ -72,7 +85,8 @@ double rotate_flops(const JacobiBlockedPlan& plan) {
   return (2.0 * JACOBI_PAIR * JACOBI_PAIR * plan.length + 31 * 16 * 32 * 28.0) * plan.pairs;
 }
 
-void record_round(gpu::Recording& recording, const Work& w, JacobiRoundParams params) {
+void record_round(gpu::Recording& recording, const Work& w, const JacobiRoundParams& given) {
+  JacobiRoundParams params = given;
   const double matrix_bytes = 4.0 * w.plan.padded * w.plan.length, gram = gram_flops(w.plan);
   const double rotate = rotate_flops(w.plan);
   const int64_t matrix = int64_t{w.plan.padded} * w.plan.length;
@@ -97,13 +111,56 @@ void record_round(gpu::Recording& recording, const Work& w, JacobiRoundParams pa
   });
 }
 
+// A round of wide blocks.
+void record_wide_round(gpu::Recording& recording, const Work& w, const JacobiRoundParams& outer) {
+  const JacobiBlockedPlan& plan = w.plan;
+  JacobiWideParams params{outer, 0, ceil_div<uint32_t>(plan.length, JACOBI_WIDE_TILE)};
+  const int64_t gram = int64_t{JACOBI_WIDE_PAIR} * JACOBI_WIDE_PAIR, matrix = int64_t{plan.padded} * plan.length;
+  const int64_t rotations = int64_t{JACOBI_WIDE_SLOTS} * JACOBI_PAIR * JACOBI_PAIR;
+  const double each = 2.0 * JACOBI_WIDE_PAIR * JACOBI_WIDE_PAIR * plan.pairs;  // of flops, for each row
+  const gpu::Work work{each * plan.length, 8.0 * plan.padded * plan.length};
+  gpu::in_pieces(recording, w.params.matrices, work, [&](const gpu::Piece& piece) {
+    params.outer.jacobi.matrices = grid_side(piece.count);
+    const auto count = static_cast<double>(piece.count);
+    const int64_t pairs = piece.count * plan.pairs;
+    const auto of_pairs = [&](const Tensor& tensor, int64_t elements) {
+      return piece.of(tensor, plan.pairs * elements);
+    };
+    const gpu::BufferView x = piece.of(w.x, matrix), off = piece.of(w.off, plan.sweeps);
+    const gpu::BufferView grams = of_pairs(w.gram, gram), products = of_pairs(w.product, gram);
+    const gpu::BufferView rotation = of_pairs(w.rotation, rotations), state = of_pairs(w.state, 1);
+    const gpu::BufferView parts = of_pairs(w.parts, gram * plan.splits);
+    const auto dispatch = [&](int64_t threadgroups) {
+      recording.dispatch_threadgroups({grid_side(threadgroups)}, {JACOBI_THREADS});
+    };
+    recording.kernel("jacobi_wide_gram").buffer(0, x).buffer(1, off).buffer(2, parts).buffer(3, state);
+    recording.bytes(4, params).work(count * each * plan.gram_rows, count * 4 * plan.padded * plan.gram_rows);
+    dispatch(pairs * plan.splits);
+    recording.kernel("jacobi_wide_sum").buffer(0, parts).buffer(1, off).buffer(2, grams).buffer(3, products);
+    recording.buffer(4, state).bytes(5, params);
+    dispatch(pairs * JACOBI_WIDE_SLOTS * JACOBI_WIDE_SLOTS);
+    for (params.inner = 0; params.inner < JACOBI_WIDE_ROUNDS; ++params.inner) {
+      recording.kernel("jacobi_wide_turn").buffer(0, grams).buffer(1, off).buffer(2, rotation).buffer(3, state);
+      recording.bytes(4, params);
+      dispatch(pairs * JACOBI_WIDE_SLOTS);
+      recording.kernel("jacobi_wide_update").buffer(0, grams).buffer(1, off).buffer(2, products).buffer(3, rotation);
+      recording.buffer(4, state).bytes(5, params);
+      dispatch(pairs * 2 * JACOBI_WIDE_SLOTS * JACOBI_WIDE_SLOTS);
+    }
+    recording.kernel("jacobi_wide_apply").buffer(0, x).buffer(1, off).buffer(2, products).buffer(3, state);
+    recording.bytes(4, params).work(count * work.flops, count * work.bytes);
+    dispatch(pairs * params.tiles);
+  });
+}
+
 void record_rounds(gpu::Recording& recording, const Tensor& a, const Work& w) {
   recording.kernel("jacobi_scale").buffer(0, a).buffer(1, w.exponents).buffer(2, w.shifts).buffer(3, w.off);
   recording.bytes(4, w.params).dispatch_threadgroups({w.params.matrices}, {gpu::kMaxThreads});
   recording.kernel("jacobi_load").buffer(0, a).buffer(1, w.exponents).buffer(2, w.shifts).buffer(3, w.x);
   recording.bytes(4, w.params).dispatch_threadgroups({grid_side(int64_t{w.params.matrices} * w.params.padded)}, {128});
   for (uint32_t sweep = 0; sweep < w.plan.sweeps; ++sweep)
-    for (uint32_t round = 0; round < w.plan.rounds; ++round) record_round(recording, w, {w.params, sweep, round});
+    for (uint32_t round = 0; round < w.plan.rounds; ++round)
+      (w.plan.wide ? record_wide_round : record_round)(recording, w, {w.params, sweep, round});
 }
 
 // `parts` are partial sums of Rayleigh quotients.

@@ -24,6 +24,7 @@ const gpu::Table<JacobiTuning> jacobi_tuning(
     "jacobi",
     {
         {"few_registers", &JacobiTuning::few_registers},
+        {"wide_columns", &JacobiTuning::wide_columns, {1, 1 << 16}},
         {"eigh_torch", &JacobiTuning::eigh_torch, {.calls = "_linalg_eigh"}},
         {"svd_torch", &JacobiTuning::svd_torch, {.calls = "_linalg_svd"}},
         {"svd_cpu", &JacobiTuning::svd_cpu, {.only_on = "mps"}},

@@ -43,13 +43,14 @@ constexpr BlockKernel kBlockKernels[] = {{"lu_block_4", 4, 1024}, {"lu_block_8",
 constexpr BlockKernel kComplexKernels[] = {{"lu_block_complex_4", 4, 512}, {"lu_block_complex_8", 8, 512}};
 constexpr uint32_t kComplexTile = 16;  // the most columns of B in lu_simd.metal's kernels of complex numbers
 
-// Kernels of lu_panel.metal: the rows of a thread.
+// Kernels of lu_panel.metal: the most rows, and the threads.
 struct PanelKernel {
   const char* name;
-  uint32_t rows;
+  uint32_t rows, threads;
 };
-constexpr PanelKernel kPanelKernels[] = {{"lu_panel_1", 1}, {"lu_panel_2", 2},   {"lu_panel_4", 4},
-                                         {"lu_panel_8", 8}, {"lu_panel_16", 16}, {"lu_panel_32", 32}};
+constexpr PanelKernel kPanelKernels[] = {{"lu_panel_512", 512, LU_PANEL_FEWEST}, {"lu_panel_1024", 1024, 256},
+                                         {"lu_panel_2048", 2048, 256},           {"lu_panel_4096", 4096, 512},
+                                         {"lu_panel_8192", 8192, 512},           {"lu_panel_16384", 16384, 512}};
 
 struct Block {
   const BlockKernel* kernel;
@@ -92,7 +93,7 @@ const char* name_of(LuVariant variant) {
 
 LuPanel lu_panel(uint32_t rows) {
   for (const PanelKernel& kernel : kPanelKernels)
-    if (rows <= kernel.rows * LU_PANEL_THREADS) return {kernel.name, LU_PANEL_THREADS};
+    if (rows <= kernel.rows) return {kernel.name, kernel.threads};
   return {"lu_looped_panel", gpu::kMaxThreads};
 }
 
