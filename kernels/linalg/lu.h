@@ -38,7 +38,7 @@ struct LuParams {
 // The blocked variant takes a panel of LU_PANEL columns at a time, and several panels are a block. A panel's corner is
 // (first, first) of contiguous rows x columns matrices. Its columns are in scratch memory, `pitch` entries apart.
 #define LU_PANEL 32
-#define LU_PANEL_FEWEST 128  // threads of the kernel for the fewest rows
+#define LU_PANEL_THREADS 512
 struct LuPanelParams {
   uint32_t rows, width;  // from the corner on
   uint32_t first, pitch;
@@ -66,6 +66,8 @@ struct LuTopParams {
 
 // C -= L U for the rows from `corner` on and the columns from `corner` to `end`, with `width` columns of L from `first`
 // on. The columns before `panel_end`, which are the next panel, go to scratch memory.
+#define LU_UPDATE_TILE 64
+#define LU_UPDATE_THREADS 128
 struct LuUpdateParams {
   uint32_t rows, columns;
   uint32_t first, width, corner, end, panel_end;

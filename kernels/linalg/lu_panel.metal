@@ -6,6 +6,7 @@ using namespace metal;
 #include "lu.h"
 #include "lu_pivot.h"
 
+constant constexpr uint kThreads = LU_PANEL_THREADS, kSimdgroups = kThreads / 32;
 constant constexpr uint kLoopedThreads = 1024;
 constant constexpr float kLeast = 0x1p-60f;
 
@@ -16,23 +17,23 @@ inline void note_zero(device int* info, uint matrix, uint first, uint zero) {
   info[matrix] = before != 0 || zero == 0 ? before : int(first + zero);
 }
 
-template <uint THREADS, uint ROWS, uint COLUMNS>
+template <uint ROWS, uint COLUMNS>
 struct PanelRows {
-  float held[ROWS][COLUMNS];  // rows thread_index + THREADS r
+  float held[ROWS][COLUMNS];  // rows thread_index + kThreads r
   uint thread_index, count;
 
   PanelRows(uint thread_index, uint rows)
-      : thread_index(thread_index), count(thread_index < rows ? (rows - thread_index - 1) / THREADS + 1 : 0) {}
+      : thread_index(thread_index), count(thread_index < rows ? (rows - thread_index - 1) / kThreads + 1 : 0) {}
 
-  // A kernel for fewer rows takes what leaves more than the second half of a thread's rows away, if there is one.
-  bool has(uint r) const thread { return (THREADS > LU_PANEL_FEWEST && r < ROWS / 2) || r < count; }
+  // The host chooses the fewest rows a thread, so that only the second half of them can be missing.
+  bool has(uint r) const thread { return r < ROWS / 2 || r < count; }
 
   void load(device const float* panel, uint pitch, uint first, uint width) thread {
     device const float* column = panel + first * pitch + thread_index;
 #pragma unroll
     for (uint c = 0; c < COLUMNS; ++c, column += pitch) {
 #pragma unroll
-      for (uint r = 0; r < ROWS; ++r) held[r][c] = has(r) && first + c < width ? column[THREADS * r] : 0.0f;
+      for (uint r = 0; r < ROWS; ++r) held[r][c] = has(r) && first + c < width ? column[kThreads * r] : 0.0f;
     }
   }
   void store(device float* panel, uint pitch, uint first, uint width) const thread {
@@ -41,19 +42,25 @@ struct PanelRows {
     for (uint c = 0; c < COLUMNS; ++c, column += pitch) {
 #pragma unroll
       for (uint r = 0; r < ROWS; ++r)
-        if (has(r) && first + c < width) column[THREADS * r] = held[r][c];
+        if (has(r) && first + c < width) column[kThreads * r] = held[r][c];
     }
   }
 
   // Makes rows of U of the first rows, which are those of simdgroup 0, with the `done` columns on their left.
   void solve_top(device const float* panel, uint pitch, uint rows, uint done, threadgroup float* upper) thread {
-#pragma unroll(1)
-    for (uint k = 0; k < done; ++k) {
-      const float factor = thread_index > k && thread_index < rows ? panel[k * pitch + thread_index] : 0.0f;
+    constexpr uint kAhead = COLUMNS < 8 ? COLUMNS : 8;  // columns on their way at once
+    for (uint first = 0; first < done; first += kAhead) {
+      float factors[kAhead];
 #pragma unroll
-      for (uint c = 0; c < COLUMNS; ++c) {
-        const float above = simd_broadcast(held[0][c], ushort(k));
-        if (thread_index > k) held[0][c] = fma(-factor, above, held[0][c]);
+      for (uint i = 0; i < kAhead; ++i)
+        factors[i] = thread_index > first + i && thread_index < rows ? panel[(first + i) * pitch + thread_index] : 0.0f;
+#pragma unroll
+      for (uint i = 0; i < kAhead; ++i) {
+#pragma unroll
+        for (uint c = 0; c < COLUMNS; ++c) {
+          const float above = simd_broadcast(held[0][c], ushort(first + i));
+          if (thread_index > first + i) held[0][c] = fma(-factors[i], above, held[0][c]);
+        }
       }
     }
     if (thread_index < done) {
@@ -64,18 +71,25 @@ struct PanelRows {
 
   // Subtracts the products of the `done` columns on the left with these rows of U from all other rows.
   void subtract(device const float* panel, uint pitch, uint done, threadgroup const float* upper) thread {
+    constexpr uint kAhead = ROWS < 8 ? 16 / (2 * ROWS) : ROWS == 8 ? 2 : 1;  // columns on their way at once
     device const float* column = panel + thread_index;
-#pragma unroll(1)
-    for (uint k = 0; k < done; ++k, column += pitch) {
-      float factors[ROWS];
+    for (uint first = 0; first < done; first += kAhead) {
+      float factors[kAhead][ROWS];
 #pragma unroll
-      for (uint r = 0; r < ROWS; ++r) factors[r] = has(r) && (r > 0 || thread_index >= 32) ? column[THREADS * r] : 0.0f;
-#pragma unroll
-      for (uint c = 0; c < COLUMNS; ++c) {
-        const float above = upper[k * COLUMNS + c];
+      for (uint i = 0; i < kAhead; ++i, column += pitch) {
 #pragma unroll
         for (uint r = 0; r < ROWS; ++r)
-          if (r > 0 || thread_index >= 32) held[r][c] = fma(-factors[r], above, held[r][c]);
+          factors[i][r] = has(r) && (r > 0 || thread_index >= 32) ? column[kThreads * r] : 0.0f;
+      }
+#pragma unroll
+      for (uint i = 0; i < kAhead; ++i) {
+#pragma unroll
+        for (uint c = 0; c < COLUMNS; ++c) {
+          const float above = upper[(first + i) * COLUMNS + c];
+#pragma unroll
+          for (uint r = 0; r < ROWS; ++r)
+            if (r > 0 || thread_index >= 32) held[r][c] = fma(-factors[i][r], above, held[r][c]);
+        }
       }
     }
   }
@@ -91,26 +105,30 @@ struct PanelRows {
       best.y = own > best.x ? r : best.y;
       best.x = max(best.x, own);
     }
-    return uint2(best.x, best.y != UINT_MAX ? thread_index + THREADS * best.y : UINT_MAX);
+    return uint2(best.x, best.y != UINT_MAX ? thread_index + kThreads * best.y : UINT_MAX);
   }
 
-  // The thread that has the row publishes it, or gets another one in its place.
+  // The thread that has the row publishes it, or gets another one in its place. Row k is its first one.
+  void publish_first(threadgroup float* to) const thread {
+#pragma unroll
+    for (uint c = 0; c < COLUMNS; ++c) to[c] = held[0][c];
+  }
   void publish(uint row, threadgroup float* to) const thread {
 #pragma unroll
     for (uint r = 0; r < ROWS; ++r) {
-      if (row != thread_index + THREADS * r) continue;
+      if (row != thread_index + kThreads * r) continue;
 #pragma unroll
       for (uint c = 0; c < COLUMNS; ++c) to[c] = held[r][c];
     }
   }
   // A branch for each row would make the compiler index the rows, and so put them in memory.
   void replace(uint row, threadgroup const float* from) thread {
-    if (row % THREADS != thread_index) return;
+    if (row % kThreads != thread_index) return;
 #pragma unroll
     for (uint c = 0; c < COLUMNS; ++c) {
       const float value = from[c];
 #pragma unroll
-      for (uint r = 0; r < ROWS; ++r) held[r][c] = row / THREADS == r ? value : held[r][c];
+      for (uint r = 0; r < ROWS; ++r) held[r][c] = row / kThreads == r ? value : held[r][c];
     }
   }
 
@@ -144,15 +162,14 @@ struct PanelRows {
   }
 };
 
-// A panel of up to THREADS ROWS rows, of which the threads hold COLUMNS columns at a time. The columns on the left of
+// A panel of up to kThreads ROWS rows, of which the threads hold COLUMNS columns at a time. The columns on the left of
 // these come from memory, as in a left-looking factorization.
-template <uint THREADS, uint ROWS, uint COLUMNS>
-[[kernel]] [[max_total_threads_per_threadgroup(THREADS)]] void lu_panel(
+template <uint ROWS, uint COLUMNS>
+[[kernel]] [[max_total_threads_per_threadgroup(LU_PANEL_THREADS)]] void lu_panel(
     device float* a [[buffer(0)]], device int* pivots [[buffer(1)]], device int* info [[buffer(2)]],
     constant LuPanelParams& p [[buffer(3)]], uint matrix [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   // What simdgroups publish for step k has two places, so that a step needs one barrier.
-  constexpr uint kSimdgroups = THREADS / 32;
   alignas(16) threadgroup float pivot_rows[2][kSimdgroups][COLUMNS];
   alignas(16) threadgroup float top_rows[2][COLUMNS];
   alignas(16) threadgroup float upper[LU_PANEL * COLUMNS];
@@ -161,7 +178,7 @@ template <uint THREADS, uint ROWS, uint COLUMNS>
   const uint lane = thread_index % 32, simdgroup = thread_index / 32;
   const bool pivoting = p.pivoting != 0;
   device float* const panel = a + ulong(matrix) * LU_PANEL * p.pitch;
-  PanelRows<THREADS, ROWS, COLUMNS> own(thread_index, p.rows);
+  PanelRows<ROWS, COLUMNS> own(thread_index, p.rows);
   uint zero = 0;
 
   for (uint first = 0; first < p.width; first += COLUMNS) {
@@ -178,14 +195,15 @@ template <uint THREADS, uint ROWS, uint COLUMNS>
       const uint simd_most = simd_max(best.x);
       const uint simd_row = ~simd_max(best.x == simd_most ? ~best.y : 0);
       if (best.y == simd_row) own.publish(simd_row, pivot_rows[place][simdgroup]);
-      if (thread_index == k) own.publish(k, top_rows[place]);
+      if (thread_index == k) own.publish_first(top_rows[place]);
       if (lane == 0) largest[place][simdgroup] = uint2(simd_most, simd_row);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       const uint2 of_simdgroup = lane < kSimdgroups ? largest[place][lane] : uint2(0, UINT_MAX);
       const uint most = simd_max(of_simdgroup.x);
       uint pivot = ~simd_max(of_simdgroup.x == most ? ~of_simdgroup.y : 0);
       if (!pivoting || k >= p.width || pivot >= p.rows) pivot = k;  // zeros beyond the rows may have become NaN
-      threadgroup const float* const pivot_row = pivot == k ? top_rows[place] : pivot_rows[place][pivot % THREADS / 32];
+      threadgroup const float* const pivot_row =
+          pivot == k ? top_rows[place] : pivot_rows[place][pivot % kThreads / 32];
       if (pivot != k) {
         if (thread_index == k) own.replace(k, pivot_row);
         own.replace(pivot, top_rows[place]);
@@ -197,23 +215,25 @@ template <uint THREADS, uint ROWS, uint COLUMNS>
     own.store(panel, p.pitch, first, p.width);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    // Exchanges rows in the panel's other columns: a thread moves entries of one of up to 2 COLUMNS rows.
-    constexpr uint kAcross = THREADS / (2 * COLUMNS), kShare = (LU_PANEL - COLUMNS + kAcross - 1) / kAcross;
-    const uint moved = thread_index % (2 * COLUMNS), top = first + moved % COLUMNS;
-    const uint to = moved < COLUMNS ? top : pivot_of[top];
-    const bool moves = moved < COLUMNS ? top < p.rows : to >= first + COLUMNS;
-    const uint from = source_row(to, first, COLUMNS, pivot_of);
-    float entries[kShare];
+    if constexpr (COLUMNS < LU_PANEL) {
+      // Exchanges rows in the panel's other columns: a thread moves entries of one of up to 2 COLUMNS rows.
+      constexpr uint kAcross = kThreads / (2 * COLUMNS), kShare = (LU_PANEL - COLUMNS + kAcross - 1) / kAcross;
+      const uint moved = thread_index % (2 * COLUMNS), top = first + moved % COLUMNS;
+      const uint to = moved < COLUMNS ? top : pivot_of[top];
+      const bool moves = moved < COLUMNS ? top < p.rows : to >= first + COLUMNS;
+      const uint from = source_row(to, first, COLUMNS, pivot_of);
+      float entries[kShare];
 #pragma unroll
-    for (uint i = 0; i < kShare; ++i) {
-      const uint other = i * kAcross + thread_index / (2 * COLUMNS), column = other < first ? other : other + COLUMNS;
-      entries[i] = moves && column < p.width ? panel[column * p.pitch + from] : 0.0f;
-    }
-    threadgroup_barrier(mem_flags::mem_device);
+      for (uint i = 0; i < kShare; ++i) {
+        const uint other = i * kAcross + thread_index / (2 * COLUMNS), column = other < first ? other : other + COLUMNS;
+        entries[i] = moves && column < p.width ? panel[column * p.pitch + from] : 0.0f;
+      }
+      threadgroup_barrier(mem_flags::mem_device);
 #pragma unroll
-    for (uint i = 0; i < kShare; ++i) {
-      const uint other = i * kAcross + thread_index / (2 * COLUMNS), column = other < first ? other : other + COLUMNS;
-      if (moves && column < p.width) panel[column * p.pitch + to] = entries[i];
+      for (uint i = 0; i < kShare; ++i) {
+        const uint other = i * kAcross + thread_index / (2 * COLUMNS), column = other < first ? other : other + COLUMNS;
+        if (moves && column < p.width) panel[column * p.pitch + to] = entries[i];
+      }
     }
     threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);
   }
@@ -222,16 +242,16 @@ template <uint THREADS, uint ROWS, uint COLUMNS>
   if (thread_index == 0) note_zero(info, matrix, p.first, zero);
 }
 
-#define INSTANTIATE(most, threads, rows, columns)                                             \
-  template [[host_name("lu_panel_" #most)]] [[kernel]] void lu_panel<threads, rows, columns>( \
+#define INSTANTIATE(most, rows, columns)                                             \
+  template [[host_name("lu_panel_" #most)]] [[kernel]] void lu_panel<rows, columns>( \
       device float*, device int*, device int*, constant LuPanelParams&, uint, uint);
 
-INSTANTIATE(512, 128, 4, 16)
-INSTANTIATE(1024, 256, 4, 16)
-INSTANTIATE(2048, 256, 8, 8)
-INSTANTIATE(4096, 512, 8, 8)
-INSTANTIATE(8192, 512, 16, 4)
-INSTANTIATE(16384, 512, 32, 2)
+INSTANTIATE(512, 1, 32)
+INSTANTIATE(1024, 2, 16)
+INSTANTIATE(2048, 4, 8)
+INSTANTIATE(4096, 8, 8)
+INSTANTIATE(8192, 16, 4)
+INSTANTIATE(16384, 32, 2)
 
 // A panel with more rows. It stays in memory, where its rows are exchanged. While one column is eliminated, the next
 // column's pivot is searched.

@@ -10,7 +10,7 @@ PANEL = ["reflectors_products_16", "reflectors_apply_16", *REFLECTORS, "qr_upper
 SCALED = ["qr_panel_maxima", "qr_panel_scale", "qr_panel_step", "qr_panel_last"]
 BLOCKED_LU = [
     "lu_identity_permutation",
-    "lu_update_64",
+    "lu_update",
     "lu_panel_512",
     "lu_rows",
     "lu_top",
@@ -55,7 +55,7 @@ PLANS = {
     "inv_ex": [([(100000, 3, 3)], {}, "thread", ["lu_thread_3"])],
     "lu_factor_ex": [
         ([(10, 12, 30)], {}, "simd", ["lu_simd_32x0"]),
-        ([(3, 1500, 200)], {}, "blocked", ["lu_update_64", "lu_panel_2048", "lu_rows", "lu_top"]),
+        ([(3, 1500, 200)], {}, "blocked", ["lu_update", "lu_panel_2048", "lu_rows", "lu_top"]),
     ],
     "solve_ex": [
         ([(4096, 32, 32), (4096, 32)], {}, "simd", ["lu_simd_32x4"]),

@@ -20,7 +20,7 @@ struct JacobiTuning {
   const char* family;
   uint32_t sweeps = 24;          // the most sweeps of the blocked variant: fewer may leave a result inexact
   bool few_registers = false;    // whether kernels whose threads hold less take the place of others
-  uint32_t wide_columns = 1024;  // the blocked variant's blocks are wide from so many columns on
+  uint32_t wide_columns = 3072;  // the blocked variant's blocks are wide from so many columns on
   TorchRegions eigh_torch = {};
   TorchRegions svd_torch = {};  // the size is the smaller of rows and columns, here and in what follows
   // jacobi_plan.cpp derives these estimates.

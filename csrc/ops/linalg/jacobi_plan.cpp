@@ -1,5 +1,7 @@
 #include "jacobi.h"
 
+#include "../../../kernels/linalg/spectral.h"
+
 #include "matrices.h"
 
 #include <algorithm>
@@ -118,6 +120,10 @@ JacobiPlan cpu_plan(const std::string& size, int64_t batch, const JacobiTuning& 
       JacobiVariant::cpu, false, std::to_string(batch) + " of " + size + ": " + faster_on_cpu(tuning.family), "", 0, 0};
 }
 
+std::string blocks_of_columns(int64_t columns, const JacobiTuning& tuning) {
+  return std::to_string(columns >= tuning.wide_columns ? JACOBI_WIDE : JACOBI_BLOCK) + " columns, orthogonal in pairs";
+}
+
 }  // namespace
 
 JacobiPlan too_large_plan(const std::string& size) {
@@ -145,8 +151,12 @@ JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, boo
   if (tuning.svd_torch.contain(columns, batch)) return torch_plan(times(m, n), batch, tuning);
   if (is_complex && columns > kComplexSvd) return too_large_plan(times(m, n));
   if (columns > kBlockSize)
-    return {
-        JacobiVariant::blocked, true, times(m, n) + ", its QR's R: blocks of columns, orthogonal in pairs", "", 0, 0};
+    return {JacobiVariant::blocked,
+            true,
+            times(m, n) + ", its QR's R: blocks of " + blocks_of_columns(columns, tuning),
+            "",
+            0,
+            0};
   const std::string values = compute_uv ? "" : "values_";
   const int64_t most_rows = columns <= kSimdSize ? kSimdSize : kBlockKernels[0].size;
   // The columns of Rᵀ are nearer to orthogonal than A's, and much nearer where A's rows are graded. With many columns,
@@ -166,7 +176,7 @@ JacobiPlan plan_eigh(int64_t n, int64_t batch, bool compute_v, bool is_complex, 
   if (tuning.eigh_torch.contain(n, batch)) return torch_plan(times(n, n), batch, tuning);
   if (is_complex && n > kBlockSize) return too_large_plan(times(n, n));
   if (n > kBlockSize)
-    return {JacobiVariant::blocked, false, times(n, n) + ": blocks of columns, orthogonal in pairs", "", 0, 0};
+    return {JacobiVariant::blocked, false, times(n, n) + ": blocks of " + blocks_of_columns(n, tuning), "", 0, 0};
   return kernel_plan("eigh_", compute_v ? "" : "values_", 0, n, is_complex, tuning, times(n, n));
 }
 

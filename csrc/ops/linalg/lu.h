@@ -24,8 +24,6 @@ struct LuTuning {
   uint32_t block_threads = 1024;
   // The blocked variant's panels form blocks of so many columns.
   uint32_t blocked_columns = 128;
-  // Updates take large tiles where there are at least so many of them.
-  gpu::Count large_tiles = gpu::per_core(1);
   // Factorizations, and systems whose factors are given.
   TorchRegions torch = {}, solve_torch = {};
   TorchRegions cpu = {}, solve_cpu = {};

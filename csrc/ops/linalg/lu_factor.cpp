@@ -93,17 +93,12 @@ class BlockedLu {
     const uint32_t corner = first + width;
     const uint32_t panel_end = std::min(corner + LU_PANEL, steps_);
     LuUpdateParams p{m_, n_, first, width, corner, end, panel_end, pitch_, 0, 0, n_ % 4 == 0};
-    const auto tiles = [&](uint32_t side) {
-      p.column_tiles = ceil_div<uint32_t>(end - corner, side);
-      p.tiles = p.column_tiles * ceil_div<uint32_t>(m_ - corner, side);
-      return int64_t{batch_} * p.tiles;
-    };
-    const bool large = end - corner >= 128 && tiles(128) >= tuning_.large_tiles;
-    const int64_t threadgroups = tiles(large ? 128 : 64);
+    p.column_tiles = ceil_div<uint32_t>(end - corner, LU_UPDATE_TILE);
+    p.tiles = p.column_tiles * ceil_div<uint32_t>(m_ - corner, LU_UPDATE_TILE);
     const double updated = 1.0 * batch_ * (m_ - corner) * (end - corner);
-    recording_.kernel(large ? "lu_update_128" : "lu_update_64").buffer(0, results_.lu).buffer(1, panels_).bytes(2, p);
+    recording_.kernel("lu_update").buffer(0, results_.lu).buffer(1, panels_).bytes(2, p);
     recording_.work(2 * updated * width, 8 * updated);
-    recording_.dispatch_threadgroups({grid_side(threadgroups)}, {large ? 256u : 128u});
+    recording_.dispatch_threadgroups({grid_side(int64_t{batch_} * p.tiles)}, {LU_UPDATE_THREADS});
   }
 
   gpu::Recording& recording_;

@@ -13,7 +13,6 @@ const gpu::Table<LuTuning> lu_tuning(
     {
         {"block_threads", &LuTuning::block_threads, {32, gpu::kMaxThreads, 32}},
         {"blocked_columns", &LuTuning::blocked_columns, {LU_PANEL, 32 * LU_PANEL, LU_PANEL}},
-        {"large_tiles", &LuTuning::large_tiles, {1, 1 << 20}},
         {"torch", &LuTuning::torch},
         {"solve_torch", &LuTuning::solve_torch, {.calls = "linalg_lu_solve"}},
         {"cpu", &LuTuning::cpu, {.only_on = "mps"}},
@@ -43,14 +42,13 @@ constexpr BlockKernel kBlockKernels[] = {{"lu_block_4", 4, 1024}, {"lu_block_8",
 constexpr BlockKernel kComplexKernels[] = {{"lu_block_complex_4", 4, 512}, {"lu_block_complex_8", 8, 512}};
 constexpr uint32_t kComplexTile = 16;  // the most columns of B in lu_simd.metal's kernels of complex numbers
 
-// Kernels of lu_panel.metal: the most rows, and the threads.
+// The kernels of lu_panel.metal for panels that fit the registers, and the most rows.
 struct PanelKernel {
   const char* name;
-  uint32_t rows, threads;
+  uint32_t rows;
 };
-constexpr PanelKernel kPanelKernels[] = {{"lu_panel_512", 512, LU_PANEL_FEWEST}, {"lu_panel_1024", 1024, 256},
-                                         {"lu_panel_2048", 2048, 256},           {"lu_panel_4096", 4096, 512},
-                                         {"lu_panel_8192", 8192, 512},           {"lu_panel_16384", 16384, 512}};
+constexpr PanelKernel kPanelKernels[] = {{"lu_panel_512", 512},   {"lu_panel_1024", 1024}, {"lu_panel_2048", 2048},
+                                         {"lu_panel_4096", 4096}, {"lu_panel_8192", 8192}, {"lu_panel_16384", 16384}};
 
 struct Block {
   const BlockKernel* kernel;
@@ -93,7 +91,7 @@ const char* name_of(LuVariant variant) {
 
 LuPanel lu_panel(uint32_t rows) {
   for (const PanelKernel& kernel : kPanelKernels)
-    if (rows <= kernel.rows) return {kernel.name, kernel.threads};
+    if (rows <= kernel.rows) return {kernel.name, LU_PANEL_THREADS};
   return {"lu_looped_panel", gpu::kMaxThreads};
 }
 
