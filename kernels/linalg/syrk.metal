@@ -111,7 +111,7 @@ inline void write(thread const float4 (&sum)[kRows], device float* result, devic
     threadgroup_barrier(mem_flags::mem_threadgroup);
     load_share(next_left, a, p, first_row, k + kDepth, thread_index, down);
     load_share(next_right, a, p, first_column, k + kDepth, thread_index, down);
-#pragma unroll
+#pragma unroll(8)
     for (uint i = 0; i < kDepth; ++i) {
       const uint at = i * kPitch / 4;
       const float4 rows[2] = {left[at + thread_row / 4], left[at + thread_row / 4 + 1]};
