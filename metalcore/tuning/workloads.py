@@ -176,6 +176,10 @@ def _lu(scale):
     yield from _squares(scale, "lu_factor", ("solve", 1), ("lu_solve", 4))
 
 
+def _ldl(scale):
+    yield from _squares(scale, "ldl_factor_ex")
+
+
 def _qr(scale):
     yield from _squares(scale, "qr", "geqrf", "householder_product", ("ormqr", 32), lowest=8)
     yield from _tall(scale)
@@ -261,6 +265,7 @@ _TABLES: dict[str, Callable[[Scale], Iterator[Workload]]] = {
     "cholesky": _cholesky,
     "eig": _eig,
     "jacobi": _jacobi,
+    "ldl_factor": _ldl,
     "lu": _lu,
     "norm": _row_lengths,
     "optim": _optim,
