@@ -42,7 +42,7 @@ constexpr TorchRegions kSlowOnApple = {{.above = 256, .max_batch = 4}};
 constexpr TorchRegions kSlowOnHopper = {{.above = 767, .max_batch = 1}};
 
 const gpu::Table<LdlTuning> ldl_tuning("ldl_factor",
-                                       {{"torch", &LdlTuning::torch, {.calls = "linalg_ldl_factor_ex"}},
+                                       {{"torch", &LdlTuning::torch, {.only_on = "cuda"}},
                                         {"cpu", &LdlTuning::cpu, {.only_on = "mps"}}},
                                        {{.family = "baseline"},
                                         {.family = "apple7", .cpu = kSlowOnApple},
