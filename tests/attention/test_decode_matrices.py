@@ -47,7 +47,7 @@ def test_rows(device, dtype, heads, kv_heads, queries, kernel):
     """Tiles that are full and not, which the causal limit cuts one by one."""
     tensors = inputs(device, dtype, heads, kv_heads, queries, keys=269)
     assert first_kernel(tensors) == f"{kernel}_{SUFFIXES[dtype]}"
-    narrow = "matrices_narrow_64x16" if "matrices" in kernel else "narrow_64x4"
+    narrow = "matrices_narrow_64x16" if "matrices" in kernel else f"narrow_{kernel}"
     assert first_kernel(tensors, "apple7") == f"{narrow}_{SUFFIXES[dtype]}"
     hopper = "64x1" if kernel == "64x1" else "matrices_64x16"
     assert first_kernel(tensors, "hopper") == f"{hopper}_{SUFFIXES[dtype]}"

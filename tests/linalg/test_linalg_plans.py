@@ -93,11 +93,12 @@ def test_plans(op):
 
 def test_nvidias_large_matrices_are_pytorchs():
     with tuned("hopper"):
-        for op in ("qr", "lu_factor", "geqrf"):
-            plan = metalcore.explain(op, (4096, 4096))
+        for op, n in (("qr", 4096), ("geqrf", 4096), ("lu_factor", 4097)):
+            plan = metalcore.explain(op, (n, n))
             assert plan.variant == "torch" and "PyTorch" in plan.why, op
             assert plan.kernels == (("info_any",) if op == "lu_factor" else ())
         assert metalcore.explain("qr", (2, 4096, 4096)).variant == "blocked"
+        assert metalcore.explain("lu_factor", (4096, 4096)).variant == "blocked"
 
 
 def test_the_batch_is_the_broadcast_one():

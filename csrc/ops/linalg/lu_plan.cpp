@@ -21,7 +21,9 @@ const gpu::Table<LuTuning> lu_tuning(
     {
         {.family = "baseline"},
         {.family = "hopper",
-         .torch = {{.above = 768, .max_batch = 1}, {.above = 1536, .max_batch = 3}, {.above = 768, .min_batch = 160}},
+         .torch = {{.above = 4096, .max_batch = 3},
+                   {.above = 1536, .min_batch = 2, .max_batch = 3},
+                   {.above = 768, .min_batch = 160}},
          .solve_torch = {{.above = 32, .max_batch = 4}}},
     });
 
