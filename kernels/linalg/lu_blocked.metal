@@ -86,7 +86,7 @@ inline void put_back(device float* to, device const float* panel, constant LuRow
     if (thread_index < LU_PANEL) {
       top_source[i] = source;
     } else {
-      below[i] = row >= width ? row : kNone;
+      below[i] = i < width && row >= width ? row : kNone;
       below_source[i] = source;
     }
   }

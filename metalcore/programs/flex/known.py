@@ -6,6 +6,7 @@ traced in each call. Nothing here keeps a captured tensor alive.
 
 from __future__ import annotations
 
+import threading
 import types
 import weakref
 from collections import OrderedDict
@@ -21,6 +22,8 @@ __all__ = ["traced_once"]
 
 _MOST = 256
 _known: OrderedDict[Any, tuple[Any, list]] = OrderedDict()
+# PyTorch's tracer patches the whole process, so that one thread traces at a time.
+_lock = threading.RLock()
 
 
 class _Unknown(Exception):
@@ -33,22 +36,23 @@ def traced_once(function: Callable, kind: str, trace: Callable[[], Captured], *m
     Args:
         more: what the graph depends on besides.
     """
-    try:
-        key = kind, more, torch.get_default_dtype(), _key(function, set())
-    except _Unknown:
-        return trace()
-    if key in _known:
-        graph, references = _known[key]
-        captures = tuple(reference() if callable(reference) else reference for reference in references)
-        if all(captured is not None for captured in captures):
-            _known.move_to_end(key)
-            return Captured(graph, captures)  # pyright: ignore[reportArgumentType]
-    captured = trace()
-    references = [weakref.ref(x) if isinstance(x, Tensor) else x for x in captured.captures]
-    _known[key] = captured.graph, references
-    while len(_known) > _MOST:
-        _known.popitem(last=False)
-    return captured
+    with _lock:
+        try:
+            key = kind, more, torch.get_default_dtype(), _key(function, set())
+        except _Unknown:
+            return trace()
+        if key in _known:
+            graph, references = _known[key]
+            captures = tuple(reference() if callable(reference) else reference for reference in references)
+            if all(captured is not None for captured in captures):
+                _known.move_to_end(key)
+                return Captured(graph, captures)  # pyright: ignore[reportArgumentType]
+        captured = trace()
+        references = [weakref.ref(x) if isinstance(x, Tensor) else x for x in captured.captures]
+        _known[key] = captured.graph, references
+        while len(_known) > _MOST:
+            _known.popitem(last=False)
+        return captured
 
 
 def _key(value, inside):
