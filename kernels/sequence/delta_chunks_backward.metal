@@ -144,7 +144,9 @@ inline void put(thread Fragments<float, 2, 8>& sums, bool adds, float sign, F fa
       float2 before[8];
 #pragma unroll
       for (uint n = 0; n < 8; ++n)
-        before[n] = adds ? *reinterpret_cast<device const float2*>(own + min(column + n * 8, size - 2)) : float2(0.0f);
+        before[n] =  // others write what a lane behind the row's end would read
+            adds && column + n * 8 < size ? *reinterpret_cast<device const float2*>(own + column + n * 8)
+                                          : float2(0.0f);
 #pragma unroll
       for (uint n = 0; n < 8; ++n)
         if (column + n * 8 < size)

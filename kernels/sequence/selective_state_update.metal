@@ -43,9 +43,8 @@ struct Words<float> {
 };
 
 // S is the state's type in memory, where QUADS says that each four states are a vector. LANES lanes share a channel,
-// and each has ROWS channels of a head, whose states are on their way at once: no load waits behind a branch, and what
-// is not there repeats its neighbour. What a channel has one number of is read by one lane, and so is its result
-// written.
+// and each has ROWS channels of a head, whose states are on their way at once. What a channel has one number of is read
+// by one lane, and so is its result written.
 template <uint LANES, uint ROWS, bool QUADS, typename T, typename S>
 [[kernel]] [[max_total_threads_per_threadgroup(SCAN_THREADS)]] void selective_state_update(
     device S* state [[buffer(0)]], device const T* x [[buffer(1)]], device const T* steps [[buffer(2)]],
@@ -94,11 +93,12 @@ template <uint LANES, uint ROWS, bool QUADS, typename T, typename S>
     Words<S> words[ROWS];
 #pragma unroll
     for (uint r = 0; r < ROWS; ++r) {
-      device const S* const states = state + min(mine + r * kAcross, dim - 1) * params.state[2];
-      if (QUADS)
-        words[r] = *reinterpret_cast<device const Words<S>*>(states + min(begin, params.states - 4));
-      else
-        words[r] = four_of(states, params.state[3], begin, params.states, false);
+      // Others write what a lane without states would read.
+      const bool there = begin < params.states && mine + r * kAcross < dim;
+      device const S* const states = state + (mine + r * kAcross) * params.state[2];
+      words[r] = Words<S>(vec<S, 4>(static_cast<S>(0.0f)));
+      if (there && QUADS) words[r] = *reinterpret_cast<device const Words<S>*>(states + begin);
+      if (there && !QUADS) words[r] = four_of(states, params.state[3], begin, params.states, false);
     }
     const float4 row_B = static_cast<float4>(four_of(B, params.B[2], begin, params.states, params.quad_rows));
     const float4 row_C = static_cast<float4>(four_of(C, params.C[2], begin, params.states, params.quad_rows));

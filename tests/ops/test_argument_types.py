@@ -106,7 +106,10 @@ def test_wrong_types(device, name):
     for argument in [*arguments, *{"out"} & set(signature.parameters)]:
         for value in values():
             given = {**arguments, argument: value}
-            on_device = tree_map(lambda one: one.to(device) if isinstance(one, torch.Tensor) else one, given)
+            # Parameters with gradients, which lists have, would lose these on the way.
+            on_device = tree_map(
+                lambda one: one.to(device) if isinstance(one, torch.Tensor) and one.grad is None else one, given
+            )
             case = f"{argument}={value!r}"
             ours = outcome(function, signature, on_device)
             if namesake is None:

@@ -48,7 +48,7 @@ OPS_WITH_INDICES = {
 def test_every_op_with_indices_is_here():
     named = {name.partition(",")[0] for name in OPS_WITH_INDICES}
     # Numbers that bound ranges are no indices; pivots have the rule of torch.linalg.
-    others = {"lu_solve", "batch_decode", "batch_prefill", "append_kv", *metalcore.sequence.__all__}
+    others = {"lu_solve", "ldl_solve", "batch_decode", "batch_prefill", "append_kv", *metalcore.sequence.__all__}
     assert {name for name, op in OPS.items() if op.integers} - others <= named
 
 

@@ -27,6 +27,12 @@ def differentiable(f, *inputs):
     return [*(x.detach() for x in results), *torch.autograd.grad(values, inputs, directions)]
 
 
+def by_ldl(a, b):
+    """A solution by factors that the CPU has made. PyTorch has no gradient of either."""
+    factors = torch.linalg.ldl_factor(a.detach().cpu())
+    return torch.linalg.ldl_solve(*(x.to(a.device) for x in factors), b.detach()) + a + b
+
+
 # override -> a function whose results do not depend on signs, the operator that must run, and the inputs
 FUNCTIONS = {
     "qr": (lambda a: [x.abs() for x in torch.linalg.qr(a)], "qr", (A,)),
@@ -49,6 +55,9 @@ FUNCTIONS = {
         (A,),
     ),
     "lstsq": (lambda a, b: torch.linalg.lstsq(a, b, driver="gelsy").solution, "qr_pivoted", (A, A)),
+    "ldl_factor": (lambda a: torch.linalg.ldl_factor(a.detach()).LD + a, "ldl_factor_ex", (SPD,)),
+    "ldl_solve": (by_ldl, "ldl_solve", (SPD, A)),
+    "matrix_exp": (torch.linalg.matrix_exp, "matrix_exp", (A,)),
     "svd": (lambda a: [torch.linalg.svd(a, full_matrices=False).S, torch.linalg.svdvals(a)], "svd", (A,)),
 }
 

@@ -51,6 +51,11 @@ def factors(A):
     return A / n + 2 * torch.eye(n, device=A.device), (pivots + 1).int()
 
 
+def in_place(A):
+    """Pivots of LDL factors whose rows stay where they are."""
+    return torch.arange(1, A.shape[-1] + 1, device=A.device, dtype=torch.int32).expand(A.shape[:-1])
+
+
 def few(A):
     return A, min(6, A.shape[-1])
 
@@ -68,19 +73,25 @@ ARGUMENTS = {
     "eigh": lambda A: (symmetric(A),),
     "eigvalsh": lambda A: (symmetric(A),),
     "householder_product": reflectors,
+    "ldl_solve": lambda A: (triangular(A), in_place(A), column(A)),
+    "lobpcg": lambda A: (positive(A), 1),
+    "logm": lambda A: (positive(A),),
     "lstsq": lambda A: (A, column(A)),
     "lu_solve": lambda A: (*factors(A), column(A)),
+    "matrix_power": lambda A: (A, 3),
     "ormqr": lambda A: (*reflectors(A), torch.randn_like(A)),
     "pca_lowrank": few,
     "solve": lambda A: (A, column(A)),
     "solve_ex": lambda A: (A, column(A)),
+    "solve_sylvester": lambda A: (positive(A), positive(A), A),
     "solve_triangular": lambda A: (triangular(A), torch.randn_like(A)),
+    "sqrtm": lambda A: (positive(A),),
     "svd_lowrank": few,
     "trsm": lambda A: (triangular(A), torch.randn_like(A)),
 }
 BIND = {"solve_triangular": lower}
-# PyTorch has nothing for them.
-LEFT_OUT = ("larfb", "larft")
+# PyTorch has nothing for the first two. The others take no batches of matrices.
+LEFT_OUT = ("larfb", "larft", "multi_dot", "tensorinv", "tensorsolve")
 MAPPED = {name: OPS[name] for name in metalcore.linalg.__all__ if name not in LEFT_OUT}
 
 
