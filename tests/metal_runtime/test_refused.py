@@ -90,6 +90,7 @@ from metalcore._core.accuracy import shares
 from metalcore._core.registry import OPS
 # PyTorch has no operator for these.
 ERRORS = {"quantize": "no kernels that pack numbers", "schur": "linalg.schur takes", "hessenberg": "hessenberg takes"}
+ERRORS["flex_attention"] = "Metal refused flex_forward"  # a generated kernel, which no plan asks about
 ERRORS |= dict.fromkeys(["sqrtm", "logm", "solve_sylvester"], ERRORS["schur"])
 for op in OPS.values():
     sample = op.smallest_sample()

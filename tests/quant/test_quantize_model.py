@@ -255,6 +255,7 @@ def test_configs():
         "skip": [],
         "types": {"a": "Q8_0"},
         "packed": {},
+        "layers": {},
     }
     for wrong, error in (
         ({"mixture": "q9"}, ValueError),
