@@ -73,7 +73,7 @@ OVER = {
     r"lu_simd_complex_32x(4|16)": "a lane holds up to 48 complex numbers, and 16 to 40 bytes spill",
     r"svd_complex_block_(32|64)": "a thread holds 16 complex numbers of A and V, and 8 to 24 bytes of the rest spill",
     r"trsm_simd_complex_32x(16|32)": "a lane holds 32 complex numbers, and 120 bytes of the rest spill",
-    r"syrk|trsm_update": "8 bytes spill",
+    r"syrk|trsm_update|selective_state_update_128_(float|half|bfloat)_float": "8 bytes spill",
     r"svd_block_128": "a thread holds 64 numbers of A and V, and 80 bytes of the rest spill",
     r"attention_forward_narrow_(general_)?256_float|attention_dq_narrow_(general_)?256_half"
     r"|attention_dq_narrow_(192|general_256)_float|attention_d[kv]_narrow_general_192_float": "the "

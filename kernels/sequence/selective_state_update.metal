@@ -96,7 +96,6 @@ template <uint LANES, uint ROWS, bool QUADS, typename T, typename S>
       // Others write what a lane without states would read.
       const bool there = begin < params.states && mine + r * kAcross < dim;
       device const S* const states = state + (mine + r * kAcross) * params.state[2];
-      words[r] = Words<S>(vec<S, 4>(static_cast<S>(0.0f)));
       if (there && QUADS) words[r] = *reinterpret_cast<device const Words<S>*>(states + begin);
       if (there && !QUADS) words[r] = four_of(states, params.state[3], begin, params.states, false);
     }
