@@ -34,7 +34,7 @@ import sys
 from pathlib import Path
 
 from metalcore.estimates.chips import OCCUPANCY
-from metalcore.msl.nvidia import resources
+from metalcore.msl.runtime import resources
 
 KERNELS = Path(__file__).resolve().parents[1] / "kernels"
 RECORD = Path(__file__).with_suffix(".json")  # {file of kernels: digest() when they fitted}

@@ -6,7 +6,8 @@ import json
 
 from ..msl import cache
 from ..msl.errors import CompilerNotFoundError, MSLError
-from ..msl.nvidia import nvrtc, resources
+from ..msl.nvidia import nvrtc
+from ..msl.runtime import resources
 
 
 def registers_of(translation, kernel: str) -> int | None:

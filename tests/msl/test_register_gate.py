@@ -11,7 +11,8 @@ from rows import FAMILIES, tuned
 
 from metalcore import _C
 from metalcore._core.registry import OPS, Sample
-from metalcore.msl.nvidia import cuda, nvrtc, resources
+from metalcore.msl.nvidia import cuda, nvrtc
+from metalcore.msl.runtime import resources
 from metalcore.recording import on_meta
 from metalcore.tuning import workloads
 from tools import register_gate

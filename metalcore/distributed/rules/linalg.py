@@ -8,12 +8,23 @@ from ._rule import Partial, Replicate, Shard, aligned, batches, rule
 
 @rule(
     *("geqrf", "inv_ex", "qr_scaled", "qr_pivoted", "schur", "cholesky_ex", "lu_factor_ex", "det", "slogdet"),
-    *("matrix_exp", "matrix_exp_scaled", "ldl_factor_ex", "square_root_triangular"),
-    "logarithm_triangular",
+    *("matrix_exp", "matrix_exp_scaled", "ldl_factor_ex"),
 )
 def decomposition(call):
     for dim in batches(call.A):
         yield Shard(dim), {"A": Shard(dim)}
+
+
+@rule("square_root_triangular")
+def square_root_triangular(call):
+    for dim in batches(call.C):
+        yield Shard(dim), {"C": Shard(dim)}
+
+
+@rule("logarithm_triangular")
+def logarithm_triangular(call):
+    for dim in batches(call.T):
+        yield Shard(dim), {"T": Shard(dim)}
 
 
 def _if(is_output, dim):

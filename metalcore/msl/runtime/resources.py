@@ -4,8 +4,8 @@ import re
 import struct
 
 from ..language.cuda_source import cuda_source
-from ..runtime import signatures
-from . import cuda, nvrtc
+from ..nvidia import cuda, nvrtc
+from . import signatures
 
 CAPABILITY = 90
 FLAGS = *nvrtc.FLAGS, *cuda._BUILTIN_FLAGS
