@@ -59,7 +59,9 @@ _NEEDED = {
     torch.linalg.lu_solve: ("linalg_lu_solve.out",),
     torch.linalg.matrix_exp: ("linalg_matrix_exp",),
     torch.linalg.matrix_norm: (_SVD,),  # the orders of singular values
+    torch.linalg.matrix_power: ("linalg_inv_ex.inverse",),
     torch.linalg.matrix_rank: (_SVD, _EIGH),
+    torch.linalg.multi_dot: (),
     torch.linalg.pinv: (_SVD, _EIGH),
     torch.linalg.qr: ("linalg_qr.out",),
     torch.linalg.slogdet: ("_linalg_slogdet.sign",),
@@ -68,6 +70,9 @@ _NEEDED = {
     torch.linalg.solve_triangular: ("linalg_solve_triangular.out",),
     torch.linalg.svd: (_SVD,),
     torch.linalg.svdvals: (_SVD,),
+    torch.linalg.tensorinv: ("linalg_inv_ex.inverse",),
+    torch.linalg.tensorsolve: ("_linalg_solve_ex.result",),
+    torch.linalg.vander: (),
 }
 # This module is imported before the simulated device, which has kernels of its own for all operators.
 _ONLY_ON_THE_CPU = {function.__name__ for function, operators in _NEEDED.items() if _lacks(*operators)}
