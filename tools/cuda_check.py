@@ -112,7 +112,9 @@ def each_section(arguments, deadline, command, **environment):
             return run(words, deadline - time.time(), **environment)
 
         found = dict(zip(names, pool.map(one, names)))
-        launched = {kernel for path in Path(folder).iterdir() for kernel in json.loads(path.read_text())}
+        # The file of a section that was ended is empty.
+        lists = [text for path in Path(folder).iterdir() if (text := path.read_text())]
+        launched = {kernel for text in lists for kernel in json.loads(text)}
     return found, sorted(built_in - launched), len(built_in)
 
 

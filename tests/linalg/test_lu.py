@@ -27,6 +27,17 @@ def test_factors_of_hard_matrices(device, variant, m, n):
         check_factors(A, *factors(A, device), list(cases))
 
 
+@pytest.mark.only_on("simulator")
+@pytest.mark.parametrize("m, n", [(161, 161), (200, 165)])
+def test_blocked_kernels_are_clean_in_checking_mode(device, m, n):
+    """The last panel has fewer columns than others, so that it lies at the end of the permutation."""
+    A = torch.randn(m, n)
+    with metalcore.simulator.checking():
+        P, L, U = metalcore.lu(A.to(device))
+        assert plan("baseline", m, n)[0] == "blocked"
+        assert norm(P.cpu() @ L.cpu() @ U.cpu() - A) <= 10 * m * EPS * norm(A)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_boundaries_of_the_plan(device, family):
     for m, n in boundaries(family):
