@@ -7,6 +7,7 @@ has its fake tensor (or its number) in `node.meta["val"]`. The functions here sa
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -28,6 +29,7 @@ __all__ = [
     "is_pure",
     "mutated_storages",
     "name_of",
+    "one_tracer",
     "returned_storages",
     "segments",
     "storage_of",
@@ -35,6 +37,9 @@ __all__ = [
     "value",
     "written",
 ]
+
+# PyTorch's make_fx patches the whole process: one thread traces at a time, and holds this.
+one_tracer = threading.RLock()
 
 # Operators that write to tensors although their schema does not say so: (the flag that makes them, what they write).
 _SECRET_WRITERS = {

@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_flatten, tree_map
 
-from .ir import is_barrier, mutated_storages, name_of, segments, storage_of, tensors_of, value
+from .ir import is_barrier, mutated_storages, name_of, one_tracer, segments, storage_of, tensors_of, value
 from .matching import Match
 from .passes.functional import propagate
 
@@ -114,7 +114,7 @@ class Emitter:
         """Returns what a function computes from parameters alone: constant folding does that, however large the result
         is, and gives it this name."""
         first = len(self.made)
-        with self.mode, torch.no_grad():
+        with one_tracer, self.mode, torch.no_grad():
             traced = make_fx(function)(*[value(node).detach() for node in nodes])
         result: Any = self._inline(traced, nodes)
         for node in self.made[first:]:
@@ -143,7 +143,7 @@ class Emitter:
             leaves = [next(remaining) if isinstance(leaf, Node) else leaf for leaf in flat]
             return function(*spec.unflatten(leaves) if hasattr(spec, "unflatten") else tree_map(lambda x: x, leaves))
 
-        with self.mode, torch.set_grad_enabled(bool(self.with_gradient)):
+        with one_tracer, self.mode, torch.set_grad_enabled(bool(self.with_gradient)):
             traced = make_fx(call)(*[self._leaf(node) for node in nodes])
         if not any((name_of(node) or "").startswith("metalcore.") for node in traced.graph.nodes):
             return None

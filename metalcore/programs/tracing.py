@@ -19,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.graph import CodeGen
 from torch.utils._pytree import TreeSpec
 
-from .ir import changes_shape, nodes_named, storage_of, value
+from .ir import changes_shape, nodes_named, one_tracer, storage_of, value
 
 __all__ = ["NotTraceable", "Traced", "fake_inputs", "higher_order", "numbers_alone", "to_aten", "trace"]
 
@@ -150,7 +150,7 @@ def to_aten(module: GraphModule, inputs: Sequence[Any]) -> GraphModule:
     fakes = fake_inputs([*inputs, *tensors], mode)
     if any(isinstance(value, torch.SymInt) for value in inputs):
         raise NotTraceable("the graph has symbolic sizes")
-    with mode:
+    with one_tracer, mode:
         traced = make_fx(lifted, pre_dispatch=True)(*fakes)
     _check_items(traced.graph)
     _check_shapes(traced.graph)

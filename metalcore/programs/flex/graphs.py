@@ -17,6 +17,8 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
+from ..ir import one_tracer
+
 __all__ = ["Captured", "derivative_of", "place_of_node", "trace_mod", "with_captures"]
 
 _DERIVATIVE = "metalcore_derivative"  # the key of a graph's meta
@@ -60,7 +62,7 @@ def trace_mod(function: Callable, kind: str, score_dtype: torch.dtype | None, de
         return function(*own, *(next(others) if isinstance(x, Tensor) else x for x in fakes))
 
     try:
-        with torch.no_grad(), mode, fx_traceback.preserve_node_meta(), _Places():
+        with one_tracer, torch.no_grad(), mode, fx_traceback.preserve_node_meta(), _Places():
             graph = make_fx(of_tensors)(*examples, *tensors)
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -102,7 +104,7 @@ def derivative_of(score: Captured, dtype: torch.dtype, device) -> GraphModule:
             torch.zeros((), dtype=dtype, device=device, requires_grad=True),
             *(torch.zeros((), dtype=torch.int32, device=device) for _ in range(INDICES)),
         )
-    with torch.enable_grad(), TransformGetItemToIndex():
+    with one_tracer, torch.enable_grad(), TransformGetItemToIndex():
         joint: Any = create_fw_bw_graph(_Scattering(score.graph).run, values, score.captures)[1]  # pyright: ignore[reportArgumentType]
     score.graph.meta[_DERIVATIVE] = joint
     return joint

@@ -6,7 +6,6 @@ traced in each call. Nothing here keeps a captured tensor alive.
 
 from __future__ import annotations
 
-import threading
 import types
 import weakref
 from collections import OrderedDict
@@ -16,14 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..ir import one_tracer
 from .graphs import Captured
 
 __all__ = ["traced_once"]
 
 _MOST = 256
 _known: OrderedDict[Any, tuple[Any, list]] = OrderedDict()
-# PyTorch's tracer patches the whole process, so that one thread traces at a time.
-_lock = threading.RLock()
 
 
 class _Unknown(Exception):
@@ -36,7 +34,7 @@ def traced_once(function: Callable, kind: str, trace: Callable[[], Captured], *m
     Args:
         more: what the graph depends on besides.
     """
-    with _lock:
+    with one_tracer:  # _known is shared as well
         try:
             key = kind, more, torch.get_default_dtype(), _key(function, set())
         except _Unknown:
