@@ -237,6 +237,7 @@ def counting(
         _C.simulator_set_counting(None, 0, 0, "", 0)
         counts.extend(taken())
         _with_registers = False
+        _translations.clear()
 
 
 def _run_counting(program, kernel, *launch):
