@@ -8,8 +8,8 @@ from .._core.operators import composed_kernel, fake_kernel, needs_gradient, ops
 from .._core.registry import Op, Sample, register
 from .._core.samples import turned
 from .._core.tensors import beside
-from ._common import host_number, without_autocast
-from ._sylvester import check_input, complex_schur, real_where_known, triangular_root
+from ._common import host_number
+from ._sylvester import complex_schur, of_schur_form, triangular_root
 from ._triangular import solve_triangular
 
 __all__ = ["logm"]
@@ -48,9 +48,7 @@ def logm(A: torch.Tensor) -> torch.Tensor:
         >>> metalcore.logm(torch.tensor([[1.0, 2.0], [0.0, 1.0]], device="mps")).tolist()
         [[0.0, 2.0], [0.0, 0.0]]
     """
-    check_input("logm", A)
-    A, dtype = (A, A.dtype) if A.is_complex() else (A.float(), A.dtype)
-    return real_where_known(without_autocast(_Logarithm.apply if needs_gradient(A) else _logarithm)(A), dtype)
+    return of_schur_form("logm", A, _logarithm, _Logarithm)
 
 
 def _logarithm(A):

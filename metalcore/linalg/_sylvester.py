@@ -75,9 +75,14 @@ def sqrtm(A: torch.Tensor) -> torch.Tensor:
         >>> metalcore.sqrtm(torch.tensor([[4.0, 1.0], [0.0, 4.0]], device="mps")).tolist()
         [[2.0, 0.25], [0.0, 2.0]]
     """
-    check_input("sqrtm", A)
+    return of_schur_form("sqrtm", A, _root, _Root)
+
+
+def of_schur_form(name, A, function, with_gradient):
+    """Returns a function of matrices that it computes from complex Schur forms, which may be real."""
+    check_input(name, A)
     A, dtype = (A, A.dtype) if A.is_complex() else (A.float(), A.dtype)
-    return real_where_known(without_autocast(_Root.apply if needs_gradient(A) else _root)(A), dtype)
+    return real_where_known(without_autocast(with_gradient.apply if needs_gradient(A) else function)(A), dtype)
 
 
 def check_input(name, A, **others):
