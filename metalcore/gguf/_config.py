@@ -14,7 +14,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from . import _deepseek, _gemma4, _state_spaces
+from . import _deepseek, _gemma4, _nemotron_h, _state_spaces
 from ._layouts import LAYOUTS, MODEL_TYPES, Layout, of_model
 from ._metadata import Metadata
 from ._reader import GGUFError, GGUFFile
@@ -68,21 +68,23 @@ def check_keys(metadata: Metadata, model_type: str, fields: dict[str, Any]) -> N
     honoured = _deepseek.HONOURED if deepseek else ()
     if model_type == "granitemoehybrid":
         honoured = _state_spaces.HONOURED
+    if model_type == "nemotron_h":
+        honoured = _nemotron_h.HONOURED
     expected: dict[str, tuple[Any, ...]] = {key: values for key, values in REFUSED.items() if key not in honoured}
     expected.update({key: (fields[name],) for key, name in _OF_WINDOWS.items() if name in fields})
     expected["expert_gating_func"] = (0, 3) if model_type == "gpt_oss" else (0, 1)  # softmax
     if "norm_topk_prob" in fields or model_type == "mixtral":
         expected["expert_weights_norm"] = (fields.get("norm_topk_prob", True),)
-    # transformers rotates whole heads of the others, and llama.cpp refuses llama's.
-    if model_type not in ("phi3", "qwen3_next") and "head_dim" in fields:
-        expected["rope.dimension_count"] = (fields["head_dim"],)
+    # transformers rotates whole heads of the others, or Bamba's halves, and llama.cpp refuses llama's.
+    if model_type not in ("phi3", "qwen3_next", "nemotron_h") and "head_dim" in fields:
+        expected["rope.dimension_count"] = (fields["head_dim"] // (2 if model_type == "bamba" else 1),)
     if model_type not in ("gemma3_text", "gemma4_text") and "rope_parameters" in fields:
         expected["rope.freq_base_swa"] = (fields["rope_parameters"]["rope_theta"],)
     if deepseek:
         expected.update(_deepseek.expected(model_type))
     if model_type == "gemma4_text":
         expected.update(_gemma4.expected(fields))
-    expected.update(_state_spaces.expected(model_type))
+    expected.update({**_state_spaces.expected(model_type), **_nemotron_h.expected(model_type)})
     for key, values in expected.items():
         value = metadata.get(key, (int, float, bool, list, array.array))
         if value is not None and value not in values:
@@ -116,6 +118,8 @@ def layout_of(file: GGUFFile) -> Layout:
         return MODEL_TYPES[_deepseek.version(Metadata(file))]
     if architecture == "mamba" and Metadata(file).get("ssm.dt_b_c_rms", bool, False):
         return MODEL_TYPES["falcon_mamba"]
+    if architecture == "granitehybrid" and _state_spaces.is_bamba(Metadata(file)):
+        return MODEL_TYPES["bamba"]
     if architecture == "granitehybrid":
         return of_model("granitemoehybrid", Metadata(file).get("expert_count", int, 0)) or LAYOUTS[architecture]
     if architecture == "llama" and "mistral" in str(file.metadata.get("general.name")).lower():
@@ -371,8 +375,9 @@ _MORE: dict[str, Callable[[Metadata, dict[str, Any]], dict[str, Any]]] = {
     "gemma4_text": _gemma4.config,
     **{
         kind: functools.partial(_state_spaces.config, model_type=kind)
-        for kind in (*_state_spaces.WITHOUT_ATTENTION, "falcon_h1", "granitemoehybrid")
+        for kind in (*_state_spaces.WITHOUT_ATTENTION, "falcon_h1", "granitemoehybrid", "bamba")
     },
+    "nemotron_h": _nemotron_h.config,
 }
 # The fields of heads and rotary embeddings, where they are not as in other layouts.
 _ATTENTION = {
@@ -380,5 +385,7 @@ _ATTENTION = {
     "gemma4": _gemma4.attention,
     "granitehybrid": functools.partial(_heads_of_some, other="linear_attention"),
     "lfm2": functools.partial(_heads_of_some, other="conv"),
+    "nemotron_h": _nemotron_h.attention,
+    "nemotron_h_moe": _nemotron_h.attention,
     "qwen3next": _qwen3_next_heads,
 }

@@ -27,6 +27,7 @@ class Layout(NamedTuple):
         norm_offset: what the file's weights of norms are larger by.
         experts: the path of the module of experts within a layer, or None.
         buffers: names of buffers that files have.
+        gated: whether experts have gates.
     """
 
     architecture: str
@@ -36,6 +37,7 @@ class Layout(NamedTuple):
     norm_offset: float = 0.0
     experts: str | None = None
     buffers: tuple[str, ...] = ()
+    gated: bool = True
 
     def name(self, parameter: str) -> str | None:
         """Returns llama.cpp's name of a parameter of the model ("model.layers.0.self_attn.q_proj.weight"), or None."""
@@ -189,6 +191,27 @@ _GRANITE_DENSE = {
     "shared_mlp.input_linear": "ffn_gate_up",
     "shared_mlp.output_linear": "ffn_down",
 }
+_BAMBA = {
+    **_ATTENTION,
+    **_WITHIN,
+    **{module.replace("mlp", "feed_forward"): name for module, name in _MLP.items()},
+    "pre_ff_layernorm": "ffn_norm",
+}
+_NEMOTRON_H = {
+    **_MAMBA,
+    **{name.replace("self_attn", "mixer"): other for name, other in _ATTENTION.items() if "self_attn" in name},
+    "mixer.up_proj": "ffn_up",
+    "mixer.down_proj": "ffn_down",
+}
+_NEMOTRON_H_MOE = {
+    **_NEMOTRON_H,
+    "mixer.gate": "ffn_gate_inp",
+    "mixer.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mixer.shared_experts.up_proj": "ffn_up_shexp",
+    "mixer.shared_experts.down_proj": "ffn_down_shexp",
+    "mixer.fc1_latent_proj": "ffn_latent_down",
+    "mixer.fc2_latent_proj": "ffn_latent_up",
+}
 _FALCON_H1 = {
     **_ATTENTION,
     **_WITHIN,
@@ -217,20 +240,35 @@ MODEL_TYPES: dict[str, Layout] = {
         Layout("mamba2", "mamba2", _MAMBA),
         Layout("falcon-h1", "falcon_h1", _FALCON_H1),
         Layout("granitehybrid", "granitemoehybrid", _GRANITE_HYBRID, permuted=True, experts="block_sparse_moe.experts"),
+        Layout("granitehybrid", "bamba", _BAMBA, permuted=True),
+        Layout(
+            "nemotron_h_moe",
+            "nemotron_h",
+            _NEMOTRON_H_MOE,
+            experts="mixer.experts",
+            buffers=("e_score_correction_bias",),
+            gated=False,
+        ),
         Layout("phi3", "phi3", _PHI3),
         Layout("gpt-oss", "gpt_oss", _GPT_OSS, experts="mlp.experts"),
         Layout("deepseek2", "deepseek_v2", _DEEPSEEK, experts="mlp.experts"),
         Layout("deepseek2", "deepseek_v3", _DEEPSEEK, experts="mlp.experts", buffers=("e_score_correction_bias",)),
     )
 }
-_GRANITE_WITHOUT_EXPERTS = MODEL_TYPES["granitemoehybrid"]._replace(layer=_GRANITE_DENSE, experts=None)
-LAYOUTS: dict[str, Layout] = {layout.architecture: layout for layout in reversed(MODEL_TYPES.values())}
+# Hybrids without experts have other names: Granite for the shared one, and Nemotron for the architecture.
+_WITHOUT_EXPERTS = {
+    "granitemoehybrid": MODEL_TYPES["granitemoehybrid"]._replace(layer=_GRANITE_DENSE, experts=None),
+    "nemotron_h": Layout("nemotron_h", "nemotron_h", _NEMOTRON_H),
+}
+LAYOUTS: dict[str, Layout] = {
+    layout.architecture: layout for layout in (*reversed(MODEL_TYPES.values()), _WITHOUT_EXPERTS["nemotron_h"])
+}
 
 
 def of_model(model_type: str, experts: int) -> Layout | None:
     """Returns the layout of transformers' models of a name, which have so many experts in a layer, or None."""
-    # Granite's hybrids without experts of their own have other names for the shared one.
-    return _GRANITE_WITHOUT_EXPERTS if (model_type, experts) == ("granitemoehybrid", 0) else MODEL_TYPES.get(model_type)
+    layout = MODEL_TYPES.get(model_type)
+    return layout if experts else _WITHOUT_EXPERTS.get(model_type, layout)
 
 
 def from_interleaved(rows: Tensor, heads: int) -> Tensor:

@@ -64,8 +64,8 @@ def load(
 
     Args:
         path: of a GGUF file with a layout of llama (Mistral and Mixtral too), qwen2, qwen2moe, qwen3, qwen3moe, gemma2,
-            gemma3, gemma4, lfm2, qwen3next, mamba (FalconMamba too), mamba2, granitehybrid, falcon-h1, phi3, gpt-oss
-            or deepseek2, or of any part of one that was split.
+            gemma3, gemma4, lfm2, qwen3next, mamba (FalconMamba too), mamba2, granitehybrid (Bamba too), falcon-h1,
+            nemotron_h, nemotron_h_moe, phi3, gpt-oss or deepseek2, or of any part of one that was split.
         device: where the model is to be, by default PyTorch's default device.
         dtype: of activations, norms and biases, and of weights that are not packed; by default float32 on the CPU and
             bfloat16 elsewhere.
@@ -278,13 +278,15 @@ class _Filling:
     def _expert_names(self, path):
         prefix = path.replace("model.layers.", "blk.").removesuffix(f".{self.layout.experts}")
         leaves = ("weight", "bias") if self.layout.model_type == "gpt_oss" else ("weight",)
-        return {(part, leaf): f"{prefix}.ffn_{part}_exps.{leaf}" for part in ("gate", "up", "down") for leaf in leaves}
+        parts = ("gate", "up", "down") if self.layout.gated else ("up", "down")
+        return {(part, leaf): f"{prefix}.ffn_{part}_exps.{leaf}" for part in parts for leaf in leaves}
 
     def _experts(self, path, module):
         names = self._expert_names(path)
         config, interleaved = self.config, self.layout.model_type == "gpt_oss"
         count = getattr(config, "num_experts", None) or config.num_local_experts
-        hidden, width = config.hidden_size, getattr(config, "moe_intermediate_size", config.intermediate_size)
+        hidden = getattr(config, "moe_latent_size", None) or config.hidden_size
+        width = getattr(config, "moe_intermediate_size", config.intermediate_size)
         types = []
         for (part, leaf), name in names.items():
             rows, length = (hidden, width) if part == "down" else (width, hidden)
@@ -292,6 +294,8 @@ class _Filling:
             types += [info.type] if leaf == "weight" else []
         if all(type.name in KERNELS for type in types):
             options: dict[str, Any] = {"activation": clamped_swiglu, "bias": True} if interleaved else {}
+            if not self.layout.gated:
+                options["activation"] = module.act_fn
             experts = QuantizedExperts(count, hidden, width, types, device="meta", dtype=self.dtype, **options)
             for (part, leaf), name in names.items():
                 if leaf == "weight":
@@ -304,7 +308,11 @@ class _Filling:
 
     def _float_experts(self, module, numbers, interleaved):
         """Fills transformers' own module, in which gate and up are one parameter. gpt-oss has its columns in turns."""
-        gate, up, down = (numbers[part, "weight"] for part in ("gate", "up", "down"))
+        *first, up, down = (number for (_, leaf), number in numbers.items() if leaf == "weight")
+        if not first:
+            module.up_proj, module.down_proj = torch.nn.Parameter(up), torch.nn.Parameter(down)
+            return
+        [gate] = first
         if interleaved:
             module.gate_up_proj = torch.nn.Parameter(torch.stack([gate, up], 2).flatten(1, 2).mT.contiguous())
             module.down_proj = torch.nn.Parameter(down.mT.contiguous())

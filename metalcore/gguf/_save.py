@@ -67,7 +67,10 @@ def save_gguf(
     except ImportError:
         raise RuntimeError("save_gguf needs the package gguf: pip install 'metalcore[gguf]'") from None
     config = getattr(model, "config", None)
-    layout = of_model(getattr(config, "model_type", ""), getattr(config, "num_local_experts", None) or 0)
+    kind, experts = getattr(config, "model_type", ""), getattr(config, "num_local_experts", None) or 0
+    if kind == "nemotron_h" and "moe" not in getattr(config, "layer_types", ()):
+        experts = 0  # the configuration has a number of them all the same
+    layout = of_model(kind, experts)
     if layout is None:
         raise ValueError(f"{type(model).__name__} cannot be written; these can: {', '.join(sorted(MODEL_TYPES))}")
     keys, tensors = _keys(model, layout, tokenizer, name), list(_tensors(model, layout))
@@ -284,7 +287,7 @@ def _rows(name, module, config):
 def _experts(path, module, layout):
     prefix = path.replace("model.layers.", "blk.").removesuffix(f".{layout.experts}") + ".ffn_"
     if isinstance(module, QuantizedExperts):
-        for part, type in zip(("gate", "up", "down"), module.types):
+        for part, type in zip(module.parts, module.types):
             packed = getattr(module, part)
             shape = (*packed.shape[:2], packed.shape[2] // type.nbytes * type.block)
             yield _Tensor(f"{prefix}{part}_exps.weight", type, shape, lambda packed=packed: packed)
@@ -293,21 +296,25 @@ def _experts(path, module, layout):
                 name = f"{prefix}{part}_exps.bias"
                 yield _Tensor(name, type_of("F32"), tuple(bias.shape), lambda bias=bias: bias)
         return
-    for name, leaf, split in _FLOAT_EXPERTS[layout.model_type == "gpt_oss"]:
+    for name, leaf, split in _FLOAT_EXPERTS.get(layout.model_type, _FLOAT_EXPERTS["others"]):
         value = getattr(module, leaf)
         type = "F32" if leaf.endswith("_bias") else _NAMES[value.dtype]
         shape = tuple(split(value).shape)
         yield _Tensor(f"{prefix}{name}", type_of(type), shape, lambda value=value, split=split: split(value))
 
 
-# GGUF's tensor, transformers' parameter, and how the one is taken from the other; then those of gpt-oss.
+# By transformers' name of a model, GGUF's tensor, transformers' parameter, and how the one is taken from the other.
 _FLOAT_EXPERTS = {
-    False: (
+    "others": (
         ("gate_exps.weight", "gate_up_proj", lambda both: both.chunk(2, 1)[0]),
         ("up_exps.weight", "gate_up_proj", lambda both: both.chunk(2, 1)[1]),
         ("down_exps.weight", "down_proj", lambda down: down),
     ),
-    True: (
+    "nemotron_h": (
+        ("up_exps.weight", "up_proj", lambda up: up),
+        ("down_exps.weight", "down_proj", lambda down: down),
+    ),
+    "gpt_oss": (
         ("gate_exps.weight", "gate_up_proj", lambda both: both.mT[:, ::2]),
         ("up_exps.weight", "gate_up_proj", lambda both: both.mT[:, 1::2]),
         ("down_exps.weight", "down_proj", lambda down: down.mT),

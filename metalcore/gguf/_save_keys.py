@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from . import _deepseek, _gemma4, _state_spaces
+from . import _deepseek, _gemma4, _nemotron_h, _state_spaces
 from ._layouts import Layout
 from ._rope import rope_keys
 
@@ -21,6 +21,8 @@ def keys_of(config: Any, layout: Layout) -> tuple[dict[str, Any], dict[str, list
     kind = layout.model_type
     if kind in _state_spaces.WITHOUT_ATTENTION:
         return _state_spaces.keys(config, _require), {}
+    if kind == "nemotron_h":
+        return _nemotron_h.keys(config, _require), {}
     fourth = kind == "gemma4_text"
     heads = config.num_attention_heads
     keys = {
@@ -41,7 +43,7 @@ def keys_of(config: Any, layout: Layout) -> tuple[dict[str, Any], dict[str, list
     own, factors = _gemma4.rope_keys(config, _require) if fourth else rope_keys(rope, head_dim)
     keys.update(own)
     if kind not in ("phi3", "gemma4_text", "qwen3_next"):  # transformers rotates whole heads
-        _require(kind, "partial_rotary_factor", rope.get("partial_rotary_factor", 1.0), 1.0)
+        _require(kind, "partial_rotary_factor", rope.get("partial_rotary_factor", 1.0), 0.5 if kind == "bamba" else 1.0)
     _check_yarn(kind, rope)
     if not getattr(config, "is_causal", True):
         _require(f"{kind} that is not causal", "sliding_window", getattr(config, "sliding_window", None), None)
@@ -52,7 +54,7 @@ def keys_of(config: Any, layout: Layout) -> tuple[dict[str, Any], dict[str, list
         keys.update(_deepseek.keys(config, keys, _require))
     elif fourth:
         keys.update(_gemma4.keys(config, _require))
-    elif kind in ("falcon_h1", "granitemoehybrid"):
+    elif kind in ("falcon_h1", "granitemoehybrid", "bamba"):
         keys.update(_state_spaces.keys(config, _require))
     else:
         _MORE.get(kind, _no_window)(config, keys, head_dim)

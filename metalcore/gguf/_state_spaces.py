@@ -1,4 +1,5 @@
-"""Layouts with states: mamba (also FalconMamba), mamba2, granitehybrid, falcon-h1, and qwen3next's delta rule.
+"""Layouts with states: mamba (also FalconMamba), mamba2, granitehybrid (also Bamba), falcon-h1, and qwen3next's delta
+rule.
 
 llama.cpp stores -exp(A_log), and each layer's norm of states by groups. Its Falcon-H1 has the multipliers in the
 weights; its hybrids say for each layer how many heads of keys it has, which is none in a layer of state spaces.
@@ -27,6 +28,7 @@ __all__ = [
     "delta_rule_keys",
     "expected",
     "file_shape",
+    "is_bamba",
     "keys",
     "layer_types",
     "multiplier",
@@ -59,15 +61,15 @@ def config(metadata: Metadata, fields: dict[str, Any], model_type: str) -> dict[
     inner, hidden = metadata.count(_INNER), fields["hidden_size"]
     states, kernel, heads = (metadata.count(key) for key in (_STATE, _KERNEL, _HEADS))
     of_first = model_type in ("mamba", "falcon_mamba")
-    if model_type != "falcon_h1" and inner % hidden:
+    if model_type not in ("falcon_h1", "nemotron_h") and inner % hidden:
         raise GGUFError(f"{metadata.file.path}: {_INNER} is {inner}, which is no multiple of {hidden}")
     groups = 1 if of_first else metadata.count(_GROUPS)
     if not of_first and (inner % heads or heads % groups):
         raise GGUFError(f"{metadata.file.path}: {inner} numbers cannot be {heads} heads in {groups} groups")
-    layer = (
-        fields.get("layer_types", ["linear_attention"]).index("linear_attention") if model_type != "falcon_h1" else 0
-    )
-    _check_rates(metadata, f"blk.{layer}.ssm_a", inner * states if of_first else heads)
+    kinds = ["linear_attention"] if model_type == "falcon_h1" else fields.get("layer_types", ["linear_attention"])
+    if "linear_attention" not in kinds:
+        raise GGUFError(f"{metadata.file.path}: attention.head_count_kv leaves no layer of state spaces")
+    _check_rates(metadata, f"blk.{kinds.index('linear_attention')}.ssm_a", inner * states if of_first else heads)
     if model_type in WITHOUT_ATTENTION:
         common = {
             "layer_norm_epsilon": fields["rms_norm_eps"],
@@ -79,6 +81,9 @@ def config(metadata: Metadata, fields: dict[str, Any], model_type: str) -> dict[
             return {**common, "num_heads": heads, "head_dim": inner // heads, "n_groups": groups}
         own = {"mixer_rms_eps": fields["rms_norm_eps"]} if model_type == "falcon_mamba" else {}
         return {**common, **own, "time_step_rank": heads}
+    if model_type == "nemotron_h":
+        own = {"mamba_num_heads": heads, "mamba_head_dim": inner // heads, "n_groups": groups}
+        return {**own, "ssm_state_size": states, "conv_kernel": kernel}
     common = {
         "mamba_n_heads": heads,
         "mamba_d_head": inner // heads,
@@ -89,7 +94,18 @@ def config(metadata: Metadata, fields: dict[str, Any], model_type: str) -> dict[
     if model_type == "falcon_h1":
         norm = "blk.0.ssm_norm.weight" in metadata.file.tensors
         return {**common, "mamba_d_ssm": inner, "mamba_rms_norm": norm, "mamba_norm_before_gate": False}
-    return {**common, "mamba_expand": inner // hidden, **_granite(metadata, fields)}
+    own = _bamba(fields) if model_type == "bamba" else _granite(metadata, fields)
+    return {**common, "mamba_expand": inner // hidden, **own}
+
+
+def is_bamba(metadata: Metadata) -> bool:
+    """Returns whether a file of granitehybrid is Bamba's, which has rotary embeddings and none of Granite's scales."""
+    return metadata.get("rope.scaling.finetuned", bool, True) and metadata.get("attention.scale", float) is None
+
+
+def _bamba(fields):
+    """Returns the layers of attention, which a configuration has in the place of each layer's kind."""
+    return {"attn_layer_indices": [i for i, kind in enumerate(fields.pop("layer_types")) if kind == "full_attention"]}
 
 
 def _granite(metadata, fields):
@@ -141,13 +157,15 @@ def keys(config: Any, require: Any) -> dict[str, Any]:
         require(kind, "mlp_bias", config.mlp_bias, False)
         require(kind, "projectors_bias", config.projectors_bias, False)
         return values
-    rotates = config.position_embedding_type == "rope"
+    values["attention.head_count_kv"] = [
+        0 if one == "linear_attention" else config.num_key_value_heads for one in config.layer_types
+    ]
+    if kind == "bamba":
+        require(kind, "mlp_bias", config.mlp_bias, False)
+        return {**values, "rope.scaling.finetuned": True}
     values.update(
         {
-            "attention.head_count_kv": [
-                0 if one == "linear_attention" else config.num_key_value_heads for one in config.layer_types
-            ],
-            "rope.scaling.finetuned": rotates,
+            "rope.scaling.finetuned": config.position_embedding_type == "rope",
             "attention.scale": float(config.attention_multiplier),
             "embedding_scale": float(config.embedding_multiplier),
             "residual_scale": float(config.residual_multiplier),
@@ -194,10 +212,10 @@ def _keys_without_attention(config, require):
 
 def file_shape(parameter: str, shape: Sequence[int], config: Any) -> tuple[int, ...]:
     """Returns the shape that a file has a parameter in."""
-    if config.model_type not in ("mamba2", "granitemoehybrid", "falcon_h1"):
+    if config.model_type not in ("mamba2", "granitemoehybrid", "bamba", "falcon_h1", "nemotron_h"):
         return tuple(shape)
     if parameter.endswith(("mixer.norm.weight", "mamba.norm.weight")):
-        groups = config.n_groups if config.model_type == "mamba2" else config.mamba_n_groups
+        groups = config.n_groups if config.model_type in ("mamba2", "nemotron_h") else config.mamba_n_groups
         return groups, shape[0] // groups
     return (*shape, 1) if parameter.endswith((".A_log", ".D")) else tuple(shape)
 

@@ -22,19 +22,18 @@ def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return gate * torch.sigmoid(gate * 1.702) * (up + 1)
 
 
-_PARTS = ("gate", "up", "down")
-
-
 class QuantizedExperts(torch.nn.Module):
-    """The experts of a transformer's layer: down(activation(gate(x), up(x))), with packed weights that are not trained.
-    It takes the place of transformers' modules of experts (Qwen3MoeExperts, GptOssExperts …).
+    """The experts of a transformer's layer: down(activation(gate(x), up(x))), or down(activation(up(x))) without gates,
+    with packed weights that are not trained. It takes the place of transformers' modules of experts (Qwen3MoeExperts,
+    GptOssExperts, NemotronHExperts …).
 
     Args:
         num_experts: how many there are.
         hidden_size, intermediate_size: lengths of x's rows, and of those between.
-        types: GGML's types of the weights of gate, up and down, or one for all.
+        types: GGML's types of the weights of gate, up and down, or one for all. Two are those of up and down, and the
+            experts have no gates then.
         bias: whether there are biases, parameters (experts, rows).
-        activation: of gate and up, (tokens, experts of a token, intermediate_size).
+        activation: of gate and up, or of up alone, (tokens, experts of a token, intermediate_size).
         device: of the weights.
         dtype: of the biases.
 
@@ -51,6 +50,7 @@ class QuantizedExperts(torch.nn.Module):
     gate: Tensor
     up: Tensor
     down: Tensor
+    parts: tuple[str, ...] = ("gate", "up", "down")
 
     def __init__(
         self,
@@ -59,16 +59,17 @@ class QuantizedExperts(torch.nn.Module):
         intermediate_size: int,
         types: Any,
         bias: bool = False,
-        activation: Callable[[Tensor, Tensor], Tensor] = swiglu,
+        activation: Callable[..., Tensor] = swiglu,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        three = types if isinstance(types, Sequence) and not isinstance(types, str) and len(types) == 3 else [types] * 3
-        self.types = tuple(type_of(one) for one in three)
+        several = isinstance(types, Sequence) and not isinstance(types, str) and len(types) in (2, 3)
+        self.types = tuple(type_of(one) for one in (types if several else [types] * 3))
         self.num_experts, self.hidden_size, self.intermediate_size = num_experts, hidden_size, intermediate_size
         self.activation = activation
-        for part, type in zip(_PARTS, self.types):
+        self.parts = self.parts[-len(self.types) :]
+        for part, type in zip(self.parts, self.types):
             rows, length = (hidden_size, intermediate_size) if part == "down" else (intermediate_size, hidden_size)
             if length % type.block:
                 raise ValueError(f"{type.name}'s blocks of {type.block} do not divide rows of {length}")
@@ -97,13 +98,14 @@ class QuantizedExperts(torch.nn.Module):
             (tokens, hidden_size), of hidden_states' dtype.
         """
         experts = in_int32(top_k_index) if isinstance(top_k_index, Tensor) else top_k_index  # once for all products
-        gate, up = (self._part(number, hidden_states, experts) for number in (0, 1))
-        down = self._part(2, self.activation(gate, up), experts)
+        *widening, narrowing = self.parts
+        width = self.activation(*(self._part(part, hidden_states, experts) for part in widening))
+        down = self._part(narrowing, width, experts)
         return (down * top_k_weights[..., None]).sum(1).to(hidden_states.dtype)
 
-    def _part(self, number, x, experts):
-        part = _PARTS[number]
-        result = quantized_linear_experts(x, getattr(self, part), experts, self.types[number])
+    def _part(self, part, x, experts):
+        type = self.types[self.parts.index(part)]
+        result = quantized_linear_experts(x, getattr(self, part), experts, type)
         bias = getattr(self, f"{part}_bias")
         return result if bias is None else result + bias[experts]
 

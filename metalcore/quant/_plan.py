@@ -267,13 +267,14 @@ def packed_module(
 
     Args:
         module: torch.nn.Linear, torch.nn.Embedding, transformers' Conv1D, or a module of experts with the parameters
-            gate_up_proj and down_proj. Its weights are numbers, or uint8 as `packed_weight` makes them.
-        types: of its weight, or of gate, up and down.
+            gate_up_proj, or up_proj where there are no gates, and down_proj. Its weights are numbers, or uint8 as
+            `packed_weight` makes them.
+        types: of its weight, or of gate, up and down, or of up and down.
         pack: whether to pack the weights; or else new ones have no numbers yet.
         shared: an embedding that has packed the same weight already.
         dtype: of the numbers, and of an embedding's result, by default that of the module's weight.
     """
-    if hasattr(module, "gate_up_proj"):
+    if hasattr(module, "gate_up_proj") or isinstance(getattr(module, "up_proj", None), Tensor):
         return _experts(module, types, pack)
     if shared is not None:
         return TiedLinear(shared, module.bias)
@@ -302,14 +303,17 @@ def _packed(weight, type):
 
 def _experts(module, types, pack):
     """Returns packed experts. gpt-oss has biases, and columns in turns, which are not packed here."""
-    up, down = module.gate_up_proj, module.down_proj
+    gated = hasattr(module, "gate_up_proj")
+    up, down = module.gate_up_proj if gated else module.up_proj, module.down_proj
     clamped = hasattr(module, "gate_up_proj_bias")
     experts, hidden, width = down.shape if not clamped else (down.shape[0], down.shape[2], down.shape[1])
     if not _is_numbers(down):
-        width = width // types[2].nbytes * types[2].block
+        width = width // types[-1].nbytes * types[-1].block
     options: dict[str, Any] = {"activation": clamped_swiglu, "bias": True, "dtype": down.dtype} if clamped else {}
+    if not gated:
+        options["activation"] = module.act_fn
     replacement = QuantizedExperts(experts, hidden, width, list(types), device="meta" if pack else up.device, **options)
     if pack:
-        for part, weight, type in zip(("gate", "up", "down"), (*up.chunk(2, 1), down), types):
+        for part, weight, type in zip(replacement.parts, (*up.chunk(2 if gated else 1, 1), down), types):
             setattr(replacement, part, _packed(weight, type))
     return replacement

@@ -160,7 +160,7 @@ class ScaledExperts(QuantizedExperts):
         torch.nn.Module.__init__(self)
         self.activation = activation
         self._formats = []
-        for part, weight in (("gate", gate), ("up", up), ("down", down)):
+        for part, weight in zip(self.parts, (gate, up, down)):
             length = require_scaled(weight.packed, weight.scales, weight.factor, weight.format, weight.block, 3)
             self._formats.append((weight.format, weight.block))
             self.register_buffer(part, weight.packed)
@@ -179,8 +179,8 @@ class ScaledExperts(QuantizedExperts):
         super()._apply(fn, recurse)
         return keep_dtypes(self, before)
 
-    def _part(self, number, x, experts):
-        part, (format, block) = ("gate", "up", "down")[number], self._formats[number]
+    def _part(self, part, x, experts):
+        format, block = self._formats[self.parts.index(part)]
         packed, scales, factor = (getattr(self, part + leaf) for leaf in ("", "_scales", "_factor"))
         return scaled_linear_experts(x, ScaledWeight(packed, scales, format, block, factor), experts)
 

@@ -142,6 +142,31 @@ CASES["granitehybrid-dense"] = Case(
     {**GRANITE, "num_local_experts": 0, "position_embedding_type": "rope"},
     ("Q8_0",),
 )
+CASES["bamba"] = Case("Bamba", "granitehybrid", dict(**STATES, attn_layer_indices=[1], num_hidden_layers=3))
+NEMOTRON_H = dict(
+    layers_block_type=["linear_attention", "mlp", "full_attention"],
+    num_hidden_layers=3,
+    head_dim=64,
+    mamba_num_heads=8,
+    mamba_head_dim=32,
+    n_groups=2,
+    ssm_state_size=32,
+)
+CASES["nemotron_h"] = Case("NemotronH", "nemotron_h", NEMOTRON_H, ("Q8_0",))
+CASES["nemotron_h_moe"] = Case(
+    "NemotronH",
+    "nemotron_h_moe",
+    {
+        **NEMOTRON_H,
+        "layers_block_type": ["linear_attention", "moe", "full_attention"],
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 256,
+        "moe_shared_expert_intermediate_size": 512,
+        "moe_latent_size": 256,
+        "routed_scaling_factor": 2.5,
+    },
+)
 DEEPSEEK = dict(
     kv_lora_rank=128,
     qk_nope_head_dim=64,

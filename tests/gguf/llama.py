@@ -32,8 +32,9 @@ def round_as_llama(model):
         if isinstance(module, QuantizedLinear):
             module.register_forward_pre_hook(lambda module, given: (_rounded(given[0], module.type), *given[1:]))
         if isinstance(module, QuantizedExperts):
-            module._part = lambda number, x, experts, module=module: QuantizedExperts._part(
-                module, number, _rounded(x, module.types[number]), experts
+            types = dict(zip(module.parts, module.types))
+            module._part = lambda part, x, experts, module=module, types=types: QuantizedExperts._part(
+                module, part, _rounded(x, types[part]), experts
             )
 
 

@@ -145,12 +145,20 @@ GRANITE = {
     "rope.dimension_count": (32, "key 'granitehybrid.rope.dimension_count': 32 cannot be loaded"),
     "attention.head_count_kv": ([0, 0, 0], "head_count_kv is not one number, or 0, of each layer"),
 }
+NEMOTRON_H = {
+    "attention.head_count_kv": ([2, 0, 0], "no layer has a tensor attn_q.weight of at least 256 rows"),
+    "feed_forward_length": ([0, 512], "feed_forward_length are not one number, or 0, of each layer"),
+    "expert_used_count": (5, "5 of 4 experts, 1 of 1 groups cannot be used"),
+    "expert_gating_func": (1, "key 'nemotron_h_moe.expert_gating_func': 1 cannot be loaded"),
+}
 SETTINGS = (
     ("deepseek2-lite", "deepseek2", DEEPSEEK),
     ("gemma4", "gemma4", GEMMA4),
     ("lfm2", "lfm2", LFM2),
     ("mamba", "mamba", MAMBA),
     ("granitehybrid", "granitehybrid", GRANITE),
+    ("bamba", "granitehybrid", {"rope.dimension_count": (64, "cannot be loaded for bamba, which has 32")}),
+    ("nemotron_h_moe", "nemotron_h_moe", NEMOTRON_H),
 )
 
 

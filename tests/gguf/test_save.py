@@ -82,7 +82,7 @@ def test_sentencepiece_tokenizer(made, tmp_path):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda model: setattr(model.config, "model_type", "bert"), "cannot be written; these can: deepseek"),
+        (lambda model: setattr(model.config, "model_type", "bert"), "cannot be written; these can: bamba, deepseek"),
         (lambda model: setattr(model.config, "hidden_act", "relu"), "hidden_act 'silu', and the model 'relu'"),
         (
             lambda model: setattr(model.config, "rope_parameters", {"rope_type": "dynamic", "rope_theta": 1.0}),

@@ -60,12 +60,21 @@ def test_conversions_of_a_module_convert_what_its_embedding_returns(device):
     assert copy.deepcopy(model)[0].dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("bias", [True, False])
-def test_experts(device, bias):
-    types = ("Q4_K", "Q5_K", "Q8_0")
-    ours = nn.QuantizedExperts(3, 256, 32, types, bias=bias, device=device)
+def _gated(gate, up):
+    return torch.nn.functional.silu(gate) * up
+
+
+def _squares(up):
+    return up.relu().square()
+
+
+@pytest.mark.parametrize("bias, activation", [(True, _gated), (False, _gated), (False, _squares)])
+def test_experts(device, bias, activation):
+    types = ("Q4_K", "Q5_K", "Q8_0") if activation is _gated else ("Q4_K", "Q8_0")
+    ours = nn.QuantizedExperts(3, 256, 32, types, bias=bias, activation=activation, device=device)
+    assert ours.parts == (("gate", "up", "down") if activation is _gated else ("up", "down"))
     weights = {}
-    for part, type in zip(("gate", "up", "down"), types):
+    for part, type in zip(ours.parts, types):
         shape = (3, 256, 32) if part == "down" else (3, 32, 256)
         packed = quantize(torch.randn(shape) / 16, type)
         setattr(ours, part, packed.to(device))
@@ -82,16 +91,17 @@ def test_experts(device, bias):
 
     for token in range(5):
         for expert, part in zip(chosen[token], share[token]):
-            gate, up = product("gate", expert, x[token]), product("up", expert, x[token])
-            expected[token] += part * product("down", expert, torch.nn.functional.silu(gate) * up)
+            width = activation(*(product(name, expert, x[token]) for name in ours.parts[:-1]))
+            expected[token] += part * product("down", expert, width)
     found = ours(x.to(device), chosen.to(device), share.to(device))
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-4)
 
     again = nn.QuantizedExperts(3, 256, 32, types, bias=bias, device=device)
     again.load_state_dict(ours.state_dict())
     assert torch.equal(again.up, ours.up)
-    with pytest.raises(ValueError, match="packed as Q4_K, Q5_K, Q8_0, and the module is for Q4_K, Q5_K, Q4_0"):
-        nn.QuantizedExperts(3, 256, 32, ("Q4_K", "Q5_K", "Q4_0"), bias=bias).load_state_dict(ours.state_dict(), False)
+    others = (*types[:-1], "Q4_0")
+    with pytest.raises(ValueError, match=f"packed as {', '.join(types)}, and the module is for {', '.join(others)}"):
+        nn.QuantizedExperts(3, 256, 32, others, bias=bias).load_state_dict(ours.state_dict(), False)
     with pytest.raises(ValueError, match="Q4_K's blocks of 256 do not divide rows of 32"):
         nn.QuantizedExperts(3, 256, 32, "Q4_K")
 
