@@ -49,6 +49,21 @@ struct RmsNormParams {
   RowStrides grad;
 };
 
+// Rows of `groups` groups, each of which is normalized by itself.
+struct RmsNormGatedParams {
+  uint32_t length;  // of a group
+  uint32_t groups;
+  uint32_t rows;
+  float eps;
+  uint32_t has_weight;
+  uint32_t gate_first;  // whether the gate's activation multiplies what is normalized, or else the result
+  uint32_t silu;        // whether that is gate * sigmoid(gate), or else sigmoid(gate)
+  uint32_t chunk_rows;  // backward: the rows of a part of the weight's gradient
+  RowStrides x;         // outputs are contiguous
+  RowStrides gate;
+  RowStrides grad;
+};
+
 // Rows, of elements of so many bytes, that a threadgroup of rms_norm_backward_block1 has at work at once.
 #define RMS_NORM_BLOCK1_ROWS(size) ((size) == 2 ? 2 : 1)
 

@@ -97,6 +97,15 @@ def rms_norm(device, dtype):
             yield from with_gradients(f"add_rms_norm {length}", metalcore.add_rms_norm, *shape, weight)
 
 
+def rms_norm_gated(device, dtype):
+    """A group for a simdgroup and for a threadgroup, aligned and not, with each dtype of the weight."""
+    for length in (64, 77, 1056, 1063):
+        x, gate = (random(device, dtype, 3, length) for _ in "xg")
+        for weight_dtype in dict.fromkeys((dtype, torch.float32)):
+            weight = random(device, weight_dtype, length)
+            yield from with_gradients(f"rms_norm_gated {length}", metalcore.rms_norm_gated, x, gate, weight)
+
+
 def embedding(device, dtype):
     """Few indices of long rows."""
     indices = torch.arange(400, device=device) % 7
@@ -497,6 +506,7 @@ SECTIONS = {
         samples,
         softmax,
         rms_norm,
+        rms_norm_gated,
         layer_norm,
         group_norm,
         gemm,

@@ -64,6 +64,12 @@ def layer_norm(scale):
     ]
 
 
+def their_gated_rms_norm(x, gate, weight):
+    """Mamba 2's, as libraries write it: computed in float32."""
+    gated = x.float() * F.silu(gate.float())
+    return weight * F.rms_norm(gated, weight.shape, None, 1e-6).to(x.dtype)
+
+
 RMS_NORMS = {
     "rms_norm": RowsOp(
         ours=lambda x, weight: metalcore.rms_norm(x, weight.shape, weight),
@@ -78,10 +84,17 @@ RMS_NORMS = {
         passes=WITH_RESIDUAL,
         explained=lambda *tensors: metalcore.explain("add_rms_norm", *tensors).variant,
     ),
+    "rms_norm_gated": RowsOp(
+        ours=lambda x, gate, weight: metalcore.rms_norm_gated(x, gate, weight, norm_before_gate=False),
+        theirs=their_gated_rms_norm,
+        tensors="xxc",
+        passes=(3, 5),  # x, gate, y; backward grad, x, gate and both gradients
+    ),
 }
 
 
 @family
 def rms_norm(scale):
-    """rms_norm and add_rms_norm with a weight, forward, backward and both, against F.rms_norm (after x + residual)."""
+    """rms_norm, add_rms_norm and rms_norm_gated with a weight, forward, backward and both, against F.rms_norm (after
+    x + residual, or after a gate)."""
     return over_rows(scale, RMS_NORMS, ROW_SHAPES, lambda shape: ROW_TARGETS.get(shape, {}))

@@ -36,6 +36,17 @@ Tensor new_statistics(const Tensor& x, int64_t dims) {
   return new_tensor(Sizes(sizes.data(), sizes.size()), ScalarType::Float, x);
 }
 
+MaybeTensor kernel_weight(const char* op, const MaybeTensor& weight, const Tensor& x, const NormShape& shape) {
+  if (!weight) return std::nullopt;
+  check_float(op, "weight", *weight);
+  check_same_device(op, "weight", *weight, x);
+  check(weight->numel() == shape.length, "metalcore::", op, ": weight must have ", shape.length, " elements, not ",
+        weight->numel());
+  const ScalarType dtype = weight->scalar_type();
+  if (dtype == x.scalar_type() || dtype == ScalarType::Float) return as_contiguous(*weight);
+  return as_contiguous(torch::stable::to(*weight, ScalarType::Float));
+}
+
 namespace {
 
 NestedRows one_stride(const Tensor& tensor, int64_t stride) { return {tensor, {{0, 0}, {stride, 0, 0}}}; }

@@ -24,6 +24,9 @@ NormShape norm_shape(const char* op, Sizes sizes, int64_t dims);
 // Checks that a tensor has the device, the dtype and the shape of another one.
 void check_like(const char* op, const char* argument, const Tensor& tensor, const Tensor& as);
 
+// Kernels take a weight of the rows' dtype or of float32. A weight of another dtype is converted first.
+MaybeTensor kernel_weight(const char* op, const MaybeTensor& weight, const Tensor& x, const NormShape& shape);
+
 // Memory for a float32 number of each row: of x's sizes, with ones for the last `dims`.
 Tensor new_statistics(const Tensor& x, int64_t dims);
 

@@ -11,18 +11,6 @@
 namespace metalcore {
 namespace {
 
-// Kernels take a weight of the rows' dtype or of float32. A weight of another dtype is converted first.
-MaybeTensor kernel_weight(const char* op, const MaybeTensor& weight, const Tensor& x, const NormShape& shape) {
-  if (!weight) return std::nullopt;
-  check_float(op, "weight", *weight);
-  check_same_device(op, "weight", *weight, x);
-  check(weight->numel() == shape.length, "metalcore::", op, ": weight must have ", shape.length, " elements, not ",
-        weight->numel());
-  const ScalarType dtype = weight->scalar_type();
-  if (dtype == x.scalar_type() || dtype == ScalarType::Float) return as_contiguous(*weight);
-  return as_contiguous(torch::stable::to(*weight, ScalarType::Float));
-}
-
 // The kernels of all variants except "thread" come in two layouts of the rows: `aligned`, and any.
 gpu::Recording& kernel(gpu::Recording& recording, const char* op, const RowPlan& plan, const char* stage, bool aligned,
                        ScalarType rows, ScalarType weight) {

@@ -21,6 +21,12 @@ def add_norm(call):
         yield Shard(dim), {"x": Shard(dim), "residual": Shard(dim)}
 
 
+@rule("rms_norm_gated")
+def gated_norm(call):
+    for dim in batches(call.x, 1):
+        yield Shard(dim), _inputs(call, "x", "gate", dim=dim)
+
+
 def _of_parameters(wanted):
     return Partial() if wanted else Replicate()
 
@@ -30,6 +36,13 @@ def rms_norm_backward(call):
     of_weight = _of_parameters(call.weight_wanted)
     for dim in batches(call.x, call.dims):
         yield (Shard(dim), of_weight), _inputs(call, "grad", "x", "sum_grad", dim=dim)
+
+
+@rule("rms_norm_gated_backward")
+def gated_norm_backward(call):
+    of_weight = _of_parameters(call.weight_wanted)
+    for dim in batches(call.x, 1):
+        yield (Shard(dim), Shard(dim), of_weight), _inputs(call, "grad", "x", "gate", dim=dim)
 
 
 @rule("layer_norm_backward")

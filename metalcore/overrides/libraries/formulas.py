@@ -20,7 +20,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..._core.operators import needs_gradient
 from ..._core.routing import accelerated
-from ...activation import gelu, quick_gelu, silu
+from ...activation import gelu, quick_gelu
+from ...normalization import rms_norm_gated
 from ...normalization._rms_norm import _rms_norm
 
 __all__ = ["LENGTH", "agree", "copy_of", "examine_gelu", "examine_norm", "on_the_cpu", "settings_of", "stand_in"]
@@ -59,15 +60,23 @@ def _one_plus(x, weight, eps, gate, group, out):
     return _as(_norm(x, weight, eps, out, 1.0), out)
 
 
+def _gated(x, weight, eps, gate, group, out, **options):
+    if x.dtype is out and out in _HALF and needs_gradient(x) and not is_compiling():
+        x, gate = x.clone(), gate.clone()  # as in `_norm`
+    wide = torch.promote_types(x.dtype, out)
+    return _as(rms_norm_gated(_as(x, wide), _as(gate, wide), weight, eps, group_size=group, **options), out)
+
+
 def _then_gate(activation):
-    return lambda x, weight, eps, gate, group, out: (_norm(x, weight, eps, out) * activation(gate.float())).to(out)
+    return functools.partial(_gated, activation=activation)
 
 
 def _gate_first(x, weight, eps, gate, group, out):
-    x = x.float() if gate is None else x.float() * silu(gate.float())
+    if gate is not None:
+        return _gated(x, weight, eps, gate, group, out, norm_before_gate=False)
     if group is None:
-        return _as(_norm(x, weight, eps, out), out)
-    y = _norm(x.unflatten(-1, (-1, group)), None, eps, out).flatten(-2)
+        return _as(_norm(x.float(), weight, eps, out), out)
+    y = _norm(x.float().unflatten(-1, (-1, group)), None, eps, out).flatten(-2)
     return _as(y if weight is None else weight * y, out)
 
 
@@ -82,8 +91,8 @@ NORMS = [
     Formula(_plain, False, False, 3),
     Formula(_one_plus, True, False, 3),
     Formula(_gate_first, False, False, 3),
-    Formula(_then_gate(silu), False, True, 5),
-    Formula(_then_gate(torch.sigmoid), False, True, 5),
+    Formula(_then_gate("silu"), False, True, 5),
+    Formula(_then_gate("sigmoid"), False, True, 5),
     Formula(_gate_first, False, True, 3),
 ]
 
