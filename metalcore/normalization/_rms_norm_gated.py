@@ -40,14 +40,14 @@ def rms_norm_gated(
 
     Raises:
         RuntimeError: x has no dimensions, weight is not (n,), group_size does not divide n, or activation is another.
-        TypeError: x or gate is no tensor.
+        TypeError: x, gate or weight is no tensor, or eps no number.
 
     Example:
         >>> x, gate = torch.randn(2, 4, 8, device="mps")
         >>> metalcore.rms_norm_gated(x, gate, torch.ones(8, device="mps")).shape
         torch.Size([4, 8])
     """
-    require_tensors("rms_norm_gated", x=x, gate=gate)
+    require_tensors("rms_norm_gated", x=x, gate=gate, **({} if weight is None else {"weight": weight}))
     length = x.shape[-1] if x.dim() else 0
     size = length if group_size is None else group_size
     _check("rms_norm_gated", x, weight, size, activation)
@@ -133,7 +133,7 @@ def _gradients(grad, x, gate, weight, eps, size, gate_first, activation):
 @cpu_kernel("rms_norm_gated_backward")
 def _(grad, x, gate, weight, eps, size, gate_first, activation, weight_wanted):
     gx, ggate, gw = _gradients(grad, x, gate, weight, eps, size, gate_first, activation)
-    return gx.contiguous(), ggate.contiguous(), gw.contiguous() if weight_wanted else x.new_empty(0)
+    return gx.contiguous(), ggate.contiguous(), x.new_empty(0) if gw is None or not weight_wanted else gw.contiguous()
 
 
 @fake_kernel("rms_norm_gated_backward")
@@ -164,8 +164,8 @@ def _save_backward(ctx, inputs, output):
 
 def _double_backward(ctx, *cotangents):
     def gradients(grad, x, gate, weight):
-        found = _gradients(grad, x, gate, weight, *ctx.options)
-        return found if ctx.weight_wanted else found[:2]
+        gx, ggate, gw = _gradients(grad, x, gate, weight, *ctx.options)
+        return [gx, ggate, gw] if gw is not None and ctx.weight_wanted else [gx, ggate]
 
     wanted = cotangents if ctx.weight_wanted else cotangents[:2]
     return *derive(gradients, ctx.saved_tensors, wanted), None, None, None, None, None
