@@ -33,6 +33,8 @@ help:
 	@echo "make clean   removes what build made; make distclean removes .venv as well"
 
 venv: $(VENV)test $(VENV)lint
+# One pip runs at a time.
+$(VENV)lint: | $(VENV)test
 $(VENV)%: constraints.txt tools/setup_venv.sh
 	@PYTHON=$(PYTHON) tools/setup_venv.sh $*
 	@touch $@
@@ -52,10 +54,12 @@ demo: $(RUNS)
 	@echo $(EXAMPLES) | xargs -n 1 -P 2 sh -c 'said=$$($(RUN) examples/$$0.py 2>&1); \
 	  status=$$?; printf "\n=== examples/%s.py\n\n%s\n" "$$0" "$$said"; exit $$status'
 
-lint: $(VENV)run $(VENV)test $(VENV)lint
+lint: $(VENV)run $(VENV)lint
 	@tools/lint.sh
 
-test: $(VENV)test lint $(BUILT)
+# Installing and style each keep one core busy, and the build has the others meanwhile.
+test: $(VENV)run
+	@$(MAKE) --no-print-directory -j 2 lint $(BUILT)
 	@$(RUN) -m pytest -n 2 --dist worksteal -rs --ignore tests/smoke tests
 	@echo "--- the ops again, in checking mode, where subnormal numbers are zero"
 	@METALCORE_CHECK=1 METALCORE_FTZ=1 $(RUN) -m pytest -n 2 tests/smoke
