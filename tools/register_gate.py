@@ -21,7 +21,7 @@ The same holds for a kernel of bfloats whose twin of halves is measured: the twi
 
 To compile all takes seven minutes of a core, and the same text with the same compiler gives the same registers. So
 register_gate.json has, by file, a digest of what its kernels were compiled from when they last fitted; the tests
-compile the files whose digest differs, and a few of the others each day.
+compile the files whose digest differs.
 """
 
 import argparse
