@@ -1,14 +1,19 @@
 // A kernel's static threadgroup memory, which Metal tells before the kernel runs. Here a child process runs one thread
-// of it, and writes down the threadgroup variables that it asks for before anything else that the executor does.
+// of each kernel of a library, and writes down the threadgroup variables that the thread asks for before anything else
+// that the executor does.
 #include "static_memory.h"
 
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <csetjmp>
 #include <csignal>
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <span>
 #include <stdexcept>
 #include <vector>
 
@@ -18,23 +23,24 @@ namespace {
 
 constexpr uint32_t kVariables = 64;  // greater sites are arguments of the kernel
 
-int written_to = -1;  // in the child
+// In the child.
+uint32_t* bytes_of_kernel;
+sigjmp_buf end_of_kernel;
 alignas(64) char memory[64 * 1024];
 
 void* note(uint32_t site, uint32_t bytes, uint32_t) {
-  if (site < kVariables && write(written_to, &bytes, sizeof bytes) != sizeof bytes) _exit(1);
+  if (site < kVariables) *bytes_of_kernel += (bytes + 15) / 16 * 16;
   return memory;
 }
 
 template <typename Result, typename... Arguments>
 Result end(Arguments...) {
-  _exit(0);
+  siglongjmp(end_of_kernel, 1);
 }
 
-[[noreturn]] void run_thread(const simulator::KernelReference& kernel) {
-  for (int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT}) std::signal(signal, SIG_DFL);
-  alarm(2);
-  static std::vector<uint32_t> ones(1 << 16, 1);
+[[noreturn]] void run_kernels(const msl_abi::Library& library, uint32_t* bytes) {
+  for (int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGALRM}) std::signal(signal, end<void, int>);
+  static std::vector<uint32_t> ones(1 << 16);
   void* buffers[simulator::kMaximumBuffers];
   for (void*& buffer : buffers) buffer = ones.data();
   const uint32_t lengths[simulator::kMaximumBuffers] = {};
@@ -52,39 +58,43 @@ Result end(Arguments...) {
       .access = end,
       .finding = end,
   };
-  kernel.library->abi->bind(&runtime);
+  library.bind(&runtime);
   const msl_abi::Dispatch dispatch = {buffers, lengths, one, one, one};
-  kernel.kernel->run_thread(&dispatch, &thread);
+  for (const msl_abi::Kernel& kernel : std::span(library.kernels, library.kernel_count)) {
+    std::fill(ones.begin(), ones.end(), 1);  // the kernel before may have written there
+    bytes_of_kernel = bytes++;
+    alarm(2);
+    if (sigsetjmp(end_of_kernel, 1) == 0 && kernel.flags & msl_abi::kSynchronizes)
+      kernel.run_thread(&dispatch, &thread);
+  }
   _exit(0);
 }
 
-size_t found_by_child(const simulator::KernelReference& kernel) {
-  int ends[2];
-  if (pipe(ends) != 0) throw std::runtime_error("pipe() failed");
+std::vector<uint32_t> found_by_child(const msl_abi::Library& library) {
+  const size_t size = library.kernel_count * sizeof(uint32_t);
+  void* const shared = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (shared == MAP_FAILED) throw std::runtime_error("mmap() failed");
+  const auto bytes = static_cast<uint32_t*>(shared);
   const pid_t child = fork();
-  if (child == 0) {
-    written_to = ends[1];
-    run_thread(kernel);
-  }
-  close(ends[1]);
-  size_t bytes = 0;
-  for (uint32_t variable; read(ends[0], &variable, sizeof variable) == sizeof variable;)
-    bytes += (variable + 15) / 16 * 16;
-  close(ends[0]);
-  waitpid(child, nullptr, 0);
-  return bytes;
+  if (child == 0) run_kernels(library, bytes);
+  int status = 1;
+  waitpid(child, &status, 0);
+  std::vector<uint32_t> found(bytes, bytes + library.kernel_count);
+  munmap(shared, size);
+  if (status != 0) throw std::runtime_error("a kernel ended the process that finds out about its threadgroup memory");
+  return found;
 }
 
 }  // namespace
 
 size_t static_memory(const simulator::KernelReference& kernel) {
-  if (!(kernel.kernel->flags & msl_abi::kSynchronizes)) return 0;
   static std::mutex mutex;
-  static auto& known = *new std::map<const msl_abi::Kernel*, size_t>;
+  static auto& known = *new std::map<const msl_abi::Library*, std::vector<uint32_t>>;
   const std::lock_guard lock(mutex);
-  const auto [at, first] = known.try_emplace(kernel.kernel, 0);
-  if (first) at->second = found_by_child(kernel);
-  return at->second;
+  const msl_abi::Library& library = *kernel.library->abi;
+  auto at = known.find(&library);
+  if (at == known.end()) at = known.emplace(&library, found_by_child(library)).first;
+  return at->second[kernel.kernel - library.kernels];
 }
 
 }  // namespace metalcore::metal_runtime
