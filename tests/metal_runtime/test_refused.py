@@ -222,7 +222,8 @@ def test_kernels_are_compiled_on_several_threads(extension):
         PROGRAM
         + """
 from concurrent.futures import ThreadPoolExecutor
-names = list(_C.mps_kernels())
+families = sorted(set(_C.mps_kernels().values()))[::8]  # all of them take as long in test_metal_runtime.py
+names = [name for name, family in _C.mps_kernels().items() if family in families]
 with ThreadPoolExecutor(4) as pool:
     made = list(pool.map(lambda name: _C.mps_compile(name), names * 2))
 assert [list(each) for each in made] == [[name] for name in names * 2]
