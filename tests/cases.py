@@ -12,6 +12,7 @@ import torch
 
 from metalcore._core.accuracy import directed
 from metalcore._core.registry import OPS, Op, Sample
+from metalcore.recording import on_meta
 
 
 @dataclass(frozen=True)
@@ -91,3 +92,16 @@ _LARGEST_FIRST = sorted(CASES, key=lambda name: -CASES[name].sample.elements)
 FORMS = sorted({form(CASES[name]): name for name in _LARGEST_FIRST}.values())
 # The host does not wait for these ops, so that graphs go on without it.
 WITHOUT_HOST = {name: case for name, case in CASES.items() if not case.op.waits}
+
+
+def launching_all():
+    """Yields (op, sample): the first sample of each op, and those that launch a kernel that none before launches."""
+    launched = set()
+    for op in OPS.values():
+        for number, sample in enumerate(op.samples()):
+            with torch.no_grad(), on_meta("mps") as recorder:
+                op.compute(sample, [torch.empty(shape, device="meta") for shape in sample.shapes])
+            kernels = set(recorder.recording.kernels)
+            if number == 0 or not kernels <= launched:
+                yield op, sample
+            launched |= kernels

@@ -5,26 +5,14 @@
 
 import pytest
 import torch
+from cases import launching_all
 
 from metalcore._core import accuracy
-from metalcore._core.registry import OPS
-from metalcore.recording import on_meta
 
 
-def samples():
-    """The first one of each op, and those that reach a kernel that none before reaches."""
-    reached = set()
-    for op in OPS.values():
-        for number, sample in enumerate(op.samples()):
-            with torch.no_grad(), on_meta("mps") as recorder:
-                op.compute(sample, [torch.empty(shape, device="meta") for shape in sample.shapes])
-            kernels = set(recorder.recording.kernels)
-            if number == 0 or not kernels <= reached:
-                yield pytest.param(op, sample, id=f"{op.name}, {sample.name}")
-            reached |= kernels
-
-
-@pytest.mark.parametrize("op, sample", list(samples()))
+@pytest.mark.parametrize(
+    "op, sample", [pytest.param(op, sample, id=f"{op.name}, {sample.name}") for op, sample in launching_all()]
+)
 def test_sample(device, op, sample):
     shares = accuracy.shares(op, sample, device, torch.float32)
     assert max(shares.values()) <= 1, shares
