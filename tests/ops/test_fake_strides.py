@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from cases import FORMS
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
@@ -80,10 +81,16 @@ class Compared(TorchDispatchMode):
         return found
 
 
+def samples(op, layout):
+    """All with the first layout. With the others it is the smallest of those that are alike for the host's code, which
+    chooses the strides of results."""
+    return [sample for sample in op.samples() if layout is LAYOUTS[0] or f"{op.name}, {sample.name}" in FORMS]
+
+
 @pytest.mark.parametrize("name, layout", list(calls()), ids=lambda value: getattr(value, "__name__", value))
 def test_fake_strides(device, name, layout):
     op, calls = OPS[name], 0
-    for sample in op.samples():
+    for sample in samples(op, layout):
         torch.manual_seed(0)
         leaves = [
             layout(tensor).requires_grad_(op.backward and sample.backward)
