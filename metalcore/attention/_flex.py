@@ -71,14 +71,23 @@ def flex_attention(
         >>> metalcore.flex_attention(query, key, value, lambda score, b, h, q, k: score - (q - k).abs()).shape
         torch.Size([1, 2, 16, 64])
     """
-    arguments: Any = query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options
-    aux: Any = return_aux
     require_tensors("metalcore.flex_attention", query=query, key=key, value=value)
     if device_type(query) in DEVICES:
-        return _load()(*arguments, return_aux=aux)
-    from torch.nn.attention import flex_attention as torch_flex
-
-    return torch_flex.flex_attention(*arguments, return_aux=aux)
+        compute: Any = _load()
+    else:
+        from torch.nn.attention.flex_attention import flex_attention as compute
+    return compute(
+        query,
+        key,
+        value,
+        score_mod=score_mod,
+        block_mask=block_mask,
+        scale=scale,
+        enable_gqa=enable_gqa,
+        return_lse=return_lse,
+        kernel_options=kernel_options,
+        return_aux=return_aux,
+    )
 
 
 # The registry ------------------------------------------------------------------------------------------------------

@@ -37,6 +37,13 @@ def test_operators(ranks):
     close(ranks, "norm", 1e-4, place=1, placement="Shard(dim=1)")
 
 
+@pytest.mark.parametrize("place", (0, 1, 2))
+def test_flex_attention(ranks, place):
+    """Ranks have batch items or heads, and gather sequences. The functions know which ones."""
+    placement = "Replicate()" if place == 2 else f"Shard(dim={place})"
+    close(ranks, "flex_attention", 0, place=place, placement=placement)
+
+
 @pytest.mark.parametrize("place", (None, 0, 1, 2, 3))
 def test_convolution(ranks, place):
     """DTensor's own rules have other gradients for shards of the image and of the weight."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,49 +15,44 @@ from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
 from ..._core.routing import device_type
+from ..._core.tensors import is_dtensor
 from . import running
 from .graphs import Captured, trace_mod
 from .known import traced_once
+from .shards import of_shards
 
 __all__ = ["flex_attention"]
 
 _NAME = "metalcore.flex_attention"
 
 
-def flex_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    score_mod: Callable | None = None,
-    block_mask: BlockMask | None = None,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    return_lse: bool = False,
-    kernel_options: dict[str, Any] | None = None,
-    *,
-    return_aux: AuxRequest | None = None,
-) -> Any:
-    """Computes metalcore.flex_attention (metalcore/attention/_flex.py says what it is)."""
-    _check_types(score_mod, block_mask, kernel_options, return_aux)
+def flex_attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+    """Computes metalcore.flex_attention.
+
+    Args:
+        options: all arguments that metalcore/attention/_flex.py has behind these three.
+    """
+    score_mod, block_mask, aux = options["score_mod"], options["block_mask"], options["return_aux"]
+    _check_types(score_mod, block_mask, options["kernel_options"], aux)
     is_traced = torch.compiler.is_compiling()
     if device_type(query) not in running.DEVICES or not is_traced and not running.takes(query, key, value, ()):
-        arguments: Any = query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options
-        aux: Any = return_aux
-        return torch_flex.flex_attention(*arguments, return_aux=aux)
-    if return_lse and return_aux is not None:
+        return torch_flex.flex_attention(query, key, value, **options)
+    if options["return_lse"] and aux is not None:
         raise ValueError(f"{_NAME}: return_lse and return_aux do not go together")
-    _check_shapes(query, key, value, block_mask, enable_gqa)
-    scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
+    if any(map(is_dtensor, (query, key, value))):
+        return of_shards(flex_attention, query, key, value, options)
+    _check_shapes(query, key, value, block_mask, options["enable_gqa"])
+    scale = 1 / math.sqrt(query.shape[3]) if options["scale"] is None else options["scale"]
     if is_traced:
-        out, lse, largest = _traced(query, key, value, score_mod, block_mask, scale, return_aux)
+        out, lse, largest = _traced(query, key, value, score_mod, block_mask, scale, aux)
     else:
         out, lse, largest = _run(query, key, value, score_mod, block_mask, scale)
-    if return_aux is not None:
+    if aux is not None:
         return out, AuxOutput(
-            lse=lse * math.log(2) if return_aux.lse else None,
-            max_scores=largest * math.log(2) if return_aux.max_scores else None,
+            lse=lse * math.log(2) if aux.lse else None,
+            max_scores=largest * math.log(2) if aux.max_scores else None,
         )
-    return (out, lse * math.log(2)) if return_lse else out
+    return (out, lse * math.log(2)) if options["return_lse"] else out
 
 
 def _run(query, key, value, score_mod, block_mask, scale):

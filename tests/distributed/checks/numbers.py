@@ -68,6 +68,23 @@ def attention(place):
     return _both(call, [torch.randn(2, 4, 8, 16, device="mps") for _ in range(3)], [place] * 3)
 
 
+def flex_attention(place):
+    """The score and the mask depend on the batch item and the head."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    lengths, slopes = torch.tensor([20, 40], device="mps"), torch.rand(4, device="mps")
+    seen = lambda b, h, q, k: (k < lengths[b]) & (q + 9 * h >= k)  # noqa: E731
+    mask = create_block_mask(seen, 2, 4, 40, 40, device="mps", BLOCK_SIZE=16)
+
+    def call(q, k, v):
+        return metalcore.flex_attention(
+            q, k, v, lambda s, b, h, i, j: s - slopes[h] * (i - j) * b, mask, enable_gqa=True
+        )
+
+    shapes = (2, 4, 40, 16), (2, 2, 40, 16), (2, 2, 40, 16)
+    return _both(call, [torch.randn(shape, device="mps") for shape in shapes], [place] * 3)
+
+
 def norm(place):
     call = lambda x, w: metalcore.rms_norm(x, (16,), w)  # noqa: E731
     return _both(call, [torch.randn(4, 6, 16, device="mps"), torch.randn(16, device="mps")], [place, None])
