@@ -119,6 +119,13 @@ def test_other_head_sizes_and_operations_are_left_to_pytorch(device):
     check(device, softcap_and_causal, inputs(torch.float32, 260), True, compiled(torch_flex.flex_attention, []))
 
 
+def test_a_tensor_on_another_device_is_refused(device):
+    factors = torch.rand(4)
+    function = torch.compile(torch_flex.flex_attention, backend="metalcore", fullgraph=True)
+    with pytest.raises(RuntimeError, match=r"Buffers cannot be created for a captured tensor of shape \[4\] on cpu"):
+        function(*torch.rand(3, 1, 4, 16, 64, device=device), lambda score, b, h, q, k: score * factors[h])
+
+
 def softcap_and_causal(device, dtype):
     return softcap(device, dtype)
 

@@ -34,6 +34,15 @@ def takes(q: Tensor, k: Tensor, v: Tensor, captures: Sequence) -> bool:
     )
 
 
+def _check_devices(q: Tensor, captures: Sequence) -> None:
+    for x in captures:
+        if isinstance(x, Tensor) and x.device != q.device and not (x.is_cpu and not x.dim()):
+            raise RuntimeError(
+                f"metalcore.flex_attention: Buffers cannot be created for a captured tensor of shape {[*x.shape]} on "
+                f"{x.device}; query is on {q.device}"
+            )
+
+
 _traced: weakref.WeakKeyDictionary[GraphModule, dict] = weakref.WeakKeyDictionary()
 
 
@@ -77,7 +86,13 @@ def flex_forward(
     mask_captures: tuple = (),
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the results, and the logarithms of softmax's sums and the largest scores to base 2, as PyTorch's operator
-    does."""
+    does.
+
+    Raises:
+        RuntimeError: a function captures a tensor on another device.
+    """
+    if device_type(query) in DEVICES:
+        _check_devices(query, (*score_captures, *mask_captures))
     if not takes(query, key, value, (*score_captures, *mask_captures)):
         return sdpa_dense(
             query, key, value, score_mod, block_mask, scale, kernel_options, score_captures, mask_captures
