@@ -4,7 +4,9 @@
 // `Mods` has them as methods of a score, its gradient, and the numbers of a batch item, a head, a query and a key:
 //   float score(float score, int b, int h, int q, int k) const;
 //   float derivative(float score, float gradient, int b, int h, int q, int k) const;  // that of the unchanged score
-//   bool mask(int b, int h, int q, int k) const;
+//   int2 ends(int b, int h, int q) const;  // of the keys that a query may see, where kEnds says that there are such
+//   bool mask(int b, int h, int q, int k) const;  // what else is true of a score that counts, where kMask says so
+// For the gradients of keys and values, `ends` is that of the queries that may see a key.
 // For the gradients of what the first captures, it has numbers for `kRows` sums over the keys of a query, and for
 // `kTables` sums by places: see metalcore/programs/flex/captured.py.
 #pragma once
@@ -133,28 +135,60 @@ METAL_FUNC int64_t flex_number(constant FlexParams& p, uint batch, uint head, ui
 // The place of a score among the bits of a thread.
 constexpr uint flex_bit(uint across, uint m, uint n, uint i) { return (m * across + n) * 2 + i; }
 
+// Returns the bits of all scores of a thread.
+template <uint kDown, uint kAcross>
+constexpr uint all_bits() {
+  return 0xffffffffu >> (32 - 2 * kDown * kAcross);
+}
+
+// Returns the bits of a row's scores before `end`, which counts columns from the thread's first one.
+template <uint kAcross>
+METAL_FUNC uint bits_before(int end) {
+  static_assert(2 * kAcross < 32, "a row's bits do not fill a number");
+  const uint columns = uint(metal::clamp(end, 0, int(8 * kAcross)));
+  return (1u << (columns / 8 * 2 + metal::min(columns % 8, 2u))) - 1u;
+}
+
 // Returns which of a thread's scores count, a bit for each: those of keys before `end` that the mask shows. Rows of
 // scores are those of queries, or of keys.
 template <bool kKeysAreRows, uint kDown, uint kAcross, typename Mods>
 METAL_FUNC uint seen_scores(thread const Mods& mods, bool is_masked, uint batch, uint head, uint first_row,
                             uint first_column, uint end, Place place) {
   static_assert(2 * kDown * kAcross <= 32, "a thread has a bit for each of its scores");
+  const int b = int(batch), h = int(head), first = int(first_column + place.column);
+  const uint row = first_row + place.row;
   uint seen = 0;
 #pragma unroll
   for (uint m = 0; m < kDown; ++m) {
-    const uint row = first_row + m * 8 + place.row;
+    const int columns = kKeysAreRows ? (row + m * 8 < end ? int(8 * kAcross) : 0) : int(end) - first;
+    seen |= bits_before<kAcross>(columns) << flex_bit(kAcross, m, 0, 0);
+  }
+  if (!is_masked) return seen;
+  if (Mods::kEnds) {
+    uint between = 0;
 #pragma unroll
-    for (uint n = 0; n < kAcross; ++n) {
+    for (uint m = 0; m < kDown; ++m) {
+      const metal::int2 ends = mods.ends(b, h, int(row + m * 8));
+      between |= (bits_before<kAcross>(ends.y - first) & ~bits_before<kAcross>(ends.x - first))
+                 << flex_bit(kAcross, m, 0, 0);
+    }
+    seen &= between;
+  }
+  if (!Mods::kMask || !metal::simd_any(seen != 0)) return seen;
+  uint shown = 0;
 #pragma unroll
-      for (uint i = 0; i < 2; ++i) {
-        const uint column = first_column + n * 8 + place.column + i;
-        const uint query = kKeysAreRows ? column : row, key = kKeysAreRows ? row : column;
-        const bool counts = (key < end) & (!is_masked | mods.mask(int(batch), int(head), int(query), int(key)));
-        seen |= uint(counts) << flex_bit(kAcross, m, n, i);
+  for (uint n = 0; n < kAcross; ++n) {
+#pragma unroll
+    for (uint i = 0; i < 2; ++i) {
+      const int column = first + int(n * 8 + i);
+#pragma unroll
+      for (uint m = 0; m < kDown; ++m) {
+        const int query = kKeysAreRows ? column : int(row + m * 8), key = kKeysAreRows ? int(row + m * 8) : column;
+        shown |= uint(mods.mask(b, h, query, key)) << flex_bit(kAcross, m, n, i);
       }
     }
   }
-  return seen;
+  return seen & shown;
 }
 
 // For gradients, in the place of a product: a weight of softmax; and in that of a weight's gradient: the one of the

@@ -136,7 +136,7 @@ METAL_FUNC void flex_dkv(device T* dk, device T* dv, device const T* q, device c
       if (counts) {
         product_transposed<kPitch>(scores, keys, queries);
         if (kBoth) product_transposed<kPitch>(products, values, gradients);
-        if (edge)
+        if (edge && metal::simd_any(seen != all_bits<kDown, kAcross>()))
           gradients_of_keys<true, kWithKeys>(scores, products, mods, scale, logarithms, subtracted, seen, at, head,
                                              query, key, place);
         else

@@ -138,7 +138,7 @@ METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, de
     if (!counts) continue;
     product_transposed<kPitch>(scores, queries, keys);
     if (!kNarrow) product_transposed<kPitch>(products, gradients, values);
-    if (edge)
+    if (edge && metal::simd_any(seen != all_bits<kDown, kAcross>()))
       gradients_of_queries<true>(scores, products, mods, rows, scale, logarithms, subtracted, seen, at, slots, query,
                                  key, place, lane);
     else

@@ -83,8 +83,10 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
                              constant FlexParams& p, thread const Mods& mods, uint group, uint thread_index, uint simd,
                              uint lane) {
   constexpr uint kPitch = kSize + 16 / sizeof(T), kAcross = kKeys / 8, kQueries = 8 * kDown * kSimds;
-  constexpr bool kEarly =
-      !kNarrow && sizeof(T) == 2 && kDown <= 2;  // there are registers to load the next tiles into meanwhile
+  // There are registers to load the next tiles into meanwhile, or the next keys and then the values: a thread has four
+  // packs of each of them or more.
+  constexpr bool kHasRegisters = !kNarrow && sizeof(T) == 2 && kDown <= 2;
+  constexpr bool kInTurn = kHasRegisters && kKeys * kSize / 8 >= 4 * 32 * kSimds, kEarly = kHasRegisters && !kInTurn;
   constexpr uint kTileRows = kNarrow ? kKeys : 2 * kKeys;
   threadgroup T* const keys = tile;
   threadgroup T* const values = kNarrow ? tile : tile + kKeys * kPitch;
@@ -105,6 +107,10 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
 #pragma unroll
   for (uint m = 0; m < kDown; ++m) largest[m] = -INFINITY, total[m] = 0.0f;
 
+  // These loads wait for no table.
+  OwnRows<kNarrow, T, kDown, kSize / 8> queries;
+  flex_own<kTileRows, kPitch, kSimds>(queries, own, rows_of(q, p.q, at.batch, at.head, 0), at.begin, at.end,
+                                      uint(p.head_size), p.vectors != 0, thread_index, simd, place);
   const StridedRows<T> k_rows = rows_of(k, p.k, at.batch, k_head, 0), v_rows = rows_of(v, p.v, at.batch, k_head, 0);
   using Ahead = RowsAhead<T, kKeys, kSize, kPitch, 32 * kSimds, StridedRows<T>>;
   Ahead keys_ahead(k_rows, k_length, uint(p.head_size), p.vectors != 0, thread_index);
@@ -112,13 +118,10 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
   FlexWalk walk = flex_walk(p, counts, indices, full_counts, full_indices, at.batch, at.head, at.block,
                             uint(p.tables.k_block), k_length, kKeys, uint(p.cuts));
   if (splits > 1) walk.take(split, splits);
-  if (kEarly && walk.more()) {
+  if (kHasRegisters && walk.more()) {
     keys_ahead.load(walk.at);
-    values_ahead.load(walk.at);
+    if (kEarly) values_ahead.load(walk.at);
   }
-  OwnRows<kNarrow, T, kDown, kSize / 8> queries;
-  flex_own<kTileRows, kPitch, kSimds>(queries, own, rows_of(q, p.q, at.batch, at.head, 0), at.begin, at.end,
-                                      uint(p.head_size), p.vectors != 0, thread_index, simd, place);
   while (walk.more()) {
     const uint key = walk.at, end = walk.end;
     const bool is_masked = walk.masked(), edge = is_masked || key + kKeys > end;
@@ -129,6 +132,10 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
     if (kNarrow) {
       exchange_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(keys, k_rows, key, k_length, uint(p.head_size),
                                                           p.vectors != 0, thread_index);
+    } else if (kInTurn) {  // no simdgroup reads keys since the last barrier
+      keys_ahead.store(keys, key);
+      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      values_ahead.load(key);
     } else {
       if (!kEarly) {
         keys_ahead.load(key);
@@ -146,6 +153,11 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
 
     Fragments<float, kDown, kAcross> scores;
     if (counts) product_transposed<kPitch>(scores, queries, keys);
+    if (kInTurn) {
+      values_ahead.store(values, key);
+      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      if (walk.more()) keys_ahead.load(walk.at);
+    }
     if (kNarrow) {  // values come while softmax is computed
       metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
       load_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(values, v_rows, key, k_length, uint(p.value_size), p.vectors != 0,
@@ -155,7 +167,7 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
     float shrink[kDown];
     if (counts) {
       scale_scores(scores, mods, scale, at, query, key, place);
-      if (edge) hide_scores(scores, seen);
+      if (edge && metal::simd_any(seen != all_bits<kDown, kAcross>())) hide_scores(scores, seen);
       weigh(scores, largest, total, shrink);
       round_to(weights, scores);
     }

@@ -39,8 +39,13 @@ def natten(device, dtype, width=13, reach=3):
 
 
 def no_keys(device, dtype):
-    """Some queries see no key, and a whole block of them sees none."""
-    return None, lambda b, h, q, k: (q % 3 != 0) & (q > 70) & (k < 90), ()
+    """Some queries see no key, and a whole block of them sees none. The keys of a query, and the queries of a key, have
+    ends of each kind."""
+
+    def mask(b, h, q, k):
+        return (q % 3 != 0) & (q > 70) & (k < 90) & (q - 100 <= k) & (20 + h <= k) & ~(k - 5 == q) & (12 > q - 2 * k)
+
+    return None, mask, ()
 
 
 def alibi(device, dtype):

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..ir import one_tracer
 
-__all__ = ["Captured", "derivative_of", "place_of_node", "trace_mod", "with_captures"]
+__all__ = ["Captured", "derivative_of", "place_of_node", "returned_by", "trace_mod", "with_captures"]
 
 _DERIVATIVE = "metalcore_derivative"  # the key of a graph's meta
 INDICES = 4  # the numbers of a batch item, a head, a query and a key
@@ -71,7 +71,7 @@ def trace_mod(function: Callable, kind: str, score_dtype: torch.dtype | None, de
                 "Python would need the number of a tensor, for a branch or a conversion; torch.where takes both sides"
             )
         raise RuntimeError(f"metalcore.flex_attention: {kind}{_place_of_error(error)}: {reason}") from error
-    returned = _returned(graph)
+    returned = returned_by(graph)
     if not isinstance(returned, Node) or returned.meta["val"].dim():
         shape = tuple(returned.meta["val"].shape) if isinstance(returned, Node) else returned
         raise RuntimeError(f"metalcore.flex_attention: {kind} must return one number for a score, not {shape}")
@@ -131,7 +131,8 @@ class _Scattering(Interpreter):
         return super().call_function(target, args, kwargs)
 
 
-def _returned(graph: GraphModule) -> Any:
+def returned_by(graph: GraphModule) -> Any:
+    """Returns the node of a graph's one result."""
     returned = next(node for node in graph.graph.nodes if node.op == "output").args[0]
     return returned[0] if isinstance(returned, (tuple, list)) and len(returned) == 1 else returned
 

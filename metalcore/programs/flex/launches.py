@@ -271,10 +271,10 @@ class Functions(NamedTuple):
     def graphs(self) -> tuple:
         return tuple(None if mod is None else mod.graph for mod in (self.score, self.mask, self.joint))
 
-    def mods(self, rows: int) -> Mods:
+    def mods(self, rows: int, kernel: str) -> Mods:
         mods = Mods(self.packed)
         mods.method("score", self.score, "float", more=("score",))
-        mods.method("mask", self.mask, "bool")
+        mods.mask(self.mask, "q" if kernel == "dkv" else "k")
         if not self.has_derivative:
             return mods
         if self.plan is None or self.joint is None:
@@ -339,7 +339,7 @@ class _Launch:
         if plan := functions.plan:
             key = *key, plan.places, plan.batches, plan.heads, plan.parts, rows
         if key not in known:
-            mods = functions.mods(rows)
+            mods = functions.mods(rows, self.kernel)
             places = [next(i for i, x in enumerate(captures) if x is tensor) for tensor in mods.tensors]
             name = generated_kernels.add(f"flex_{self.kernel}", self._source(mods, more), convergent=True)
             if len(known) >= _KEPT:

@@ -24,8 +24,9 @@ from ..pointwise.numbers import MEMORY, Unsupported, converted, kind, literal, r
 from ..pointwise.reads.views import missing
 from ..pointwise.source import from_memory
 from ..pointwise.support import check
+from .bounds import parts_of
 from .captured import Plan
-from .graphs import Captured, place_of_node
+from .graphs import Captured, place_of_node, returned_by
 
 __all__ = ["Mods", "float_bits"]
 
@@ -51,6 +52,7 @@ class Mods:
     Attributes:
         numbers: what the kernel finds in its buffer of numbers.
         tensors: the buffers.
+        large: the numbers of those whose elements 32 bits do not count.
     """
 
     def __init__(self, packed: Sequence[int] = ()):
@@ -61,6 +63,7 @@ class Mods:
             within = ("0", "q") if packed[1] == 1 else (f"q % int({length})", f"q / int({length})")
             self._unpacked = [f"h = h * int({group}) + {within[1]};", f"q = {within[0]};"]
         self.tensors: list[Tensor] = []
+        self.large: set[int] = set()
         self._places: dict[int, int] = {}
         self._methods: list[str] = []
         self._outputs: list[str] = []
@@ -76,6 +79,9 @@ class Mods:
         place = self._places.setdefault(id(tensor), len(self.tensors))
         if place == len(self.tensors):
             self.tensors.append(tensor)
+            last = sum((size - 1) * abs(stride) for size, stride in zip(tensor.shape, tensor.stride()))
+            if last >= 1 << 32:
+                self.large.add(place)
         return place
 
     def method(
@@ -84,7 +90,7 @@ class Mods:
         """Adds a method that computes what a graph returns, or its argument `score`, or true.
 
         Args:
-            result: "float" or "bool".
+            result: "float".
             returned: the node that is computed; by default the graph's only one.
             more: arguments before the four indices.
         """
@@ -94,12 +100,66 @@ class Mods:
             try:
                 lines = self._lines(mod, returned, more, result)
             except Unsupported as reason:
-                of = {"mask": "mask_mod", "score": "score_mod"}.get(name, "the derivative of score_mod")
+                of = "score_mod" if name == "score" else "the derivative of score_mod"
                 raise Unsupported(f"metalcore.flex_attention: {of}: {reason}") from None
         if mod is not None:
             lines = [*self._unpacked, *lines]
         body = "\n".join(f"    {line}" for line in lines)
         self._methods.append(f"  {result} {name}({', '.join(arguments)}) const {{\n{body}\n  }}\n")
+
+    def mask(self, mod: Captured | None, variable: str) -> None:
+        """Adds the methods of a mask_mod: the first number of a variable that it may show and the one behind the last,
+        and what else is true of a score that it shows.
+
+        Args:
+            variable: "k" for the keys of a query, "q" for the queries of a key.
+        """
+        row = "q" if variable == "k" else "k"
+        bounds, others, ends = [], [], ["return metal::int2(0, 0x7fffffff);"]
+        lines = ["return true;"]
+        if mod is not None:
+            try:
+                bounds, others = parts_of(mod.graph, ARGUMENTS.index(variable))
+                if bounds:
+                    ends = [*self._unpacked, *self._ends(mod, bounds, variable)]
+                if others:
+                    lowering = self._lowering(mod, ())
+                    values = [lowering.value(node, ()) for node in others]
+                    texts = [x.text if x.dtype == torch.bool else f"({x.text} != 0)" for x in values]
+                    lines = [*self._unpacked, *lowering.statements, f"return {' & '.join(texts)};"]
+            except Unsupported as reason:
+                raise Unsupported(f"metalcore.flex_attention: mask_mod: {reason}") from None
+        arguments = ", ".join(f"int {argument}" for argument in ARGUMENTS)
+        for result, name, of, body in (
+            ("metal::int2", "ends", f"int b, int h, int {row}", ends),
+            ("bool", "mask", arguments, lines),
+        ):
+            body = "\n".join(f"    {line}" for line in body)
+            self._methods.append(f"  {result} {name}({of}) const {{\n{body}\n  }}\n")
+        for name, has in (("kEnds", bounds), ("kMask", others)):
+            self._methods.append(f"  static constexpr constant bool {name} = {str(bool(has)).lower()};\n")
+
+    def _ends(self, mod, bounds, variable):
+        """Returns the statements of the two numbers of a row."""
+        lowering = self._lowering(mod, ())
+        placeholders = [node for node in mod.graph.graph.nodes if node.op == "placeholder"]
+        lowering.bind({placeholders[ARGUMENTS.index(variable)]: Value("0", torch.int32)})
+        first, end = "0l", "0x7fffffffl"
+        for bound in bounds:
+            left, right = (
+                lowering.value(x, ()).text if isinstance(x, Node) else lowering.operand(x, torch.int64)
+                for x in (bound.left, bound.right)
+            )
+            rises, is_end = bound.rises, bound.is_end
+            number = f"long({right}) - long({left})" if rises else f"long({left}) - long({right})"
+            # A number that equals this one is shown, except by a strict comparison.
+            number = lowering.statement("long", f"{number} + {int(is_end != bound.is_strict)}")
+            if is_end:
+                end = lowering.statement("long", f"metal::min({end}, {number})")
+            else:
+                first = lowering.statement("long", f"metal::max({first}, {number})")
+        ends = (f"int(metal::clamp({x}, 0l, 0x7fffffffl))" for x in (first, end))
+        return [*lowering.statements, f"return metal::int2({', '.join(ends)});"]
 
     def plain_derivative(self, text: str) -> None:
         """Adds the derivative of a function that leaves scores as they are, or does not read them."""
@@ -176,9 +236,7 @@ class Mods:
     def _lines(self, mod, returned, more, result):
         lowering = self._lowering(mod, more)
         if returned is None:
-            returned = next(node for node in mod.graph.graph.nodes if node.op == "output").args[0]
-            if isinstance(returned, (tuple, list)):
-                (returned,) = returned
+            returned = returned_by(mod.graph)
         value = lowering.value(returned, ())
         text = value.text if result == "float" or value.dtype == torch.bool else f"({value.text} != 0)"
         if result == "float":
@@ -283,17 +341,22 @@ class _ModLowering(Lowering):
         ):
             return None
         place, sizes, strides = self._captured[source]
-        numbers = [
-            self.statement("long", f"{number} < 0 ? long({number}) + long({size}) : long({number})")
-            for number, size in zip((self.value(index, ()).text for index in indices), sizes)
-        ]
-        inside = " && ".join(f"ulong({number}) < {size}" for number, size in zip(numbers, sizes))
-        offset = " + ".join(f"ulong({number}) * {stride}" for number, stride in zip(numbers, strides))
+        wide = "ulong" if place in self._mods.large else "uint"
+        inside, terms = [], []
+        for index, size, stride in zip(indices, sizes, strides):
+            number = self.value(index, ()).text
+            if number not in ARGUMENTS:  # which are never negative
+                number = self.statement("long", f"{number} < 0 ? long({number}) + long({size}) : long({number})")
+                inside.append(f"ulong({number}) < {size}")
+            else:
+                inside.append(f"uint({number}) < uint(metal::min({size}, ulong(0xffffffff)))")
+            terms.append(f"{wide}({number}) * {wide}({stride})")
+        inside, offset = " && ".join(inside), " + ".join(terms)
         dtype = result_dtype(node)
         if not all(fake(source).shape):
             return Value(missing(dtype), dtype)
         # Loads without a condition: a compiler makes one of those of a row, for all of its scores.
-        exists, at = self.statement("bool", inside), self.statement("ulong", offset)
+        exists, at = self.statement("bool", inside), self.statement(wide, offset)
         number = self.statement(register(dtype), from_memory(f"c{place}[{exists} ? {at} : 0]", dtype))
         return Value(self.statement(register(dtype), f"{exists} ? {number} : {missing(dtype)}"), dtype)
 
