@@ -2,6 +2,7 @@
 
 # The registry, and the tables that are made of it, have the order in which ops are imported.
 # isort: off
+from ._tridiagonal import eigh_tridiagonal
 from ._triangular import solve_triangular, trsm
 from ._qr import qr
 from ._cholesky import cholesky, cholesky_ex, cholesky_solve
@@ -36,6 +37,7 @@ __all__ = [
     "det",
     "eig",
     "eigh",
+    "eigh_tridiagonal",
     "eigvals",
     "eigvalsh",
     "geqrf",

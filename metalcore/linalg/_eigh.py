@@ -139,7 +139,7 @@ def _save(ctx, inputs, output):
 def _backward(ctx, grad_L, grad_V):
     if not ctx.compute_v:
         raise RuntimeError("metalcore::eigh: the derivative needs V; use compute_v=True.")
-    return _gradient(*ctx.saved_tensors, grad_L, grad_V), None, None
+    return gradient_of_eigh(*ctx.saved_tensors, grad_L, grad_V), None, None
 
 
 class _Broadened(Broadened):
@@ -149,11 +149,11 @@ class _Broadened(Broadened):
 
     @staticmethod
     def backward(ctx, *grads):  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _gradient(*ctx.saved_tensors, *grads, ctx.broadening), None, None
+        return gradient_of_eigh(*ctx.saved_tensors, *grads, ctx.broadening), None, None
 
 
 @without_autocast
-def _gradient(L, V, grad_L, grad_V, broadening=0.0):
+def gradient_of_eigh(L, V, grad_L, grad_V, broadening=0.0):
     """Computes V (skew(Vᴴ grad_V) / 2E + diag(grad_L)) Vᴴ, where E[i, j] = L[j] - L[i]."""
     if grad_V is None:
         return None if grad_L is None else (V * grad_L.unsqueeze(-2)) @ V.mH

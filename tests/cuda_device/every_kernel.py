@@ -429,6 +429,13 @@ def eigh(device):
             yield "eigh of wide blocks", tensor
 
 
+def eigh_tridiagonal(device):
+    for n, compute_v in itertools.product((20, 70), (True, False)):
+        d, e = random(device, torch.float32, 3, n), random(device, torch.float32, 3, n - 1)
+        for tensor in torch.ops.metalcore.eigh_tridiagonal(d, e, compute_v):
+            yield f"eigh_tridiagonal {n}", tensor
+
+
 def eig(device):
     for n, is_complex, compute_v in itertools.product((16, 32, 60, 65), (False, True), (True, False)):
         A = random(device, torch.float32, 3, n, n, 2)
@@ -532,6 +539,7 @@ SECTIONS = {
         triangular,
         svd,
         eigh,
+        eigh_tridiagonal,
         eig,
         schur,
         ldl,

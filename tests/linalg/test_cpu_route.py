@@ -23,6 +23,7 @@ SAME_BITS = {
 # PyTorch has no op for these, or multiplies matrices in their place.
 NOT_ROUTED = (
     *("syrk", "herk", "larfb", "schur", "hessenberg", "sqrtm", "logm", "solve_sylvester"),
+    "eigh_tridiagonal",
     *("matrix_exp", "ldl_solve", "multi_dot", "vander"),
 )
 ROUTED = {

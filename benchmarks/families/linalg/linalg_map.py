@@ -71,6 +71,7 @@ ARGUMENTS = {
     "cholesky_ex": lambda A: (positive(A),),
     "cholesky_solve": lambda A: (column(A), triangular(A)),
     "eigh": lambda A: (symmetric(A),),
+    "eigh_tridiagonal": lambda A: (A.diagonal(0, -2, -1), A.diagonal(1, -2, -1)),
     "eigvalsh": lambda A: (symmetric(A),),
     "householder_product": reflectors,
     "ldl_solve": lambda A: (triangular(A), in_place(A), column(A)),

@@ -63,6 +63,12 @@ def eigh(call):
         yield (Shard(dim), _if(call.compute_v, dim)), {"A": Shard(dim)}
 
 
+@rule("eigh_tridiagonal")
+def eigh_tridiagonal(call):
+    for dim in range(call.d.ndim - 1):
+        yield (Shard(dim), _if(call.compute_v, dim)), {"d": Shard(dim), "e": Shard(dim)}
+
+
 @rule("householder_product")
 def householder_product(call):
     for dim in batches(call.A):
