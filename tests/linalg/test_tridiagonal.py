@@ -35,9 +35,8 @@ def dense(d, e):
 def test_hard_matrices(device, n):
     names, d, e = zip(*hard(n))
     d, e = torch.stack(d), torch.stack(e)[:, : n - 1]
-    assert metalcore.explain("eigh_tridiagonal", d.to(device), e.to(device)).variant == (
-        "leaf" if n <= 32 else "merges"
-    )
+    variant = "leaf" if n <= 32 else "merges"
+    assert metalcore.explain("eigh_tridiagonal", d.to(device), e.to(device)).variant == variant
     L, V = eigh_tridiagonal(d.to(device), e.to(device))
     values = eigh_tridiagonal(d.to(device), e.to(device), eigvals_only=True)
     again = eigh_tridiagonal(d.to(device), e.to(device))
