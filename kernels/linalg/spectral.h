@@ -94,3 +94,12 @@ struct JacobiResultParams {
   uint32_t accumulated;  // whether V is wanted
   uint32_t scaled;       // whether A is multiplied by a scale, by which the values must be divided
 };
+
+// svd_polar.metal, the SVD by the polar decomposition: matrices of `size` rows and columns.
+#define POLAR_THREADS 256
+#define POLAR_PARTS 64  // threadgroups that share a matrix's norm
+struct PolarParams {
+  int64_t row_stride, column_stride;  // of the result, whose matrices have size * size elements
+  uint32_t matrices, size;
+  float of_x, of_y;  // a step's weights
+};

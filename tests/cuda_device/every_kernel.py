@@ -418,6 +418,9 @@ def svd(device):
         for batch in (1, 13):  # threadgroups share the rows of one matrix, and not those of 13
             for tensor in torch.ops.metalcore.svd(random(device, torch.float32, batch, 140, 140), False, True):
                 yield f"svd {batch} 140x140", tensor
+    with tuned("hopper"):
+        for tensor in torch.ops.metalcore.svd(random(device, torch.float32, 1, 2048, 2048), False, True):
+            yield "svd by the polar decomposition", tensor
 
 
 def eigh(device):

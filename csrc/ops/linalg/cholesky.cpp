@@ -236,6 +236,8 @@ void factor_blocked(const CholeskyPlan& plan, const Matrices& a, const Tensor& l
   });
 }
 
+}  // namespace
+
 std::tuple<Tensor, Tensor> cholesky_ex(const Tensor& input, bool upper) {
   const MatrixShape shape = check_square_of_numbers("cholesky", input);
   const CholeskyTuning& tuning = cholesky_tuning(input);
@@ -256,6 +258,8 @@ std::tuple<Tensor, Tensor> cholesky_ex(const Tensor& input, bool upper) {
   }
   return {l, info};
 }
+
+namespace {
 
 // A is L Lᴴ, or Uᴴ U: the left factor's system comes first.
 Tensor cholesky_solve(const Tensor& b, const Tensor& factor, bool upper) {

@@ -9,10 +9,11 @@
 
 #include <cstdint>
 #include <string>
+#include <tuple>
 
 namespace metalcore {
 
-enum class JacobiVariant { empty, simd, block, blocked, torch, cpu };
+enum class JacobiVariant { empty, simd, block, blocked, polar, torch, cpu };
 
 const char* name_of(JacobiVariant variant);
 
@@ -21,6 +22,8 @@ struct JacobiTuning {
   uint32_t sweeps = 24;          // the most sweeps of the blocked variant: fewer may leave a result inexact
   bool few_registers = false;    // whether kernels whose threads hold less take the place of others
   uint32_t wide_columns = 3072;  // the blocked variant's blocks are wide from so many columns on
+  // From so many columns on, one number more than kernels take, svd is by the polar decomposition (svd_polar.h).
+  uint32_t polar_columns = 1 << 16;
   TorchRegions eigh_torch = {};
   TorchRegions svd_torch = {};  // the size is the smaller of rows and columns, here and in what follows
   // jacobi_plan.cpp derives these estimates.
@@ -48,6 +51,9 @@ JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, boo
 JacobiPlan plan_eigh(int64_t n, int64_t batch, bool compute_v, bool is_complex, const JacobiTuning& tuning);
 // The plan for complex matrices that are too large for all kernels.
 JacobiPlan too_large_plan(const std::string& size);
+
+// The operator metalcore::eigh returns (L, V).
+std::tuple<Tensor, Tensor> eigh(const Tensor& input, const std::string& uplo, bool compute_v);
 
 // ---------------------------------------------------------------- blocked one-sided Jacobi
 

@@ -27,6 +27,7 @@ const gpu::Table<JacobiTuning> jacobi_tuning(
     {
         {"few_registers", &JacobiTuning::few_registers},
         {"wide_columns", &JacobiTuning::wide_columns, {1, 1 << 16}},
+        {"polar_columns", &JacobiTuning::polar_columns, {1, 1 << 16}},
         {"eigh_torch", &JacobiTuning::eigh_torch, {.calls = "_linalg_eigh"}},
         {"svd_torch", &JacobiTuning::svd_torch, {.calls = "_linalg_svd"}},
         {"svd_cpu", &JacobiTuning::svd_cpu, {.only_on = "mps"}},
@@ -38,7 +39,7 @@ const gpu::Table<JacobiTuning> jacobi_tuning(
         {.family = "apple8", .few_registers = true, .svd_cpu = kSlowOnApple, .eigh_cpu = kSlowOnApple},
         {.family = "apple9", .few_registers = true, .svd_cpu = kSlowOnApple, .eigh_cpu = kSlowOnApple},
         {.family = "apple10", .few_registers = true, .svd_cpu = kSlowOnApple, .eigh_cpu = kSlowOnApple},
-        {.family = "hopper", .eigh_torch = {{.above = 512, .max_batch = 4}, {.above = 1024}}},
+        {.family = "hopper", .polar_columns = 2048, .eigh_torch = {{.above = 512, .max_batch = 4}, {.above = 1024}}},
     });
 
 namespace {
@@ -136,6 +137,7 @@ const char* name_of(JacobiVariant variant) {
     case JacobiVariant::simd: return "simd";
     case JacobiVariant::block: return "block";
     case JacobiVariant::blocked: return "blocked";
+    case JacobiVariant::polar: return "polar";
     case JacobiVariant::torch: return "torch";
     case JacobiVariant::cpu: return "cpu";
   }
@@ -150,6 +152,14 @@ JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, boo
   if (tuning.svd_cpu.contain(columns, batch)) return cpu_plan(times(m, n), batch, tuning);
   if (tuning.svd_torch.contain(columns, batch)) return torch_plan(times(m, n), batch, tuning);
   if (is_complex && columns > kComplexSvd) return too_large_plan(times(m, n));
+  if (columns > kBlockSize && columns >= tuning.polar_columns)
+    return {JacobiVariant::polar,
+            rows > columns,
+            times(m, n) + (rows > columns ? ", its QR's R" : "") +
+                ": polar decomposition, and eigh of its Hermitian factor",
+            "",
+            0,
+            0};
   if (columns > kBlockSize)
     return {JacobiVariant::blocked,
             true,

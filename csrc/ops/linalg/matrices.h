@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace metalcore {
@@ -63,6 +64,9 @@ Scaled scaled(const Tensor& a);
 // Records a symmetric rank-k update of `batch` matrices, one dispatch of kernels/linalg/syrk.metal, and sets p.tiles.
 void record_syrk(gpu::Recording& recording, const gpu::BufferView& a, const gpu::BufferView& c,
                  const gpu::BufferView& result, SyrkParams p, uint32_t batch);
+
+// The operator metalcore::cholesky_ex returns (L, info). It reads one triangle.
+std::tuple<Tensor, Tensor> cholesky_ex(const Tensor& input, bool upper);
 
 // The operator metalcore::solve_triangular returns X with A X = B (left) or X A = B, for float32 matrices. It reads
 // only the named triangle of A, and not its diagonal where `unitriangular`. Batches broadcast, and X is row-major.

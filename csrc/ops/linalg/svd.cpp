@@ -7,6 +7,7 @@
 #include "jacobi.h"
 #include "matrices.h"
 #include "qr.h"
+#include "svd_polar.h"
 
 #include <algorithm>
 #include <optional>
@@ -183,6 +184,37 @@ void jacobi_blocked(const Tensor& tall, const Shape& s, const SingularVectors& v
   multiply_q(q, left, transposed(contiguous_strides(s.columns, s.columns)), s, vectors);
 }
 
+void by_polar_decomposition(const Tensor& tall, const Shape& s, const SingularVectors& vectors, const Tensor& values,
+                            bool full_matrices, bool compute_uv) {
+  const bool wide = s.m<s.n, after_qr = s.rows> s.columns;
+  const auto [a, scales] = scaled(tall);
+  Tensor q = a, square = a;
+  if (after_qr) {
+    auto [orthogonal, r] = qr(a, qr_mode(full_matrices, compute_uv));
+    q = orthogonal;
+    square = as_contiguous(torch::stable::narrow(r, -2, 0, s.columns));
+  }
+  const SvdMatrices small = contiguous_strides(s.columns, s.columns);
+  const int64_t vectors_batch = compute_uv ? s.batch : 0;
+  PolarResults results{.values = values,
+                       .left = vectors.left,
+                       .left_row = vectors.left_strides.row_stride,
+                       .left_column = vectors.left_strides.column_stride,
+                       .right = vectors.right};
+  if (after_qr) {
+    results.left = new_tensor({vectors_batch, s.columns, s.columns}, ScalarType::Float, tall);
+    results.left_row = small.row_stride, results.left_column = small.column_stride;
+  }
+  if (!wide) results.right = new_like(vectors.right);
+  svd_polar(square, s.batch, s.columns, scales, compute_uv, results);
+  if (!compute_uv) return;
+  if (!wide) {
+    Tensor rows = vectors.right;
+    torch::stable::copy_(rows, metalcore::transposed(results.right));
+  }
+  if (after_qr) multiply_q(q, results.left, small, s, vectors);
+}
+
 JacobiPlan plan_of(const Shape& s, bool full_matrices, bool compute_uv, const Tensor& input) {
   const bool complex = is_complex(input);
   JacobiPlan plan = plan_svd(s.m, s.n, s.batch, full_matrices, compute_uv, complex, jacobi_tuning(input));
@@ -228,6 +260,8 @@ Results svd(const Tensor& input, bool full_matrices, bool compute_uv) {
                                        : SingularVectors{u, vh, u_strides, vh_strides};
   if (plan.variant == JacobiVariant::blocked) {
     jacobi_blocked(wide ? transposed(input) : input, s, vectors, values, full_matrices, compute_uv);
+  } else if (plan.variant == JacobiVariant::polar) {
+    by_polar_decomposition(wide ? transposed(input) : input, s, vectors, values, full_matrices, compute_uv);
   } else if (plan.after_qr) {
     after_qr(plan, wide ? transposed(input) : input, s, vectors, values, full_matrices, compute_uv);
   } else {
