@@ -64,7 +64,6 @@ struct JacobiParams {
   uint32_t sweeps;     // the most sweeps
   uint32_t splits;     // threadgroups that share the rows of a pair
   float tolerance;     // columns whose |xᵀy| / (‖x‖ ‖y‖) is below are left as they are
-  uint32_t symmetric;  // 0: rows of A are columns of the matrix; 1, 2: A is symmetric, by its lower, upper part
 };
 
 // A round of a sweep: all blocks are paired, and all pairs are handled at once.
@@ -88,11 +87,7 @@ struct JacobiWideParams {
 
 struct JacobiResultParams {
   JacobiParams jacobi;
-  uint32_t tiles;        // tiles of rows that share a Rayleigh quotient
-  uint32_t first_tile;   // of all matrices' tiles, the first of a dispatch
-  uint32_t vectors;      // 0: only values
-  uint32_t accumulated;  // whether V is wanted
-  uint32_t scaled;       // whether A is multiplied by a scale, by which the values must be divided
+  uint32_t accumulated;  // whether U and V are wanted
 };
 
 // svd_polar.metal, the SVD by the polar decomposition: matrices of `size` rows and columns.

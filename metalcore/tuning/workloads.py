@@ -197,6 +197,10 @@ def _syrk(scale):
     yield from _squares(scale, "syrk", lowest=16)
 
 
+def _tridiagonalize(scale):
+    yield from _squares(scale, "eigh", lowest=256)
+
+
 def _optim(scale):
     template = OPS["adamw"].samples()[0]
     count = 8
@@ -273,4 +277,5 @@ _TABLES: dict[str, Callable[[Scale], Iterator[Workload]]] = {
     "quant": _quant,
     "syrk": _syrk,
     "triangular": _triangular,
+    "tridiagonalize": _tridiagonalize,
 }

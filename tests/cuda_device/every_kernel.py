@@ -418,6 +418,8 @@ def svd(device):
         for batch in (1, 13):  # threadgroups share the rows of one matrix, and not those of 13
             for tensor in torch.ops.metalcore.svd(random(device, torch.float32, batch, 140, 140), False, True):
                 yield f"svd {batch} 140x140", tensor
+        for tensor in torch.ops.metalcore.svd(random(device, torch.float32, 1, 3072, 3072), False, True):
+            yield "svd of wide blocks", tensor
     with tuned("hopper"):
         for tensor in torch.ops.metalcore.svd(random(device, torch.float32, 1, 2048, 2048), False, True):
             yield "svd by the polar decomposition", tensor
@@ -428,8 +430,9 @@ def eigh(device):
         for tensor in torch.ops.metalcore.eigh(random(device, torch.float32, 3, n, n), "L", compute_v):
             yield f"eigh {n}x{n}", tensor
     with tuned("baseline"):
-        for tensor in torch.ops.metalcore.eigh(random(device, torch.float32, 1, 3072, 3072), "L", True):
-            yield "eigh of wide blocks", tensor
+        for n in (600, 1100, 2100):
+            for tensor in torch.ops.metalcore.eigh(random(device, torch.float32, 1, n, n), "L", True):
+                yield f"eigh {n}x{n}", tensor
 
 
 def eigh_tridiagonal(device):

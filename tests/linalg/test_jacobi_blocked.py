@@ -1,30 +1,14 @@
-"""svd and eigh of matrices larger than a threadgroup holds: blocked one-sided Jacobi."""
+"""svd of matrices larger than a threadgroup holds: blocked one-sided Jacobi."""
 
 import pytest
 import torch
-from matrices import EPS, check_below, matrices, norm, of_spectrum, symmetric, unit
+from matrices import EPS, check_below, matrices, norm, of_spectrum, unit
 from rows import tuned
 
 import metalcore
 from metalcore import _C
 
 ops = torch.ops.metalcore
-
-
-def check_eigh(device, A, names, upper=False):
-    """The other triangle of each matrix holds other values."""
-    n = A.shape[-1]
-    other = torch.full((n, n), 7.0)
-    given = A.triu() + other.tril(-1) if upper else A.tril() + other.triu(1)
-    L, V = (x.cpu().double() for x in ops.eigh(given.to(device), "U" if upper else "L", True))
-    D, largest = unit(A)
-    L = L / largest[..., 0]
-    expected = torch.linalg.eigvalsh(D)
-    size = expected.abs().amax(-1).clamp(min=1e-300)
-    check_below((L - expected).abs().amax(-1) / size, 5 * n * EPS, "eigenvalues", names)
-    check_below(norm(V.mT @ V - torch.eye(n)), 10 * n * EPS, "orthogonality", names)
-    check_below(norm(D @ V - V * L[..., None, :]) / norm(D).clamp(min=1e-300), 10 * n * EPS, "residual", names)
-    assert (L.diff() >= 0).all()
 
 
 def check_svd(device, A, names, full_matrices=False):
@@ -43,12 +27,6 @@ def check_svd(device, A, names, full_matrices=False):
     back = (U[..., :k] * S[..., None, :]) @ Vh[..., :k, :]
     check_below(norm(back - D) / norm(D).clamp(min=1e-300), bound, "residual", names)
     assert (S.diff() <= 0).all()
-
-
-@pytest.mark.parametrize("n, upper", [(129, False), (160, True)])
-def test_hard_symmetric_matrices(device, n, upper):
-    cases = symmetric(n)
-    check_eigh(device, torch.stack(list(cases.values())), list(cases), upper)
 
 
 @pytest.mark.parametrize("m, n", [(129, 129), (300, 140), (140, 300)])
@@ -77,9 +55,8 @@ def test_wide_blocks(device, wide):
 
 
 def test_more_pairs_of_wide_blocks(device, wide):
-    A = torch.randn(257, 257)
-    check_eigh(device, (A + A.mT)[None], ["random"], upper=True)
-    assert "jacobi_wide_apply" in metalcore.explain("eigh", (1, 257, 257)).kernels
+    check_svd(device, torch.randn(1, 257, 257), ["random"])
+    assert "jacobi_wide_apply" in metalcore.explain("svd", (1, 257, 257)).kernels
 
 
 def test_full_matrices(device):
@@ -91,16 +68,13 @@ def test_full_matrices(device):
 def test_sizes(device, n):
     """Both sides of each boundary between blocks, odd numbers of which leave one without a partner, and sizes within
     a block."""
-    A = torch.randn(n, n)
-    check_eigh(device, (A + A.mT)[None], ["random"])
-    check_svd(device, A[None], ["random"])
+    check_svd(device, torch.randn(1, n, n), ["random"])
 
 
 def test_rows_shared_by_threadgroups(device):
     """The plan of GPUs for which one matrix has too few pairs of blocks."""
     for family in ("baseline", "hopper"):
         with tuned(family):
-            check_eigh(device, symmetric(150)["random"][None], ["random"])
             check_svd(device, matrices(150, 150)["random"][None], ["random"])
 
 
@@ -108,9 +82,6 @@ def test_values_alone(device):
     A = torch.randn(2, 150, 150)
     S = ops.svd(A.to(device), False, False)[1].cpu().double()
     assert (S - torch.linalg.svdvals(A.double())).abs().max() <= 5 * 150 * EPS * S.max()
-    L = ops.eigh(A.to(device), "L", False)[0].cpu().double()
-    expected = torch.linalg.eigvalsh(A.double())
-    assert (L - expected).abs().max() <= 5 * 150 * EPS * expected.abs().max()
 
 
 def test_small_singular_values_of_graded_columns(device):
@@ -147,20 +118,17 @@ def reference_of_graded(A):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_bad_matrix_spoils_its_own_batch_entry_only(device, bad):
     A = torch.randn(3, 140, 140)
-    A = A + A.mT
     spoilt = A.clone()
     spoilt[1, 70, 3] = bad
-    for call in (lambda A: ops.eigh(A.to(device), "L", True), lambda A: ops.svd(A.to(device), False, True)):
-        for expected, actual in zip(call(A), call(spoilt)):
-            assert actual[1].isnan().all()
-            assert torch.equal(actual[[0, 2]], expected[[0, 2]])
+    for expected, actual in zip(ops.svd(A.to(device), False, True), ops.svd(spoilt.to(device), False, True)):
+        assert actual[1].isnan().all()
+        assert torch.equal(actual[[0, 2]], expected[[0, 2]])
 
 
 def test_the_same_bits(device):
     A = torch.randn(3, 140, 140).to(device)
-    for call in (lambda: ops.eigh(A, "U", True), lambda: ops.svd(A, False, True)):
-        for first, second in zip(call(), call()):
-            assert torch.equal(first, second)
+    for first, second in zip(ops.svd(A, False, True), ops.svd(A, False, True)):
+        assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +154,6 @@ LARGE = {
     1024: ["random", "rank-deficient", "Hilbert", "columns from 1e-30 to 1e30", "all about 1e30"],
     2048: ["rank-deficient", "columns from 1e-30 to 1e30"],
 }
-LARGE_SYMMETRIC = {512: None, 1024: ["rank-deficient", "graded", "clustered"], 2048: ["graded"]}
 
 
 @pytest.mark.only_on("cuda")
@@ -195,10 +162,6 @@ def test_large_hard_matrices(device, n):
     cases = matrices(n, n)
     names = LARGE[n] or list(cases)
     check_svd(device, torch.stack([cases[name] for name in names]), names)
-    cases = symmetric(n)
-    names = LARGE_SYMMETRIC[n] or list(cases)
-    with tuned("baseline"):  # which leaves none to PyTorch
-        check_eigh(device, torch.stack([cases[name] for name in names]), names)
 
 
 @pytest.mark.only_on("cuda")
@@ -206,9 +169,6 @@ def test_large_hard_matrices(device, n):
 def test_large_matrices(device, n):
     spectrum = 10.0 ** torch.linspace(0, -6, n).double()
     check_svd(device, torch.stack([torch.randn(n, n), of_spectrum(spectrum, n).float()]), ["random", "graded"])
-    A = torch.randn(n, n)
-    with tuned("baseline"):  # which leaves none to PyTorch
-        check_eigh(device, (A + A.mT)[None], ["random"])
 
 
 @pytest.mark.parametrize(
@@ -239,19 +199,6 @@ def test_large_matrices(device, n):
                 "jacobi_store",
                 "svd_complete",
                 "svd_multiply",
-            ],
-        ),
-        (
-            "eigh",
-            (2, 150, 150),
-            [
-                "jacobi_scale",
-                "jacobi_load",
-                "jacobi_gram",
-                "jacobi_rotate",
-                "jacobi_rayleigh",
-                "jacobi_values",
-                "jacobi_store",
             ],
         ),
     ],

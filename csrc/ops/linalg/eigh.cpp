@@ -6,6 +6,8 @@
 #include "cpu_route.h"
 #include "jacobi.h"
 #include "matrices.h"
+#include "tridiagonal.h"
+#include "tridiagonalize.h"
 
 #include <string>
 #include <tuple>
@@ -19,6 +21,17 @@ bool is_upper(const std::string& uplo) {
   const bool upper = uplo == "U" || uplo == "u";
   check(upper || uplo == "L" || uplo == "l", "Expected UPLO argument to be 'L' or 'U', but got ", uplo);
   return upper;
+}
+
+// By tridiagonal matrices. Each dispatch handles all matrices.
+std::tuple<Tensor, Tensor> by_tridiagonal(const Tensor& a, bool upper, bool compute_v) {
+  const std::vector<int64_t> sizes = sizes_of(a), values = batch_sizes(a, {a.size(-1)});
+  const Tridiagonal t = tridiagonalize(a, upper);
+  const auto [l, v] = eigh_tridiagonal(t.diagonal, t.beside, compute_v);
+  unscale(l, t.scales);
+  if (!compute_v) return {torch::stable::view(l, {values.data(), values.size()}), v};
+  apply_reflectors(t, v);
+  return {torch::stable::view(l, {values.data(), values.size()}), torch::stable::view(v, {sizes.data(), sizes.size()})};
 }
 
 }  // namespace
@@ -37,14 +50,11 @@ std::tuple<Tensor, Tensor> eigh(const Tensor& input, const std::string& uplo, bo
     auto [l, v] = decompose_on_cpu<2>("aten::_linalg_eigh", input, entries, uplo, compute_v);
     return {l, v};
   }
+  if (plan.variant == JacobiVariant::tridiagonal) return by_tridiagonal(input, upper, compute_v);
   const Tensor l = new_tensor(batch_sizes(input, {s.rows}), ScalarType::Float, input);
   const Tensor v = new_tensor(compute_v ? batch_sizes(input, {s.rows, s.rows}) : std::vector<int64_t>{0},
                               input.scalar_type(), input);
   if (plan.variant == JacobiVariant::empty) return {l, v};
-  if (plan.variant == JacobiVariant::blocked) {
-    eigh_jacobi_blocked(as_contiguous(input), s.batch, upper, compute_v, l, v);
-    return {l, v};
-  }
   const Matrices a = matrices(input);
   EighParams params{a.batch_stride, a.row_stride, a.column_stride, grid_side(s.batch), grid_side(s.rows), upper};
   if (upper) std::swap(params.row_stride, params.column_stride);

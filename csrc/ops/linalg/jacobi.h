@@ -1,5 +1,5 @@
-// How SVD and symmetric eigendecomposition run: the kernels of kernels/linalg/{svd,eigh}_jacobi.metal, or the blocked
-// variant, which takes matrices that are larger than a threadgroup holds.
+// How SVD and symmetric eigendecomposition run: the kernels of kernels/linalg/{svd,eigh}_jacobi.metal. For matrices
+// that are larger than a threadgroup holds, svd has the blocked variant, and eigh tridiagonal form (tridiagonalize.h).
 #pragma once
 
 #include "../../gpu/limits.h"
@@ -13,7 +13,7 @@
 
 namespace metalcore {
 
-enum class JacobiVariant { empty, simd, block, blocked, polar, torch, cpu };
+enum class JacobiVariant { empty, simd, block, blocked, tridiagonal, polar, torch, cpu };
 
 const char* name_of(JacobiVariant variant);
 
@@ -84,12 +84,5 @@ JacobiBlockedPlan plan_jacobi_blocked(int64_t columns, int64_t rows, int64_t bat
 // grading of R's rows allows. All results of a matrix with a NaN or an infinity are NaN.
 void svd_jacobi_blocked(const Tensor& x, int64_t batch, bool compute_uv, const Tensor& order, const Tensor& scales,
                         const Tensor& values, const Tensor& u, const Tensor& v);
-
-// Writes the eigenvalues (batch, n), ascending, and the eigenvectors u (batch, n, n), as columns of row-major matrices,
-// of symmetric matrices a (batch, n, n), float32, contiguous. The kernels read only the triangle that `upper` names,
-// and without `compute_v` they do not write u. The method is one-sided Jacobi of A + s I, with s so large that this
-// matrix is well conditioned, and the eigenvalues are Rayleigh quotients.
-void eigh_jacobi_blocked(const Tensor& a, int64_t batch, bool upper, bool compute_v, const Tensor& values,
-                         const Tensor& u);
 
 }  // namespace metalcore

@@ -36,13 +36,13 @@ namespace {
 struct Work {
   JacobiBlockedPlan plan;
   JacobiParams params;
-  Tensor x, exponents, shifts, off, present, parts;
+  Tensor x, exponents, off, present, parts;
   Tensor norms, lengths, found;  // norms of columns, norms of V's columns, and values in the columns' order
   // Wide blocks: for each pair the Gram matrix, the product of all rotations, those of a round, and what it found.
   Tensor gram, product, rotation, state;
 };
 
-Work work_for(const Tensor& a, int64_t batch, int64_t columns, int64_t rows, bool accumulate, uint32_t symmetric) {
+Work work_for(const Tensor& a, int64_t batch, int64_t columns, int64_t rows, bool accumulate) {
   const JacobiBlockedPlan plan = plan_jacobi_blocked(columns, rows, batch, accumulate, a);
   const float epsilon = std::numeric_limits<float>::epsilon();
   const JacobiParams params{.matrices = grid_side(batch),
@@ -53,8 +53,7 @@ Work work_for(const Tensor& a, int64_t batch, int64_t columns, int64_t rows, boo
                             .length = plan.length,
                             .sweeps = plan.sweeps,
                             .splits = plan.splits,
-                            .tolerance = 3.0f * epsilon,
-                            .symmetric = symmetric};
+                            .tolerance = 3.0f * epsilon};
   const Tensor norms = new_tensor({batch, plan.padded}, ScalarType::Float, a);
   const int64_t pairs = batch * plan.pairs, wide_pairs = plan.wide ? pairs : 0;
   const int64_t gram = plan.wide ? JACOBI_WIDE_PAIR * JACOBI_WIDE_PAIR : JACOBI_PAIR * JACOBI_PAIR;
@@ -64,7 +63,6 @@ Work work_for(const Tensor& a, int64_t batch, int64_t columns, int64_t rows, boo
           params,
           new_tensor({batch, plan.padded, plan.length}, ScalarType::Float, a),
           new_tensor({batch}, ScalarType::Int, a),
-          new_tensor({batch}, ScalarType::Float, a),
           new_tensor({batch, plan.sweeps}, ScalarType::Int, a),
           new_tensor({batch}, ScalarType::Int, a),
           new_tensor({parts}, ScalarType::Float, a),
@@ -154,23 +152,21 @@ void record_wide_round(gpu::Recording& recording, const Work& w, const JacobiRou
 }
 
 void record_rounds(gpu::Recording& recording, const Tensor& a, const Work& w) {
-  recording.kernel("jacobi_scale").buffer(0, a).buffer(1, w.exponents).buffer(2, w.shifts).buffer(3, w.off);
-  recording.bytes(4, w.params).dispatch_threadgroups({w.params.matrices}, {gpu::kMaxThreads});
-  recording.kernel("jacobi_load").buffer(0, a).buffer(1, w.exponents).buffer(2, w.shifts).buffer(3, w.x);
-  recording.bytes(4, w.params).dispatch_threadgroups({grid_side(int64_t{w.params.matrices} * w.params.padded)}, {128});
+  recording.kernel("jacobi_scale").buffer(0, a).buffer(1, w.exponents).buffer(2, w.off);
+  recording.bytes(3, w.params).dispatch_threadgroups({w.params.matrices}, {gpu::kMaxThreads});
+  recording.kernel("jacobi_load").buffer(0, a).buffer(1, w.exponents).buffer(2, w.x);
+  recording.bytes(3, w.params).dispatch_threadgroups({grid_side(int64_t{w.params.matrices} * w.params.padded)}, {128});
   for (uint32_t sweep = 0; sweep < w.plan.sweeps; ++sweep)
     for (uint32_t round = 0; round < w.plan.rounds; ++round)
       (w.plan.wide ? record_wide_round : record_round)(recording, w, {w.params, sweep, round});
 }
 
-// `parts` are partial sums of Rayleigh quotients.
-void record_results(gpu::Recording& recording, const Work& w, const JacobiResultParams& params, const Tensor& parts,
-                    const MaybeTensor& order, const MaybeTensor& scales, const Tensor& values, const MaybeTensor& u,
-                    const MaybeTensor& v) {
+void record_results(gpu::Recording& recording, const Work& w, const JacobiResultParams& params, const Tensor& order,
+                    const Tensor& scales, const Tensor& values, const MaybeTensor& u, const MaybeTensor& v) {
   const gpu::Size padded_columns{grid_side(int64_t{w.params.matrices} * w.params.padded)};
   const gpu::Size unpadded_columns{grid_side(int64_t{w.params.matrices} * w.params.columns)};
-  recording.kernel("jacobi_values").buffer(0, w.x).buffer(1, parts).buffer(2, w.norms).buffer(3, w.found);
-  recording.buffer(4, w.lengths).bytes(5, params).dispatch_threadgroups(padded_columns, {gpu::kSimdWidth});
+  recording.kernel("jacobi_values").buffer(0, w.x).buffer(1, w.norms).buffer(2, w.found);
+  recording.buffer(3, w.lengths).bytes(4, params).dispatch_threadgroups(padded_columns, {gpu::kSimdWidth});
   recording.kernel("jacobi_store").buffer(0, w.x).buffer(1, w.exponents).buffer(2, w.norms).buffer(3, w.found);
   recording.buffer(4, values).buffer(5, u).buffer(6, v);
   recording.buffer(7, w.present).buffer(8, order).buffer(9, w.lengths).bytes(10, params).buffer(11, scales);
@@ -182,52 +178,17 @@ void record_results(gpu::Recording& recording, const Work& w, const JacobiResult
 void svd_jacobi_blocked(const Tensor& x, int64_t batch, bool compute_uv, const Tensor& order, const Tensor& scales,
                         const Tensor& values, const Tensor& u, const Tensor& v) {
   const int64_t n = x.size(-2), m = x.size(-1);
-  const Work w = work_for(x, batch, n, m, compute_uv, 0);
-  const JacobiResultParams params{
-      .jacobi = w.params, .tiles = 0, .first_tile = 0, .vectors = compute_uv, .accumulated = compute_uv, .scaled = 1};
+  const Work w = work_for(x, batch, n, m, compute_uv);
+  const JacobiResultParams params{.jacobi = w.params, .accumulated = compute_uv};
   gpu::record(x, [&](gpu::Recording& recording) {
     record_rounds(recording, x, w);
-    record_results(recording, w, params, w.parts, order, scales, values, given_if(compute_uv, u),
-                   given_if(compute_uv, v));
+    record_results(recording, w, params, order, scales, values, given_if(compute_uv, u), given_if(compute_uv, v));
     if (!compute_uv) return;
     SvdParams complete{};
     complete.left = {n * m, 1, m};
     complete.matrices = w.params.matrices, complete.rows = w.params.rows, complete.columns = w.params.columns;
     recording.kernel("svd_complete").buffer(0, u).buffer(1, w.present).bytes(2, complete);
     recording.dispatch_threadgroups({w.params.matrices}, {256});
-  });
-}
-
-namespace {
-
-// Pieces are of all matrices' tiles of rows.
-void record_rayleigh(gpu::Recording& recording, const Tensor& a, const Work& w, JacobiResultParams params,
-                     const Tensor& parts) {
-  const double rows = w.params.rows, columns = w.plan.padded;
-  const gpu::Work tile{2.0 * JACOBI_PAIR * rows * columns, 4.0 * rows * (columns + JACOBI_PAIR)};
-  gpu::in_pieces(recording, int64_t{w.params.matrices} * params.tiles, tile, [&](const gpu::Piece& piece) {
-    params.first_tile = grid_side(piece.first);
-    recording.kernel("jacobi_rayleigh").buffer(0, a).buffer(1, w.exponents).buffer(2, w.x).buffer(3, parts);
-    recording.bytes(4, params).work(piece.work.flops, piece.work.bytes);
-    recording.dispatch_threadgroups({grid_side(piece.count * (w.plan.padded / JACOBI_PAIR))}, {JACOBI_THREADS});
-  });
-}
-
-}  // namespace
-
-void eigh_jacobi_blocked(const Tensor& a, int64_t batch, bool upper, bool compute_v, const Tensor& values,
-                         const Tensor& u) {
-  const int64_t n = a.size(-1);
-  const Work w = work_for(a, batch, n, n, false, upper ? 2 : 1);
-  const uint32_t tiles = grid_side(ceil_div<int64_t>(n, JACOBI_PAIR));
-  const Tensor parts = new_tensor({batch, tiles, w.plan.padded}, ScalarType::Float, a);
-  const JacobiResultParams params{
-      .jacobi = w.params, .tiles = tiles, .first_tile = 0, .vectors = compute_v, .accumulated = 0, .scaled = 0};
-  gpu::record(a, [&](gpu::Recording& recording) {
-    record_rounds(recording, a, w);
-    record_rayleigh(recording, a, w, params, parts);
-    record_results(recording, w, params, parts, std::nullopt, std::nullopt, values, given_if(compute_v, u),
-                   std::nullopt);
   });
 }
 

@@ -39,7 +39,7 @@ const gpu::Table<JacobiTuning> jacobi_tuning(
         {.family = "apple8", .few_registers = true, .svd_cpu = kSlowOnApple, .eigh_cpu = kSlowOnApple},
         {.family = "apple9", .few_registers = true, .svd_cpu = kSlowOnApple, .eigh_cpu = kSlowOnApple},
         {.family = "apple10", .few_registers = true, .svd_cpu = kSlowOnApple, .eigh_cpu = kSlowOnApple},
-        {.family = "hopper", .polar_columns = 2048, .eigh_torch = {{.above = 512, .max_batch = 4}, {.above = 1024}}},
+        {.family = "hopper", .polar_columns = 2048},
     });
 
 namespace {
@@ -137,6 +137,7 @@ const char* name_of(JacobiVariant variant) {
     case JacobiVariant::simd: return "simd";
     case JacobiVariant::block: return "block";
     case JacobiVariant::blocked: return "blocked";
+    case JacobiVariant::tridiagonal: return "tridiagonal";
     case JacobiVariant::polar: return "polar";
     case JacobiVariant::torch: return "torch";
     case JacobiVariant::cpu: return "cpu";
@@ -186,7 +187,12 @@ JacobiPlan plan_eigh(int64_t n, int64_t batch, bool compute_v, bool is_complex, 
   if (tuning.eigh_torch.contain(n, batch)) return torch_plan(times(n, n), batch, tuning);
   if (is_complex && n > kBlockSize) return too_large_plan(times(n, n));
   if (n > kBlockSize)
-    return {JacobiVariant::blocked, false, times(n, n) + ": blocks of " + blocks_of_columns(n, tuning), "", 0, 0};
+    return {JacobiVariant::tridiagonal,
+            false,
+            times(n, n) + ": tridiagonal form by reflectors, then divide and conquer",
+            "",
+            0,
+            0};
   return kernel_plan("eigh_", compute_v ? "" : "values_", 0, n, is_complex, tuning, times(n, n));
 }
 

@@ -1,0 +1,192 @@
+// tridiagonalize(A, upper) -> (diagonal, beside, scales, reflectors, tau), of symmetric float32 matrices of any
+// strides.
+#include "tridiagonalize.h"
+
+#include "../../../kernels/linalg/tridiagonalize.h"
+
+#include "../../gpu/limits.h"
+#include "../../gpu/tuning.h"
+#include "matrices.h"
+
+#include <algorithm>
+#include <string>
+#include <tuple>
+#include <utility>
+
+namespace metalcore {
+
+const gpu::Table<TridiagonalTuning> tridiagonal_tuning(
+    "tridiagonalize",
+    {
+        {"panels_above", &TridiagonalTuning::panels_above, {1, 2048}},
+        {"panel_columns", &TridiagonalTuning::panel_columns, {4, TRIDIAGONALIZE_PANEL, 4}},
+        {"column_threads", &TridiagonalTuning::column_threads, {0, 1 << 20}},
+    },
+    {{.family = "baseline"}, {.family = "hopper", .panels_above = 2048, .column_threads = gpu::per_core(512)}});
+
+namespace {
+
+// The kernels, by the columns that a threadgroup's threads have.
+struct ColumnKernel {
+  uint32_t threads, fours;
+  uint32_t columns() const { return 4 * threads * fours; }
+};
+constexpr ColumnKernel kColumnKernels[] = {{128, 1}, {256, 1}, {512, 1}};
+
+const ColumnKernel& kernel_for(uint32_t columns) {
+  const ColumnKernel* kernel = kColumnKernels;
+  while (kernel->columns() < columns) ++kernel;
+  return *kernel;
+}
+
+// The work of one call.
+class Reduction {
+ public:
+  Reduction(const Tensor& input, bool upper, const TridiagonalTuning& tuning)
+      : tuning_(tuning),
+        n_(grid_side(input.size(-1))),
+        pitch_(round_up<uint32_t>(n_, 4)),
+        batch_(grid_side(matrix_shape(input.sizes()).batch)) {
+    const auto floats = [&](std::initializer_list<int64_t> sizes) {
+      return new_tensor(sizes, ScalarType::Float, input);
+    };
+    const Matrices given = matrices(input);
+    Tensor loaded = floats({batch_, n_, pitch_});
+    gpu::record(input, [&](gpu::Recording& recording) {
+      const int64_t row = upper ? given.column_stride : given.row_stride;
+      const int64_t column = upper ? given.row_stride : given.column_stride;
+      load(recording, given.tensor, {given.batch_stride, row, column, n_, pitch_, tiles(), 0}, loaded);
+    });
+    auto [a, scales] = scaled(loaded);
+    a_ = a;
+    result_ = {floats({batch_, n_}), floats({batch_, n_ - 1}), scales, floats({batch_, reflector_rows(n_), pitch_}),
+               floats({batch_, reflector_rows(n_)})};
+    torch::stable::zero_(result_.reflectors);
+    torch::stable::zero_(result_.tau);
+    for (Tensor& products : products_) products = floats({batch_, pitch_});
+    if (!panels()) return;
+    slots_ = ceil_div<uint32_t>(n_, TRIDIAGONALIZE_SQUARE) + 1;
+    norms_ = TRIDIAGONALIZE_NEXT_ROWS / gpu::kSimdWidth * next_parts(0);
+    w_ = floats({batch_, TRIDIAGONALIZE_PANEL, pitch_});
+    torch::stable::zero_(w_);
+    x_ = floats({batch_, pitch_});
+    squares_ = floats({batch_, norms_, 2});
+    parts_ = floats({batch_, slots_, pitch_});
+    quadratic_ = floats({batch_, slots_ * (slots_ + 1) / 2});
+    dots_ = floats({batch_, TRIDIAGONALIZE_PANEL, 2});
+  }
+
+  // A recording is submitted while the next one is made.
+  Tridiagonal run() {
+    uint32_t begin = 0;
+    if (panels()) {
+      record([&](gpu::Recording& recording) { next(recording, 0, 0); });
+      for (; has_panel(begin); begin += tuning_.panel_columns)
+        record([&](gpu::Recording& recording) { panel(recording, begin); });
+      record([&](gpu::Recording& recording) {
+        load(recording, a_, {int64_t{n_} * pitch_, pitch_, 1, n_, pitch_, tiles(), 1}, a_);
+      });
+    }
+    for (uint32_t first = begin; first < n_; first += kColumnsAtOnce)
+      record([&](gpu::Recording& recording) {
+        const uint32_t end = std::min(first + kColumnsAtOnce, n_);
+        for (uint32_t column = first; column < end; ++column) single(recording, begin, column);
+      });
+    return result_;
+  }
+
+ private:
+  static constexpr uint32_t kColumnsAtOnce = 64;  // in a recording
+
+  template <typename Body>
+  void record(const Body& body) const {
+    gpu::record(a_, body);
+  }
+
+  uint32_t tiles() const { return ceil_div<uint32_t>(pitch_, TRIDIAGONALIZE_TILE); }
+  // Whether a panel begins at a column.
+  bool has_panel(uint32_t begin) const { return n_ - begin > std::max(tuning_.panel_columns, tuning_.panels_above); }
+  bool panels() const { return has_panel(0); }
+  uint32_t next_parts(uint32_t column) const {
+    return std::max(1u, ceil_div<uint32_t>(n_ - column - 1, TRIDIAGONALIZE_NEXT_ROWS - 1));
+  }
+
+  void load(gpu::Recording& recording, const Tensor& from, const TridiagonalLoadParams& p, const Tensor& to) const {
+    recording.kernel("tridiagonal_load").buffer(0, from).buffer(1, to).bytes(2, p);
+    recording.dispatch_threadgroups({grid_side(int64_t{batch_} * p.tiles * p.tiles)}, {TRIDIAGONALIZE_THREADS});
+  }
+
+  void single(gpu::Recording& recording, uint32_t start, uint32_t column) const {
+    const uint32_t remaining = n_ - column - 1;  // rows
+    const ColumnKernel& kernel = kernel_for(n_ - column / 4 * 4);
+    const uint32_t threadgroups = std::max<uint32_t>(tuning_.column_threads / kernel.threads, 1);
+    const uint32_t rows = std::clamp<uint32_t>(ceil_div(remaining * batch_, threadgroups), 1, TRIDIAGONALIZE_ROWS);
+    const uint32_t parts = std::max(1u, ceil_div(remaining, rows));
+    const TridiagonalColumnParams p{n_, pitch_, reflector_rows(n_), start, column, parts, rows};
+    recording.kernel("tridiagonal_column_", times(kernel.threads, kernel.fours)).buffer(0, a_);
+    recording.buffer(1, result_.reflectors).buffer(2, products_[column % 2]).buffer(3, products_[1 - column % 2]);
+    recording.buffer(4, result_.tau).buffer(5, result_.diagonal).buffer(6, result_.beside).bytes(7, p);
+    const double entries = 1.0 * batch_ * remaining * remaining;
+    recording.work(6 * entries, 8 * entries);
+    recording.dispatch_threadgroups({batch_ * parts}, {kernel.threads});
+  }
+
+  TridiagonalPanelParams panel_params(uint32_t panel, uint32_t column, uint32_t after) const {
+    return {n_,     pitch_, reflector_rows(n_),
+            panel,  column, ceil_div<uint32_t>(n_ - after / 4 * 4, TRIDIAGONALIZE_SQUARE),
+            slots_, 0,      norms_};
+  }
+
+  void panel(gpu::Recording& recording, uint32_t begin) const {
+    const uint32_t end = begin + tuning_.panel_columns;
+    for (uint32_t column = begin; column < end; ++column) {
+      multiply(recording, begin, column);
+      next(recording, begin, column + 1);
+    }
+    const uint32_t first = end / 4 * 4, side = ceil_div<uint32_t>(n_ - first, TRIDIAGONALIZE_UPDATE_TILE);
+    const TridiagonalUpdateParams p{n_, pitch_, reflector_rows(n_), begin, end, first, side};
+    recording.kernel("tridiagonal_update").buffer(0, a_).buffer(1, result_.reflectors).buffer(2, w_).bytes(3, p);
+    const double entries = 0.5 * batch_ * (n_ - first) * (n_ - first);
+    recording.work(4 * entries * tuning_.panel_columns, 8 * entries);
+    recording.dispatch_threadgroups({batch_ * side * (side + 1) / 2}, {TRIDIAGONALIZE_UPDATE_THREADS});
+  }
+
+  void next(gpu::Recording& recording, uint32_t panel, uint32_t column) const {
+    TridiagonalPanelParams p = panel_params(panel, column, column);
+    p.parts = next_parts(column);
+    p.norms = p.parts * (TRIDIAGONALIZE_NEXT_ROWS / gpu::kSimdWidth);
+    recording.kernel("tridiagonal_next").buffer(0, a_).buffer(1, result_.reflectors).buffer(2, w_).buffer(3, x_);
+    recording.buffer(4, squares_).buffer(5, parts_).buffer(6, quadratic_).buffer(7, dots_).buffer(8, result_.tau);
+    recording.buffer(9, result_.diagonal).bytes(10, p);
+    const double rows = 1.0 * batch_ * (n_ - column), terms = p.squares + 4.0 * (column - panel);
+    recording.work(2 * rows * terms, 4 * rows * terms);
+    recording.dispatch_threadgroups({batch_ * p.parts}, {TRIDIAGONALIZE_NEXT_ROWS * TRIDIAGONALIZE_SLICES});
+  }
+
+  void multiply(gpu::Recording& recording, uint32_t panel, uint32_t column) const {
+    TridiagonalPanelParams p = panel_params(panel, column, column + 1);
+    p.parts = column - panel + p.squares * (p.squares + 1) / 2;
+    p.norms = next_parts(column) * (TRIDIAGONALIZE_NEXT_ROWS / gpu::kSimdWidth);
+    recording.kernel("tridiagonal_multiply").buffer(0, a_).buffer(1, result_.reflectors).buffer(2, w_).buffer(3, x_);
+    recording.buffer(4, squares_).buffer(5, parts_).buffer(6, quadratic_).buffer(7, dots_).buffer(8, result_.tau);
+    recording.buffer(9, result_.beside).bytes(10, p);
+    const double entries = 0.5 * batch_ * (n_ - column) * (n_ - column);
+    recording.work(4 * entries, 4 * entries);
+    recording.dispatch_threadgroups({batch_ * p.parts}, {TRIDIAGONALIZE_SQUARE_THREADS});
+  }
+
+  const TridiagonalTuning& tuning_;
+  uint32_t n_, pitch_, batch_;
+  uint32_t slots_ = 0, norms_ = 0;
+  Tensor a_, products_[2];
+  Tridiagonal result_;
+  Tensor w_, x_, squares_, parts_, quadratic_, dots_;  // of panels
+};
+
+}  // namespace
+
+Tridiagonal tridiagonalize(const Tensor& input, bool upper) {
+  return Reduction(input, upper, tridiagonal_tuning(input)).run();
+}
+
+}  // namespace metalcore

@@ -1,0 +1,37 @@
+// The reduction of symmetric matrices to tridiagonal form.
+#pragma once
+
+#include "../../gpu/tuning.h"
+#include "../common/common.h"
+
+namespace metalcore {
+
+struct TridiagonalTuning {
+  const char* family;
+  uint32_t panels_above = 512;  // a trailing matrix of more rows is reduced in panels
+  uint32_t panel_columns = 32;
+  gpu::Count column_threads = gpu::per_core(gpu::kFilling * 32);  // that share the columns after the panels
+};
+extern const gpu::Table<TridiagonalTuning> tridiagonal_tuning;
+
+// The reflectors of a matrix are rows, padded with zeros to the blocks of the back-transformation.
+constexpr uint32_t kReflectorBlock = 256;
+constexpr uint32_t reflector_rows(uint32_t n) { return round_up<uint32_t>(n, n > 64 ? kReflectorBlock : 64); }
+
+// A times `scales` (*), powers of two that bring the largest entries to about one, is Q T Qᵀ: `diagonal` (batch, n) and
+// `beside` (batch, n - 1) are T's, and Q is the product of I - tau[i] vᵢ vᵢᵀ for the rows vᵢ of `reflectors` (batch,
+// reflector_rows(n), pitch), whose first entries are zeros before the leading 1 at i.
+struct Tridiagonal {
+  Tensor diagonal, beside, scales, reflectors, tau;
+};
+
+// float32 matrices of any strides, of which only one triangle is read, n > 0.
+Tridiagonal tridiagonalize(const Tensor& a, bool upper);
+
+// Multiplies q (batch, n, n) by Q from the left, in place.
+void apply_reflectors(const Tridiagonal& t, const Tensor& q);
+
+// Divides the eigenvalues (batch, n) of scaled matrices by the scales (batch), in place.
+void unscale(const Tensor& eigenvalues, const Tensor& scales);
+
+}  // namespace metalcore
