@@ -429,8 +429,8 @@ def eigh(device):
     for n, compute_v in itertools.product((*JACOBI_SIZES, 140), (True, False)):
         for tensor in torch.ops.metalcore.eigh(random(device, torch.float32, 3, n, n), "L", compute_v):
             yield f"eigh {n}x{n}", tensor
-    with tuned("baseline"):
-        for n in (600, 1100, 2100):
+    for family, n in (("hopper", 600), ("hopper", 1100), ("baseline", 600)):
+        with tuned(family):
             for tensor in torch.ops.metalcore.eigh(random(device, torch.float32, 1, n, n), "L", True):
                 yield f"eigh {n}x{n}", tensor
 
