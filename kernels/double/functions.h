@@ -49,12 +49,11 @@ inline Pair small_exponential(Pair r) {
   return add(multiply(multiply(sum, r), r), r);
 }
 
-// e^x - 1 where |x| is at most 40: below, a power of 2 and 1 add up exactly enough.
+// e^x - 1 where |x| is at most 40: 2^k (e^r - 1) and 2^k - 1, of which a pair holds enough.
 inline Pair exponential_less_one(Pair x) {
   const float power = rint(x.x * 1.442695041f);
-  const Pair small = small_exponential(without_multiple(x, power, kLn2));
-  if (power == 0.0f) return small;
-  return add(times_power(add(small, 1.0f), int(power)), -1.0f);
+  const Pair small = times_power(small_exponential(without_multiple(x, power, kLn2)), int(power));
+  return power == 0.0f ? small : add(small, exact_sum(ldexp(1.0f, int(power)), -1.0f));
 }
 
 inline Pair exponential(Pair x) {
@@ -82,7 +81,8 @@ inline Pair logarithm(Pair x) {
   const Pair root = quotient(add(m, -1.0f), add(m, 1.0f)), square = multiply(root, root);
   Pair sum = series(square, kLogarithmFloats, kLogarithmPairs);
   sum = add(multiply(multiply(sum, square), root), root);
-  return negative(without_multiple(negative(add(sum, sum)), float(power), kLn2));
+  const Pair high = exact_product(float(power), kLn2[0]);
+  return add(add(high, float(power) * kLn2[1]), Pair(2.0f * sum.x, 2.0f * sum.y));
 }
 
 // 1/17!, -1/15!, 1/13! and -1/11! in floats, and hi and lo of 1/9!, -1/7!, 1/5! and -1/3!.

@@ -38,40 +38,53 @@ inline Pair exact_product(float a, float b) {
 // The pair of a result whose parts overlap. An infinity or NaN has no rest.
 inline Pair pair(float hi, float lo) { return isfinite(hi) ? ordered_sum(hi, lo) : Pair(hi, 0.0f); }
 
-inline Pair add(Pair a, Pair b) {  // error 3u²
-  const Pair high = exact_sum(a.x, b.x), low = exact_sum(a.y, b.y);
-  const Pair sum = ordered_sum(high.x, high.y + low.x);
-  return isfinite(high.x) ? ordered_sum(sum.x, low.y + sum.y) : Pair(high.x, 0.0f);
+// The errors of what follows are relative. Where they are u², only the last sum rounds what is as large as lo.
+inline Pair add(Pair a, Pair b) {  // error u²
+  const Pair high = exact_sum(a.x, b.x), low = exact_sum(a.y, b.y), middle = exact_sum(high.y, low.x);
+  const Pair sum = ordered_sum(high.x, middle.x);
+  return isfinite(high.x) ? ordered_sum(sum.x, sum.y + (middle.y + low.y)) : Pair(high.x, 0.0f);
 }
 inline Pair add(Pair a, float b) {  // error 2u²
   const Pair high = exact_sum(a.x, b);
   return pair(high.x, a.y + high.y);
 }
 
-inline Pair multiply(Pair a, Pair b) {  // error 4u²
-  const Pair high = exact_product(a.x, b.x);
-  return pair(high.x, high.y + fma(a.y, b.x, fma(a.x, b.y, rounded_product(a.y, b.y))));
+inline Pair multiply(Pair a, Pair b) {  // error u²
+  const Pair high = exact_product(a.x, b.x), left = exact_product(a.x, b.y), right = exact_product(a.y, b.x);
+  const Pair cross = exact_sum(left.x, right.x), middle = exact_sum(high.y, cross.x);
+  const float rest = middle.y + (cross.y + fma(a.y, b.y, left.y + right.y));
+  const Pair sum = ordered_sum(high.x, middle.x);
+  return isfinite(high.x) ? ordered_sum(sum.x, sum.y + rest) : Pair(high.x, 0.0f);
 }
-inline Pair multiply(Pair a, float b) {  // error 2u²
-  const Pair high = exact_product(a.x, b);
-  return pair(high.x, fma(a.y, b, high.y));
+
+// a - x y for a float y, where hi of the difference is less than a's by a factor of about u.
+inline Pair remainder(Pair a, Pair x, float y) {
+  const Pair high = exact_product(x.x, y), low = exact_product(x.y, y);
+  const Pair left = exact_sum(a.x - high.x, -high.y), right = exact_sum(a.y, -low.x);
+  const Pair sum = exact_sum(left.x, right.x);
+  return ordered_sum(sum.x, sum.y + (left.y + (right.y - low.y)));
 }
 
 // A long division with three digits, which are floats.
-inline Pair quotient(Pair a, Pair b) {
+inline Pair quotient(Pair a, Pair b) {  // error u²
   const float first = a.x / b.x;
   if (!isfinite(first) || isinf(b.x)) return Pair(first, 0.0f);
-  const Pair rest = add(a, multiply(b, -first));
+  const Pair rest = remainder(a, b, first);
   const float second = rest.x / b.x;
-  const float third = add(rest, multiply(b, -second)).x / b.x;
-  return add(ordered_sum(first, second), third);
+  const float third = (fma(-second, b.x, rest.x) + fma(-second, b.y, rest.y)) / b.x;
+  const Pair sum = ordered_sum(first, second);
+  return ordered_sum(sum.x, sum.y + third);
 }
 
-inline Pair square_root(Pair a) {  // error 3.2u²
-  const float root = sqrt(a.x);
+// A root, which is a float, and what two steps of Newton's method add to it.
+inline Pair square_root(Pair a) {  // error u²
+  const float root = sqrt(a.x), twice = root + root;
   if (!(root > 0.0f) || isinf(root)) return Pair(root, 0.0f);
-  const Pair square = exact_product(root, root);
-  return ordered_sum(root, ((a.x - square.x) - square.y + a.y) / (2.0f * root));
+  const Pair rest = remainder(a, Pair(root, 0.0f), root);
+  const float second = rest.x / twice;
+  const float third = (fma(-second, twice, rest.x) + fma(-second, second, rest.y)) / twice;
+  const Pair sum = ordered_sum(root, second);
+  return ordered_sum(sum.x, sum.y + third);
 }
 
 // The sums that a reduction carries: a rounded sum, and the sum of all errors.

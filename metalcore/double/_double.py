@@ -18,8 +18,8 @@ class Double:
     """A tensor of numbers with 48 bits, each of which is the sum of two float32: `hi`, the float32 next to it, and
     `lo`. It stays on the device of the pairs, which may lack float64.
 
-    Results have errors of a few 2^-48, 3.6e-15: products, quotients and roots relative to the number, sums and
-    `matmul` relative to the magnitudes of their terms. Numbers have float32's range, 1e38. Below about 1e-24 the rest
+    Sums of two numbers, products, quotients and roots have relative errors of at most 2^-48, 3.6e-15, and elementwise
+    functions of at most 1e-14. Sums of rows and `matmul` have errors of a few 2^-48 of the magnitudes of their terms. Numbers have float32's range, 1e38. Below about 1e-24 the rest
     underflows: there are fewer bits. There are no gradients.
 
     Args:

@@ -170,7 +170,7 @@ def _parts(numbers):
 
 
 def _sample(name, shapes, terms=1, arguments=_pairs, options=None):
-    # Four roundings of 2^-48 are below one of float32, and the parts have those of float32.
+    # A rounding of 2^-48 is far below one of float32, and the parts have those of float32.
     return Sample(name, shapes, options or {}, arguments=arguments, terms=terms)
 
 

@@ -1,8 +1,8 @@
 """Refined linear algebra: backward errors against float64 and exact references, and what happens where it fails."""
 
 import warnings
-from fractions import Fraction
 
+import mpmath
 import pytest
 import torch
 
@@ -107,21 +107,45 @@ def test_eigenvalues(device, kind):
     assert orthogonal(U) and orthogonal(Vh.mT) and (norm(A - U @ (S[..., None] * Vh)) <= 4 * BOUND * norm(A)).all()
 
 
-def test_an_exact_reference(device):
-    """The solution of a Hilbert system of 5 rows, of condition number 5e5, in rational numbers."""
-    n = 5
-    A = [[Fraction(1.0 / (i + j + 1)) for j in range(n)] for i in range(n)]  # the rounded entries, exactly
-    rows = [[*row, Fraction(1)] for row in A]
-    for i in range(n):
-        rows[i] = [entry / rows[i][i] for entry in rows[i]]
-        for k in range(n):
-            if k != i:
-                rows[k] = [x - rows[k][i] * y for x, y in zip(rows[k], rows[i])]
-    expected = torch.tensor([float(row[-1]) for row in rows], dtype=torch.float64)
-    X = refined.solve(
-        torch.tensor([[float(x) for x in row] for row in A], dtype=torch.float64), torch.ones(n).double(), device=device
-    )
-    assert (X - expected).abs().max() <= BOUND * 5e5 * expected.abs().max()
+def exactly(function, *arguments):
+    """A function of mpmath's of matrices, with 50 digits, as float64 tensors."""
+    with mpmath.workdps(50):
+        results = function(*(mpmath.matrix(x.tolist()) for x in arguments))
+        results = results if isinstance(results, tuple) else (results,)
+        return [torch.tensor([[float(x) for x in row] for row in r.tolist()], dtype=torch.float64) for r in results]
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_exact_references(device, condition):
+    """A result is off by its backward error times the condition number."""
+    n = 8
+    A, B = made(n, n, condition, batch=1)[0], right(n, 2, batch=1)[0]
+    tall = made(n + 4, n, condition, batch=1)[0]
+    positive = A @ A.mT + A.abs().max() / condition * torch.eye(n, dtype=torch.float64)
+    L = torch.linalg.cholesky(positive)
+    bound = 4 * n * BOUND
+
+    def close(found, wanted, size):
+        assert (found - wanted).abs().max() <= bound * size * wanted.abs().max()
+
+    def solution(a, b):
+        return mpmath.inverse(a) * b
+
+    close(refined.solve(A, B, device=device), *exactly(solution, A, B), condition)
+    close(refined.inv(A, device=device), *exactly(mpmath.inverse, A), condition)
+    (X,) = exactly(lambda a, b: solution(a.T * a, a.T * b), tall, torch.cat((B, B[:4])))
+    close(refined.lstsq(tall, torch.cat((B, B[:4])), device=device), X, condition**2)
+    (X,) = exactly(lambda factor, b: solution(factor * factor.T, b), L, B)
+    close(refined.cholesky_solve(B, L, device=device), X, torch.linalg.cond(positive))
+    values, _ = exactly(mpmath.eigsy, A + A.mT)
+    close(refined.eigh(A + A.mT, device=device)[0], values[:, 0], 1)
+    _, S, _ = exactly(lambda x: mpmath.svd_r(x, full_matrices=False), tall)
+    close(refined.svd(tall, device=device)[1], S[:, 0], 1)
+    Q, R = exactly(lambda x: mpmath.qr(x, mode="skinny"), tall)
+    found = refined.qr(tall, device=device)
+    signs = torch.sign(found[1].diagonal() * R.diagonal())
+    close(found[0] * signs, Q, condition)
+    close(found[1] * signs[:, None], R, 1)
 
 
 def test_doubles_stay_on_the_device(device):
