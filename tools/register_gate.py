@@ -58,7 +58,7 @@ NVIDIA = {
     r"svd_simd_32x32|svd_block_64": "jacobi.few_registers is off",
     r"trsm_block_\d+": "triangular.few_registers is off",
     r"qr_simd_(64|complex_32)x.*": "qr.simd_rows is 64",
-    r"(eigh|svd)_complex_simd_(values_)?16.*": "jacobi.few_registers is off",
+    r"eigh_complex_simd_(values_)?32": "jacobi.few_registers is off",
     r"attention_(forward|dq|dkv)_\d+_.*": "attention.narrow_forward, narrow_dq and narrow_dkv are on",
     r"attention_(forward|dq|dkv)_unit_.*": "attention.units is on",
     r"attention_decode_(matrices_)?\d+x\d+_.*": "attention_decode.narrow is on",
@@ -69,12 +69,11 @@ OVER = {
     r"gemm_short_float|conv2d_(packs|elements)_float": "the proxy's fault: on CUDA a product of float32 matrices is a "
     "sum of products of bfloats, whose parts take the registers; on Apple GPUs it is one instruction",
     r"qr_block_complex_(128|256|512|1024)": "a thread holds 32 complex numbers, and 256 to 272 bytes of the rest spill",
-    r"eigh_complex_block_(values_)?128": "a thread holds 32 complex numbers, and about 200 bytes of the rest spill",
+    r"eigh_complex_block_(values_)?128": "a thread holds 32 complex numbers, and 40 to 48 bytes of the rest spill",
     r"lu_simd_complex_32x(4|16)": "a lane holds up to 48 complex numbers, and 16 to 40 bytes spill",
-    r"svd_complex_block_(32|64)": "a thread holds 16 complex numbers of A and V, and 8 to 24 bytes of the rest spill",
     r"trsm_simd_complex_32x(16|32)": "a lane holds 32 complex numbers, and 120 bytes of the rest spill",
     r"syrk|trsm_update|selective_state_update_128_(float|half|bfloat)_float": "8 bytes spill",
-    r"svd_block_128": "a thread holds 64 numbers of A and V, and 80 bytes of the rest spill",
+    r"svd_block_128": "a thread holds 64 numbers of A and V, and 40 bytes of the rest spill",
     r"attention_forward_narrow_(general_)?256_float|attention_dq_narrow_(general_)?256_half"
     r"|attention_dq_narrow_(192|general_256)_float|attention_d[kv]_narrow_general_192_float": "the "
     "proxy's fault, as above: a lane holds 48 or 64 sums, and 24 to 120 bytes of the products' parts spill",

@@ -131,7 +131,7 @@ inline T dot_with(thread const ColumnTile<G, QUADS, T>& tile, uint first, uint g
   auto sum = products_of(published[first * G + g], tile.x[first]);
 #pragma unroll
   for (uint q = 0; q < QUADS; ++q)
-    if (q > first) sum = add_products(sum, published[q * G + g], tile.x[q]);
+    if (q > first) add_products(sum, published[q * G + g], tile.x[q]);
   return column_sum<G>(sum_of(sum));
 }
 

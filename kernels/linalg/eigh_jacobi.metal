@@ -25,7 +25,7 @@ inline void eigh_of(device const typename Tile::Number* a, device float* values,
                     constant EighParams& p, uint matrix, thread typename Tile::Shared& shared) {
   typedef typename Tile::Number T;
   typedef typename Tile::Four Four;
-  const uint lane = shared.lane, simdgroup = shared.simdgroup;
+  const uint lane = shared.lane, part = shared.part();
   const bool live = matrix < p.matrices;  // the other lanes work on zeros
   device const T* const from = a + matrix * p.batch_stride;
   Tile tile;
@@ -37,7 +37,7 @@ inline void eigh_of(device const typename Tile::Number* a, device float* values,
     for (uint i = 0; i < Tile::X4; ++i) {
 #pragma unroll
       for (uint e = 0; e < 4; ++e) {
-        const uint row = Tile::row_of(simdgroup, i) + e;
+        const uint row = Tile::row_of(part, i) + e;
         set_entry(tile.y[c][i], e,
                   live && max(row, column) < p.size
                       ? of_triangle(from[max(row, column) * p.row_stride + min(row, column) * p.column_stride], row,
@@ -81,7 +81,7 @@ inline void eigh_of(device const typename Tile::Number* a, device float* values,
 #pragma unroll
     for (uint i = 0; i < Tile::X4; ++i) {
       const uint column = c * Tile::LANES + lane % Tile::LANES;
-      const uint4 row = Tile::row_of(simdgroup, i) + uint4(0, 1, 2, 3);
+      const uint4 row = Tile::row_of(part, i) + uint4(0, 1, 2, 3);
       add_real(tile.y[c][i], select(float4(0.0f), float4(shift), row == column && column < p.size));
     }
 
@@ -95,7 +95,7 @@ inline void eigh_of(device const typename Tile::Number* a, device float* values,
     if (ranks[c] >= p.size) continue;
     const uint rank = p.size - 1 - ranks[c];
     const float norm = precise::sqrt(tile.square[c]);
-    if (simdgroup == 0) values[ulong(matrix) * p.size + rank] = finite ? (norm - shift) * inverse_of_scale(scale) : NAN;
+    if (part == 0) values[ulong(matrix) * p.size + rank] = finite ? (norm - shift) * inverse_of_scale(scale) : NAN;
     if (!VECTORS) continue;
     const float factor = finite ? 1.0f / norm : NAN;
     device T* const to = vectors + ulong(matrix) * p.size * p.size + rank;
@@ -103,7 +103,7 @@ inline void eigh_of(device const typename Tile::Number* a, device float* values,
     for (uint i = 0; i < Tile::X4; ++i)
 #pragma unroll
       for (uint e = 0; e < 4; ++e) {
-        const uint row = Tile::row_of(simdgroup, i) + e;
+        const uint row = Tile::row_of(part, i) + e;
         if (row < p.size) to[row * p.size] = entry(tile.y[c][i], e) * factor;
       }
   }
@@ -111,48 +111,48 @@ inline void eigh_of(device const typename Tile::Number* a, device float* values,
 
 constant constexpr uint kSimdgroups = 4;  // per threadgroup of the simd kernels
 
-// A simdgroup takes 32 / LANES matrices, and a lane one column.
-template <uint LANES, bool VECTORS, typename T>
+// A simdgroup takes 32 / (LANES SPLITS) matrices.
+template <uint LANES, uint SPLITS, bool VECTORS, typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(32 * kSimdgroups)]] void eigh_simd(
     device const T* a [[buffer(0)]], device float* values [[buffer(1)]], device T* vectors [[buffer(2)]],
     constant EighParams& p [[buffer(3)]], uint group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
-  typedef JacobiTile<1, LANES, 1, LANES / 4, 0, T> Tile;
+  typedef JacobiTile<2, LANES, SPLITS, 1, 2 * LANES, false, T> Tile;
   typename Tile::Shared shared = {nullptr, 0, lane, 0};
-  const uint matrix = (group * kSimdgroups + simdgroup) * (32 / LANES) + lane / LANES;
+  const uint matrix = (group * kSimdgroups + simdgroup) * (32 / (LANES * SPLITS)) + lane / (LANES * SPLITS);
   eigh_of<Tile, VECTORS>(a, values, vectors, p, matrix, shared);
 }
 
-// A threadgroup takes a matrix of up to 32 COLUMNS columns.
-template <uint COLUMNS, uint SIMDGROUPS, bool VECTORS, typename T, uint MOST>
+// A threadgroup takes a matrix of up to COLUMNS LANES columns.
+template <uint COLUMNS, uint LANES, uint SIMDGROUPS, bool VECTORS, typename T, uint MOST>
 [[kernel]] [[max_total_threads_per_threadgroup(MOST)]] void eigh_block(
     device const T* a [[buffer(0)]], device float* values [[buffer(1)]], device T* vectors [[buffer(2)]],
     constant EighParams& p [[buffer(3)]], uint matrix [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
-  typedef JacobiTile<COLUMNS, 32, SIMDGROUPS, 8 * COLUMNS / SIMDGROUPS, 0, T> Tile;
+  typedef JacobiTile<COLUMNS, LANES, 32 / LANES, SIMDGROUPS, COLUMNS * LANES, false, T> Tile;
   threadgroup float memory[Tile::Shared::kFloats];
   typename Tile::Shared shared = {memory, simdgroup, lane, 0};
   eigh_of<Tile, VECTORS>(a, values, vectors, p, matrix, shared);
 }
 
 #define ARGUMENTS(type) device const type*, device float*, device type*, constant EighParams&, uint, uint, uint
-#define SIMD(name, lanes, type)                                                                      \
-  template [[host_name(name #lanes)]] [[kernel]] void eigh_simd<lanes, true, type>(ARGUMENTS(type)); \
-  template [[host_name(name "values_" #lanes)]] [[kernel]] void eigh_simd<lanes, false, type>(ARGUMENTS(type));
-#define BLOCK(name, size, columns, simdgroups, type, most)                                                          \
-  template                                                                                                          \
-      [[host_name(name #size)]] [[kernel]] void eigh_block<columns, simdgroups, true, type, most>(ARGUMENTS(type)); \
-  template [[host_name(name "values_" #size)]] [[kernel]] void eigh_block<columns, simdgroups, false, type, most>(  \
-      ARGUMENTS(type));
+#define SIMD(name, size, lanes, splits, type)                                                               \
+  template [[host_name(name #size)]] [[kernel]] void eigh_simd<lanes, splits, true, type>(ARGUMENTS(type)); \
+  template [[host_name(name "values_" #size)]] [[kernel]] void eigh_simd<lanes, splits, false, type>(ARGUMENTS(type));
+#define BLOCK_OF(name, type, ...) template [[host_name(name)]] [[kernel]] void eigh_block<__VA_ARGS__>(ARGUMENTS(type));
+#define BLOCK(name, size, columns, lanes, simdgroups, type, most)          \
+  BLOCK_OF(name #size, type, columns, lanes, simdgroups, true, type, most) \
+  BLOCK_OF(name "values_" #size, type, columns, lanes, simdgroups, false, type, most)
 
-SIMD("eigh_simd_", 8, float)
-SIMD("eigh_simd_", 16, float)
-SIMD("eigh_simd_", 32, float)
-BLOCK("eigh_block_", 64, 2, 4, float, 512)
-BLOCK("eigh_block_", 128, 4, 16, float, 512)
-SIMD("eigh_complex_simd_", 8, float2)
-SIMD("eigh_complex_simd_", 16, float2)
+SIMD("eigh_simd_", 8, 4, 2, float)
+SIMD("eigh_simd_", 16, 8, 2, float)
+SIMD("eigh_simd_", 32, 16, 2, float)
+BLOCK("eigh_block_", 64, 2, 32, 4, float, 512)
+BLOCK("eigh_block_", 128, 4, 32, 16, float, 512)
+SIMD("eigh_complex_simd_", 8, 4, 2, float2)
+SIMD("eigh_complex_simd_", 16, 8, 4, float2)
+SIMD("eigh_complex_simd_", 32, 16, 2, float2)
 // A complex number takes two registers, so that more simdgroups share the rows.
-BLOCK("eigh_complex_block_", 32, 1, 2, float2, 64)
-BLOCK("eigh_complex_block_", 64, 2, 8, float2, 256)
-BLOCK("eigh_complex_block_", 128, 4, 16, float2, 512)
+BLOCK("eigh_complex_block_", 32, 2, 16, 4, float2, 128)
+BLOCK("eigh_complex_block_", 64, 2, 32, 8, float2, 256)
+BLOCK("eigh_complex_block_", 128, 4, 32, 16, float2, 512)

@@ -116,8 +116,9 @@ inline float4 products_of(float4 a, float4 b) { return a * b; }
 inline Complex4 products_of(Complex4 a, Complex4 b) {
   return {metal::fma(a.re, b.re, a.im * b.im), metal::fma(a.re, b.im, -a.im * b.re)};
 }
-inline float4 add_products(float4 sum, float4 a, float4 b) { return metal::fma(a, b, sum); }
-inline Complex4 add_products(Complex4 sum, Complex4 a, Complex4 b) {
-  return {metal::fma(a.re, b.re, metal::fma(a.im, b.im, sum.re)),
-          metal::fma(a.re, b.im, metal::fma(-a.im, b.re, sum.im))};
+// Adds such products to a sum. A sum that came and went by value would take eight more registers in qr_simd_64x32.
+inline void add_products(thread float4& sum, float4 a, float4 b) { sum = metal::fma(a, b, sum); }
+inline void add_products(thread Complex4& sum, Complex4 a, Complex4 b) {
+  sum = {metal::fma(a.re, b.re, metal::fma(a.im, b.im, sum.re)),
+         metal::fma(a.re, b.im, metal::fma(-a.im, b.re, sum.im))};
 }

@@ -1,14 +1,16 @@
 // One-sided Jacobi (Hestenes 1958; Demmel and Veselić 1992). Plane rotations act on pairs of columns of X until all
 // columns are orthogonal. They act on V's columns too, which makes V the product of the rotations.
 //
-// Each of LANES lanes holds COLUMNS columns, and SIMDGROUPS simdgroups share the rows: a thread has the rows 4 (X4
-// simdgroup + i) + {0, 1, 2, 3} of X for i < X4, and rows of V likewise with V4. Shuffles within a simdgroup move
-// columns between lanes. Only sums over rows go through threadgroup memory. These are the same in every simdgroup, so
-// all simdgroups decide alike.
+// Each of LANES lanes holds COLUMNS columns, and SPLITS lanes of a simdgroup and SIMDGROUPS simdgroups share the rows.
+// A thread has part `simdgroup SPLITS + split` of them: the rows 4 (X4 part + i) + {0, 1, 2, 3} of X for i < X4, and
+// rows of V likewise with V4. Shuffles within a simdgroup move columns between lanes, and add parts of sums over rows.
+// Those of several simdgroups go through threadgroup memory. The sums are the same in all parts, which therefore decide
+// alike.
 //
-// The columns of one register in all lanes are a set. A sweep pairs every two columns once: first columns of different
-// sets, lane by lane, while one of the sets moves on; then columns of one set, in lanes whose exclusive or is 1, 2, 3
-// …. The larger column of a pair becomes the first (de Rijk 1989), which saves sweeps.
+// The columns of one register in all lanes are a set. A sweep pairs every two columns once, and always in one lane:
+// first columns of different sets, while one of the sets moves on from lane to lane. Then the two sets of a half of the
+// lanes become the lower halves of the sets, and those of the other half the upper ones, and the same begins again with
+// half of the lanes, down to one. The larger column of a pair becomes the first (de Rijk 1989), which saves sweeps.
 #pragma once
 
 #include <metal_stdlib>
@@ -22,15 +24,17 @@ constant constexpr float kJacobiFloor = 0x1p-96f;
 constant constexpr float kJacobiScale = 0x1p52f;
 constant constexpr uint kJacobiSweeps = 60;  // 6 to 10 are usual; more if rows differ by dozens of magnitudes
 
-// Sums and maxima over the threads that have the same lane in all simdgroups. Each takes one barrier, because two
+// Sums and maxima over the threads that have the same columns. Those over simdgroups take one barrier, because two
 // halves of `memory` take turns.
-template <uint SIMDGROUPS, uint COLUMNS>
-struct OverSimdgroups {
+template <uint SIMDGROUPS, uint LANES, uint SPLITS, uint COLUMNS>
+struct OverParts {
   static constexpr constant uint kFloats = SIMDGROUPS == 1 ? 1 : 2 * SIMDGROUPS * COLUMNS * 32;
 
   threadgroup float* memory;
   uint simdgroup, lane;
   uint turn;
+
+  uint part() const thread { return simdgroup * SPLITS + lane / LANES % SPLITS; }
 
   threadgroup const float* publish(thread const float* values, uint count) thread {
     threadgroup float* const half_of_memory = memory + turn * SIMDGROUPS * COLUMNS * 32;
@@ -43,6 +47,10 @@ struct OverSimdgroups {
 
   template <uint COUNT>
   void sum(thread float* values) thread {
+#pragma unroll
+    for (ushort distance = LANES; distance < LANES * SPLITS; distance *= 2)
+#pragma unroll
+      for (uint c = 0; c < COUNT; ++c) values[c] += metal::simd_shuffle_xor(values[c], distance);
     if (SIMDGROUPS == 1) return;
     threadgroup const float* const published = publish(values, COUNT);
 #pragma unroll
@@ -55,7 +63,7 @@ struct OverSimdgroups {
   }
   template <uint COUNT>
   void sum(thread float2* values) thread {
-    if (SIMDGROUPS == 1) return;
+    if (SIMDGROUPS * SPLITS == 1) return;
     float parts[2 * COUNT];
 #pragma unroll
     for (uint c = 0; c < COUNT; ++c) {
@@ -69,6 +77,9 @@ struct OverSimdgroups {
 
   // The values must not be NaN.
   float max(float value) thread {
+#pragma unroll
+    for (ushort distance = LANES; distance < LANES * SPLITS; distance *= 2)
+      value = metal::max(value, metal::simd_shuffle_xor(value, distance));
     if (SIMDGROUPS == 1) return value;
     threadgroup const float* const published = publish(&value, 1);
 #pragma unroll
@@ -77,19 +88,22 @@ struct OverSimdgroups {
   }
 };
 
-template <uint COLUMNS_, uint LANES_, uint SIMDGROUPS_, uint X4_, uint V4_, typename T = float>
+// A thread's columns: ROWS rows of X in all parts, and V's where HAS_V.
+template <uint COLUMNS_, uint LANES_, uint SPLITS_, uint SIMDGROUPS_, uint ROWS, bool HAS_V, typename T>
 struct JacobiTile {
   typedef T Number;  // float or float2
   typedef typename FourOf<T>::Type Four;
-  static constexpr constant uint COLUMNS = COLUMNS_, LANES = LANES_, SIMDGROUPS = SIMDGROUPS_, X4 = X4_, V4 = V4_;
+  static constexpr constant uint COLUMNS = COLUMNS_, LANES = LANES_, SIMDGROUPS = SIMDGROUPS_;
   static constexpr constant uint SLOTS = COLUMNS_ * LANES_;
-  typedef OverSimdgroups<SIMDGROUPS_, COLUMNS_ * FourOf<T>::kParts> Shared;
+  static constexpr constant uint X4 = ROWS / (4 * SPLITS_ * SIMDGROUPS_);
+  static constexpr constant uint V4 = HAS_V ? SLOTS / (4 * SPLITS_ * SIMDGROUPS_) : 0;
+  typedef OverParts<SIMDGROUPS_, LANES_, SPLITS_, COLUMNS_ * FourOf<T>::kParts> Shared;
 
-  Four y[COLUMNS_][X4_ + V4_];  // X above V
-  float square[COLUMNS_];       // squares of the norms of X's columns; -1 for padding, which sorts last
+  Four y[COLUMNS_][X4 + V4];  // X above V
+  float square[COLUMNS_];     // squares of the norms of X's columns; -1 for padding, which sorts last
 
-  static uint row_of(uint simdgroup, uint i) { return 4 * (X4_ * simdgroup + i); }
-  static uint v_row_of(uint simdgroup, uint i) { return 4 * (V4_ * simdgroup + i); }
+  static uint row_of(uint part, uint i) { return 4 * (X4 * part + i); }
+  static uint v_row_of(uint part, uint i) { return 4 * (V4 * part + i); }
 };
 
 // aᴴ b
@@ -97,7 +111,7 @@ template <uint COUNT, typename Four>
 inline auto jacobi_dot(thread const Four* a, thread const Four* b) {
   auto sum = products_of(a[0], b[0]);
 #pragma unroll
-  for (uint i = 1; i < COUNT; ++i) sum = add_products(sum, a[i], b[i]);
+  for (uint i = 1; i < COUNT; ++i) add_products(sum, a[i], b[i]);
   return sum_of(sum);
 }
 
@@ -127,20 +141,48 @@ struct JacobiRotation {
   bool rotates;
 };
 
-inline JacobiRotation jacobi_rotation(float p_square, float q_square, float product, float tolerance) {
+// What a rotation needs of two norms, before the product of the columns is known. A step of a sweep takes as long as
+// its operations in a row, and roots and divisions are the slowest ones. A rotation's angle need not be exact to the
+// last bit. Its sine and cosine must agree, and they do whatever the angle.
+struct JacobiNorms {
+  float p_square, q_square;
+  float product, inverse;  // of the norms
+  float difference;        // half of p's square less q's, over the product
+  bool present;
+};
+
+inline JacobiNorms jacobi_norms(float p_square, float q_square) {
+  const float p_inverse = metal::rsqrt(p_square), q_inverse = metal::rsqrt(q_square), inverse = p_inverse * q_inverse;
+  return {p_square,
+          q_square,
+          (p_square * p_inverse) * (q_square * q_inverse),
+          inverse,
+          0.5f * (p_square - q_square) * inverse,
+          q_square > kJacobiFloor};
+}
+
+// The rotation of columns with a cosine of this magnitude, whose square the caller has. s is not positive.
+inline JacobiRotation jacobi_rotation(JacobiNorms norms, float size, float square, bool rotates) {
   JacobiRotation r;
-  r.rotates = q_square > kJacobiFloor &&
-              metal::abs(product) > tolerance * (metal::precise::sqrt(p_square) * metal::precise::sqrt(q_square));
-  const float zeta = 0.5f * (q_square - p_square) / product;
-  const float size = metal::abs(zeta);
-  const float root = size < 0x1p30f ? metal::precise::sqrt(metal::fma(size, size, 1.0f)) : size;  // no overflow
-  const float t = r.rotates ? metal::copysign(1.0f / (size + root), -product) : 0.0f;
-  const float c = metal::precise::rsqrt(metal::fma(t, t, 1.0f));
-  r.s = c * t;
-  r.tau = r.s / (1.0f + c);
-  const float moved = r.rotates ? metal::abs(t * product) : 0.0f;
-  r.p_square = p_square + moved;
-  r.q_square = r.rotates ? metal::max(q_square - moved, 0.0f) : q_square;
+  r.rotates = rotates;
+  const float sum = metal::fma(norms.difference, norms.difference, square);
+  const float root = norms.difference < 0x1p60f ? sum * metal::rsqrt(sum) : norms.difference;  // no overflow
+  const float t = rotates ? metal::fast::divide(size, norms.difference + root) : 0.0f;
+  const float c = metal::rsqrt(metal::fma(t, t, 1.0f));
+  r.s = -c * t;
+  r.tau = metal::fast::divide(r.s, 1.0f + c);
+  const float change = rotates ? t * size * norms.product : 0.0f;
+  r.p_square = norms.p_square + change;
+  r.q_square = rotates ? metal::max(norms.q_square - change, 0.0f) : norms.q_square;
+  return r;
+}
+
+inline JacobiRotation jacobi_rotation(float p_square, float q_square, float product, float tolerance) {
+  const JacobiNorms norms = jacobi_norms(p_square, q_square);
+  const float cosine = product * norms.inverse, size = metal::abs(cosine);
+  JacobiRotation r = jacobi_rotation(norms, size, cosine * cosine, norms.present && size > tolerance);
+  r.s = product < 0.0f ? -r.s : r.s;
+  r.tau = product < 0.0f ? -r.tau : r.tau;
   return r;
 }
 
@@ -154,9 +196,12 @@ struct ComplexJacobiRotation {
 };
 
 inline ComplexJacobiRotation jacobi_rotation(float p_square, float q_square, float2 product, float tolerance) {
-  const float size = hypotenuse(product.x, product.y);
-  const JacobiRotation r = jacobi_rotation(p_square, q_square, size, tolerance);
-  const float2 sigma = r.rotates ? conjugate(product) * (1.0f / size) * r.s : float2(0.0f);
+  const JacobiNorms norms = jacobi_norms(p_square, q_square);
+  const float2 cosine = product * norms.inverse;
+  const float square = metal::fma(cosine.x, cosine.x, cosine.y * cosine.y), inverse = metal::rsqrt(square);
+  const bool rotates = norms.present && square > tolerance * tolerance;
+  const JacobiRotation r = jacobi_rotation(norms, square * inverse, square, rotates);
+  const float2 sigma = rotates ? conjugate(cosine) * (inverse * r.s) : float2(0.0f);
   return {sigma, r.s * r.tau, r.p_square, r.q_square, r.rotates};
 }
 
@@ -166,16 +211,9 @@ inline float4 jacobi_turned(float4 own, float4 other, bool first, JacobiRotation
   return metal::fma(s, metal::fma(tau, own, other), own);
 }
 inline Complex4 jacobi_turned(Complex4 own, Complex4 other, bool first, ComplexJacobiRotation r) {
-  const float2 sigma = first ? -r.sigma : conjugate(r.sigma);
-  const Complex4 change = minus_product(scaled_by(own, -r.s_tau), -sigma, other);
-  return {own.re + change.re, own.im + change.im};
-}
-
-// The product as the first column's lane has it. The other lane's is the conjugate, with other roundings.
-inline float jacobi_agreed(float product, bool, ushort) { return product; }
-inline float2 jacobi_agreed(float2 product, bool first, ushort distance) {
-  const float2 other = metal::simd_shuffle_xor(product, distance);
-  return first ? product : other;
+  const float2 sigma = first ? r.sigma : -conjugate(r.sigma);
+  const float4 s_tau = -r.s_tau;
+  return minus_product(Complex4{metal::fma(s_tau, own.re, own.re), metal::fma(s_tau, own.im, own.im)}, sigma, other);
 }
 
 template <uint P, uint Q, typename Tile>
@@ -218,50 +256,51 @@ inline void jacobi_move(thread Tile& tile, ushort distance) {
   tile.square[C] = metal::simd_shuffle_xor(tile.square[C], distance);
 }
 
-// Rotates all pairs of the first set with the second, and of the third with the fourth if there are four sets.
+// Exchanges the columns Q of lanes whose number lacks the bit `distance` with the columns P of those that have it.
+template <uint P, uint Q, typename Tile>
+inline void jacobi_trade(thread Tile& tile, uint lane, ushort distance) {
+  const bool keeps_first = (lane & distance) == 0;
+#pragma unroll
+  for (uint i = 0; i < Tile::X4 + Tile::V4; ++i) {
+    const typename Tile::Four other = moved(keeps_first ? tile.y[Q][i] : tile.y[P][i], distance);
+    tile.y[P][i] = keeps_first ? tile.y[P][i] : other;
+    tile.y[Q][i] = keeps_first ? other : tile.y[Q][i];
+  }
+  const float other = metal::simd_shuffle_xor(keeps_first ? tile.square[Q] : tile.square[P], distance);
+  tile.square[P] = keeps_first ? tile.square[P] : other;
+  tile.square[Q] = keeps_first ? other : tile.square[Q];
+}
+
+// In each group of `lanes` lanes, rotates all pairs of the first set with the second, and of the third with the fourth
+// if there are four sets.
 template <typename Tile>
-inline bool jacobi_sets(thread Tile& tile, thread typename Tile::Shared& shared, float tolerance) {
+inline bool jacobi_sets(thread Tile& tile, thread typename Tile::Shared& shared, uint lanes, float tolerance) {
   constexpr uint kPairs = Tile::COLUMNS / 2, kThird = kPairs == 2 ? 2 : 0, kFourth = kPairs == 2 ? 3 : 1;
   bool changed = false;
-  for (uint step = 0; step < Tile::LANES; ++step) {
+  for (uint step = 0; step < lanes; ++step) {
     typename Tile::Number products[kPairs];
     products[0] = jacobi_dot<Tile::X4>(tile.y[0], tile.y[1]);
     if (kPairs == 2) products[kPairs - 1] = jacobi_dot<Tile::X4>(tile.y[kThird], tile.y[kFourth]);
     shared.template sum<kPairs>(products);
     changed |= jacobi_rotate<0, 1>(tile, products[0], tolerance);
     if (kPairs == 2) changed |= jacobi_rotate<kThird, kFourth>(tile, products[kPairs - 1], tolerance);
-    const ushort distance = (step ^ (step + 1)) % Tile::LANES;  // to the lane at distance step + 1 from its first
+    const ushort distance = (step ^ (step + 1)) & (lanes - 1);  // to the lane at distance step + 1 from its first
     jacobi_move<1>(tile, distance);
     if (kPairs == 2) jacobi_move<kFourth>(tile, distance);
   }
   return changed;
 }
 
-// Rotates all pairs of sets; one set has none. In every place the set with the smaller number must be the first of its
-// pair, or columns would be exchanged for ever: (0 1)(2 3), (0 2)(1 3), (0 3)(1 2).
-template <uint COLUMNS>
-struct JacobiSets;
-template <>
-struct JacobiSets<1> {
-  template <typename Tile>
-  static bool rotate_all(thread Tile&, thread typename Tile::Shared&, float) {
-    return false;
-  }
-};
-template <>
-struct JacobiSets<2> {
-  template <typename Tile>
-  static bool rotate_all(thread Tile& tile, thread typename Tile::Shared& shared, float tolerance) {
-    return jacobi_sets(tile, shared, tolerance);
-  }
-};
-template <>
-struct JacobiSets<4> {
-  template <typename Tile>
-  static bool rotate_all(thread Tile& tile, thread typename Tile::Shared& shared, float tolerance) {
+// Rotates all pairs of columns of different sets. In every place the set with the smaller number must be the first of
+// its pair, or columns would be exchanged for ever: (0 1)(2 3), (0 2)(1 3), (0 3)(1 2).
+template <typename Tile>
+inline bool jacobi_all_sets(thread Tile& tile, thread typename Tile::Shared& shared, float tolerance) {
+  if constexpr (Tile::COLUMNS == 2) {
+    return jacobi_sets(tile, shared, Tile::LANES, tolerance);
+  } else {
     bool changed = false;
     for (uint round = 0; round < 3; ++round) {
-      changed |= jacobi_sets(tile, shared, tolerance);
+      changed |= jacobi_sets(tile, shared, Tile::LANES, tolerance);
       if (round == 1)
         jacobi_exchange<1, 3>(tile);
       else
@@ -270,59 +309,12 @@ struct JacobiSets<4> {
     }
     return changed;
   }
-};
+}
 
-// Rotates columns FIRST to FIRST + COUNT - 1 of each lane with those of the same set in the lane at a distance.
-template <uint FIRST, uint COUNT, typename Tile>
-inline bool jacobi_lanes(thread Tile& tile, thread typename Tile::Shared& shared, ushort distance, float tolerance) {
-  const bool first = (shared.lane ^ distance) > shared.lane;
-  typedef typename Tile::Four Four;
-  typename Tile::Number products[COUNT];
-  bool changed = false;
-  Four other[COUNT][Tile::X4];
-#pragma unroll
-  for (uint c = 0; c < COUNT; ++c) {
-#pragma unroll
-    for (uint i = 0; i < Tile::X4; ++i) other[c][i] = moved(tile.y[FIRST + c][i], distance);
-    products[c] = jacobi_dot<Tile::X4>(tile.y[FIRST + c], other[c]);
-  }
-  shared.template sum<COUNT>(products);
-#pragma unroll
-  for (uint c = 0; c < COUNT; ++c) {
-    const float other_square = metal::simd_shuffle_xor(tile.square[FIRST + c], distance);
-    const float own_square = tile.square[FIRST + c];
-    const float p_square = metal::max(own_square, other_square), q_square = metal::min(own_square, other_square);
-    const bool swap = first ? own_square < other_square : own_square > other_square;
-    tile.square[FIRST + c] = first ? p_square : q_square;
-    if (metal::simd_any(swap)) {
-#pragma unroll
-      for (uint i = 0; i < Tile::X4; ++i) {
-        const Four own = tile.y[FIRST + c][i];
-        tile.y[FIRST + c][i] = swap ? other[c][i] : own;
-        other[c][i] = swap ? own : other[c][i];
-      }
-#pragma unroll
-      for (uint i = Tile::X4; i < Tile::X4 + Tile::V4; ++i) {
-        const Four v = moved(tile.y[FIRST + c][i], distance);
-        tile.y[FIRST + c][i] = swap ? v : tile.y[FIRST + c][i];
-      }
-    }
-    const auto product = jacobi_agreed(products[c], first, distance);
-    const auto r = jacobi_rotation(p_square, q_square, swap ? conjugate(product) : product, tolerance);
-    changed |= r.rotates || swap;
-    if (metal::simd_any(r.rotates)) {
-#pragma unroll
-      for (uint i = 0; i < Tile::X4; ++i)
-        tile.y[FIRST + c][i] = jacobi_turned(tile.y[FIRST + c][i], other[c][i], first, r);
-#pragma unroll
-      for (uint i = Tile::X4; i < Tile::X4 + Tile::V4; ++i) {
-        const Four v = moved(tile.y[FIRST + c][i], distance);
-        tile.y[FIRST + c][i] = jacobi_turned(tile.y[FIRST + c][i], v, first, r);
-      }
-      tile.square[FIRST + c] = first ? r.p_square : r.q_square;
-    }
-  }
-  return changed;
+template <typename Tile>
+inline void jacobi_trade_sets(thread Tile& tile, uint lane, ushort distance) {
+  jacobi_trade<0, 1>(tile, lane, distance);
+  if constexpr (Tile::COLUMNS == 4) jacobi_trade<2, 3>(tile, lane, distance);
 }
 
 // Sweeps until a sweep has neither rotated nor exchanged columns in any lane of the simdgroup: a sweep in which columns
@@ -331,13 +323,12 @@ template <typename Tile>
 inline void jacobi(thread Tile& tile, thread typename Tile::Shared& shared, float tolerance) {
   for (uint sweep = 0; sweep < kJacobiSweeps; ++sweep) {
     jacobi_squares(tile, shared);
-    bool changed = JacobiSets<Tile::COLUMNS>::rotate_all(tile, shared, tolerance);
-    constexpr uint kAtOnce = Tile::COLUMNS < 2 ? Tile::COLUMNS : 2;
-    for (ushort distance = 1; distance < Tile::LANES; ++distance) {
-      changed |= jacobi_lanes<0, kAtOnce>(tile, shared, distance, tolerance);
-      if (Tile::COLUMNS == 4)
-        changed |= jacobi_lanes<Tile::COLUMNS - kAtOnce, kAtOnce>(tile, shared, distance, tolerance);
+    bool changed = jacobi_all_sets(tile, shared, tolerance);
+    for (ushort half_of_lanes = Tile::LANES / 2; half_of_lanes > 0; half_of_lanes /= 2) {
+      jacobi_trade_sets(tile, shared.lane, half_of_lanes);
+      changed |= jacobi_sets(tile, shared, half_of_lanes, tolerance);
     }
+    for (ushort distance = 1; distance < Tile::LANES; distance *= 2) jacobi_trade_sets(tile, shared.lane, distance);
     if (!metal::simd_any(changed)) break;
   }
   jacobi_squares(tile, shared);

@@ -17,7 +17,7 @@ inline void svd_of(device const typename Tile::Number* a, device typename Tile::
                    constant SvdParams& p, uint matrix, thread typename Tile::Shared& shared) {
   typedef typename Tile::Number T;
   typedef typename Tile::Four Four;
-  const uint lane = shared.lane, simdgroup = shared.simdgroup;
+  const uint lane = shared.lane, part = shared.part();
   const bool live = matrix < p.matrices;  // the other lanes work on zeros
   Tile tile;
   uint4 magnitude = uint4(0);  // as bits, which compare as the numbers do, with NaN above infinity
@@ -29,14 +29,14 @@ inline void svd_of(device const typename Tile::Number* a, device typename Tile::
     for (uint i = 0; i < Tile::X4; ++i)
 #pragma unroll
       for (uint e = 0; e < 4; ++e) {
-        const uint row = Tile::row_of(simdgroup, i) + e;
+        const uint row = Tile::row_of(part, i) + e;
         set_entry(tile.y[c][i], e, live && column < p.columns && row < p.rows ? from[row * p.a.row_stride] : T(0.0f));
       }
 #pragma unroll
     for (uint i = 0; i < Tile::X4; ++i) magnitude = max(magnitude, bits_of(tile.y[c][i]));
 #pragma unroll
     for (uint i = 0; i < Tile::V4; ++i) {
-      const uint4 row = Tile::v_row_of(simdgroup, i) + uint4(0, 1, 2, 3);
+      const uint4 row = Tile::v_row_of(part, i) + uint4(0, 1, 2, 3);
       tile.y[c][Tile::X4 + i] = choose(four_of(T(0.0f)), four_of(number<T>(1.0f)), row == column);
     }
     tile.square[c] = column < p.columns ? 0.0f : -1.0f;
@@ -56,13 +56,13 @@ inline void svd_of(device const typename Tile::Number* a, device typename Tile::
   const uint found = jacobi_ranks(tile, lane, ranks);
   const bool finite = scale > 0.0f;
   if (!live) return;
-  if (VECTORS && simdgroup == 0 && lane % Tile::LANES == 0) present[matrix] = finite ? found : p.columns;
+  if (VECTORS && part == 0 && lane % Tile::LANES == 0) present[matrix] = finite ? found : p.columns;
 #pragma unroll
   for (uint c = 0; c < Tile::COLUMNS; ++c) {
     const uint rank = ranks[c];
     if (rank >= p.columns) continue;
     const float norm = precise::sqrt(tile.square[c]);
-    if (simdgroup == 0) {
+    if (part == 0) {
       const float before = p.scaled ? inverse_of_scale(scales[matrix]) : 1.0f;
       values[ulong(matrix) * p.columns + rank] = finite ? norm / kJacobiScale * inverse_of_scale(scale) * before : NAN;
     }
@@ -73,7 +73,7 @@ inline void svd_of(device const typename Tile::Number* a, device typename Tile::
     for (uint i = 0; i < Tile::X4; ++i)
 #pragma unroll
       for (uint e = 0; e < 4; ++e) {
-        const uint row = Tile::row_of(simdgroup, i) + e;
+        const uint row = Tile::row_of(part, i) + e;
         if (row < p.rows) to_left[row * p.left.row_stride] = entry(tile.y[c][i], e) * factor;
       }
     device T* const to_right = right + matrix * p.right.batch_stride + rank * p.right.row_stride;
@@ -81,7 +81,7 @@ inline void svd_of(device const typename Tile::Number* a, device typename Tile::
     for (uint i = 0; i < Tile::V4; ++i)
 #pragma unroll
       for (uint e = 0; e < 4; ++e) {
-        const uint row = Tile::v_row_of(simdgroup, i) + e;
+        const uint row = Tile::v_row_of(part, i) + e;
         if (row < p.columns)
           to_right[row * p.right.column_stride] = finite ? conjugate(entry(tile.y[c][Tile::X4 + i], e)) : T(NAN);
       }
@@ -90,28 +90,27 @@ inline void svd_of(device const typename Tile::Number* a, device typename Tile::
 
 constant constexpr uint kSimdgroups = 4;  // per threadgroup of the simd kernels
 
-// A simdgroup takes 32 / LANES matrices, and a lane one column.
-template <uint ROWS, uint LANES, bool VECTORS, typename T = float>
+// A simdgroup takes 32 / (LANES SPLITS) matrices.
+template <uint ROWS, uint LANES, uint SPLITS, bool VECTORS, typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(32 * kSimdgroups)]] void svd_simd(
     device const T* a [[buffer(0)]], device T* left [[buffer(1)]], device float* values [[buffer(2)]],
     device T* right [[buffer(3)]], device uint* present [[buffer(4)]], constant SvdParams& p [[buffer(5)]],
     device const float* scales [[buffer(6)]], uint group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
-  typedef JacobiTile<1, LANES, 1, ROWS / 4, VECTORS ? LANES / 4 : 0, T> Tile;
+  typedef JacobiTile<2, LANES, SPLITS, 1, ROWS, VECTORS, T> Tile;
   typename Tile::Shared shared = {nullptr, 0, lane, 0};
-  const uint matrix = (group * kSimdgroups + simdgroup) * (32 / LANES) + lane / LANES;
+  const uint matrix = (group * kSimdgroups + simdgroup) * (32 / (LANES * SPLITS)) + lane / (LANES * SPLITS);
   svd_of<Tile, VECTORS>(a, left, values, right, present, scales, p, matrix, shared);
 }
 
-// A threadgroup takes a matrix of up to 32 COLUMNS columns and rows.
-template <uint COLUMNS, uint SIMDGROUPS, bool VECTORS, uint MOST, typename T = float>
+// A threadgroup takes a matrix of up to COLUMNS LANES columns and rows.
+template <uint COLUMNS, uint LANES, uint SIMDGROUPS, bool VECTORS, uint MOST, typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(MOST)]] void svd_block(
     device const T* a [[buffer(0)]], device T* left [[buffer(1)]], device float* values [[buffer(2)]],
     device T* right [[buffer(3)]], device uint* present [[buffer(4)]], constant SvdParams& p [[buffer(5)]],
     device const float* scales [[buffer(6)]], uint matrix [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
-  constexpr uint kRows4 = 8 * COLUMNS / SIMDGROUPS;
-  typedef JacobiTile<COLUMNS, 32, SIMDGROUPS, kRows4, VECTORS ? kRows4 : 0, T> Tile;
+  typedef JacobiTile<COLUMNS, LANES, 32 / LANES, SIMDGROUPS, COLUMNS * LANES, VECTORS, T> Tile;
   threadgroup float memory[Tile::Shared::kFloats];
   typename Tile::Shared shared = {memory, simdgroup, lane, 0};
   svd_of<Tile, VECTORS>(a, left, values, right, present, scales, p, matrix, shared);
@@ -120,30 +119,31 @@ template <uint COLUMNS, uint SIMDGROUPS, bool VECTORS, uint MOST, typename T = f
 #define ARGUMENTS(type)                                                                             \
   device const type*, device type*, device float*, device type*, device uint*, constant SvdParams&, \
       device const float*, uint, uint, uint
-#define SIMD(name, rows, lanes, type)                                                                               \
-  template [[host_name(name #rows "x" #lanes)]] [[kernel]] void svd_simd<rows, lanes, true, type>(ARGUMENTS(type)); \
-  template [[host_name(name "values_" #rows "x" #lanes)]] [[kernel]] void svd_simd<rows, lanes, false, type>(       \
-      ARGUMENTS(type));
+#define SIMD_OF(name, rows, lanes, splits, type, vectors) \
+  template [[host_name(name)]] [[kernel]] void svd_simd<rows, lanes, splits, vectors, type>(ARGUMENTS(type));
+#define SIMD(name, rows, columns, lanes, splits, type)              \
+  SIMD_OF(name #rows "x" #columns, rows, lanes, splits, type, true) \
+  SIMD_OF(name "values_" #rows "x" #columns, rows, lanes, splits, type, false)
 #define BLOCK_OF(name, type, ...) \
   template [[host_name(name)]] [[kernel]] void svd_block<__VA_ARGS__, type>(ARGUMENTS(type));
-#define BLOCK(name, size, columns, simdgroups, type, most)    \
-  BLOCK_OF(name #size, type, columns, simdgroups, true, most) \
-  BLOCK_OF(name "values_" #size, type, columns, simdgroups, false, most)
+#define BLOCK(name, size, columns, lanes, simdgroups, type, most)    \
+  BLOCK_OF(name #size, type, columns, lanes, simdgroups, true, most) \
+  BLOCK_OF(name "values_" #size, type, columns, lanes, simdgroups, false, most)
 
-SIMD("svd_simd_", 8, 8, float)
-SIMD("svd_simd_", 16, 8, float)
-SIMD("svd_simd_", 32, 8, float)
-SIMD("svd_simd_", 16, 16, float)
-SIMD("svd_simd_", 32, 16, float)
-SIMD("svd_simd_", 32, 32, float)
-BLOCK("svd_block_", 64, 2, 4, float, 512)
-BLOCK("svd_block_", 128, 4, 16, float, 512)
+SIMD("svd_simd_", 8, 8, 4, 2, float)
+SIMD("svd_simd_", 16, 8, 4, 2, float)
+SIMD("svd_simd_", 32, 8, 4, 2, float)
+SIMD("svd_simd_", 16, 16, 8, 2, float)
+SIMD("svd_simd_", 32, 16, 8, 2, float)
+SIMD("svd_simd_", 32, 32, 16, 2, float)
+BLOCK("svd_block_", 64, 2, 32, 4, float, 512)
+BLOCK("svd_block_", 128, 4, 32, 16, float, 512)
 // For GPUs whose threads have few registers: more simdgroups share the rows.
-BLOCK_OF("svd_lean_32", float, 1, 2, true, 64)
-BLOCK_OF("svd_lean_64", float, 2, 8, true, 256)
+BLOCK_OF("svd_lean_32", float, 2, 16, 2, true, 64)
+BLOCK_OF("svd_lean_64", float, 2, 32, 8, true, 256)
 // A complex number takes two registers, so that more simdgroups share the rows.
-SIMD("svd_complex_simd_", 8, 8, float2)
-SIMD("svd_complex_simd_", 16, 8, float2)
-SIMD("svd_complex_simd_", 16, 16, float2)
-BLOCK("svd_complex_block_", 32, 1, 2, float2, 64)
-BLOCK("svd_complex_block_", 64, 2, 8, float2, 256)
+SIMD("svd_complex_simd_", 8, 8, 4, 2, float2)
+SIMD("svd_complex_simd_", 16, 8, 4, 2, float2)
+SIMD("svd_complex_simd_", 16, 16, 8, 4, float2)
+BLOCK("svd_complex_block_", 32, 2, 16, 2, float2, 64)
+BLOCK("svd_complex_block_", 64, 2, 32, 8, float2, 256)

@@ -19,8 +19,9 @@ class Double:
     `lo`. It stays on the device of the pairs, which may lack float64.
 
     Sums of two numbers, products, quotients and roots have relative errors of at most 2^-48, 3.6e-15, and elementwise
-    functions of at most 1e-14. Sums of rows and `matmul` have errors of a few 2^-48 of the magnitudes of their terms. Numbers have float32's range, 1e38. Below about 1e-24 the rest
-    underflows: there are fewer bits. There are no gradients.
+    functions of at most 1e-14. Sums of rows and `matmul` have errors of a few 2^-48 of the magnitudes of their terms.
+    Numbers have float32's range, 1e38. Below about 1e-24 the rest underflows: there are fewer bits. There are no
+    gradients.
 
     Args:
         x: a float64 tensor on any device, another floating-point tensor, or a number.

@@ -130,6 +130,25 @@ def test_eigh(device, variant, n, UPLO):
         check_below(errors, bound / 2, "the values", names)
 
 
+@pytest.mark.parametrize("variant, batch", [("block", 400), ("simd", 401)])
+def test_eigh_of_many(device, variant, batch):
+    """A simdgroup takes a matrix of 17 to 32 rows where there are many."""
+    n = 17
+    A = torch.randn(3, n, n, dtype=torch.complex64)
+    A = A + A.mH
+    expected = torch.linalg.eigvalsh(A.to(WIDE))
+    with tuned("baseline"):
+        many = A.repeat(batch // 3 + 1, 1, 1)[:batch].to(device)
+        assert metalcore.explain("eigh", many).variant == variant
+        L, V = (x.cpu() for x in metalcore.eigh(many))
+    wide, V = many.cpu().to(WIDE), V.to(WIDE)
+    bound = 10 * n * EPS
+    check_below(norm(wide @ V - V * L.unsqueeze(-2)) / norm(wide), bound, "residual", range(batch))
+    check_unitary(V, bound, "vectors", range(batch))
+    wanted = expected.repeat(batch // 3 + 1, 1)[:batch]
+    check_below((L - wanted).abs().amax(-1) / wanted.abs().amax(-1), bound, "values", range(batch))
+
+
 @pytest.mark.parametrize("variant, n", [*(("simd", n) for n in (1, 4, 9, 32)), *(("block", n) for n in (33, 65, 128))])
 @pytest.mark.parametrize("upper", [False, True])
 def test_cholesky(device, variant, n, upper):

@@ -54,31 +54,38 @@ struct BlockKernel {
 };
 constexpr BlockKernel kBlockKernels[] = {{64, 4}, {128, 16}};
 constexpr int64_t kBlockSize = 128;
-// Those of complex numbers, which take twice the registers. The largest one is eigh's alone.
-constexpr BlockKernel kComplexKernels[] = {{32, 2}, {64, 8}, {128, 16}};
+// Those of complex numbers, which take twice the registers. Only eigh has the largest one.
+constexpr BlockKernel kComplexEighKernels[] = {{32, 4}, {64, 8}, {128, 16}}, kComplexSvdKernels[] = {{32, 2}, {64, 8}};
 constexpr int64_t kComplexSvd = 64;
 
-// The largest matrix in a simdgroup.
-int64_t most_of_simd(bool is_complex, const JacobiTuning& tuning) {
-  return !is_complex ? kSimdSize : tuning.few_registers ? 8 : 16;
+// A simdgroup holds all of a complex matrix of more than half its lanes only if threads have registers enough, and
+// svd's V takes too many. With few matrices a threadgroup is faster: on an H200 it takes 64 µs for 8 of 32 x 32, and a
+// simdgroup 103; for 1024 they take 229 and 152.
+constexpr int64_t kManyMatrices = 400;
+int64_t most_of_simd(int64_t batch, bool is_complex, bool is_svd, const JacobiTuning& tuning) {
+  const bool holds_all = !is_complex || (!is_svd && !tuning.few_registers && batch > kManyMatrices);
+  return holds_all ? kSimdSize : kSimdSize / 2;
 }
 
+// The lanes of a simdgroup that share a matrix: as many as it has columns, and more for complex ones.
+uint32_t lanes_of(uint32_t columns, bool is_complex) { return is_complex && columns > 8 ? gpu::kSimdWidth : columns; }
+
 // `rows` is 0 for kernels of square matrices only.
-JacobiPlan kernel_plan(const std::string& name, const std::string& values, int64_t rows, int64_t n, bool is_complex,
-                       const JacobiTuning& tuning, const std::string& what) {
+JacobiPlan kernel_plan(const std::string& name, const std::string& values, int64_t rows, int64_t n, int64_t batch,
+                       bool is_complex, const JacobiTuning& tuning, const std::string& what) {
   const std::string op = name + (is_complex ? "complex_" : "");
   const int64_t larger = std::max(rows, n);
-  if (larger <= most_of_simd(is_complex, tuning)) {
-    const uint32_t lanes = power_from_8(n);
-    const std::string suffix = rows ? times(power_from_8(rows), lanes) : std::to_string(lanes);
+  if (larger <= most_of_simd(batch, is_complex, rows > 0, tuning)) {
+    const uint32_t columns = power_from_8(n);
+    const std::string suffix = rows ? times(power_from_8(rows), columns) : std::to_string(columns);
     return {JacobiVariant::simd,
             false,
-            what + ": Jacobi, a column a lane of a simdgroup",
+            what + ": Jacobi in the registers of a simdgroup",
             op + "simd_" + values + suffix,
-            kSimdThreadgroup * gpu::kSimdWidth / lanes,
+            kSimdThreadgroup * gpu::kSimdWidth / lanes_of(columns, is_complex),
             kSimdThreadgroup * gpu::kSimdWidth};
   }
-  const BlockKernel* kernels = is_complex ? kComplexKernels : kBlockKernels;
+  const BlockKernel* kernels = !is_complex ? kBlockKernels : rows > 0 ? kComplexSvdKernels : kComplexEighKernels;
   while (kernels->size < larger) ++kernels;
   const BlockKernel& kernel = *kernels;
   return {JacobiVariant::block,
@@ -173,12 +180,12 @@ JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, boo
   // The columns of Rᵀ are nearer to orthogonal than A's, and much nearer where A's rows are graded. With many columns,
   // that saves more sweeps than the QR and the product with Q cost.
   if (rows > most_rows || (full_matrices && compute_uv && rows > columns)) {
-    JacobiPlan plan =
-        fitted(kernel_plan("svd_", values, columns, columns, is_complex, tuning, times(m, n) + ", its QR's R"), tuning);
+    JacobiPlan plan = fitted(
+        kernel_plan("svd_", values, columns, columns, batch, is_complex, tuning, times(m, n) + ", its QR's R"), tuning);
     plan.after_qr = true;
     return plan;
   }
-  return fitted(kernel_plan("svd_", values, rows, columns, is_complex, tuning, times(m, n)), tuning);
+  return fitted(kernel_plan("svd_", values, rows, columns, batch, is_complex, tuning, times(m, n)), tuning);
 }
 
 JacobiPlan plan_eigh(int64_t n, int64_t batch, bool compute_v, bool is_complex, const JacobiTuning& tuning) {
@@ -193,7 +200,7 @@ JacobiPlan plan_eigh(int64_t n, int64_t batch, bool compute_v, bool is_complex, 
             "",
             0,
             0};
-  return kernel_plan("eigh_", compute_v ? "" : "values_", 0, n, is_complex, tuning, times(n, n));
+  return kernel_plan("eigh_", compute_v ? "" : "values_", 0, n, batch, is_complex, tuning, times(n, n));
 }
 
 }  // namespace metalcore
