@@ -29,6 +29,7 @@ __all__ = [
     "complex_by_torch",
     "division",
     "host_number",
+    "host_numbers",
     "in_float32",
     "plan_is_torch",
     "raise_errors",
@@ -194,6 +195,15 @@ def host_number(value: torch.Tensor, without_memory: Any) -> Any:
         _C.note_torch_step("aten::_local_scalar_dense")
         return without_memory
     return torch.ops.aten._local_scalar_dense(value)
+
+
+def host_numbers(values: torch.Tensor, without_memory: float) -> torch.Tensor:
+    """Returns a copy on the CPU, for which the host waits. All numbers of a tensor without memory, whose plan is asked
+    for, are `without_memory`."""
+    if values.is_meta:
+        _C.note_torch_step("aten::_to_copy")
+        return torch.full(values.shape, without_memory)
+    return values.cpu()
 
 
 def write_out(name: str, out: Any, results: Callable, *inputs: torch.Tensor) -> Any:

@@ -8,9 +8,9 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import positive_definite, turned
-from ._common import NUMBERS, Tensors, in_float32, raise_errors, square, write_out
+from ._common import NUMBERS, Tensors, in_float32, square, write_out
 from ._lu import broadcastable, one_batch
-from ._pytorch import by_torch, checked, override, takes_square
+from ._pytorch import by_torch, checked, factored, factored_ex, override, takes_square
 from ._results import linalg_ldl_factor, linalg_ldl_factor_ex
 
 __all__ = ["ldl_factor", "ldl_factor_ex", "ldl_solve"]
@@ -50,13 +50,7 @@ def ldl_factor(A: torch.Tensor, *, hermitian: bool = False, out: Tensors | None 
     """
     if not _takes(A, hermitian):
         return by_torch(torch.linalg.ldl_factor, A, hermitian=hermitian, out=out)
-
-    def factor():
-        LD, pivots, info = _factor(A, hermitian)
-        raise_errors(info, "torch.linalg.ldl_factor", A)
-        return LD, pivots
-
-    return linalg_ldl_factor(tuple(write_out("linalg_ldl_factor", out, factor)))
+    return factored(linalg_ldl_factor, lambda: _factor(A, hermitian), A, out)
 
 
 def ldl_factor_ex(
@@ -84,11 +78,7 @@ def ldl_factor_ex(
     """
     if not _takes(A, hermitian) or type(check_errors) is not bool:
         return by_torch(torch.linalg.ldl_factor_ex, A, hermitian=hermitian, check_errors=check_errors, out=out)
-
-    def factor():
-        return checked(_factor(A, hermitian), "torch.linalg.ldl_factor_ex", check_errors, A)
-
-    return linalg_ldl_factor_ex(tuple(write_out("linalg_ldl_factor_ex", out, factor)))
+    return factored_ex(linalg_ldl_factor_ex, lambda: _factor(A, hermitian), A, check_errors, out)
 
 
 def ldl_solve(

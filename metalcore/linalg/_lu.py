@@ -9,8 +9,8 @@ from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import turned, well_conditioned
 from .._core.tensors import beside
-from ._common import NUMBERS, Tensors, complex_by_torch, in_float32, raise_errors, square, torch_is_faster, write_out
-from ._pytorch import by_torch, checked, override, takes, takes_square
+from ._common import NUMBERS, Tensors, complex_by_torch, in_float32, square, torch_is_faster, write_out
+from ._pytorch import by_torch, checked, factored, factored_ex, override, takes, takes_square
 from ._results import linalg_lu, linalg_lu_factor, linalg_lu_factor_ex
 from ._triangular import solve_triangular
 
@@ -49,13 +49,7 @@ def lu_factor(A: torch.Tensor, *, pivot: bool = True, out: Tensors | None = None
     """
     if torch_is_faster("lu_factor", (), A) or not _takes(A) or type(pivot) is not bool:
         return by_torch(torch.linalg.lu_factor, A, pivot=pivot, out=out)
-
-    def factor():
-        LU, pivots, info = _factor(A, pivot)
-        raise_errors(info, "torch.linalg.lu_factor", A)
-        return LU, pivots
-
-    return linalg_lu_factor(tuple(write_out("linalg_lu_factor", out, factor, A)))
+    return factored(linalg_lu_factor, lambda: _factor(A, pivot), A, out, A)
 
 
 def lu_factor_ex(
@@ -83,14 +77,7 @@ def lu_factor_ex(
     """
     if torch_is_faster("lu_factor", (), A) or not _takes(A) or not type(pivot) is type(check_errors) is bool:
         return by_torch(torch.linalg.lu_factor_ex, A, pivot=pivot, check_errors=check_errors, out=out)
-
-    def factor():
-        results = _factor(A, pivot)
-        if check_errors:
-            raise_errors(results[2], "torch.linalg.lu_factor_ex", A)
-        return results
-
-    return linalg_lu_factor_ex(tuple(write_out("linalg_lu_factor_ex", out, factor, A)))
+    return factored_ex(linalg_lu_factor_ex, lambda: _factor(A, pivot), A, check_errors, out, A)
 
 
 def lu(A: torch.Tensor, *, pivot: bool = True, out: Tensors | None = None) -> linalg_lu:

@@ -10,8 +10,7 @@ from .._core.operators import autograd, composed_kernel, cpu_kernel, fake_kernel
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import turned
-from .._core.tensors import beside
-from ._common import COMPUTED, NUMBERS, host_number, in_float32, square
+from ._common import COMPUTED, NUMBERS, host_numbers, in_float32, square
 from ._pytorch import by_torch, override
 
 __all__ = ["matrix_exp"]
@@ -52,28 +51,34 @@ def matrix_exp(A: torch.Tensor) -> torch.Tensor:
 
 def _polynomial(A):
     """Returns the Taylor polynomial of degree 12 of A by five products, as a polynomial of A³."""
-    identity = beside(A, torch.eye(A.shape[-1], dtype=A.dtype, device=A.device))
     A2 = A @ A
     A3 = A @ A2
     result = A3 / math.factorial(12)
     for k in (9, 6, 3, 0):
-        terms = identity / math.factorial(k) + A / math.factorial(k + 1) + A2 / math.factorial(k + 2)
-        result = result + terms if k == 9 else A3 @ result + terms
+        result = result if k == 9 else A3 @ result
+        result.add_(A, alpha=1 / math.factorial(k + 1)).add_(A2, alpha=1 / math.factorial(k + 2))
+        result.diagonal(dim1=-2, dim2=-1).add_(1 / math.factorial(k))
     return result
 
 
 @composed_kernel("matrix_exp_scaled")
 def _(A):
-    length = A.abs().sum(-2).amax(-1)
+    # The host knows how often each matrix is squared: fewer ops on the device, since matrices often agree.
+    length = host_numbers(A.abs().sum(-2).amax(-1), 1.0)
     finite = length.isfinite()
     squarings = torch.where(finite, (length / _NEAR).log2().ceil().clamp(min=0), 0)
-    count = int(host_number(squarings.amax(), 0))
-    squarings = squarings[..., None, None]
-    half = (squarings / 2).floor()  # powers of two beyond float32's range are two factors
-    X = _polynomial(A * torch.exp2(-half) * torch.exp2(half - squarings))
-    for step in range(count):
-        X = torch.where(squarings > step, X @ X, X)
-    return torch.where(finite[..., None, None], X, torch.nan).contiguous()
+    most = int(squarings.amax())
+    each = None if (squarings == most).all() else squarings.to(A.device)[..., None, None]
+    half = most // 2 if each is None else (each / 2).floor()  # powers of two beyond float32's range are two factors
+    rest = most - half if each is None else each - half
+    X = _polynomial(A * _power(-half) * _power(-rest))
+    for step in range(most):
+        X = X @ X if each is None else torch.where(each > step, X @ X, X)
+    return X if finite.all() else torch.where(finite.to(A.device)[..., None, None], X, torch.nan)
+
+
+def _power(exponent):
+    return torch.exp2(exponent) if isinstance(exponent, torch.Tensor) else 2.0**exponent
 
 
 @fake_kernel("matrix_exp_scaled")

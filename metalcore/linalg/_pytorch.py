@@ -19,7 +19,7 @@ from .._core.routing import accelerated
 from .._core.tensors import call_on_cpu
 from ._common import raise_errors, write_out
 
-__all__ = ["by_torch", "checked", "factors_transpose", "override", "takes", "takes_square"]
+__all__ = ["by_torch", "checked", "factored", "factored_ex", "factors_transpose", "override", "takes", "takes_square"]
 
 
 def _lacks(*operators):
@@ -153,6 +153,31 @@ def checked(results, name, check_errors, A):
     if check_errors:
         raise_errors(results[-1], name, A)
     return results
+
+
+def factored(kind, factor, A, out, *inputs):
+    """Returns a namesake's named tuple of what `factor` computes. Its last result, info, is not in the tuple: where it
+    is not 0, PyTorch's error is raised. `out` and `inputs` are those of write_out()."""
+
+    def factors():
+        *results, info = factor()
+        raise_errors(info, _namesake(kind), A)
+        return tuple(results)
+
+    return kind(tuple(write_out(kind.__name__, out, factors, *inputs)))
+
+
+def factored_ex(kind, factor, A, check_errors, out, *inputs):
+    """Returns the same with info, for which an error is raised with `check_errors` only."""
+
+    def factors():
+        return checked(factor(), _namesake(kind), check_errors, A)
+
+    return kind(tuple(write_out(kind.__name__, out, factors, *inputs)))
+
+
+def _namesake(kind):
+    return kind.__name__.replace("linalg_", "torch.linalg.")
 
 
 @functools.cache

@@ -13,6 +13,18 @@ bool without_memory(const Tensor& tensor) { return gpu::device_type_of(tensor) =
 
 }  // namespace
 
+const char* name_of(SizeVariant variant) {
+  switch (variant) {
+    case SizeVariant::empty: return "empty";
+    case SizeVariant::simd: return "simd";
+    case SizeVariant::block: return "block";
+    case SizeVariant::device: return "device";
+    case SizeVariant::torch: return "torch";
+    case SizeVariant::cpu: return "cpu";
+  }
+  return "";
+}
+
 Tensor copy_to_cpu(const Tensor& tensor) {
   const auto sizes = tensor.sizes();
   std::vector<int64_t> strides(sizes.size());

@@ -65,6 +65,23 @@ class TorchRegions {
   size_t count_ = 0;
 };
 
+// The tuning of ops whose rows only say which batches PyTorch's own op takes, on the GPU and on the CPU.
+struct RouteTuning {
+  const char* family;
+  TorchRegions torch = {}, cpu = {};
+};
+
+// What takes matrices: a simdgroup, or a threadgroup in its memory or in the device's, or PyTorch's own op.
+enum class SizeVariant { empty, simd, block, device, torch, cpu };
+
+const char* name_of(SizeVariant variant);
+
+struct SizePlan {
+  SizeVariant variant;
+  std::string why, kernel;
+  uint32_t matrices_per_threadgroup, threads;
+};
+
 // "PyTorch's own op is faster (measured on hopper GPUs)", for a plan's reason.
 inline std::string faster_by_torch(const char* family) {
   const std::string where = std::string_view(family) == gpu::kThisMachine ? family : family + std::string(" GPUs");

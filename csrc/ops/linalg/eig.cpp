@@ -15,25 +15,6 @@
 namespace metalcore {
 namespace {
 
-enum class EigVariant { empty, simd, block, device, torch, cpu };
-
-const char* name_of(EigVariant variant) {
-  switch (variant) {
-    case EigVariant::empty: return "empty";
-    case EigVariant::simd: return "simd";
-    case EigVariant::block: return "block";
-    case EigVariant::device: return "device";
-    case EigVariant::torch: return "torch";
-    case EigVariant::cpu: return "cpu";
-  }
-  return "";
-}
-
-struct EigTuning {
-  const char* family;
-  TorchRegions torch = {}, cpu = {};
-};
-
 // Apple's regions are estimates. The QR sweeps of an n x n matrix have about 0.65 n² steps, each with two barriers of a
 // threadgroup, for which 1 µs is assumed: 43 ms for n = 256 and 170 ms for n = 512. LAPACK (geev) needs about 25 n³
 // flops, most of which wait for memory: about 40 ms and 250 ms on one core of an M1. A GPU works on a matrix per core
@@ -44,37 +25,31 @@ constexpr TorchRegions kSlowOnApple = {{.above = 256, .max_batch = 4}, {.above =
 constexpr TorchRegions kSlowOnHopper = {
     {.above = 127, .max_batch = 1}, {.above = 256, .max_batch = 2}, {.above = 480, .max_batch = 8}};
 
-const gpu::Table<EigTuning> eig_tuning("eig",
-                                       {{"torch", &EigTuning::torch, {.calls = "linalg_eig"}},
-                                        {"cpu", &EigTuning::cpu, {.only_on = "mps"}}},
-                                       {{.family = "baseline"},
-                                        {.family = "apple7", .cpu = kSlowOnApple},
-                                        {.family = "apple8", .cpu = kSlowOnApple},
-                                        {.family = "apple9", .cpu = kSlowOnApple},
-                                        {.family = "apple10", .cpu = kSlowOnApple},
-                                        {.family = "hopper", .torch = kSlowOnHopper}});
+const gpu::Table<RouteTuning> eig_tuning("eig",
+                                         {{"torch", &RouteTuning::torch, {.calls = "linalg_eig"}},
+                                          {"cpu", &RouteTuning::cpu, {.only_on = "mps"}}},
+                                         {{.family = "baseline"},
+                                          {.family = "apple7", .cpu = kSlowOnApple},
+                                          {.family = "apple8", .cpu = kSlowOnApple},
+                                          {.family = "apple9", .cpu = kSlowOnApple},
+                                          {.family = "apple10", .cpu = kSlowOnApple},
+                                          {.family = "hopper", .torch = kSlowOnHopper}});
 
-struct EigPlan {
-  EigVariant variant;
-  std::string why, kernel;
-  uint32_t matrices_per_threadgroup, threads;
-};
-
-EigPlan plan_eig(int64_t n, int64_t batch, bool is_complex, bool compute_v, const EigTuning& tuning) {
+SizePlan plan_eig(int64_t n, int64_t batch, bool is_complex, bool compute_v, const RouteTuning& tuning) {
   const std::string size = times(n, n), count = std::to_string(batch) + " of " + size + ": ";
   const std::string name = is_complex ? "eig_complex" : "eig", values = compute_v ? "" : "_values";
   const uint32_t simdgroups = is_complex ? EIG_COMPLEX_SIMDGROUPS : EIG_SIMDGROUPS;
-  if (batch == 0 || n == 0) return {EigVariant::empty, size + " has no eigenvalues", "", 0, 0};
-  if (tuning.cpu.contain(n, batch)) return {EigVariant::cpu, count + faster_on_cpu(tuning.family), "", 0, 0};
-  if (tuning.torch.contain(n, batch)) return {EigVariant::torch, count + faster_by_torch(tuning.family), "", 0, 0};
-  if (n > EIG_DEVICE) return {EigVariant::cpu, too_large_for_kernels(size), "", 0, 0};
+  if (batch == 0 || n == 0) return {SizeVariant::empty, size + " has no eigenvalues", "", 0, 0};
+  if (tuning.cpu.contain(n, batch)) return {SizeVariant::cpu, count + faster_on_cpu(tuning.family), "", 0, 0};
+  if (tuning.torch.contain(n, batch)) return {SizeVariant::torch, count + faster_by_torch(tuning.family), "", 0, 0};
+  if (n > EIG_DEVICE) return {SizeVariant::cpu, too_large_for_kernels(size), "", 0, 0};
   if (n <= 32)
-    return {EigVariant::simd, size + ": QR sweeps by a simdgroup, in threadgroup memory",
+    return {SizeVariant::simd, size + ": QR sweeps by a simdgroup, in threadgroup memory",
             name + "_simd" + values + (n <= 16 ? "_16" : "_32"), simdgroups, 32 * simdgroups};
   if (n <= (is_complex ? EIG_COMPLEX_BLOCK : EIG_BLOCK))
-    return {EigVariant::block, size + ": QR sweeps by a threadgroup, in its memory", name + "_block" + values, 1,
+    return {SizeVariant::block, size + ": QR sweeps by a threadgroup, in its memory", name + "_block" + values, 1,
             EIG_BLOCK_THREADS};
-  return {EigVariant::device, size + ": QR sweeps by a threadgroup, in device memory", name + "_device" + values, 1,
+  return {SizeVariant::device, size + ": QR sweeps by a threadgroup, in device memory", name + "_device" + values, 1,
           EIG_DEVICE_THREADS};
 }
 
@@ -90,13 +65,13 @@ std::tuple<Tensor, Tensor> eig(const Tensor& input, bool compute_v) {
   const char* const name = compute_v ? "eig" : "eigvals";
   const bool is_complex = metalcore::is_complex(input);
   const MatrixShape s = check_square_of_numbers(name, input);
-  const EigPlan plan = plan_eig(s.rows, s.batch, is_complex, compute_v, eig_tuning(input));
+  const SizePlan plan = plan_eig(s.rows, s.batch, is_complex, compute_v, eig_tuning(input));
   gpu::note_plan("eig", name_of(plan.variant), [&] { return plan.why; });
   const auto complex = [&](const std::vector<int64_t>& sizes) {
     return new_tensor(sizes, ScalarType::ComplexFloat, input);
   };
-  if (plan.variant == EigVariant::torch || plan.variant == EigVariant::cpu) {
-    const bool on_cpu = plan.variant == EigVariant::cpu;
+  if (plan.variant == SizeVariant::torch || plan.variant == SizeVariant::cpu) {
+    const bool on_cpu = plan.variant == SizeVariant::cpu;
     if (!compute_v) {
       auto [l] = on_cpu ? decompose_on_cpu<1>("aten::linalg_eigvals", input, Entries::all)
                         : call_torch<1>("aten::linalg_eigvals", "", input);
@@ -108,13 +83,13 @@ std::tuple<Tensor, Tensor> eig(const Tensor& input, bool compute_v) {
   }
   const Tensor l = complex(batch_sizes(input, {s.rows}));
   const Tensor v = complex(compute_v ? batch_sizes(input, {s.rows, s.rows}) : std::vector<int64_t>{0});
-  if (plan.variant == EigVariant::empty) return {l, v};
+  if (plan.variant == SizeVariant::empty) return {l, v};
   const Matrices a = matrices(input);
   const int64_t square = s.rows * s.rows, floats = is_complex ? 2 : 1;  // floats of a number
   const auto scratch = [&](bool wanted, int64_t count) {
     return new_tensor({wanted ? s.batch : 0, count}, ScalarType::Float, input);
   };
-  const bool in_device_memory = plan.variant == EigVariant::device;
+  const bool in_device_memory = plan.variant == SizeVariant::device;
   const Tensor z = scratch(compute_v, floats * square), x = scratch(compute_v, 2 * square),
                h = scratch(in_device_memory, floats * square);
   EigParams params{a.batch_stride, a.row_stride, a.column_stride, grid_side(s.batch), grid_side(s.rows)};

@@ -14,25 +14,6 @@
 namespace metalcore {
 namespace {
 
-enum class LdlVariant { empty, simd, block, device, torch, cpu };
-
-const char* name_of(LdlVariant variant) {
-  switch (variant) {
-    case LdlVariant::empty: return "empty";
-    case LdlVariant::simd: return "simd";
-    case LdlVariant::block: return "block";
-    case LdlVariant::device: return "device";
-    case LdlVariant::torch: return "torch";
-    case LdlVariant::cpu: return "cpu";
-  }
-  return "";
-}
-
-struct LdlTuning {
-  const char* family;
-  TorchRegions torch = {}, cpu = {};
-};
-
 // Apple's region is an estimate. The steps of an n x n matrix have about nine barriers of a threadgroup, for which 0.5
 // µs each is assumed, and 2 n³ / 3 bytes of a threadgroup's traffic at 30 GB/s: 4 ms for n = 512, and 24 ms for n =
 // 1024. LAPACK needs about 2 ms and 8 ms.
@@ -41,43 +22,37 @@ constexpr TorchRegions kSlowOnApple = {{.above = 256, .max_batch = 4}};
 // Measured on an H200 beside PyTorch's op (cuSOLVER), which works on one matrix after the other.
 constexpr TorchRegions kSlowOnHopper = {{.above = 767, .max_batch = 1}};
 
-const gpu::Table<LdlTuning> ldl_tuning("ldl_factor",
-                                       {{"torch", &LdlTuning::torch, {.only_on = "cuda"}},
-                                        {"cpu", &LdlTuning::cpu, {.only_on = "mps"}}},
-                                       {{.family = "baseline"},
-                                        {.family = "apple7", .cpu = kSlowOnApple},
-                                        {.family = "apple8", .cpu = kSlowOnApple},
-                                        {.family = "apple9", .cpu = kSlowOnApple},
-                                        {.family = "apple10", .cpu = kSlowOnApple},
-                                        {.family = "hopper", .torch = kSlowOnHopper}});
-
-struct LdlPlan {
-  LdlVariant variant;
-  std::string why, kernel;
-  uint32_t matrices_per_threadgroup, threads;
-};
+const gpu::Table<RouteTuning> ldl_tuning("ldl_factor",
+                                         {{"torch", &RouteTuning::torch, {.only_on = "cuda"}},
+                                          {"cpu", &RouteTuning::cpu, {.only_on = "mps"}}},
+                                         {{.family = "baseline"},
+                                          {.family = "apple7", .cpu = kSlowOnApple},
+                                          {.family = "apple8", .cpu = kSlowOnApple},
+                                          {.family = "apple9", .cpu = kSlowOnApple},
+                                          {.family = "apple10", .cpu = kSlowOnApple},
+                                          {.family = "hopper", .torch = kSlowOnHopper}});
 
 // PyTorch's op on a GPU takes no Hermitian matrices.
-LdlPlan plan_ldl(int64_t n, int64_t batch, bool is_complex, bool hermitian, const LdlTuning& tuning) {
+SizePlan plan_ldl(int64_t n, int64_t batch, bool is_complex, bool hermitian, const RouteTuning& tuning) {
   const std::string size = times(n, n), count = std::to_string(batch) + " of " + size + ": ";
   const std::string name = is_complex ? "ldl_factor_complex" : "ldl_factor";
   const uint32_t simdgroups = is_complex ? LDL_COMPLEX_SIMDGROUPS : LDL_SIMDGROUPS;
-  if (batch == 0 || n == 0) return {LdlVariant::empty, size + " has no entries", "", 0, 0};
-  if (tuning.cpu.contain(n, batch)) return {LdlVariant::cpu, count + faster_on_cpu(tuning.family), "", 0, 0};
+  if (batch == 0 || n == 0) return {SizeVariant::empty, size + " has no entries", "", 0, 0};
+  if (tuning.cpu.contain(n, batch)) return {SizeVariant::cpu, count + faster_on_cpu(tuning.family), "", 0, 0};
   if (!(is_complex && hermitian) && tuning.torch.contain(n, batch))
-    return {LdlVariant::torch, count + faster_by_torch(tuning.family), "", 0, 0};
-  if (n > LDL_DEVICE) return {LdlVariant::cpu, too_large_for_kernels(size), "", 0, 0};
+    return {SizeVariant::torch, count + faster_by_torch(tuning.family), "", 0, 0};
+  if (n > LDL_DEVICE) return {SizeVariant::cpu, too_large_for_kernels(size), "", 0, 0};
   if (n <= LDL_SIMD)
-    return {LdlVariant::simd, size + ": by a simdgroup, in threadgroup memory", name + "_simd", simdgroups,
+    return {SizeVariant::simd, size + ": by a simdgroup, in threadgroup memory", name + "_simd", simdgroups,
             32 * simdgroups};
   if (n <= (is_complex ? LDL_COMPLEX_BLOCK : LDL_BLOCK))
-    return {LdlVariant::block, size + ": by a threadgroup, in its memory", name + "_block", 1, LDL_BLOCK_THREADS};
-  return {LdlVariant::device, size + ": by a threadgroup, in device memory", name + "_device", 1, LDL_DEVICE_THREADS};
+    return {SizeVariant::block, size + ": by a threadgroup, in its memory", name + "_block", 1, LDL_BLOCK_THREADS};
+  return {SizeVariant::device, size + ": by a threadgroup, in device memory", name + "_device", 1, LDL_DEVICE_THREADS};
 }
 
 std::tuple<Tensor, Tensor, Tensor> ldl_factor_ex(const Tensor& input, bool hermitian) {
   const MatrixShape s = check_square_of_numbers("torch.linalg.ldl_factor_ex", input);
-  const LdlPlan plan = plan_ldl(s.rows, s.batch, is_complex(input), hermitian, ldl_tuning(input));
+  const SizePlan plan = plan_ldl(s.rows, s.batch, is_complex(input), hermitian, ldl_tuning(input));
   gpu::note_plan("ldl_factor", name_of(plan.variant), [&] { return plan.why; });
   if (is_left(plan.variant)) {
     const auto [ld, pivots, info] = call_left<3>(plan.variant, "aten::linalg_ldl_factor_ex", input, hermitian, false);
@@ -85,7 +60,7 @@ std::tuple<Tensor, Tensor, Tensor> ldl_factor_ex(const Tensor& input, bool hermi
   }
   const Tensor ld = new_like(input), pivots = new_tensor(batch_sizes(input, {s.rows}), ScalarType::Int, input);
   Tensor info = new_tensor(batch_sizes(input, {}), ScalarType::Int, input);
-  if (plan.variant == LdlVariant::empty) {
+  if (plan.variant == SizeVariant::empty) {
     if (info.numel() > 0) torch::stable::zero_(info);
     return {ld, pivots, info};
   }
