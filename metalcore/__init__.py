@@ -51,6 +51,7 @@ from .normalization import *  # noqa: F403
 from .quant import (
     affine_embedding,
     affine_linear,
+    affine_linear_experts,
     dequantize,
     dequantize_4bit,
     dequantize_8bit,
@@ -112,6 +113,7 @@ __all__ = [
     "active_overrides",
     "affine_embedding",
     "affine_linear",
+    "affine_linear_experts",
     "attention",
     "capture",
     "compile",

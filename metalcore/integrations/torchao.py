@@ -2,8 +2,10 @@
 
 Where metalcore and torchao are both imported, whichever comes first, linear() of these tensors runs
 `metalcore.affine_linear` on their own bytes, once they are on `mps`: Int8Tensor (Int8WeightOnlyConfig),
-IntxUnpackedToInt8Tensor (IntxWeightOnlyConfig) and Int4Tensor (Int4WeightOnlyConfig). torchao's own function takes all
-others: with quantized activations, in layouts of one kind of GPU, and rows or groups that are no multiples of 32.
+IntxUnpackedToInt8Tensor (IntxWeightOnlyConfig) and Int4Tensor (Int4WeightOnlyConfig). Int4TilePackedTo4dTensor (the
+same with int4_packing_format="tile_packed_to_4d") has its integers in the order of CUDA's tensor cores: the first
+product makes a copy of them in rows, which stays beside them. torchao's own function takes all others: with quantized
+activations, in other layouts of one kind of device, and rows or groups that are no multiples of 32.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from .._core.routing import accelerated
 from ..quant._affine import affine_linear
+from ..quant._repack import AffineWeight, from_tile_packed
 
 __all__ = ["register"]
 
@@ -42,23 +44,23 @@ def register() -> None:
 _registered: set[str] = set()
 
 
-def _linear(weights_of: Callable[[Any], Any], theirs: Callable[..., Any]):
+def _linear(weights_of: Callable[[Any], AffineWeight | None], theirs: Callable[..., Any]):
     def linear(function, types, args, kwargs):
         given = dict(zip(("input", "weight", "bias"), args)) | (kwargs or {})
         x, weight, bias = given["input"], given["weight"], given.get("bias")
         weights = _kept(weight, weights_of) if accelerated(x) and weight.device == x.device else None
         if weights is None:
             return theirs(function, types, args, kwargs)
-        scale, (scales, offsets, bits) = getattr(weight, "act_pre_scale", None), weights
-        return affine_linear(x if scale is None else x * scale, weight.qdata, scales, offsets, bits, bias)
+        scale, (packed, scales, offsets, bits, _) = getattr(weight, "act_pre_scale", None), weights
+        return affine_linear(x if scale is None else x * scale, packed, scales, offsets, bits, bias)
 
     return linear
 
 
 def _kept(weight, weights_of):
-    """Returns scales and offsets as affine_linear takes them, and the bits, or None. They are made again once
-    torchao's are replaced or written."""
-    tensors = weight.scale, weight.zero_point
+    """Returns what affine_linear takes of a weight, or None. It is made again once torchao's tensors are replaced or
+    written."""
+    tensors = [getattr(weight, name, None) for name in ("qdata", "scale", "zero_point", "scale_and_zero")]
     state = [tensor is not None and (id(tensor), tensor._version) for tensor in tensors]
     kept = getattr(weight, "_metalcore", None)
     if kept is None or kept[0] != state:
@@ -74,7 +76,7 @@ def _group(weight):
     return (size, length // size) if size >= 32 else (None, None)
 
 
-def _int8(weight) -> tuple[Tensor, Tensor, int] | None:
+def _int8(weight) -> AffineWeight | None:
     """A scale and a zero point for each row or group, or for the whole weight."""
     size, each = _group(weight)
     if size is None or weight.qdata.dtype != torch.int8 or _activations(weight):
@@ -85,28 +87,36 @@ def _int8(weight) -> tuple[Tensor, Tensor, int] | None:
 
     scales, zeros = spread(weight.scale), weight.zero_point
     if zeros is None:
-        return scales, torch.zeros_like(scales, dtype=torch.int8), 8
+        return AffineWeight(weight.qdata, scales, torch.zeros_like(scales, dtype=torch.int8), 8)
     zeros = spread(zeros)
     if zeros.dtype == torch.int8:
-        return scales, zeros, 8
-    return scales.float(), -scales.float() * zeros.float(), 8
+        return AffineWeight(weight.qdata, scales, zeros, 8)
+    return AffineWeight(weight.qdata, scales.float(), -scales.float() * zeros.float(), 8)
 
 
 def _activations(weight):
     return any(getattr(weight, name, None) is not None for name in ("act_quant_kwargs", "activation_quantization"))
 
 
-def _int4(weight) -> tuple[Tensor, Tensor, int] | None:
+def _int4(weight) -> AffineWeight | None:
     """Columns of scales and of what 0 stands for, a row of them for each group."""
     size, each = _group(weight)
     if size is None or weight.activation_dtype != torch.bfloat16:
         return None
     scales, offsets = (tensor.T.repeat_interleave(each, 1).contiguous() for tensor in (weight.scale, weight.zero_point))
-    return scales, offsets, 4
+    return AffineWeight(weight.qdata, scales, offsets, 4)
 
 
-_WEIGHTS: dict[str, Callable[[Any], Any]] = {
+def _tile_packed(weight) -> AffineWeight | None:
+    rows, length = weight.shape
+    if length % 32 or weight.block_size[-1] % 32:
+        return None
+    return from_tile_packed(weight.qdata, weight.scale_and_zero, rows, length, weight.block_size[-1])
+
+
+_WEIGHTS: dict[str, Callable[[Any], AffineWeight | None]] = {
     "Int8Tensor": _int8,
     "IntxUnpackedToInt8Tensor": _int8,
     "Int4Tensor": _int4,
+    "Int4TilePackedTo4dTensor": _tile_packed,
 }

@@ -2,6 +2,7 @@
 groups with offsets, as GPTQ, AWQ and MLX have them; and floating-point numbers of 8 and 4 bits with scales."""
 
 from ._affine import affine_embedding, affine_linear, dequantize_affine
+from ._affine_experts import affine_linear_experts
 from ._four_bits import (
     FourBits,
     dequantize_4bit,
@@ -29,6 +30,7 @@ __all__ = [
     "Type",
     "affine_embedding",
     "affine_linear",
+    "affine_linear_experts",
     "dequantize",
     "dequantize_4bit",
     "dequantize_8bit",

@@ -14,6 +14,7 @@ from ._rows import require_integers, rows_of
 __all__ = [
     "affine_embedding",
     "affine_linear",
+    "affine_matmul",
     "affine_sample",
     "dequantize_affine",
     "integers",
@@ -116,8 +117,7 @@ def affine_linear(
     require_tensors("affine_linear", x=x, packed=packed, scales=scales, offsets=offsets)
     require_tensors("affine_linear", optional=True, bias=bias)
     x, bias = autocast_operands(x, bias)
-    inputs = x, packed, scales, offsets, bits, False
-    result = _matmul(*inputs) if accelerated(x) else ops.affine_matmul(*inputs)
+    result = affine_matmul(x, packed, scales, offsets, bits)
     return result if bias is None else add_bias(result, bias)
 
 
@@ -157,17 +157,17 @@ def _regrouped(numbers, bits, to):
     return (ones << places[:to]).sum(-1, dtype=torch.uint8)
 
 
-def _length(packed, bits):
+def _length(packed, bits, dims=2):
     if bits not in _BITS:
         raise RuntimeError(f"affine weights have 2, 3, 4, 5, 6 or 8 bits, not {bits}")
-    if packed.dim() != 2 or packed.shape[1] % (4 * bits):
+    if packed.dim() != dims or packed.shape[-1] % (4 * bits):
         raise RuntimeError(f"packed of shape {list(packed.shape)} is no rows of 32 weights of {bits} bits")
-    return packed.shape[1] // (4 * bits) * _SLICE
+    return packed.shape[-1] // (4 * bits) * _SLICE
 
 
-def require_affine(packed: Tensor, scales: Tensor, offsets: Tensor, bits: int) -> int:
-    """Refuses what kernels refuse, and returns how many weights a row has."""
-    length = _length(packed, bits)
+def require_affine(packed: Tensor, scales: Tensor, offsets: Tensor, bits: int, dims: int = 2) -> int:
+    """Refuses what kernels refuse, and returns how many weights a row has. Several matrices have 3 dimensions."""
+    length = _length(packed, bits, dims)
     if packed.dtype not in _ZEROS or offsets.dtype not in (*_ZEROS, scales.dtype):
         raise RuntimeError(
             "packed must be uint8 or int8, and offsets uint8, int8 or of the scales' dtype, not "
@@ -175,12 +175,13 @@ def require_affine(packed: Tensor, scales: Tensor, offsets: Tensor, bits: int) -
         )
     if packed.dtype == torch.int8 and bits not in (2, 4, 8):
         raise RuntimeError(f"packed is int8, and signed weights must have 2, 4 or 8 bits, not {bits}")
-    if scales.dim() != 2 or len(scales) != len(packed) or scales.shape != offsets.shape:
+    if scales.dim() != dims or scales.shape[:-1] != packed.shape[:-1] or scales.shape != offsets.shape:
+        rows = ", ".join(map(str, packed.shape[:-1]))
         raise RuntimeError(
-            f"scales and offsets must have shape ({len(packed)}, groups), and are {list(scales.shape)} and "
+            f"scales and offsets must have shape ({rows}, groups), and are {list(scales.shape)} and "
             f"{list(offsets.shape)}"
         )
-    groups = scales.shape[1]
+    groups = scales.shape[-1]
     size = _SLICE if length == 0 else length // groups if groups else 0
     if groups * size != length or size < _SLICE or size & (size - 1):
         raise RuntimeError(f"{groups} groups of {length} weights must be of 32 weights, or of 64, 128 … any power of 2")
@@ -230,6 +231,14 @@ def _backward(ctx, grad):
 
 
 _matmul = autograd("affine_matmul", _backward, _save)
+
+
+def affine_matmul(
+    x: Tensor, packed: Tensor, scales: Tensor, offsets: Tensor, bits: int, transposed: bool = False
+) -> Tensor:
+    """Returns x Wᵀ, or with `transposed` x W, without checks of its own."""
+    inputs = x, packed, scales, offsets, bits, transposed
+    return _matmul(*inputs) if accelerated(x) else ops.affine_matmul(*inputs)
 
 
 def affine_sample(

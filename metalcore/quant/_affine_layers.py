@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..activation import swiglu
 from ._affine import affine_embedding, affine_linear, dequantize_affine, require_affine
+from ._affine_experts import affine_linear_experts
+from ._experts import QuantizedExperts
 
-__all__ = ["AffineEmbedding", "AffineLinear", "PackedBuffers", "TiedAffineLinear", "keep_dtypes"]
+__all__ = ["AffineEmbedding", "AffineExperts", "AffineLinear", "PackedBuffers", "TiedAffineLinear", "keep_dtypes"]
 
 
 class PackedBuffers(torch.nn.Module):
@@ -171,3 +174,68 @@ class AffineEmbedding(_Affine, torch.nn.Embedding):  # pyright: ignore[reportInc
         return f"{self.num_embeddings}, {self.embedding_dim}, bits={self.bits}" + (
             f", scale={self.scale}" if self.scale != 1 else ""
         )
+
+
+class AffineExperts(QuantizedExperts):
+    """The experts of a transformer's layer, as `metalcore.nn.QuantizedExperts`, with weights of 2 to 8 bits in groups
+    that are not trained, as MLX's files have them.
+
+    Args:
+        gate, up, down: each the packed weights, scales, offsets and bits of `metalcore.dequantize_affine`, with the
+            expert as a dimension before. The tensors become buffers.
+        biases: of gate, up and down, parameters (experts, rows), or None.
+        activation: of gate and up, (tokens, experts of a token, intermediate_size).
+
+    Raises:
+        RuntimeError: shapes or dtypes do not go together, or there are no such bits.
+
+    Example:
+        >>> packed, scales = torch.full((2, 32, 16), 0x11, dtype=torch.uint8), torch.ones(2, 32, 1)
+        >>> weight = packed, scales, torch.zeros_like(scales), 4
+        >>> experts = metalcore.nn.AffineExperts(weight, weight, weight).to("mps")
+        >>> chosen, weights = torch.zeros(2, 1, dtype=torch.int64, device="mps"), torch.ones(2, 1, device="mps")
+        >>> experts(torch.zeros(2, 32, device="mps"), chosen, weights).shape
+        torch.Size([2, 32])
+    """
+
+    def __init__(
+        self,
+        gate: tuple[Tensor, Tensor, Tensor, int],
+        up: tuple[Tensor, Tensor, Tensor, int],
+        down: tuple[Tensor, Tensor, Tensor, int],
+        biases: tuple[torch.nn.Parameter, torch.nn.Parameter, torch.nn.Parameter] | None = None,
+        activation: Callable[[Tensor, Tensor], Tensor] = swiglu,
+    ):
+        torch.nn.Module.__init__(self)
+        self.activation = activation
+        self.bits = gate[3], up[3], down[3]
+        lengths = []
+        for number, (part, weight) in enumerate((("gate", gate), ("up", up), ("down", down))):
+            lengths.append(require_affine(*weight, 3))
+            for leaf, tensor in zip(("", "_scales", "_offsets"), weight[:3]):
+                self.register_buffer(part + leaf, tensor)
+            self.register_parameter(f"{part}_bias", None if biases is None else biases[number])
+        self.num_experts, self.hidden_size = down[0].shape[:2]
+        self.intermediate_size = lengths[2]
+        shape = (self.num_experts, self.intermediate_size)
+        if lengths[:2] != [self.hidden_size] * 2 or gate[0].shape[:2] != shape or up[0].shape[:2] != shape:
+            raise RuntimeError("AffineExperts: gate, up and down do not go together")
+
+    get_extra_state = torch.nn.Module.get_extra_state
+    set_extra_state = torch.nn.Module.set_extra_state
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        return keep_dtypes(self, before)
+
+    def _part(self, number, x, experts):
+        part = ("gate", "up", "down")[number]
+        packed, scales, offsets = (getattr(self, part + leaf) for leaf in ("", "_scales", "_offsets"))
+        result = affine_linear_experts(x, packed, scales, offsets, self.bits[number], experts)
+        bias = getattr(self, f"{part}_bias")
+        return result if bias is None else result + bias[experts]
+
+    def extra_repr(self) -> str:
+        bits = ", ".join(map(str, dict.fromkeys(self.bits)))
+        return f"{self.num_experts}, {self.hidden_size}, {self.intermediate_size}, bits={bits}"

@@ -37,8 +37,10 @@ from ._repack import (
     scaled_from_compressed,
     scaled_from_mlx,
 )
+from ._saved_layers import require_written
 from ._scaled_weight import ScaledWeight
 from ._stored import Stored, make_layers, place_of, put_stored, read_headers
+from ._stored_mixtures import make_mixtures, part_of_experts, put_experts, put_router
 
 __all__ = ["MlxConfig", "register"]
 
@@ -176,6 +178,7 @@ _COMPRESSED = {  # by the names of the formats
     "mxfp4-pack-quantized": _SCALED,
 }
 _MLX = _Format("scales", ("weight",), _convert_mlx, ("biases",))
+_MLX_LEAVES = ("scales", "weight", "biases")
 
 
 class _Files(HfQuantizer):
@@ -188,7 +191,7 @@ class _Files(HfQuantizer):
     def _process_model_before_weight_loading(self, model, checkpoint_files=None, **kwargs):
         tensors = read_headers(checkpoint_files)
         modules = dict(model.named_modules(remove_duplicate=False))
-        config, places = self.quantization_config, {}
+        config, places, experts = self.quantization_config, {}, {}
         form = _COMPRESSED[config.format] if isinstance(config, CompressedConfig) else self.format
         for key in tensors:
             name, _, leaf = key.rpartition(".")
@@ -202,12 +205,21 @@ class _Files(HfQuantizer):
                 continue
             place = place_of(name, model, modules)
             module = modules.get(place)
+            if module is None and form is _MLX and (of := part_of_experts(name)):
+                experts[of] = None
+                continue
             if not isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
+                own = {leaf: tensors.leaves(name)[leaf] for leaf in _MLX_LEAVES if leaf in tensors.leaves(name)}
+                if form is _MLX and put_router(model, name, module, own, lambda t, n: _convert_mlx(t, n, config)):
+                    continue
                 kind = "no module of this model" if module is None else f"a {type(module).__name__}"
                 raise ValueError(
                     f"{name}: its weight is packed, and it is {kind}; metalcore loads linear layers and embeddings"
                 )
             places[place] = name
+        for name in experts:
+            leaves = (form.first, *form.others), form.optional
+            put_experts(model, name, modules, tensors, lambda t, n: _convert_mlx(t, n, config), leaves)
         stored = {}
         for place, name in places.items():
             found = tensors.leaves(name)
@@ -224,6 +236,7 @@ class _Files(HfQuantizer):
 
     def _process_model_after_weight_loading(self, model, **kwargs):
         make_layers(model)
+        make_mixtures(model)
         return model
 
     def is_serializable(self) -> Any:
@@ -231,6 +244,7 @@ class _Files(HfQuantizer):
 
     def get_state_dict_and_metadata(self, model):
         """Writes metalcore's layers, with a configuration that says so."""
+        require_written(model)
         type(self).note_layers(model)
         return model.hf_quantizer.get_state_dict_and_metadata(model)
 

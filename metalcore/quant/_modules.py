@@ -11,7 +11,16 @@ import torch
 
 from ._mixtures import Shape
 
-__all__ = ["is_columns", "kind_of", "layer_of", "reason_to_keep", "role_of", "rows_of_module", "shape_of"]
+__all__ = [
+    "has_plain_gates",
+    "is_columns",
+    "kind_of",
+    "layer_of",
+    "reason_to_keep",
+    "role_of",
+    "rows_of_module",
+    "shape_of",
+]
 
 _ROLES = {
     "q": "q_proj wq q_b_proj query",
@@ -103,7 +112,7 @@ def reason_to_keep(
     if "forward" in vars(module):
         return "its forward is another function than its class's"
     if kind == "experts":
-        return None if _are_ordinary(module) else "its experts have biases, another order or another activation"
+        return None if has_plain_gates(module) else "its experts have biases, another order or another activation"
     weight = module._parameters.get("weight")
     if weight is None or torch.nn.parameter.is_lazy(weight):
         return "its weight is no parameter, or has no numbers yet"
@@ -127,7 +136,8 @@ def _computes_as_usual(module, kind):
     return True
 
 
-def _are_ordinary(module):
+def has_plain_gates(module: Any) -> bool:
+    """Returns whether a module of experts computes down(silu(gate(x)) * up(x)), without biases."""
     up, down = module.gate_up_proj, module.down_proj
     activation = getattr(module, "act_fn", None)
     silu = activation is torch.nn.functional.silu or type(activation).__name__ in ("SiLU", "SiLUActivation")

@@ -4,7 +4,8 @@ bits of the first byte, and numbers of 8 and 4 bits in the same order.
 Sources of the layouts: github.com/AutoGPTQ/AutoGPTQ, auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py (GPTQ: columns of
 such integers); github.com/casper-hansen/AutoAWQ, awq/modules/linear/gemm.py (AWQ: rows of x's columns, with the
 integers of a word in another order); github.com/ml-explore/mlx, mlx/ops.cpp, and
-github.com/vllm-project/compressed-tensors, compressed_tensors/compressors (both: the same rows).
+github.com/vllm-project/compressed-tensors, compressed_tensors/compressors (both: the same rows);
+github.com/pytorch/pytorch, aten/src/ATen/native/cuda/int4mm.cu (tile-packed integers).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ __all__ = [
     "from_compressed",
     "from_gptq",
     "from_mlx",
+    "from_tile_packed",
     "mxfp4_blocks",
     "scaled_from_compressed",
     "scaled_from_mlx",
@@ -163,6 +165,40 @@ def from_compressed(
             )
         zeros = integers(weight_zero_point.T.contiguous().view(torch.uint8), bits).T
     return AffineWeight(packed, *_regular(weight_scale, zeros, length, size), bits, order)
+
+
+def from_tile_packed(qdata: Tensor, scale_and_zero: Tensor, rows: int, length: int, group_size: int) -> AffineWeight:
+    """Takes torchao's tensors of its format "tile_packed_to_4d". Integers stand for themselves less 8, times the scale,
+    and what 0 stands for is added.
+
+    Args:
+        qdata: int32, (padded rows / 8, padded length / 16 / tiles, 32, tiles / 2), as tensor cores read eight rows:
+            each word has eight integers of a row, of two tiles of 16 columns.
+        scale_and_zero: (groups, padded rows, 2).
+        rows, length: of the weight without padding.
+
+    Raises:
+        ValueError: shapes or dtypes do not go together.
+    """
+    if qdata.dtype != torch.int32 or qdata.dim() != 4 or qdata.shape[2] != 32:
+        raise ValueError(f"qdata must be torch.int32 in tiles of 32 words, not {qdata.dtype} {list(qdata.shape)}")
+    eights, tiles, _, pairs = qdata.shape
+    if (
+        scale_and_zero.shape != (-(tiles * pairs * 32 // -group_size), eights * 8, 2)
+        or rows > eights * 8
+        or length > tiles * pairs * 32
+    ):
+        raise ValueError(
+            f"qdata {list(qdata.shape)} and scale_and_zero {list(scale_and_zero.shape)} do not have {rows} rows of "
+            f"{length}, in groups of {group_size}"
+        )
+    words = qdata.contiguous().view(-1, pairs).view(torch.uint8)
+    # Of a word: the row in eight, the pair of columns in eight, the pair of tiles, the column of the pair, the eight.
+    numbers = integers(words, 4).view(eights, tiles, 8, 4, pairs, 2, 4).permute(0, 2, 1, 4, 6, 3, 5)
+    numbers = numbers.reshape(eights * 8, tiles * pairs * 32)[:rows, :length]
+    packed = packed_integers((numbers ^ 8).contiguous(), 4).view(torch.int8)
+    scales, offsets = (each[: -(length // -group_size), :rows].T for each in scale_and_zero.unbind(2))
+    return AffineWeight(packed, *_regular(scales, offsets, length, group_size), 4)
 
 
 def mxfp4_blocks(weight: Tensor, scales: Tensor) -> Tensor:

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from ._affine import require_affine
-from ._affine_layers import AffineEmbedding, AffineLinear, TiedAffineLinear
+from ._affine_layers import AffineEmbedding, AffineExperts, AffineLinear, TiedAffineLinear
 from ._blockwise import TABLES
 from ._four_bits import FourBits
 from ._four_bits_layers import Linear4bit
 from ._repack import AffineWeight
-from ._scaled_layers import ScaledEmbedding, ScaledLinear, TiedScaledLinear
+from ._scaled_layers import ScaledEmbedding, ScaledExperts, ScaledLinear, TiedScaledLinear
 from ._scaled_weight import FORMATS, ScaledWeight, require_scaled
 from ._stored import FourBitWeight, Stored, place_of, put_stored, read_headers
 
-__all__ = ["describe_layers", "put_layers", "state_dict_of"]
+__all__ = ["describe_layers", "put_layers", "require_written", "state_dict_of"]
 
 _FOUR_BITS = ("absmax", "scales", "scales_code", "offset")  # tensors of a layer, besides its packed weight
 
@@ -39,6 +39,13 @@ def describe_layers(model: torch.nn.Module) -> dict[str, dict[str, Any]]:
         elif isinstance(module, Linear4bit):
             found[name] = {"format": module.quant_type, "block_size": module.block_size}
     return found
+
+
+def require_written(model: torch.nn.Module) -> None:
+    """Raises a ValueError for a model with experts whose formats no configuration describes."""
+    for name, module in model.named_modules():
+        if isinstance(module, (AffineExperts, ScaledExperts)):
+            raise ValueError(f"{name}: save_pretrained cannot write {type(module).__name__} yet")
 
 
 def state_dict_of(model: torch.nn.Module) -> dict[str, Tensor] | None:

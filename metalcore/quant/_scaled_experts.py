@@ -9,6 +9,7 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated, autocast_operands, require_tensors
 from .._core.tensors import in_int32
+from ._by_expert import multiply_by_expert
 from ._rows import require_integers
 from ._scaled import multiply_scaled, scaled_product
 from ._scaled_weight import ScaledWeight, require_scaled, require_scaled_weight, scaled_sample, unpack_scaled
@@ -59,19 +60,18 @@ def scaled_linear_experts(x: Tensor, weight: ScaledWeight, experts: Tensor) -> T
 def _grouped(x, packed, scales, factor, experts, format, block):
     """Multiplies each expert's rows at once."""
     _require_experts(x, packed, scales, factor, experts, format, block)
-    result = x.new_full((*experts.shape, packed.shape[1]), float("nan"))
-    for of, (numbers, grid), whole in _by_expert(packed, scales, factor, experts):
-        rows = scaled_product(x[of[: x.dim() - 1]], ScaledWeight(numbers, grid, format, tuple(block), whole))
-        result = result.index_put(of, rows)
-    return result
+
+    def multiply(rows, expert):
+        weight, whole = _of_expert(packed, scales, factor, expert)
+        return scaled_product(rows, ScaledWeight(*weight, format, tuple(block), whole))
+
+    return multiply_by_expert(x, experts, len(packed), packed.shape[1], multiply)
 
 
-def _by_expert(packed, scales, factor, experts):
-    """Yields where each expert is chosen, its packed numbers with their scales, and its factor."""
-    for expert in experts.unique().tolist():
-        if 0 <= expert < len(packed):
-            own = None if factor is None else factor.view(-1)[expert : expert + 1]
-            yield (experts == expert).nonzero(as_tuple=True), (packed[expert], scales[expert]), own
+def _of_expert(packed, scales, factor, expert):
+    """Returns an expert's packed numbers with their scales, and its factor."""
+    own = None if factor is None else factor.view(-1)[expert : expert + 1]
+    return (packed[expert], scales[expert]), own
 
 
 def _require_experts(x, packed, scales, factor, experts, format, block):
@@ -110,10 +110,11 @@ _library.define(
 
 @torch.library.impl(_library, "_scaled_matmul_experts_backward", "CompositeExplicitAutograd")
 def _(grad, packed, scales, factor, experts, format, block, length):
-    result = grad.new_zeros(*experts.shape, length)
-    for of, weight, whole in _by_expert(packed, scales, factor, experts):
-        result = result.index_put(of, multiply_scaled(grad[of].contiguous(), *weight, whole, format, block, True))
-    return result
+    def multiply(rows, expert):
+        weight, whole = _of_expert(packed, scales, factor, expert)
+        return multiply_scaled(rows.contiguous(), *weight, whole, format, block, True)
+
+    return multiply_by_expert(grad, experts, len(packed), length, multiply, 0.0)
 
 
 @torch.library.impl(_library, "_scaled_matmul_experts_backward", "Meta")

@@ -90,11 +90,12 @@ class Tied(torch.nn.Module):
 
 def place_of(name: str, model: Any, modules: Mapping[str, Any]) -> str:
     """Returns the name in the model of a checkpoint's module. The model may be the checkpoint's base model, or have
-    it."""
+    it; and transformers calls Mixtral's blocks as those of other models."""
     prefix = f"{model.base_model_prefix}."
-    for place in (name, name.removeprefix(prefix), prefix + name):
-        if place in modules:
-            return place
+    for known in (name, name.replace(".block_sparse_moe", ".mlp")):
+        for place in (known, known.removeprefix(prefix), prefix + known):
+            if place in modules:
+                return place
     return name
 
 

@@ -23,7 +23,7 @@ from ._experts import QuantizedExperts
 from ._layers import PackedModule, QuantizedEmbedding
 from ._mixtures import MIXTURES
 from ._plan import Plan, embedding_of, packed_weight, patterns, plan, replace_modules
-from ._saved_layers import describe_layers, put_layers, state_dict_of
+from ._saved_layers import describe_layers, put_layers, require_written, state_dict_of
 from ._stored import make_layers
 from ._types import type_of
 
@@ -132,6 +132,7 @@ class MetalcoreQuantizer(HfQuantizer):
 
     def get_state_dict_and_metadata(self, model) -> Any:
         """Writes down what is packed now: layers may have got numbers meanwhile, as by a merge of adapters."""
+        require_written(model)
         config = self.quantization_config
         modules = dict(model.named_modules(remove_duplicate=False))
         config.packed = {

@@ -384,6 +384,10 @@ def quant(device):
             with tuned(family):
                 x = random(device, torch.float32, rows, 512)
                 yield f"affine_linear {bits}", metalcore.affine_linear(x, *weights)
+        matrices = [each.view(2, 3, -1) for each in weights[:3]]
+        chosen = torch.tensor([[1, 0]], device=device)
+        experts = metalcore.affine_linear_experts(random(device, torch.float32, 1, 512), *matrices, bits, chosen)
+        yield f"affine_linear_experts {bits}", experts
     for format in FORMATS:
         x = random(device, torch.float32, 3, 512)
         made = metalcore.quantize_scaled(x, format)

@@ -85,6 +85,36 @@ def test_int4(device, monkeypatch):
     assert len(calls) == 2
 
 
+def test_tile_packed(device, monkeypatch):
+    """As `_convert_weight_to_int4pack` packs them on CUDA, whose rows and columns are padded: each word of a lane has
+    eight numbers of two tiles of 16 columns."""
+    calls = counted(monkeypatch)
+    rows, length, padded = 44, 192, (48, 256)
+    numbers = torch.randint(0, 16, padded)
+    scale_and_zero = torch.randn(padded[1] // 64, padded[0], 2).bfloat16()
+    qdata = torch.zeros(padded[0] // 8, padded[1] // 128, 32, 4, dtype=torch.int64)
+    for shift, offset in enumerate((0, 8, 16, 24, 1, 9, 17, 25)):
+        lanes, pairs, tiles = torch.arange(32), torch.arange(4), torch.arange(qdata.shape[1])
+        columns = tiles[:, None, None] * 128 + pairs * 32 + lanes[:, None] % 4 * 2 + offset
+        for eight in range(len(qdata)):
+            qdata[eight] |= numbers[eight * 8 + lanes[:, None] // 4, columns] << 4 * shift
+    qdata = torch.where(qdata >= 2**31, qdata - 2**32, qdata).int()
+    shape = torch.Size((rows, length))
+    weight = quantization.Int4TilePackedTo4dTensor(qdata, scale_and_zero, [1, 64], shape).to(device)
+    scale, zero = scale_and_zero.double().repeat_interleave(64, 0).unbind(2)
+    exact = ((numbers - 8) * scale.T + zero.T)[:rows, :length]
+    x, bias = torch.randn(2, 5, length).bfloat16(), torch.randn(rows).bfloat16()
+    for _ in range(2):
+        found = F.linear(x.to(device), weight, bias.to(device)).cpu().double()
+        expected = x.double() @ exact.T + bias.double()
+        bound = 3 * torch.finfo(torch.bfloat16).eps * (x.double().abs() @ exact.abs().T + bias.double().abs())
+        assert ((found - expected).abs() <= bound).all()
+    assert calls[0][1] is calls[1][1]  # the rows are made once
+    weight.qdata = weight.qdata[:-1]
+    with pytest.raises(ValueError, match=r"qdata \[5, 2, 32, 4\] and scale_and_zero .* do not have 44 rows of 192"):
+        F.linear(x.to(device), weight)
+
+
 def test_scales_that_change(device):
     """What was made of a weight's scales is made again after they are written or replaced."""
     layer = torch.nn.Linear(64, 8, bias=False)

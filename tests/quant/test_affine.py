@@ -148,3 +148,67 @@ def test_compiled(device):
         (ops.affine_rows, (*weights, None, 3, torch.bfloat16)),
     ):
         torch.library.opcheck(call.default, inputs, test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("bits, is_signed, zeros", [(3, False, False), (4, True, True), (8, False, True)])
+def test_experts(device, bits, is_signed, zeros):
+    """Few and many tokens, with x of tokens and of each expert, and the gradient; experts that do not exist are NaN."""
+    weights = affine_sample(bits, 63, 96, device, 32, zeros)
+    weights = signed(*weights) if is_signed else weights
+    exact = formula(*weights, bits).view(3, 21, 96)
+    packed, scales, offsets = (each.view(3, 21, -1) for each in weights)
+    for tokens, own in ((2, False), (2, True), (30, False), (30, True)):
+        x = torch.randn(tokens, *([2] if own else []), 96, device=device, requires_grad=True)
+        experts = torch.randint(3, (tokens, 2), device=device)
+        y = metalcore.affine_linear_experts(x, packed, scales, offsets, bits, experts)
+        with torch.no_grad():
+            again = metalcore.affine_linear_experts(x, packed, scales, offsets, bits, experts)
+        grad = torch.randn_like(y)
+        y.backward(grad)
+        numbers = x.detach().cpu().double()
+        numbers = numbers if own else numbers[:, None]
+        chosen = exact[experts.cpu()]  # (tokens, experts of a token, rows, length)
+        expected = (chosen @ numbers[..., None])[..., 0]
+        wanted = (grad.cpu().double()[..., None, :] @ chosen)[..., 0, :]
+        wanted = wanted if own else wanted.sum(1)
+        # A sum of 96 products, of integers and offsets that are up to 2**bits scales each.
+        bound = 100 * 2**-24 * 2**bits * scales.abs().max().item() * numbers.abs().sum(-1, keepdim=True)
+        for found in (y, again):
+            assert ((found.detach().cpu().double() - expected).abs() <= bound).all()
+        limit = 100 * 2**-24 * 2**bits * scales.abs().max().item() * grad.abs().sum().item()
+        assert (x.grad.cpu().double() - wanted).abs().max() <= limit
+    missing = torch.tensor([[3, -1]], device=device)
+    with torch.no_grad():
+        assert metalcore.affine_linear_experts(x[:1, 0], packed, scales, offsets, bits, missing).isnan().all()
+    with pytest.raises(RuntimeError, match=r"scales and offsets must have shape \(3, 21, groups\)"):
+        metalcore.affine_linear_experts(x, packed, scales[:2], offsets, bits, experts[:2])
+    inputs = x.detach()[:2, 0].contiguous(), packed, scales, offsets, missing.int().repeat(2, 1).clamp(0, 2), bits
+    torch.library.opcheck(ops.affine_matmul_experts.default, inputs, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_modules_of_experts(device):
+    """They compute what the functions do, keep their scales in other dtypes, and load their states."""
+
+    def experts_of(bits, rows, length, group):
+        packed, scales, offsets = affine_sample(bits, 3 * rows, length, device, group)
+        return *(each.view(3, rows, -1) for each in (packed, scales, offsets)), bits
+
+    gate, up, down = experts_of(4, 96, 64, 64), experts_of(5, 96, 64, 32), experts_of(8, 64, 96, 32)
+    biases = tuple(torch.nn.Parameter(torch.randn(3, rows, device=device)) for rows in (96, 96, 64))
+    module = metalcore.nn.AffineExperts(gate, up, down, biases)
+    x, shares = torch.randn(2, 64, device=device), torch.rand(2, 2, device=device)
+    chosen = torch.tensor([[2, 0], [1, 2]], device=device)
+
+    def part(x, weight, bias):
+        return metalcore.affine_linear_experts(x, *weight, chosen) + bias[chosen]
+
+    middle = metalcore.swiglu(part(x, gate, biases[0]), part(x, up, biases[1]))
+    expected = (part(middle, down, biases[2]) * shares[..., None]).sum(1)
+    assert torch.equal(module(x, chosen, shares), expected)
+    zeros = [(torch.zeros_like(w[0]), *w[1:]) for w in (gate, up, down)]
+    other = metalcore.nn.AffineExperts(*zeros, biases).half()
+    assert other.gate_scales.dtype is torch.float32 and "bits=4, 5, 8" in repr(other)
+    other.load_state_dict(module.state_dict())
+    assert torch.equal(other.float().down, module.down)
+    with pytest.raises(RuntimeError, match="gate, up and down do not go together"):
+        metalcore.nn.AffineExperts(gate, up, gate)

@@ -82,7 +82,7 @@ def scaled_rows(call):
             yield Shard(dim), {"rows": Shard(dim)}
 
 
-@rule("scaled_matmul_experts")
-def scaled_matmul_experts(call):
+@rule("affine_matmul_experts", "scaled_matmul_experts")
+def matmul_experts(call):
     if call.x.shape[0] == call.experts.shape[0]:
         yield Shard(0), {"x": Shard(0), "experts": Shard(0)}

@@ -137,7 +137,7 @@ _METALCORE = frozenset(
     relu silu gelu relu2 quick_gelu gated gated_packed bias_activation softmax softmax_scaled log_softmax
     rms_norm add_rms_norm layer_norm add_layer_norm group_norm attention rope rope_ matmul joined_linear add cast
     cross_entropy quant_matmul quant_rows blockwise_matmul dequantize_blockwise conv2d causal_conv1d gated_delta_rule
-    affine_matmul affine_rows scaled_matmul scaled_rows scaled_matmul_experts
+    affine_matmul affine_matmul_experts affine_rows scaled_matmul scaled_rows scaled_matmul_experts
     """.split()
 )
 _GENERATED = frozenset(name.split(".")[0] for name in (*OPERATIONS, *REDUCTIONS)) - {"prims"}
