@@ -3,14 +3,8 @@ groups with offsets, as GPTQ, AWQ and MLX have them; and floating-point numbers 
 
 from ._affine import affine_embedding, affine_linear, dequantize_affine
 from ._affine_experts import affine_linear_experts
-from ._four_bits import (
-    FourBits,
-    dequantize_4bit,
-    dequantize_8bit,
-    linear_4bit,
-    quantize_4bit,
-    quantize_8bit,
-)
+from ._eight_bits import dequantize_8bit, quantize_8bit
+from ._four_bits import FourBits, dequantize_4bit, linear_4bit, quantize_4bit
 from ._linear import quantized_linear, quantized_linear_experts
 from ._model import quantize_model
 from ._pack import quantize

@@ -1,9 +1,8 @@
-"""Weights of 4 bits in blocks, and products with them; numbers of 8 bits in blocks."""
+"""Weights of 4 bits in blocks, and products with them."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 import torch
@@ -11,11 +10,19 @@ from torch import Tensor
 
 from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
-from .._core.routing import FLOAT_DTYPES, accelerated, autocast_operands, require_tensors
-from ._blockwise import BLOCK_SIZES, SCALE_BLOCK, TABLES, dynamic_code, pack_blocks, unpack_blocks
+from .._core.routing import accelerated, autocast_operands, require_tensors
+from ._blockwise import SCALE_BLOCK, TABLES, dynamic_code, pack_blocks, unpack_blocks
+from ._eight_bits import (
+    even_code,
+    quantized_blocks,
+    require_dtype,
+    sample_bytes,
+    sample_scales,
+    unpacked_scales,
+)
 from ._linear import add_bias
 
-__all__ = ["FourBits", "dequantize_4bit", "dequantize_8bit", "linear_4bit", "quantize_4bit", "quantize_8bit"]
+__all__ = ["FourBits", "as_bytes", "dequantize_4bit", "four_bits_sample", "linear_4bit", "quantize_4bit"]
 
 
 @dataclasses.dataclass
@@ -76,12 +83,12 @@ def quantize_4bit(
         (torch.Size([64, 1]), [1.0, 1.0])
     """
     _require_type("quantize_4bit", type)
-    packed, absmax = _quantize("quantize_4bit", tensor, type, block_size, None)
+    packed, absmax = quantized_blocks("quantize_4bit", tensor, type, block_size, None)
     state = FourBits(absmax, tensor.shape, tensor.dtype, block_size, type)
     if compress:
         code = dynamic_code(tensor.device)
         state.offset = absmax.mean() if absmax.numel() else absmax.new_zeros(())
-        state.scales, state.absmax = _quantize("quantize_4bit", absmax - state.offset, "code", SCALE_BLOCK, code)
+        state.scales, state.absmax = quantized_blocks("quantize_4bit", absmax - state.offset, "code", SCALE_BLOCK, code)
         state.scales_code = code
     return packed[:, None], state
 
@@ -108,68 +115,8 @@ def dequantize_4bit(packed: Tensor, state: FourBits, dtype: torch.dtype | None =
     """
     require_tensors("dequantize_4bit", packed=packed)
     _require_state("dequantize_4bit", state)
-    dtype = _require_dtype("dequantize_4bit", state.dtype if dtype is None else dtype)
+    dtype = require_dtype("dequantize_4bit", state.dtype if dtype is None else dtype)
     return ops.dequantize_blockwise(as_bytes(packed), *state.operands(), None, list(state.shape), dtype)
-
-
-def quantize_8bit(tensor: Tensor, code: Tensor | None = None, block_size: int = 256) -> tuple[Tensor, Tensor]:
-    """Packs numbers in 8 bits: indices of the nearest entries of a table, times a scale for each block.
-
-    Args:
-        tensor: float32, float16 or bfloat16, of any shape.
-        code: 256 numbers from -1 to 1, sorted, float32; None is bitsandbytes' signed dynamic table.
-        block_size: 32, 64, 128 … 4096.
-
-    Returns:
-        packed: uint8, of the tensor's shape.
-        absmax: the largest absolute value of each block of consecutive numbers, float32.
-
-    Raises:
-        ValueError: block_size is another.
-        TypeError: tensor is no tensor of these dtypes.
-
-    Example:
-        >>> packed, absmax = metalcore.quantize_8bit(torch.tensor([2.0, -1.0, 0.0], device="mps"))
-        >>> packed.tolist(), absmax.tolist()
-        ([255, 35, 127], [2.0])
-    """
-    require_tensors("quantize_8bit", tensor=tensor)
-    code = _code_of("quantize_8bit", code, tensor.device)
-    packed, absmax = _quantize("quantize_8bit", tensor, "code", block_size, code)
-    return packed.view(tensor.shape), absmax
-
-
-def dequantize_8bit(
-    packed: Tensor,
-    absmax: Tensor,
-    code: Tensor | None = None,
-    block_size: int = 256,
-    dtype: torch.dtype = torch.float32,
-) -> Tensor:
-    """Returns packed numbers of 8 bits as numbers.
-
-    Args:
-        packed, absmax, code, block_size: as quantize_8bit has them.
-        dtype: of the result. Numbers are rounded once, from float32.
-
-    Returns:
-        a tensor of packed's shape. It has no derivative.
-
-    Raises:
-        TypeError: packed or absmax is no tensor, or dtype no torch.dtype of float32, float16 or bfloat16.
-        RuntimeError: absmax has another size than the blocks need.
-
-    Example:
-        >>> packed, absmax = metalcore.quantize_8bit(torch.tensor([2.0, 0.0], device="mps"))
-        >>> metalcore.dequantize_8bit(packed, absmax).tolist()
-        [2.0, 0.0]
-    """
-    require_tensors("dequantize_8bit", packed=packed, absmax=absmax)
-    dtype = _require_dtype("dequantize_8bit", dtype)
-    code = _code_of("dequantize_8bit", code, packed.device)
-    return ops.dequantize_blockwise(
-        packed, absmax, None, None, None, "code", block_size, code, list(packed.shape), dtype
-    )
 
 
 def linear_4bit(x: Tensor, packed: Tensor, state: FourBits, bias: Tensor | None = None) -> Tensor:
@@ -213,15 +160,6 @@ def as_bytes(packed: Tensor) -> Tensor:
     return packed.detach().reshape(-1).view(torch.uint8)
 
 
-def _quantize(op, tensor, type, block_size, code):
-    require_tensors(op, tensor=tensor)
-    if tensor.dtype not in FLOAT_DTYPES:
-        raise TypeError(f"{op}: tensor must be float32, float16 or bfloat16, not {tensor.dtype}")
-    if not isinstance(block_size, int) or block_size not in BLOCK_SIZES:
-        raise ValueError(f"{op}: block_size must be one of {', '.join(map(str, BLOCK_SIZES))}, not {block_size}")
-    return ops.quantize_blockwise(tensor.detach(), type, block_size, code)
-
-
 def _require_state(op, state):
     if not isinstance(state, FourBits):
         raise TypeError(f"{op}: state must be what quantize_4bit returns, not {type(state).__name__}")
@@ -232,56 +170,9 @@ def _require_type(op, type):
         raise ValueError(f'{op}: type must be "nf4" or "fp4", not {type!r}')
 
 
-def _code_of(op, code, device):
-    require_tensors(op, optional=True, code=code)
-    return dynamic_code(device) if code is None else code
-
-
-def _require_dtype(op, dtype):
-    if not isinstance(dtype, torch.dtype) or dtype not in FLOAT_DTYPES:
-        raise TypeError(f"{op}: dtype must be torch.float32, torch.float16 or torch.bfloat16, not {dtype}")
-    return dtype
-
-
-@cpu_kernel("quantize_blockwise")
-def _(numbers, type, block_size, code):
-    return pack_blocks(numbers, type, block_size, code)
-
-
-@fake_kernel("quantize_blockwise")
-def _(numbers, type, block_size, code):
-    count = numbers.numel()
-    packed = numbers.new_empty([count if type == "code" else (count + 1) // 2], dtype=torch.uint8)
-    return packed, numbers.new_empty([-(count // -block_size)], dtype=torch.float32)
-
-
-@cpu_kernel("dequantize_blockwise")
-def _(packed, absmax, scales, scales_code, offset, type, block_size, code, shape, dtype):
-    absmax = _scales(absmax, scales, scales_code, offset)
-    count = math.prod(shape)
-    if packed.numel() != (count if type == "code" else (count + 1) // 2):
-        raise RuntimeError(f"dequantize_blockwise: {packed.numel()} bytes are not {count} numbers of type {type!r}")
-    if absmax.numel() != -(count // -block_size):
-        raise RuntimeError(
-            f"dequantize_blockwise: absmax must have {-(count // -block_size)} elements, not {absmax.numel()}"
-        )
-    return unpack_blocks(packed, absmax, type, block_size, code, shape).to(dtype)
-
-
-def _scales(absmax, scales, code, offset):
-    if scales is None:
-        return absmax
-    return unpack_blocks(scales, absmax, "code", SCALE_BLOCK, code, scales.shape) + offset
-
-
-@fake_kernel("dequantize_blockwise")
-def _(packed, absmax, scales, scales_code, offset, type, block_size, code, shape, dtype):
-    return packed.new_empty(shape, dtype=dtype)
-
-
 @cpu_kernel("blockwise_matmul")
 def _(x, packed, absmax, scales, scales_code, offset, type, block_size, rows, length, transposed):
-    absmax = _scales(absmax, scales, scales_code, offset)
+    absmax = unpacked_scales(absmax, scales, scales_code, offset)
     weights = unpack_blocks(packed, absmax, type, block_size, None, (rows, length)).to(x.dtype)
     return x @ (weights if transposed else weights.T)
 
@@ -308,23 +199,17 @@ def four_bits_sample(
     type: str, rows: int, length: int, device: torch.device | str, block_size: int = 64, nested: bool = False
 ) -> tuple[Tensor, FourBits]:
     """Returns packed weights and their state, the same on every device."""
-
-    def bytes_of(count):
-        numbers = torch.arange(count, device=device)
-        return ((numbers * 167 + numbers // 16 * 53 + 11) & 255).to(torch.uint8)
-
-    def scales_of(count):
-        return torch.arange(count, device=device) % 7 / 8 + 0.5
-
-    state = FourBits(scales_of(-(rows * length // -block_size)), (rows, length), torch.float32, block_size, type)
+    absmax = sample_scales(-(rows * length // -block_size), device)
+    state = FourBits(absmax, (rows, length), torch.float32, block_size, type)
     if nested:
-        state.scales, state.absmax = bytes_of(len(state.absmax)), scales_of(-(len(state.absmax) // -SCALE_BLOCK)) / 4
-        state.scales_code, state.offset = _even_code(device), torch.full((), 0.75, device=device)
-    return bytes_of((rows * length + 1) // 2)[:, None], state
+        state.scales = sample_bytes(len(absmax), device)
+        state.absmax = sample_scales(-(len(absmax) // -SCALE_BLOCK), device) / 4
+        state.scales_code, state.offset = even_code(device), torch.full((), 0.75, device=device)
+    return sample_bytes((rows * length + 1) // 2, device)[:, None], state
 
 
 def _unpacked(packed, state):
-    absmax = _scales(state.absmax, state.scales, state.scales_code, state.offset)
+    absmax = unpacked_scales(state.absmax, state.scales, state.scales_code, state.offset)
     return unpack_blocks(as_bytes(packed), absmax, state.type, state.block_size, None, state.shape)
 
 
@@ -394,32 +279,3 @@ register(
         backward=False,
     )
 )
-register(
-    Op(
-        "quantize_8bit",
-        quantize_8bit,
-        reference=lambda tensor, code: pack_blocks(tensor, "code", 256, code),
-        operators=("quantize_blockwise",),
-        samples=lambda: (Sample("rows", ((7, 333),), arguments=lambda x: (x, _even_code(x.device))),),
-        backward=False,
-    )
-)
-register(
-    Op(
-        "dequantize_8bit",
-        dequantize_8bit,
-        reference=lambda packed, absmax, code: unpack_blocks(packed, absmax, "code", 256, code, packed.shape),
-        operators=("dequantize_blockwise",),
-        samples=lambda: (Sample("rows", ((1,),), arguments=_eight_bits_sample),),
-        backward=False,
-    )
-)
-
-
-def _even_code(device):
-    return torch.linspace(-1, 1, 256, device=device)
-
-
-def _eight_bits_sample(x):
-    packed, state = four_bits_sample("nf4", 7, 666, x.device, 512)
-    return packed.view(7, 333), state.absmax, _even_code(x.device)
