@@ -9,10 +9,9 @@ from .._core.operators import ops
 from .._core.registry import Op, Override, Sample, register
 from .._core.routing import FLOAT_DTYPES, require_tensors
 from ._linear import add_bias
+from ._scaled_recipes import EIGHT_BITS, FOUR_BITS, Operand, operand_of, rows_of_bytes
 
 __all__ = ["scaled_mm"]
-
-_FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 
 
 def scaled_mm(
@@ -56,7 +55,7 @@ def scaled_mm(
     require_tensors("scaled_mm", optional=True, bias=bias)
     out_dtype = torch.bfloat16 if out_dtype is None else out_dtype
     for name, matrix in (("mat_a", mat_a), ("mat_b", mat_b)):
-        if matrix.dtype not in _FORMATS:
+        if matrix.dtype not in EIGHT_BITS:
             raise TypeError(f"scaled_mm: {name} must be float8_e4m3fn or float8_e5m2, not {matrix.dtype}")
         if matrix.dim() != 2:
             raise RuntimeError(f"scaled_mm: {name} must have 2 dimensions, not shape {list(matrix.shape)}")
@@ -115,23 +114,24 @@ def _tensor_cores(a, b, blocks, bias, out_dtype):
 
 def _scaled_mm(a, b, scale_a, scale_b, blocks, bias, out_dtype):
     """Multiplies a with the transpose of b. Both have K numbers in a row, and scales of (rows, numbers of a row)."""
-    (packed_a, of_a, form_a), (packed_b, of_b, form_b) = _operand(a, scale_a), _operand(b, scale_b)
-    few = a.shape[0] <= 8
-    x = ops.scaled_rows(packed_a, of_a, None, None, form_a, blocks[0], torch.float32 if few else out_dtype)
-    product = ops.scaled_matmul(x, packed_b, of_b, None, form_b, blocks[1], False)
+    operands = (_operand(*of) for of in zip((a, b), (scale_a, scale_b), blocks))
+    return _multiply(*operands, bias, out_dtype)
+
+
+def _multiply(a, b, bias, out_dtype):
+    few = len(a.packed) <= 8
+    x = ops.scaled_rows(a.packed, a.scales, a.factor, None, a.format, a.block, torch.float32 if few else out_dtype)
+    product = ops.scaled_matmul(x, b.packed, b.scales, b.factor, b.format, b.block, False)
     result = product if bias is None else add_bias(product.float(), bias)
     return result.to(out_dtype)
 
 
-def _operand(matrix, scale):
-    """Returns a matrix's bytes, of a multiple of 32 in each row, its scales, and its format."""
-    packed = matrix.contiguous().view(torch.uint8)
-    if matrix.shape[1] % 32:
-        packed = torch.nn.functional.pad(packed, (0, -matrix.shape[1] % 32))
+def _operand(matrix, scale, block):
     scale = scale.view(1, 1) if scale.numel() == 1 else scale
+    packed = rows_of_bytes(matrix)
     if matrix.numel() == 0:  # a scale for all of nothing
         scale = scale[: len(packed), : matrix.shape[1]]
-    return packed, scale, _FORMATS[matrix.dtype]
+    return Operand(packed, scale, EIGHT_BITS[matrix.dtype], block)
 
 
 def _override(previous, count, decline):
@@ -145,25 +145,49 @@ def _override(previous, count, decline):
 
 
 def _override_v2(previous, count, decline):
-    def kernel(keyset, a, b, scales_a, recipe_a, swizzle_a, scales_b, recipe_b, swizzle_b, bias, out_dtype, *others):
-        blocks = None
-        if len(scales_a) == len(scales_b) == 1 and not any((*swizzle_a, *swizzle_b)) and not (others and others[0]):
-            blocks = _taken(a, b, scales_a[0], scales_b[0], bias, out_dtype)
-        if not blocks or not {*blocks[0], *blocks[1]} <= {0, 1}:  # PyTorch lays blocks of 128 out in ways of its own
-            return decline(
-                keyset, a, b, scales_a, recipe_a, swizzle_a, scales_b, recipe_b, swizzle_b, bias, out_dtype, *others
-            )
-        return count.run(
-            _scaled_mm, a, b.T, scales_a[0], _turned(scales_b[0]), blocks, bias, out_dtype or torch.bfloat16
-        )
+    def kernel(
+        keyset,
+        a,
+        b,
+        scales_a,
+        recipe_a,
+        swizzle_a,
+        scales_b,
+        recipe_b,
+        swizzle_b,
+        bias,
+        out_dtype,
+        order=(),
+        fast=False,
+    ):
+        left = right = None
+        if not order and b.dim() == 2 and out_dtype in (None, *FLOAT_DTYPES) and (bias is None or bias.dim() == 1):
+            left = operand_of(a, scales_a, recipe_a, swizzle_a, False)
+            right = operand_of(b.T, scales_b, recipe_b, swizzle_b, True)
+        fits = left and right and left.packed.dtype == right.packed.dtype and _same_length(left, right)
+        if not fits or (bias is not None and len(bias) != b.shape[1]):
+            others = (scales_b, recipe_b, swizzle_b, bias, out_dtype, order, fast)
+            return decline(keyset, a, b, scales_a, recipe_a, swizzle_a, *others)
+        return count.run(_multiply, left, right, bias, out_dtype or torch.bfloat16)
 
     return kernel
+
+
+def _same_length(left, right):
+    four = [of.format in ("mxfp4", "nvfp4") for of in (left, right)]
+    return left.packed.shape[1] << four[0] == right.packed.shape[1] << four[1]
 
 
 def _taken(a, b, scale_a, scale_b, bias, out_dtype):
     """Returns the blocks of the scales, or None for calls that PyTorch's operator shall compute, or refuse in words of
     its own."""
-    if a.dtype not in _FORMATS or b.dtype not in _FORMATS or a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
+    if (
+        a.dtype not in EIGHT_BITS
+        or b.dtype not in EIGHT_BITS
+        or a.dim() != 2
+        or b.dim() != 2
+        or a.shape[1] != b.shape[0]
+    ):
         return None
     if not scale_a.dtype == scale_b.dtype == torch.float32 or out_dtype not in (None, *FLOAT_DTYPES):
         return None
@@ -215,7 +239,7 @@ register(
             Override(
                 operator,
                 kernel,
-                dtypes=frozenset(_FORMATS),
+                dtypes=frozenset({*EIGHT_BITS, *([FOUR_BITS] if FOUR_BITS else [])}),
                 devices=frozenset({"mps"}),
                 elsewhere="PyTorch's operator computes on tensor cores",
             )

@@ -101,6 +101,55 @@ def test_override(device):
         assert ran == {"aten::_scaled_mm": 1, "aten::_scaled_mm_v2": 1}
 
 
+def swizzled(scales):
+    """As cuBLAS has the scales of 128 rows and 4 columns: 32 rows, of 4 times 4 columns."""
+    rows, columns = scales.shape
+    whole = torch.zeros(-(rows // -128) * 128, -(columns // -4) * 4, dtype=torch.uint8)
+    whole[:rows, :columns] = scales.view(torch.uint8).cpu()
+    parts = [
+        torch.cat([whole[128 * i + 32 * k :][:32, 4 * j : 4 * j + 4] for k in range(4)], 1)
+        for i in range(len(whole) // 128)
+        for j in range(whole.shape[1] // 4)
+    ]
+    return torch.stack(parts).to(scales.device)
+
+
+@pytest.mark.only_on("simulator", "mps")
+@pytest.mark.parametrize("rows", [5, 130])
+@pytest.mark.parametrize("format", ["mxfp8", "mxfp4", "nvfp4", "128x128"])
+def test_recipes(device, rows, format):
+    """The layouts of torch.nn.functional.scaled_mm's block-wise scales."""
+    length, columns = 544, 160
+    kinds, swizzles = F.ScalingType, F.SwizzleType
+    left, right = (torch.randn(count, length, device=device) for count in (rows, columns))
+    if format == "128x128":
+        made = metalcore.quantize_scaled(left, "e4m3", (1, 128)), metalcore.quantize_scaled(right, "e4m3", (128, 128))
+        a, b = (one.packed.view(torch.float8_e4m3fn) for one in made)
+        padded = F.pad(made[1].scales, (0, 3))  # columns of 8, of which 5 are scales
+        scales = [made[0].scales.T.contiguous().T], [padded.T]
+        recipes, places = ([kinds.BlockWise1x128], [kinds.BlockWise128x128]), [swizzles.NO_SWIZZLE]
+    else:
+        made = metalcore.quantize_scaled(left, format), metalcore.quantize_scaled(right, format)
+        dtype = torch.float8_e4m3fn if format == "mxfp8" else torch.float4_e2m1fn_x2
+        a, b = (one.packed.view(dtype) for one in made)
+        of_scales = torch.float8_e4m3fn if format == "nvfp4" else torch.float8_e8m0fnu
+        scales = [[swizzled(one.scales).view(of_scales)] for one in made]
+        recipe = [kinds.BlockWise1x16 if format == "nvfp4" else kinds.BlockWise1x32]
+        places = [swizzles.SWIZZLE_32_4_4]
+        if format == "nvfp4":
+            scales = [[*each, one.factor] for each, one in zip(scales, made)]
+            recipe, places = [*recipe, kinds.TensorWise], [*places, swizzles.NO_SWIZZLE]
+        recipes = recipe, recipe
+    bias = torch.randn(columns, device=device)
+    with metalcore.enable_pytorch_overrides("scaled_mm"):
+        found = F.scaled_mm(
+            a, b.T, scales[0], recipes[0], scales[1], recipes[1], places, places, bias=bias, output_dtype=torch.float32
+        )
+    x, w = (metalcore.dequantize_scaled(one, torch.float32).cpu().double() for one in made)
+    expected, size = x @ w.T + bias.cpu().double(), x.abs() @ w.abs().T + bias.cpu().double().abs()
+    assert ((found.cpu().double() - expected).abs() <= (length + 3) * 2**-24 * size).all()
+
+
 def test_compiled(device):
     given = operands(device, 5, 64, 48, "row")
     compiled = torch.compile(metalcore.scaled_mm, backend="aot_eager", fullgraph=True)
