@@ -266,6 +266,25 @@ def test_sdpa_on_mps_is_ours_while_patched(device):
     torch.testing.assert_close(found[mask.bool()], expected[mask.bool()], rtol=1e-4, atol=1e-5)
 
 
+def test_sdpa_on_cuda_is_ours_with_bands(device, monkeypatch):
+    """The rule of `cuda`, on any device: metalcore takes masks that are bands, in 16 bits, and nothing else."""
+    from metalcore.overrides.libraries import sdpa
+
+    monkeypatch.setitem(sdpa._TAKES, device, sdpa._takes_on_cuda)
+    monkeypatch.setattr(sdpa._C, "gpu_family", lambda device: "hopper")
+    model = decoder("Mistral", device, attn_implementation="sdpa", sliding_window=3).eval()
+    plain = decoder("Mistral", device, attn_implementation="sdpa", sliding_window=None).eval()
+    for dtype, runs in ((torch.float32, 0), (torch.bfloat16, 2)):
+        model, plain = model.to(dtype), plain.to(dtype)
+        expected = model(tokens(device)).logits
+        with integration.patch("scaled_dot_product_attention"):
+            found = model(tokens(device)).logits
+            plain(tokens(device))  # without a mask
+            ran = {row.what: row.ran for row in metalcore.report().rows}[f"transformers' sdpa on {device}"]
+        assert ran == runs
+        torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
+
+
 def sequences(device):
     q, k, v = torch.randn(14, 4, 8), torch.randn(17, 2, 8), torch.randn(17, 2, 6)
     bounds = torch.tensor([0, 5, 5, 14], dtype=torch.int32), torch.tensor([0, 7, 9, 17], dtype=torch.int32)

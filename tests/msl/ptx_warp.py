@@ -83,7 +83,15 @@ class Warp:
             return
         if short == "shfl":
             value, lane = self._read(sources[0]), self._read(sources[1])
-            self._write(target.split("|")[0], [value[lane[i] & 31] for i in LANES], active)
+            is_flip = ".bfly." in opcode
+            found = [value[(i ^ lane[i] if is_flip else lane[i]) & 31] for i in LANES]
+            self._write(target.split("|")[0], found, active)
+            return
+        if short == "movmatrix":
+            words = self._read(sources[0])
+            matrix = [words[lane // 2] >> 16 * (lane % 2) & 0xFFFF for lane in range(64)]
+            columns = [[matrix[8 * (2 * (i % 4) + j) + i // 4] for j in range(2)] for i in LANES]
+            self._write(target, [low | high << 16 for low, high in columns], active)
             return
         compute = _COMPUTE.get(opcode) or _COMPUTE.get(short)
         if compute is None or any(source[0] in "{[" for source in sources) or target[0] in "{[":
@@ -165,6 +173,7 @@ _COMPUTE = {
     "shr.u32": lambda a, b: a >> b,
     "add.s32": lambda a, b: a + b & 0xFFFFFFFF,
     "setp.eq.u32": lambda a, b: a == b,
+    "setp.eq.b32": lambda a, b: a == b,
     "setp.eq.s32": lambda a, b: a == b,
     "setp.ne.b32": lambda a, b: a != b,
     "setp.ne.s32": lambda a, b: a != b,

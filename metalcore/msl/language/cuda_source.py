@@ -11,7 +11,10 @@ from ..errors import MSLError
 
 # The program is compiled inside this namespace, so that its names hide CUDA's own float4, exp …
 NAMESPACE = "metal_program"
+# What a program begins with whose lanes hold operands of products.
+HOLDS_FRAGMENTS = "#define MSL_FRAGMENT_LANES\n"
 _MATRIX = re.compile(r"simdgroup_matrix|simdgroup_(float|half|bfloat)8x8")
+_HELD = re.compile(r"get_right_input_cooperative_tensor")
 _WAIT = re.compile(r"\bmetalcore_await_earlier_kernels\([^()]*\b0\)")  # kernels/common/earlier.h
 _BINDING = re.compile(r"([bt])(\d+)|(i)(\d+):(\d+)")
 
@@ -52,6 +55,8 @@ def cuda_source(program, kernels, requests):
     out = [f'namespace {NAMESPACE} {{\n#include "cuda/prelude.h"\n', program, '#line 1 "msl_entries"\n']
     if _MATRIX.search(program):
         out.insert(0, "#define MSL_MATRIX_LANES\n")
+    elif _HELD.search(program):
+        out.insert(0, HOLDS_FRAGMENTS)
     if _WAIT.search(program):
         out.insert(0, "#define MSL_KERNELS_WAIT\n")
     for entry, (name, signature) in zip(entries, requests):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ..errors import TOO_DEEP, MSLError, with_line
 from .address_spaces import find_address_spaces
 from .anonymous_structs import define_in_templates, find_anonymous_structs
+from .captured import name_captured_constants
 from .conditionals import wrap_conditionals
 from .constants import declare_constants, substitute_function_constants
 from .cuda_source import cuda_source, describe
@@ -111,6 +112,7 @@ def _translate(source, include_dirs, filename, defines, constants):
     mark_float_literals(tokens)
     name_outermost_scope(program)
     structs = find_anonymous_structs(program)
+    name_captured_constants(program)
     adapt_dialect(program)
     count_components(program)
     rewrite_swizzles(program)

@@ -11,8 +11,10 @@ from pathlib import Path
 
 from .. import cache
 from ..errors import MSLError
+from ..language.cuda_source import HOLDS_FRAGMENTS
 from . import nvjitlink, nvrtc
 from .joined_products import join_products
+from .wide_loads import widen_loads
 
 BUILTIN = 0  # the number of the program that has the built-in kernels
 _LIBRARY = Path(__file__).resolve().parents[2] / "lib" / "cuda"
@@ -85,10 +87,13 @@ class CudaProgram:
             raise MSLError(f"{bound}: {error}") from None
 
     def _code(self, text, capability):
-        """Returns the cubin, with joined products where the program has products of matrices."""
+        """Returns the cubin, with joined products where the program has products of matrices, and with joined loads
+        where its lanes hold fragments."""
         flags = self._all_flags()
         code, ptx = nvrtc.find().compile_with_ptx(text, capability, flags=flags, msl=self._msl)
         joined = join_products(ptx)
+        if HOLDS_FRAGMENTS in text:
+            joined = widen_loads(joined)
         if joined == ptx:
             return code
         if code == ptx:

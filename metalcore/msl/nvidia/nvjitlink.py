@@ -4,6 +4,7 @@ does."""
 import ctypes
 import functools
 import os
+import re
 import threading
 
 from . import nvrtc
@@ -22,7 +23,8 @@ class NvJitLink:
     def assemble(self, ptx, capability, flags=()):
         """Returns the cubin of PTX for a GPU of this compute capability, or None where this library cannot make one:
         for example, where it is older than the compiler of the PTX. Several threads may call it at once."""
-        options = [f"-arch=sm_{capability}", *(flag for flag in flags if flag in ("-lineinfo", "--generate-line-info"))]
+        target = re.search(rb"^\.target (sm_\w+)", ptx, re.MULTILINE)  # sm_90a where NVRTC was told so
+        options = [f"-arch={target[1].decode() if target else f'sm_{capability}'}", *(flag for flag in flags if flag in ("-lineinfo", "--generate-line-info"))]
         handle, size = ctypes.c_void_p(), ctypes.c_size_t()
         texts = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         try:

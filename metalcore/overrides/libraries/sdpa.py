@@ -1,4 +1,6 @@
-"""transformers' attention "sdpa" on `mps`: with its mask function, it is metalcore's. Elsewhere it stays PyTorch's."""
+"""transformers' attention "sdpa", with its mask function: on `mps` it is metalcore's. On `cuda` metalcore takes the calls
+that PyTorch has no fast kernel for: those with windows, packed sequences, padding, soft caps and sinks. All others stay
+PyTorch's."""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ... import _C
 from ..._core.environment import after_import, require_transformers
 from ..._core.routing import accelerated
 from .. import _report, _switches
@@ -18,6 +21,23 @@ __all__ = ["TransformersSdpa"]
 
 _NAME = "scaled_dot_product_attention"
 _ONLY_OURS = {"softcap", "s_aux", "sinks", "cache"}
+
+
+def _takes_on_mps(query, mask, is_band, options):
+    # PyTorch's function has an override, which leaves the calls that PyTorch has a kernel for.
+    return _NAME not in _switches.UNASKED or mask is not None or bool(options.keys() & _ONLY_OURS)
+
+
+def _takes_on_cuda(query, mask, is_band, options):
+    """Returns whether metalcore is faster: PyTorch's kernels read masks that are written out, and compute all of their
+    scores."""
+    only_ours = any(options.get(name) is not None for name in ("softcap", "s_aux", "sinks"))
+    return (is_band or only_ours) and query.dtype in _IN_16_BITS and _C.gpu_family("cuda") == "hopper"
+
+
+# By the type of device, whether metalcore takes a call of these queries. The mask may be a band of masks.Mask.
+_TAKES = {"mps": _takes_on_mps, "cuda": _takes_on_cuda}
+_IN_16_BITS = (torch.float16, torch.bfloat16)
 
 
 class TransformersSdpa(Kind):
@@ -34,9 +54,9 @@ class TransformersSdpa(Kind):
         if self.patches or not hasattr(models, "AttentionInterface"):
             return
         from .attention import attention_forward
-        from .masks import mask
+        from .masks import Mask, mask
 
-        count = _report.count_of(_NAME, "transformers' sdpa on mps")
+        counts = {device: _report.count_of(_NAME, f"transformers' sdpa on {device}") for device in _TAKES}
 
         def forward(module, query, key, value, *args, **kwargs):
             def by_metalcore():
@@ -44,13 +64,14 @@ class TransformersSdpa(Kind):
                     return attention_forward(module, query, key, value, *args, **kwargs)
 
             original = functools.partial(entries[0].original, module, query, key, value, *args, **kwargs)
-            mask_of_call = args[0] if args else kwargs.get("attention_mask")
-            if _NAME in _switches.UNASKED and mask_of_call is None and not (kwargs.keys() & _ONLY_OURS):
-                return original()  # PyTorch's function, whose override leaves the calls that PyTorch has a kernel for
-            return run_counted(count, by_metalcore, original) if query.is_mps else original()
+            given = args[0] if args else kwargs.get("attention_mask")
+            device = query.device.type
+            if device in _TAKES and _TAKES[device](query, given, isinstance(given, Mask), kwargs):
+                return run_counted(counts[device], by_metalcore, original)
+            return original()
 
         def mask_of(*args, device="cpu", **kwargs):
-            make = mask if torch.device(device).type == "mps" else entries[1].original
+            make = mask if torch.device(device).type in _TAKES else entries[1].original
             return make(*args, device=device, **kwargs)
 
         masks: Any = sys.modules["transformers.masking_utils"]

@@ -36,7 +36,7 @@ struct Place {
     size = {extent(grid, 0, threadgroup.x), extent(grid, 1, threadgroup.y), extent(grid, 2, threadgroup.z)};
     index = index_of_thread();
     position = {threadIdx.x, threadIdx.y, threadIdx.z};
-#ifdef MSL_MATRIX_LANES
+#ifdef MSL_NUMBERED_LANES
     // Where simdgroups lie in rows, only x depends on the numbers of the lanes.
     position.x = (threadIdx.x & ~31u) | index & 31u;
     const bool is_known = blockDim.x % 32 == 0 || blockDim.y * blockDim.z == 1;

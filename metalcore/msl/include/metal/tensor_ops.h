@@ -306,6 +306,10 @@ class matmul2d {
       } else {
         Places::store(destination, results);
       }
+    } else if constexpr (multiplies_held<Left, Right, Destination>()) {
+      constexpr bool adds = descriptor.matmul_mode == matmul2d_descriptor::mode::multiply_accumulate;
+      msl::HeldProduct<Left, Right, Destination>::template multiply<swaps_left, swaps_right, adds>(left, right,
+                                                                                                  destination);
     } else if constexpr (holds_input) {
       for (int number = 0; number < Layout::fragments; ++number) multiply_held(a, b, destination, number, line);
     } else {
@@ -334,6 +338,15 @@ class matmul2d {
       return false;
     else
       return Product<Left>::is_possible;
+  }
+
+  // The same for operands that the simdgroup holds (see target/held_products.h).
+  template <class Left, class Right, class Destination>
+  static METAL_FUNC constexpr bool multiplies_held() {
+    if constexpr (msl::is_cooperative<Left> && msl::is_cooperative<Right> && msl::is_cooperative<Destination>)
+      return msl::HeldProduct<Left, Right, Destination>::is_possible;
+    else
+      return false;
   }
 
   template <class Left, class Right, class D>

@@ -13,9 +13,13 @@
 // bits 4, 3 and 2. They may have rows in another order, since the left matrix and the sum have the same, and in this one
 // eight lanes that store 16 bytes each to a tile of 16 columns meet in no bank. A threadgroup's last, short simdgroup
 // cannot multiply matrices and keeps the warp's order, in which the missing lanes are the last ones.
+//
+// Fragments of cooperative tensors have the same bits of the program's lane, and four neighbours of a row for a lane. In
+// programs that multiply what lanes hold (MSL_FRAGMENT_LANES) bits 4, 2 and 1 of the program's lane are bits 3, 4 and 2
+// of the warp's: see held_products.h.
 namespace msl {
 
-#ifdef MSL_MATRIX_LANES
+#ifdef MSL_NUMBERED_LANES
 
 METAL_FUNC bool is_renumbered() {
 #ifdef MSL_CONVERGENT
@@ -27,14 +31,30 @@ METAL_FUNC bool is_renumbered() {
 
 // The warp's lane that is the program's lane `lane`. It also holds for the exclusive or of two lanes.
 METAL_FUNC uint32_t hardware_lane(uint32_t lane) {
-  return is_renumbered() ? numbered_lane(lane) : lane;
+  if (!is_renumbered()) return lane;
+#ifdef MSL_MATRIX_LANES
+  return numbered_lane(lane);
+#else
+  return (lane & 1u) | (lane >> 2 & 2u) | (lane << 1 & 4u) | (lane >> 1 & 8u) | (lane << 2 & 16u);
+#endif
 }
 
-// The same lanes in the program's numbers: lanes with only bit 1 change places with those 6 further, with only bit 3.
+// Lanes whose number has bit `low` alone of two bits change places with those that have bit `high` alone.
+template <uint32_t low, uint32_t high>
+METAL_FUNC uint32_t exchanged_lanes(uint32_t lanes) {
+  constexpr uint32_t every[] = {0xaaaaaaaau, 0xccccccccu, 0xf0f0f0f0u, 0xff00ff00u, 0xffff0000u};
+  constexpr uint32_t distance = (1u << high) - (1u << low);
+  const uint32_t changed = (lanes >> distance ^ lanes) & every[low] & ~every[high];
+  return lanes ^ changed ^ changed << distance;
+}
+// The same lanes in the program's numbers.
 METAL_FUNC uint32_t program_lanes(uint32_t hardware_lanes) {
   if (!is_renumbered()) return hardware_lanes;
-  const uint32_t changed = (hardware_lanes >> 6 ^ hardware_lanes) & 0x00cc00ccu;
-  return hardware_lanes ^ changed ^ changed << 6;
+#ifdef MSL_MATRIX_LANES
+  return exchanged_lanes<1, 3>(hardware_lanes);
+#else
+  return exchanged_lanes<1, 2>(exchanged_lanes<1, 3>(exchanged_lanes<3, 4>(hardware_lanes)));
+#endif
 }
 
 #else
@@ -78,7 +98,7 @@ METAL_FUNC T map_words(const T& value, F f) {
   return result;
 }
 
-#ifdef MSL_MATRIX_LANES
+#ifdef MSL_NUMBERED_LANES
 // The value of lane `source` of the group.
 template <uint32_t Width, class T>
 METAL_FUNC T shuffle(uint32_t mask, const T& value, uint32_t source) {

@@ -50,16 +50,32 @@ METAL_FUNC uint32_t warp_lane() {
   return lane;
 }
 
-#ifdef MSL_MATRIX_LANES  // see lanes.h
+#if defined(MSL_MATRIX_LANES) || defined(MSL_FRAGMENT_LANES)  // see lanes.h
+#define MSL_NUMBERED_LANES
 METAL_FUNC bool is_in_whole_warp() { return (index_in_block() | 31u) < blockDim.x * blockDim.y * blockDim.z; }
-METAL_FUNC uint32_t numbered_lane(uint32_t lane) { return (lane & 0x15u) | (lane >> 2 & 2u) | (lane << 2 & 8u); }
+// The program's lane that is a lane of the warp.
+METAL_FUNC uint32_t numbered_lane(uint32_t lane) {
+#ifdef MSL_MATRIX_LANES
+  return (lane & 0x15u) | (lane >> 2 & 2u) | (lane << 2 & 8u);
+#else
+  return (lane & 1u) | (lane >> 1 & 2u) | (lane >> 2 & 4u) | (lane << 2 & 8u) | (lane << 1 & 16u);
+#endif
+}
 
 // The index of a thread in the program's order, and that of its lane.
 METAL_FUNC uint32_t index_of_thread() {
   uint32_t index = index_in_block();
   return is_in_whole_warp() ? (index & ~31u) | numbered_lane(index & 31u) : index;
 }
+#ifdef MSL_FRAGMENT_LANES
+// By numbers and no branch, behind which a loop's loads would be apart.
+METAL_FUNC uint32_t index_of_lane() {
+  const uint32_t lane = warp_lane();
+  return lane ^ ((lane ^ numbered_lane(lane)) & (0u - uint32_t(is_in_whole_warp())));
+}
+#else
 METAL_FUNC uint32_t index_of_lane() { return is_in_whole_warp() ? numbered_lane(warp_lane()) : warp_lane(); }
+#endif
 #else
 METAL_FUNC uint32_t index_of_thread() { return index_in_block(); }
 METAL_FUNC uint32_t index_of_lane() { return warp_lane(); }

@@ -375,5 +375,6 @@ struct TileProduct {
 
 }  // namespace msl
 
+#include "target/held_products.h"
 #include "target/unit_gradients.h"
 #include "target/unit_patches.h"

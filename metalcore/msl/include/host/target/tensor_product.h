@@ -1,4 +1,5 @@
-// The host has no way of its own to multiply tiles in memory (see cuda/target/tensor_product.h).
+// The host has no way of its own to multiply tiles in memory, or fragments that lanes hold (see
+// cuda/target/tensor_product.h and held_products.h).
 #pragma once
 
 #include "metal/cooperative_tensor.h"
@@ -10,6 +11,11 @@ using DestinationLayout = MatrixLayout<rows, columns, simdgroups, Operand::desti
 
 template <class T, int m, int n, int k, bool swaps_left, bool swaps_right, int simdgroups>
 struct TileProduct {
+  static constexpr bool is_possible = false;
+};
+
+template <class Left, class Right, class Destination>
+struct HeldProduct {
   static constexpr bool is_possible = false;
 };
 
