@@ -74,6 +74,18 @@ struct QuantMmParams {
   uint32_t aligned;  // whether rows of x begin at multiples of 16 bytes
 };
 
+// The same without experts on GPUs whose units multiply tensors.
+#define QUANT_UNIT_THREADS 256
+#define QUANT_UNIT_ROWS 128     // of x, of a tile
+#define QUANT_UNIT_COLUMNS 128  // of a tile
+#define QUANT_UNIT_STEP 64      // terms at a time
+struct QuantUnitParams {
+  uint64_t row_bytes;
+  uint32_t weights;  // rows of packed weights
+  uint32_t slices;   // of a row
+  uint32_t x_rows;   // rows of y
+};
+
 // The rows of a product by their experts.
 struct QuantGroupsParams {
   uint32_t rows;

@@ -29,6 +29,9 @@ struct QuantTuning {
   // Rows of x in 16 bits from which, and up to which, the matrix units multiply formats that have such kernels.
   uint32_t tiles_from = 2;
   uint32_t tiles_rows = 0;
+  // Rows of x in 16 bits from which units that multiply tensors take unpacked tiles, where the GPU has such units. 0 is
+  // never.
+  uint32_t unit_rows = 0;
   // Whether, for more rows, PyTorch's matmul of weights that became numbers is faster than mul_mm.
   bool torch = false;
 };
@@ -40,6 +43,7 @@ const gpu::Table<QuantTuning> quant_tuning(
      {"mv_rows", &QuantTuning::mv_rows, {1, 32}},
      {"tiles_from", &QuantTuning::tiles_from, {1, 32}},
      {"tiles_rows", &QuantTuning::tiles_rows, {0, 64}},
+     {"unit_rows", &QuantTuning::unit_rows, {0, 1 << 16}},
      {"torch", &QuantTuning::torch}},
     {{.family = "baseline"},
      {.family = "apple7", .mv_x_rows = 2},
@@ -201,12 +205,51 @@ void mul_mm(const char* op, const Tensor& x, const PackedRows& weights, const Qu
   });
 }
 
+bool takes_units(const QuantTuning& tuning, const Tensor& x, int64_t x_rows, const PackedRows& weights) {
+  return tuning.unit_rows > 0 && x_rows > tuning.mv_rows && x_rows >= tuning.unit_rows && x.element_size() == 2 && weights.length > 0 &&
+         gpu::multiplies_tensors(x);
+}
+
+void mul_units(const char* op, const Tensor& x, const PackedRows& weights, const QuantFormat& format, int64_t x_rows,
+               const Tensor& result) {
+  gpu::note_plan(op, "mul_units", [&] {
+    return std::to_string(x_rows) + " rows of x: units that multiply tensors make tiles of " +
+           std::to_string(QUANT_UNIT_ROWS) + "x" + std::to_string(QUANT_UNIT_COLUMNS) + ", of unpacked " + format.name;
+  });
+  if (result.numel() == 0) return;
+  const Tensor input = as_contiguous(x);
+  QuantUnitParams params{.row_bytes = static_cast<uint64_t>(weights.row_bytes),
+                         .weights = grid_side(weights.rows),
+                         .slices = grid_side(weights.length / QUANT_SLICE),
+                         .x_rows = 0};
+  const double flops = 2.0 * static_cast<double>(weights.rows * weights.length);
+  gpu::record(result, [&](gpu::Recording& recording) {
+    const gpu::BufferView from = gpu::view_of(input), to = gpu::view_of(result);
+    const auto piece_of = [&](const gpu::Piece& piece) {
+      params.x_rows = grid_side(piece.count);
+      recording.kernel("quant_unit_", format.name, "_", suffix(x.scalar_type())).buffer(0, weights.tensor);
+      recording.buffer(1, piece.of(from, weights.length * x.element_size()));
+      recording.buffer(2, piece.of(to, weights.rows * x.element_size())).bytes(3, params);
+      recording.work(flops * params.x_rows);
+      recording.dispatch_threadgroups({grid_side(ceil_div<int64_t>(weights.rows, QUANT_UNIT_COLUMNS)),
+                                       grid_side(ceil_div<int64_t>(params.x_rows, QUANT_UNIT_ROWS))},
+                                      {QUANT_UNIT_THREADS});
+    };
+    gpu::in_pieces(recording, x_rows, {flops, 0}, piece_of, QUANT_UNIT_ROWS);
+  });
+}
+
 Tensor quant_matmul(const Tensor& x, const Tensor& packed, int64_t type, bool transposed) {
   const char* const op = "quant_matmul";
   const QuantFormat& format = quant_format(op, type);
   const PackedRows weights = packed_rows(op, packed, format, 2);
   const int64_t rows = check_x(op, x, packed, weights.rows, weights.length, transposed);
   const QuantTuning& tuning = quant_tuning(x);
+  if (!transposed && takes_units(tuning, x, rows, weights)) {
+    const Tensor result = result_like(x, weights.rows);
+    mul_units(op, x, weights, format, rows, result);
+    return result;
+  }
   if (tuning.torch && rows > tuning.mv_rows)
     return multiply_numbers(op, x, rows, transposed,
                             [&] { return quant_rows(packed, std::nullopt, type, x.scalar_type()); });

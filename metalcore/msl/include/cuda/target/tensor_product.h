@@ -378,3 +378,4 @@ struct TileProduct {
 #include "target/held_products.h"
 #include "target/unit_gradients.h"
 #include "target/unit_patches.h"
+#include "target/unit_unpacked.h"
