@@ -30,8 +30,8 @@ template <typename F, typename T>
   auto values = multiply.template get_destination_cooperative_tensor<Matrix, Matrix, T>();
 #pragma unroll
   for (ushort i = 0; i < sums.get_capacity(); ++i) values[i] = T(sums[i]);
-  values.store(Matrix(y + ulong(row) * p.weights + column, Extents(int(columns), int(rows)),
-                      array<int, 2>{1, int(p.weights)}));
+  values.store(
+      Matrix(y + ulong(row) * p.weights + column, Extents(int(columns), int(rows)), array<int, 2>{1, int(p.weights)}));
 }
 
 #define QUANT_UNIT(F)                                                                                            \

@@ -12,8 +12,8 @@
 #include "formats.h"
 #include "quant.h"
 
-// A step's terms of a row of weights are the work of two threads, which have two slices each where a slice's runs lie in
-// different steps, and one elsewhere.
+// A step's terms of a row of weights are the work of two threads, which have two slices each where a slice's runs lie
+// in different steps, and one elsewhere.
 template <typename F, typename T>
 struct UnpackedRows {
   typedef decltype(place((device const typename F::Word*)nullptr, 0)) Rows;
@@ -63,7 +63,8 @@ struct UnpackedRows {
   static METAL_FUNC void store_run(Slice numbers, uint pack, Store store) {
 #pragma unroll
     for (uint i = 0; i < 2; ++i) {
-      const metal::float4 values[2] = {::weights<F>(numbers, 4 * run + 2 * i), ::weights<F>(numbers, 4 * run + 2 * i + 1)};
+      const metal::float4 values[2] = {::weights<F>(numbers, 4 * run + 2 * i),
+                                       ::weights<F>(numbers, 4 * run + 2 * i + 1)};
       store(pack + i, packed<T>(values));
     }
   }

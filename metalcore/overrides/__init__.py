@@ -33,8 +33,9 @@ How each one works, and why:
     another forward (metalcore/overrides/libraries). Models may be imported and made before or after. What is
     decided when a class is met holds in compiled graphs too.
 `scaled_dot_product_attention`
-    Placed as that of `rms_norm`, on `mps` only: PyTorch's kernels for NVIDIA GPUs are faster. There it also takes the
-    place of transformers' attention "sdpa", whose masks it need not write out.
+    Placed as that of `rms_norm`, on `mps` only: PyTorch's kernels for NVIDIA GPUs are faster. It also takes the place
+    of transformers' attention "sdpa", whose masks it need not write out: on `mps` always, and on `cuda` where there is
+    a mask of windows, padding or packed sequences, a soft cap or sinks, which PyTorch has no fast kernel for.
 `swiglu`, `geglu`, `rope`, `causal_conv1d`, `causal_conv1d_update`, `chunk_gated_delta_rule`,
 `fused_recurrent_gated_delta_rule`, `chunk_kda`, `fused_recurrent_kda`, `selective_scan`, `selective_state_update`,
 `mamba_chunk_scan_combined`, `fused_linear_cross_entropy`

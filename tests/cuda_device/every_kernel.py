@@ -368,6 +368,10 @@ def quant(device):
             x = random(device, torch.float32, rows, 512)
             with tuned(family):
                 yield f"quantized_linear {type}", metalcore.quantized_linear(x, packed, type)
+        for dtype in (torch.float16, torch.bfloat16):
+            with tuned("hopper"):
+                x = random(device, dtype, 300, 512)
+                yield f"quantized_linear {type}, many rows", metalcore.quantized_linear(x, packed, type)
     for type, nested in itertools.product(("nf4", "fp4"), (False, True)):
         packed, state = four_bits_sample(type, 6, 512, device, nested=nested)
         for family, rows in (("baseline", 1), ("baseline", 3), ("apple7", 3)):

@@ -103,5 +103,7 @@ def test_loads_of_neighbours_are_joined():
 def test_other_uses_and_writes_between_keep_loads():
     ptx = compiled("bfloat", False, True)
     stored = ptx.replace("ld.global.u16", "st.global.u16 [%rd1], %rs1;\n\tld.global.u16", 2)
-    assert widen_loads(stored.encode()).count(b"ld.global.v2.u32") < widen_loads(ptx.encode()).count(b"ld.global.v2.u32")
+    assert widen_loads(stored.encode()).count(b"ld.global.v2.u32") < widen_loads(ptx.encode()).count(
+        b"ld.global.v2.u32"
+    )
     assert widen_loads(ptx.replace("u16", "u32").encode()).decode() == ptx.replace("u16", "u32")

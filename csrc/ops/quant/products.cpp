@@ -206,8 +206,8 @@ void mul_mm(const char* op, const Tensor& x, const PackedRows& weights, const Qu
 }
 
 bool takes_units(const QuantTuning& tuning, const Tensor& x, int64_t x_rows, const PackedRows& weights) {
-  return tuning.unit_rows > 0 && x_rows > tuning.mv_rows && x_rows >= tuning.unit_rows && x.element_size() == 2 && weights.length > 0 &&
-         gpu::multiplies_tensors(x);
+  return tuning.unit_rows > 0 && x_rows > tuning.mv_rows && x_rows >= tuning.unit_rows && x.element_size() == 2 &&
+         weights.length > 0 && gpu::multiplies_tensors(x);
 }
 
 void mul_units(const char* op, const Tensor& x, const PackedRows& weights, const QuantFormat& format, int64_t x_rows,

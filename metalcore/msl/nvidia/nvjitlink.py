@@ -24,7 +24,9 @@ class NvJitLink:
         """Returns the cubin of PTX for a GPU of this compute capability, or None where this library cannot make one:
         for example, where it is older than the compiler of the PTX. Several threads may call it at once."""
         target = re.search(rb"^\.target (sm_\w+)", ptx, re.MULTILINE)  # sm_90a where NVRTC was told so
-        options = [f"-arch={target[1].decode() if target else f'sm_{capability}'}", *(flag for flag in flags if flag in ("-lineinfo", "--generate-line-info"))]
+        architecture = target[1].decode() if target else f"sm_{capability}"
+        lines = [flag for flag in flags if flag in ("-lineinfo", "--generate-line-info")]
+        options = [f"-arch={architecture}", *lines]
         handle, size = ctypes.c_void_p(), ctypes.c_size_t()
         texts = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         try:

@@ -3,7 +3,8 @@
 Programs that hold fragments of matrices in registers load a lane's elements one by one, since MSL promises no alignment
 of more than one element. Here the loads of a block wait until one of their elements is used. Then one test decides for
 all of them: where each four lie in 8 bytes that can be read at once, they are, and otherwise they are loaded as before.
-This is done for elements that are used as pairs alone, as tensor cores take them. What is not understood stays as it is.
+This is done for elements that are used as pairs alone, as tensor cores take them. What is not understood stays as it
+is.
 """
 
 import re

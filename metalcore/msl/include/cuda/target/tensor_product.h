@@ -24,6 +24,9 @@ METAL_FUNC constexpr int divisor(int number, int most) {
   return found;
 }
 
+// The warp's lane, from numbers that the compiler knows: assembly that reads it would come again for each element.
+METAL_FUNC int tile_lane() { return int(index_in_block() & 31u); }
+
 // Rows and columns of a product by simdgroups. They have strips of 16 rows in turn, or else also parts of the columns.
 // A lane has its elements as tensor cores give them.
 template <int rows_, int columns_, int simdgroups_>
@@ -39,8 +42,8 @@ struct TileLayout {
   static METAL_FUNC int first_block() { return int(index_of_simdgroup()) % simdgroups / down * own_blocks; }
   static METAL_FUNC ElementPlace place(int i) {
     const int strip = first_strip() + i / (4 * own_blocks) * down, block = first_block() + i / 4 % own_blocks;
-    const int row = strip * 16 + int(warp_lane()) / 4 + (i & 2) * 4,
-              column = block * 8 + int(warp_lane()) % 4 * 2 + (i & 1);
+    const int lane = tile_lane();
+    const int row = strip * 16 + lane / 4 + (i & 2) * 4, column = block * 8 + lane % 4 * 2 + (i & 1);
     return {row, column, row < rows && column < columns};
   }
 
@@ -80,7 +83,7 @@ struct TileLayout {
 #pragma unroll
     for (int j = 0; j < 4; ++j)
       pack.words[j] = bit_cast<uint16_t>(from[4 * j]) | uint32_t(bit_cast<uint16_t>(from[4 * j + 1])) << 16;
-    const int lane = int(warp_lane()) & 3;
+    const int lane = tile_lane() & 3;
 #pragma unroll
     for (int bit = 1; bit < 4; bit *= 2)
 #pragma unroll

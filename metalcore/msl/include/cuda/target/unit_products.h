@@ -70,7 +70,8 @@ struct UnitProducts {
   }
 
   METAL_FUNC metal::uint2 place(int i) const {
-    const int row = first + int(warp_lane()) / 4 + (i & 2) * 4, column = i / 4 * 8 + int(warp_lane()) % 4 * 2 + (i & 1);
+    const int lane = tile_lane();
+    const int row = first + lane / 4 + (i & 2) * 4, column = i / 4 * 8 + lane % 4 * 2 + (i & 1);
     return metal::uint2(uint32_t(column), uint32_t(row));
   }
   METAL_FUNC float of(const Numbers& numbers, int i) const { return numbers.elements[i / 2 % 2]; }
