@@ -1,8 +1,8 @@
 """Constants that lambdas capture.
 
-A parameter `auto i` may be a constant by its type, as integral_constant is. Clang takes `i.value` as a constant also in a
-lambda inside, which captures i. Other compilers do not, since i is a member of the closure then. So such a lambda gets
-an object of its own of each type that holds nothing, and a reference to what it captures of all others.
+A parameter `auto i` may be a constant by its type, as integral_constant is. Clang takes `i.value` as a constant in a
+lambda inside, too, which captures i. Other compilers do not, since i is a member of the closure then. So such a lambda
+gets an object of its own of each type that holds nothing, and a reference to what it captures of all others.
 """
 
 from .tokens import CLOSING

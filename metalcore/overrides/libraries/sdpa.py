@@ -1,6 +1,6 @@
 """transformers' attention "sdpa", with its mask function: on `mps` it is metalcore's. On `cuda` metalcore takes the
-calls that PyTorch has no fast kernel for: those with windows, packed sequences, padding, soft caps and sinks. All others
-stay PyTorch's."""
+calls that PyTorch has no fast kernel for: those with windows, packed sequences, padding, soft caps and sinks. All
+others stay PyTorch's."""
 
 from __future__ import annotations
 
