@@ -274,15 +274,22 @@ def test_sdpa_on_cuda_is_ours_with_bands(device, monkeypatch):
     monkeypatch.setattr(sdpa._C, "gpu_family", lambda device: "hopper")
     model = decoder("Mistral", device, attn_implementation="sdpa", sliding_window=3).eval()
     plain = decoder("Mistral", device, attn_implementation="sdpa", sliding_window=None).eval()
-    for dtype, runs in ((torch.float32, 0), (torch.bfloat16, 2)):
+    some = padded(device, False)
+    for dtype, mask, trains, runs in (
+        (torch.float32, None, True, 0),
+        (torch.bfloat16, None, True, 2),
+        (torch.bfloat16, some, True, 0),
+        (torch.bfloat16, some, False, 2),
+    ):
         model, plain = model.to(dtype), plain.to(dtype)
-        expected = model(tokens(device)).logits
-        with integration.patch("scaled_dot_product_attention"):
-            found = model(tokens(device)).logits
+        expected = model(tokens(device), attention_mask=mask).logits
+        with integration.patch("scaled_dot_product_attention"), torch.set_grad_enabled(trains):
+            found = model(tokens(device), attention_mask=mask).logits
             plain(tokens(device))  # without a mask
             ran = {row.what: row.ran for row in metalcore.report().rows}[f"transformers' sdpa on {device}"]
         assert ran == runs
-        torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
+        seen = slice(None) if mask is None else mask.bool()
+        torch.testing.assert_close(found[seen], expected[seen], rtol=0.05, atol=0.05)
 
 
 def sequences(device):

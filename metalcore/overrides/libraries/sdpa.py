@@ -12,6 +12,7 @@ import torch
 
 from ... import _C
 from ..._core.environment import after_import, require_transformers
+from ..._core.operators import needs_gradient
 from ..._core.routing import accelerated
 from .. import _report, _switches
 from .kinds import Kind
@@ -23,19 +24,23 @@ _NAME = "scaled_dot_product_attention"
 _ONLY_OURS = {"softcap", "s_aux", "sinks", "cache"}
 
 
-def _takes_on_mps(query, mask, is_band, options):
+def _takes_on_mps(tensors, mask, is_band, options):
     # PyTorch's function has an override, which leaves the calls that PyTorch has a kernel for.
     return _NAME not in _switches.UNASKED or mask is not None or bool(options.keys() & _ONLY_OURS)
 
 
-def _takes_on_cuda(query, mask, is_band, options):
+def _takes_on_cuda(tensors, mask, is_band, options):
     """Returns whether metalcore is faster: PyTorch's kernels read masks that are written out, and compute all of their
-    scores."""
-    only_ours = any(options.get(name) is not None for name in ("softcap", "s_aux", "sinks"))
-    return (is_band or only_ours) and query.dtype in _IN_16_BITS and _C.gpu_family("cuda") == "hopper"
+    scores. Gradients of padded tokens are slower here."""
+    if tensors[0].dtype not in _IN_16_BITS or _C.gpu_family("cuda") != "hopper":
+        return False
+    if any(options.get(name) is not None for name in ("softcap", "s_aux", "sinks")):
+        return True
+    return is_band and (mask.padding is None or not any(map(needs_gradient, tensors)))
 
 
-# By the type of device, whether metalcore takes a call of these queries. The mask may be a band of masks.Mask.
+# By the type of device, whether metalcore takes a call with this query, key and value. The mask may be one of
+# masks.Mask, a band.
 _TAKES = {"mps": _takes_on_mps, "cuda": _takes_on_cuda}
 _IN_16_BITS = (torch.float16, torch.bfloat16)
 
@@ -66,7 +71,7 @@ class TransformersSdpa(Kind):
             original = functools.partial(entries[0].original, module, query, key, value, *args, **kwargs)
             given = args[0] if args else kwargs.get("attention_mask")
             device = query.device.type
-            if device in _TAKES and _TAKES[device](query, given, isinstance(given, Mask), kwargs):
+            if device in _TAKES and _TAKES[device]((query, key, value), given, isinstance(given, Mask), kwargs):
                 return run_counted(counts[device], by_metalcore, original)
             return original()
 
