@@ -52,6 +52,7 @@ NVIDIA = {
     r"(gemm|conv2d)_unit_.*|conv2d_order": "gemm.units is on",
     r"quant_mv4_.*": "quant.mv_x_rows is 4",
     r"quant_tiles.*": "quant.tiles_rows is not 0",
+    r"quant_unit_.*": "quant.unit_rows is not 0",
     r"rms_norm_split_.*": "norm.few_registers is off",
     r"(rms|layer)_norm_backward_(block[1248]|split|split_sums)_(?!512).*": "norm.few_registers is off",
     r"layer_norm_block8_(aligned_)?float": "norm.few_registers is off",

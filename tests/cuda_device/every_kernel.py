@@ -9,6 +9,7 @@ A section's digest is the same on every run. The program fails if all sections t
 """
 
 import argparse
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -23,6 +24,7 @@ import torch  # noqa: E402
 from rows import FAMILIES, lengths, tuned  # noqa: E402
 
 import metalcore  # noqa: E402
+from metalcore import _C  # noqa: E402
 from metalcore._core.accuracy import evaluate  # noqa: E402
 from metalcore._core.registry import OPS  # noqa: E402
 from metalcore.loss._cross_entropy_operators import cross_entropy_ahead  # noqa: E402
@@ -40,6 +42,17 @@ QR_WIDTHS = (1, 3, 8, 9, 16, 17, 32, 33, 64, 65, 129)
 
 def random(device, dtype, *shape):
     return torch.randn(shape).to(device=device, dtype=dtype)
+
+
+@contextlib.contextmanager
+def measured(device, *values):
+    """Inside, plans have these numbers: (table, field, numbers)."""
+    kind = "mps" if device == "meta" else device
+    _C.use_measured(kind, _C.gpu_family(kind), list(values))
+    try:
+        yield
+    finally:
+        _C.use_measured(kind, "", [])
 
 
 def with_gradients(what, function, *inputs):
@@ -369,9 +382,9 @@ def quant(device):
             with tuned(family):
                 yield f"quantized_linear {type}", metalcore.quantized_linear(x, packed, type)
         for dtype in (torch.float16, torch.bfloat16):
-            with tuned("hopper"):
-                x = random(device, dtype, 300, 512)
-                yield f"quantized_linear {type}, many rows", metalcore.quantized_linear(x, packed, type)
+            with measured(device, ("quant", "unit_rows", [1])):
+                x = random(device, dtype, 9, 512)
+                yield f"quantized_linear {type}, units", metalcore.quantized_linear(x, packed, type)
     for type, nested in itertools.product(("nf4", "fp4"), (False, True)):
         packed, state = four_bits_sample(type, 6, 512, device, nested=nested)
         for family, rows in (("baseline", 1), ("baseline", 3), ("apple7", 3)):
