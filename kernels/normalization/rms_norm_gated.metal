@@ -207,10 +207,10 @@ kernel void rms_norm_gated_weight_partial(device const T* grad [[buffer(0)]], de
 
 #define INSTANTIATE(name, types, ...) template[[host_name(name types)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
 
-#define INSTANTIATE_ROWS(layout, aligned, types, T, W)                                                       \
-  INSTANTIATE("rms_norm_gated_simd" layout, types, rms_norm_gated_simd<aligned, T, W>)                       \
-  INSTANTIATE("rms_norm_gated_block" layout, types, rms_norm_gated_block<aligned, T, W>)                     \
-  INSTANTIATE("rms_norm_gated_backward_simd" layout, types, rms_norm_gated_backward_simd<aligned, T, W>)     \
+#define INSTANTIATE_ROWS(layout, aligned, types, T, W)                                                   \
+  INSTANTIATE("rms_norm_gated_simd" layout, types, rms_norm_gated_simd<aligned, T, W>)                   \
+  INSTANTIATE("rms_norm_gated_block" layout, types, rms_norm_gated_block<aligned, T, W>)                 \
+  INSTANTIATE("rms_norm_gated_backward_simd" layout, types, rms_norm_gated_backward_simd<aligned, T, W>) \
   INSTANTIATE("rms_norm_gated_backward_block" layout, types, rms_norm_gated_backward_block<aligned, T, W>)
 
 #define INSTANTIATE_TYPES(types, T, W)     \

@@ -47,7 +47,8 @@ def rms_norm_gated(
         >>> metalcore.rms_norm_gated(x, gate, torch.ones(8, device="mps")).shape
         torch.Size([4, 8])
     """
-    require_tensors("rms_norm_gated", x=x, gate=gate, **({} if weight is None else {"weight": weight}))
+    require_tensors("rms_norm_gated", x=x, gate=gate)
+    require_tensors("rms_norm_gated", optional=True, weight=weight)
     length = x.shape[-1] if x.dim() else 0
     size = length if group_size is None else group_size
     _check("rms_norm_gated", x, weight, size, activation)

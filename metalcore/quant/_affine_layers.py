@@ -210,7 +210,7 @@ class AffineExperts(QuantizedExperts):
         self.activation = activation
         self.bits = gate[3], up[3], down[3]
         lengths = []
-        for number, (part, weight) in enumerate((("gate", gate), ("up", up), ("down", down))):
+        for number, (part, weight) in enumerate(zip(self.parts, (gate, up, down))):
             lengths.append(require_affine(*weight, 3))
             for leaf, tensor in zip(("", "_scales", "_offsets"), weight[:3]):
                 self.register_buffer(part + leaf, tensor)
@@ -229,10 +229,9 @@ class AffineExperts(QuantizedExperts):
         super()._apply(fn, recurse)
         return keep_dtypes(self, before)
 
-    def _part(self, number, x, experts):
-        part = ("gate", "up", "down")[number]
+    def _part(self, part, x, experts):
         packed, scales, offsets = (getattr(self, part + leaf) for leaf in ("", "_scales", "_offsets"))
-        result = affine_linear_experts(x, packed, scales, offsets, self.bits[number], experts)
+        result = affine_linear_experts(x, packed, scales, offsets, self.bits[self.parts.index(part)], experts)
         bias = getattr(self, f"{part}_bias")
         return result if bias is None else result + bias[experts]
 
