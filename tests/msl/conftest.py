@@ -1,4 +1,6 @@
-"""Programs that the tests of <metal_stdlib> run on the simulator also compile for CUDA."""
+"""Programs that the tests of <metal_stdlib> run on the simulator also compile for CUDA, and as a whole."""
+
+import contextlib
 
 import pytest
 
@@ -9,13 +11,16 @@ from metalcore.msl.runtime import library, signatures
 
 @pytest.fixture(scope="module")
 def compiles_for_cuda():
-    """Every program of the module's tests goes through NVRTC too, where it is installed."""
-    try:
-        compiler = nvrtc.find()
-    except CompilerNotFoundError:
+    """Every program of the module's tests goes through NVRTC too, where it is installed. All kernels of a program are
+    compiled at once, since the tests run all."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("metalcore.msl.runtime.targets.COMPILED_AT_ONCE", 1000)
+        with contextlib.suppress(CompilerNotFoundError):
+            patch.setattr("metalcore.msl.runtime.library.ShaderProgram", _for_cuda_too(nvrtc.find()))
         yield
-        return
 
+
+def _for_cuda_too(compiler):
     class ShaderProgram(library.ShaderProgram):
         def __init__(self, *arguments):
             super().__init__(*arguments)
@@ -23,6 +28,4 @@ def compiles_for_cuda():
             text, _ = self.translation.cuda_source(requests)
             compiler.compile(text, 90, msl=self.source)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("metalcore.msl.runtime.library.ShaderProgram", ShaderProgram)
-        yield
+    return ShaderProgram

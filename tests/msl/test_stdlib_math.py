@@ -116,7 +116,7 @@ def check(got, exact, inputs, bound):
 
 @pytest.mark.parametrize("name", UNARY)
 def test_unary(library, device, name):
-    x = floats(1_000_000)
+    x = floats(200_000)
     if name in ("sinpi", "cospi"):  # above 2^23 all are whole; NumPy's own reduction is exact below
         x = x[np.abs(x) < 2**23]
     y = torch.empty(len(x), device=device)
@@ -142,7 +142,7 @@ def test_unary_half(library, device, name):
 
 @pytest.mark.parametrize("name", BINARY)
 def test_binary(library, device, name):
-    x, z = floats(1_000_000), floats(1_000_000, seed=1)
+    x, z = floats(200_000), floats(200_000, seed=1)
     np.random.default_rng(2).shuffle(z)
     special = x[-36:]
     x, z = np.concatenate([x, np.repeat(special, 36)]), np.concatenate([z, np.tile(special, 36)])
