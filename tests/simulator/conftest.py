@@ -12,3 +12,11 @@ def thread_count(request):
     _C.simulator_set_num_threads(request.param)
     yield request.param
     _C.simulator_set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def compiled_at_once():
+    """All kernels of a program are compiled at once, for tests that run all."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("metalcore.msl.runtime.targets.COMPILED_AT_ONCE", 1000)
+        yield

@@ -44,7 +44,7 @@ KERNELS = ["plain", "last", "quiet", "fiber", "barrier", "lanes"]
 
 
 @pytest.fixture(scope="module")
-def library():
+def library(compiled_at_once):
     return metalcore.compile_shader(SOURCE)
 
 

@@ -65,7 +65,7 @@ if platform.machine() not in ("x86_64", "AMD64"):  # other CPUs give a result, a
 
 
 @pytest.fixture(scope="module")
-def library():
+def library(compiled_at_once):
     source = PRELUDE + FUNCTIONS
     for name, body in BODIES.items():
         source += f"kernel void plain_{name}(device int* x, uint i [[thread_position_in_grid]]) {{\n"
