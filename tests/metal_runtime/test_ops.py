@@ -30,10 +30,11 @@ def test_selftest_runs_kernels_of_every_family(extension):
         "-c",
         PROGRAM
         + """
-import itertools, re
+import itertools, re, sys
+sys.path.append("tests")
+from cases import CASES, launching_all
 from metalcore.__main__ import main
 from metalcore.cli import selftest
-from tests.cases import CASES, launching_all
 from tools.register_gate import NVIDIA
 every = selftest._checks
 left_out = CASES.keys() - {f"{op.name}, {sample.name}" for op, sample in launching_all()}
