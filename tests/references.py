@@ -52,6 +52,16 @@ def assert_near(actual, expected, *, terms=1, magnitude=None):
     )
 
 
+def assert_attention_near(found, expected, v, rounded_weights):
+    """Checks (out, lse) of attention over few terms. Weights that are rounded to the type of the values have errors of
+    half an eps of themselves each, and their sum is 1."""
+    (out, lse), eps = found, torch.finfo(torch.float32).eps
+    roundings = torch.finfo(v.dtype).eps / 2 / (8 * eps) if rounded_weights else 0
+    magnitude = wide(v).abs().max().item() if rounded_weights else None
+    assert_near(out, expected[0], terms=8 + roundings, magnitude=magnitude)
+    assert_near(lse, expected[1], terms=8)
+
+
 def assert_same_error(ours, theirs):
     """Both calls raise errors of one type with the same first line. PyTorch's message may have more lines."""
     with pytest.raises(Exception) as expected:  # noqa: PT011 (PyTorch may raise any error)

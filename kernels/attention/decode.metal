@@ -60,17 +60,19 @@ inline void merge_groups(thread float4 (&result)[R][N], uint lane) {
   }
 }
 
-// Only general kernels know masks, soft caps, and rows that cannot be loaded by vectors.
+// Only general kernels know masks, soft caps, and rows that cannot be loaded by vectors. A kernel for up to 512 threads
+// has at most 128 registers a thread, so that four threadgroups of 128 threads share a core.
 template <typename T, uint D, uint DV, uint R, bool kNarrow, bool kGeneral>
-[[kernel]] [[max_total_threads_per_threadgroup(32 * kMaxSimdgroups)]] void attention_decode(
-    device const uchar* q [[buffer(0)]], device const T* k [[buffer(1)]], device const T* v [[buffer(2)]],
-    device const uchar* mask [[buffer(3)]], device const uchar* sinks [[buffer(4)]],
-    device const int* qo_indptr [[buffer(5)]], device const int* kv_indptr [[buffer(6)]],
-    device const int* kv_indices [[buffer(7)]], device const int* kv_last_page_len [[buffer(8)]],
-    device const int* mask_indptr [[buffer(9)]], device uchar* out [[buffer(10)]], device float* lse [[buffer(11)]],
-    constant AttentionDecodeParams& params [[buffer(12)]], uint3 group [[threadgroup_position_in_grid]],
-    uint3 threads [[threads_per_threadgroup]], uint thread_index [[thread_index_in_threadgroup]],
-    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+[[kernel]][[max_total_threads_per_threadgroup(D == 64 && R == 1 && !kNarrow ? 512 : 32 * kMaxSimdgroups)]] void
+attention_decode(device const uchar* q [[buffer(0)]], device const T* k [[buffer(1)]], device const T* v [[buffer(2)]],
+                 device const uchar* mask [[buffer(3)]], device const uchar* sinks [[buffer(4)]],
+                 device const int* qo_indptr [[buffer(5)]], device const int* kv_indptr [[buffer(6)]],
+                 device const int* kv_indices [[buffer(7)]], device const int* kv_last_page_len [[buffer(8)]],
+                 device const int* mask_indptr [[buffer(9)]], device uchar* out [[buffer(10)]],
+                 device float* lse [[buffer(11)]], constant AttentionDecodeParams& params [[buffer(12)]],
+                 uint3 group [[threadgroup_position_in_grid]], uint3 threads [[threads_per_threadgroup]],
+                 uint thread_index [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
+                 uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   using S = DecodeShape<T, D, DV, R, kNarrow>;
   constexpr uint kQuads = S::kVector / 4;  // float4s of a vector
   alignas(16) threadgroup float shared[S::kShared];
@@ -150,7 +152,9 @@ template <typename T, uint D, uint DV, uint R, bool kNarrow, bool kGeneral>
     const uint number = thread_index % R, row = rows.first + number;
     weights[thread_index] = merge_softmax<R, kMaxSimdgroups>(
         maxima, sums, simdgroups, thread_index / R, number, head_of(rows, row, params), sinks,
-        thread_index < R ? lse + logarithm_of(rows, row, split, params) : nullptr, params);
+        thread_index < R ? reinterpret_cast<device Number<float>*>(lse) + logarithm_of(rows, row, split, params)
+                         : nullptr,
+        params);
   }
 #pragma unroll
   for (uint first_merged = 0; first_merged < R; first_merged += S::kMerged) {

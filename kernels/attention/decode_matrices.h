@@ -1,33 +1,166 @@
 // Attention of few queries to many keys by products of matrices, for 16-bit numbers. More than 4 rows (queries times
 // the heads of a group) share the keys: by plain multiplications arithmetic is the limit there, and not memory.
 //
-// A threadgroup has R rows and a part of the keys, of which each simdgroup takes 16 every few. A simdgroup has a tile
-// of threadgroup memory of its own, so that simdgroups wait for each other only at the end, when their maxima, sums and
-// results become one. Where several threadgroups share the keys, merge.metal merges their results.
+// A threadgroup has R rows and a part of the keys. Each step has 16 keys for each of its simdgroups, which computes
+// their scores. Then all simdgroups have the weights of all keys in threadgroup memory, and each adds some columns of
+// the values: it has few sums, and nothing is left to merge at the end. Where several threadgroups share the keys,
+// merge.metal merges their results.
 #pragma once
 
 #include "attention/decode_walk_matrices.h"
 
-// A threadgroup's memory has tiles for kMaxSimdgroups. Narrow kernels are for threads with at most 128 registers, as
-// Apple's GPUs have them.
-template <typename T, uint D, uint R, bool kNarrow, uint kMaxSimdgroups = 4>
-[[kernel]] [[max_total_threads_per_threadgroup(32 * kMaxSimdgroups)]] void attention_decode_matrices(
+// How a kernel for R rows of D numbers uses its registers and its threadgroup memory.
+template <uint D, uint R>
+struct MatrixShape {
+  static constexpr constant bool kHeavy = D == 128 && R == 32;  // it fills both
+  static constexpr constant uint kTilesAhead = kHeavy ? 2 : 1;  // of a simdgroup, on their way into registers
+  // Weights are two numbers of 16 bits, which have twice the bits of one: results are about as exact as those of
+  // decode.metal. Where there is no room for the smaller ones, weights are rounded, as in forward.metal.
+  static constexpr constant bool kSplit = !kHeavy;
+  // Tensor cores multiply 16 rows at least. Where there are 8, the smaller numbers of the weights are the others.
+  static constexpr constant bool kJoined = kSplit && R == 8;
+  static constexpr constant uint kDown = kJoined ? 2 : R / 8;  // matrices of sums below each other
+};
+
+// Rounded numbers as floats. Compilers round two bfloats at once where nobody takes the pair apart.
+inline float2 widened(half2 x) { return float2(x); }
+inline float2 widened(bfloat2 x) {
+  const uint word = as_type<uint>(x);
+  return as_type<float2>(uint2(word << 16, word & 0xffff0000u));
+}
+
+// The weights of all keys of a step, as operands of a product of 16-bit matrices.
+template <typename T, uint D, uint R, uint kSimdgroups>
+struct WeightTile {
+  using S = MatrixShape<D, R>;
+  using Pair = Number<vec<T, 2>>;
+  static constexpr constant uint kPitch = kSimdgroups * kTileKeys + 8;
+  static constexpr constant uint kElements = (S::kSplit ? 2 : 1) * R * kPitch;
+
+  threadgroup T* upper;  // the larger numbers; the smaller ones follow
+
+  METAL_FUNC void store(float2 two, uint row, uint column) const {
+    const vec<T, 2> rounded = vec<T, 2>(two);
+    threadgroup T* const to = upper + row * kPitch + column;
+    reinterpret_cast<threadgroup Pair*>(to)->value = rounded;
+    if (S::kSplit) reinterpret_cast<threadgroup Pair*>(to + R * kPitch)->value = vec<T, 2>(two - widened(rounded));
+  }
+  // Adds the weights of 16 keys times the first columns of their values.
+  template <uint kColumns>
+  METAL_FUNC void multiply_values(thread Fragments<float, S::kDown, kColumns>& sums, uint first_key,
+                                  threadgroup const T* values) const {
+    Fragments<T, S::kDown, 2> weights;
+    RightFragments<T, 2, kColumns> value;
+    load<kTilePitch<D>>(value, values);
+    if (S::kSplit && !S::kJoined) {
+      load<kPitch>(weights, upper + R * kPitch + first_key);
+      multiply(sums, weights, 0, value);
+    }
+    load<kPitch>(weights, upper + first_key);
+    multiply(sums, weights, 0, value);
+  }
+};
+
+// Adds keys seen.begin to seen.end - 1 to the sums of a simdgroup's columns. `start` is the simdgroup's first key,
+// which is on its way. Keys and values come into the simdgroup's tile in turn: while it holds the one, the other is on
+// its way into registers. Heavy kernels, of which few share a core, have the next two on their way.
+//
+// Tensor cores round sums towards zero, so each product takes up to 2^-23 from them. Numbers of 16 bits do not show it
+// before a threadgroup has had some ten thousand keys, and the host gives it fewer.
+template <bool kPaged, typename T, uint D, uint R, uint kSimdgroups, uint kColumns>
+METAL_FUNC void run(thread MatrixWalk<T, D>& walk, thread TileAhead<T, D / 64> (&ahead)[MatrixShape<D, R>::kTilesAhead],
+                    thread Fragments<float, MatrixShape<D, R>::kDown, kColumns>& sums,
+                    thread RowSoftmax<R / 8>& softmax, Seen seen, uint start, thread const KeyRows& keys,
+                    device const int* kv_indices, threadgroup const T* queries, threadgroup T* tiles,
+                    WeightTile<T, D, R, kSimdgroups> weights, threadgroup float* maxima,
+                    threadgroup const MatrixRows<R>& rows, constant AttentionDecodeParams& params, uint lane,
+                    uint simdgroup) {
+  using S = MatrixShape<D, R>;
+  constexpr uint kDown = R / 8, kPitch = kTilePitch<D>, kTile = kTileKeys * kPitch, kStep = kSimdgroups * kTileKeys;
+  thread TileAhead<T, D / 64>&keys_ahead = ahead[0], &values_ahead = ahead[S::kTilesAhead - 1];
+  const Place place = place_of(lane);
+  threadgroup T* const tile = tiles + simdgroup * kTile;
+  threadgroup T* const own = tile + walk.share.key * kPitch + walk.share.part * kPackElements<T>;
+#pragma unroll
+  for (uint j = 0; j < kLaneKeys; ++j) walk.places.page[j] = kPaged ? walk.places.page[j] : 0;
+  for (uint first = seen.begin; first < seen.end; first += kStep, start += kStep) {
+    const bool last = first + kStep >= seen.end;
+    threadgroup_barrier(mem_flags::mem_threadgroup);  // all are done with the values
+    keys_ahead.store(own, kPitch);
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    if (S::kTilesAhead == 1) values_ahead.load(walk.value_rows, walk.places, params.v);
+    const uint found = walk.places.found;
+    if (!last) find<kPaged>(walk.places, start + kStep, seen.end, keys, kv_indices, params, walk.share, lane);
+    if (S::kTilesAhead > 1 && !last) keys_ahead.load(walk.key_rows, walk.places, params.k);
+
+    Fragments<float, kDown, 2> scores;
+    score<D, R>(scores, queries, tile, start, found, seen.bounded, rows, place, params);
+    float top = -INFINITY;  // of the row whose maximum the lane writes
+#pragma unroll
+    for (uint m = 0; m < kDown; ++m) {
+      const float2 larger = max(elements(scores.at[m][0]), elements(scores.at[m][1]));
+      float of_row = max(larger.x, larger.y);
+      of_row = max(of_row, simd_shuffle_xor(of_row, 1));
+      of_row = max(of_row, simd_shuffle_xor(of_row, 8));
+      top = place.column == 2 * m ? of_row : top;
+    }
+    if (place.column < 2 * kDown) maxima[simdgroup * R + place.column * 4 + place.row] = top;
+    threadgroup_barrier(mem_flags::mem_threadgroup);  // all have their maxima, and are done with their keys
+
+    if (found != kAllFound) values_ahead.clear_others(found, walk.share);
+    values_ahead.store(own, kPitch);
+    if (S::kTilesAhead == 1 && !last) keys_ahead.load(walk.key_rows, walk.places, params.k);
+    if (S::kTilesAhead > 1 && !last) values_ahead.load(walk.value_rows, walk.places, params.v);
+    float shrink[kDown];
+#pragma unroll
+    for (uint m = 0; m < kDown; ++m) {
+      float largest = softmax.largest[m];
+#pragma unroll
+      for (uint i = 0; i < kSimdgroups; ++i) largest = max(largest, maxima[i * R + m * 8 + place.row]);
+      const float base = base_of(largest);
+      shrink[m] = fast::exp2(softmax.largest[m] - base);
+      softmax.largest[m] = largest;
+      float sum = 0.0f;
+#pragma unroll
+      for (uint n = 0; n < 2; ++n) {
+        const float2 two = fast::exp2(elements(scores.at[m][n]) - base);
+        sum += two.x + two.y;
+        weights.store(two, m * 8 + place.row, simdgroup * kTileKeys + n * 8 + place.column);
+      }
+      softmax.sum[m] = fma(softmax.sum[m], shrink[m], sum);
+    }
+#pragma unroll
+    for (uint m = 0; m < S::kDown; ++m) {
+#pragma unroll
+      for (uint n = 0; n < kColumns; ++n) elements(sums.at[m][n]) *= shrink[m % kDown];
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);  // all have their weights and values
+#pragma unroll
+    for (uint i = 0; i < kSimdgroups; ++i)
+      weights.multiply_values(sums, i * kTileKeys, tiles + i * kTile + simdgroup * kColumns * 8);
+  }
+}
+
+// It has 32 * kSimdgroups threads. A kernel for up to 512 has at most 128 registers a thread, so that four threadgroups
+// of 128 threads share a core.
+template <typename T, uint D, uint R, uint kSimdgroups = 4>
+[[kernel]][[max_total_threads_per_threadgroup(D * R > 2048 ? 32 * kSimdgroups : 512)]] void attention_decode_matrices(
     device const T* q [[buffer(0)]], device const T* k [[buffer(1)]], device const T* v [[buffer(2)]],
     device const uchar* sinks [[buffer(4)]], device const int* qo_indptr [[buffer(5)]],
     device const int* kv_indptr [[buffer(6)]], device const int* kv_indices [[buffer(7)]],
     device const int* kv_last_page_len [[buffer(8)]], device uchar* out [[buffer(10)]],
     device float* lse [[buffer(11)]], constant AttentionDecodeParams& params [[buffer(12)]],
-    uint3 group [[threadgroup_position_in_grid]], uint3 threads [[threads_per_threadgroup]],
-    uint thread_index [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  constexpr uint kDown = R / 8, kPitch = kTilePitch<D>, kTile = kTileKeys * kPitch;
-  alignas(16) threadgroup T queries[R * kPitch];
-  alignas(16) threadgroup T tiles[kMaxSimdgroups * kTile];
-  threadgroup float maxima[kMaxSimdgroups * R];
-  threadgroup float sums[kMaxSimdgroups * R];
-  threadgroup int positions[R];
-  threadgroup ulong query_rows[R];
-  threadgroup ulong out_rows[R];
+    uint3 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  constexpr uint kThreads = 32 * kSimdgroups, kColumns = D / 8 / kSimdgroups;
+  using S = MatrixShape<D, R>;
+  using Weights = WeightTile<T, D, R, kSimdgroups>;
+  alignas(16) threadgroup T queries[R * kTilePitch<D>];
+  alignas(16) threadgroup T tiles[kSimdgroups * kTileKeys * kTilePitch<D>];
+  alignas(16) threadgroup T weights[Weights::kElements];
+  threadgroup float maxima[kSimdgroups * R];
+  threadgroup float totals[kSimdgroups * R];
+  threadgroup MatrixRows<R> places;
 
   // All before the second call is what the first keys need: it costs no time where this kernel begins early.
   if (params.ragged || params.key_layout != KEYS_EACH) metalcore_await_earlier_kernels(0);
@@ -36,116 +169,83 @@ template <typename T, uint D, uint R, bool kNarrow, uint kMaxSimdgroups = 4>
       find_rows<R>(params.first_tile + group.x, group.z, group.y % params.kv_heads, params, qo_indptr, lane);
   if (rows.request == params.batch) return;
   const KeyRows keys(rows.request, rows.kv_head, params, kv_indptr, kv_last_page_len);
-  const uint simdgroups = threads.x / 32;
-  const uint step = simdgroups * kTileKeys;
   const Seen seen = find_keys(rows, keys.length, split, kTileKeys, params);
   const uint start = seen.begin + simdgroup * kTileKeys;
   MatrixWalk<T, D> walk(keys, k, v, params, lane);
-  const bool paged = params.key_layout == KEYS_PAGED, begins = !kNarrow && start < seen.end;
+  const bool paged = params.key_layout == KEYS_PAGED, begins = seen.begin < seen.end;
   if (begins && paged) find<true>(walk.places, start, seen.end, keys, kv_indices, params, walk.share, lane);
   if (begins && !paged) find<false>(walk.places, start, seen.end, keys, kv_indices, params, walk.share, lane);
-  if (thread_index < R) {
-    const uint row = rows.first + min(thread_index, rows.count - 1);
-    const uint query = row / params.group;
-    const uint head = head_of(rows, row, params);
-    const ulong token = rows.first_query + query;
-    positions[thread_index] = static_cast<int>(query) + offset_of(rows, keys.length, params);
-    query_rows[thread_index] = rows.outer * params.q.batch + head * params.q.head + token * params.q.token;
-    out_rows[thread_index] =
-        rows.outer * params.out.batch + head * params.out.head + token * params.out.token + split * params.out.part;
-  }
+  find(places, rows, keys.length, split, params, thread_index);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   device const uchar* first_keys[kLaneKeys];
   walk.key_rows.find(first_keys, walk.places, params.k);
   metalcore_await_earlier_kernels(first_keys, 0);
-  if (begins) walk.ahead.load(walk.key_rows, first_keys);
-  // All loads of a thread are on their way at once.
-  constexpr uint kVectors = D / 8, kEach = R * kVectors / (32 * kMaxSimdgroups);
-  for (uint first = thread_index; first < R * kVectors; first += kEach * threads.x) {
-    Pack<T> numbers[kEach];
-#pragma unroll
-    for (uint j = 0; j < kEach; ++j) {
-      const uint i = min(first + j * threads.x, R * kVectors - 1);
-      const uint element = min(i % kVectors * 8, params.head_size - 8);
-      numbers[j] = *reinterpret_cast<device const Pack<T>*>(q + query_rows[i / kVectors] + element);
-    }
-#pragma unroll
-    for (uint j = 0; j < kEach; ++j) {
-      const uint i = first + j * threads.x, row = i / kVectors, element = i % kVectors * 8;
-      const bool exists = row < rows.count && element < params.head_size;
-      if (i < R * kVectors)
-        *reinterpret_cast<threadgroup Pack<T>*>(queries + row * kPitch + element) = {exists ? numbers[j].words
-                                                                                            : uint4(0u)};
-    }
+  TileAhead<T, D / 64> ahead[S::kTilesAhead];
+  if (begins) {
+    ahead[0].load(walk.key_rows, first_keys);
+    if (S::kTilesAhead > 1) ahead[S::kTilesAhead - 1].load(walk.value_rows, walk.places, params.v);
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
+  load_queries<D, R, kThreads>(queries, q, places, rows.count, params, thread_index, kThreads);
 
-  Fragments<float, kDown, D / 8> result;
+  Fragments<float, S::kDown, kColumns> result;
   clear(result);
-  RowSoftmax<kDown> softmax;
+  RowSoftmax<R / 8> softmax;
 #pragma unroll
-  for (uint m = 0; m < kDown; ++m) softmax.largest[m] = -INFINITY, softmax.sum[m] = 0.0f;
-  threadgroup T* const tile = tiles + simdgroup * kTile;
+  for (uint m = 0; m < R / 8; ++m) softmax.largest[m] = -INFINITY, softmax.sum[m] = 0.0f;
   if (paged)
-    run<kNarrow, true, T, D, R>(walk, result, softmax, seen, start, step, keys, kv_indices, queries, tile, positions,
-                                params, lane);
+    run<true>(walk, ahead, result, softmax, seen, start, keys, kv_indices, queries, tiles, Weights{weights}, maxima,
+              places, params, lane, simdgroup);
   else
-    run<kNarrow, false, T, D, R>(walk, result, softmax, seen, start, step, keys, kv_indices, queries, tile, positions,
-                                 params, lane);
+    run<false>(walk, ahead, result, softmax, seen, start, keys, kv_indices, queries, tiles, Weights{weights}, maxima,
+               places, params, lane, simdgroup);
 
   metalcore_begin_later_kernels(0);
   const Place place = place_of(lane);
+  float largest = -INFINITY, total = 0.0f;  // of one row that the lane writes
 #pragma unroll
-  for (uint m = 0; m < kDown; ++m) {
+  for (uint m = 0; m < R / 8; ++m) {
     float sum = softmax.sum[m];
     sum += simd_shuffle_xor(sum, 1);
     sum += simd_shuffle_xor(sum, 8);
-    if (place.column == 0) {
-      maxima[simdgroup * R + m * 8 + place.row] = softmax.largest[m];
-      sums[simdgroup * R + m * 8 + place.row] = sum;
-    }
+    if (place.column == 2 * m) largest = softmax.largest[m], total = sum;
+  }
+  if (place.column < R / 4) {
+    maxima[simdgroup * R + place.column * 4 + place.row] = largest;
+    totals[simdgroup * R + place.column * 4 + place.row] = total;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  // Eight rows at a time take the place of the keys: floats are twice as long, and half as many.
-  constexpr uint kMerged = 8 * kPitch;
-  threadgroup float* const merged = reinterpret_cast<threadgroup float*>(tiles);
+  if (thread_index < rows.count) {
+    const uint row = rows.first + thread_index;
+    maxima[thread_index] = merge_softmax<R, kSimdgroups>(
+        maxima, totals, kSimdgroups, 0, thread_index, head_of(rows, row, params), sinks,
+        reinterpret_cast<device Number<float>*>(lse) + logarithm_of(rows, row, split, params), params);
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
-  for (uint m = 0; m < kDown; ++m) {
-    if (m > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (m * 8 + place.row < rows.count) {
-      const uint number = m * 8 + place.row, row = rows.first + number;
-      const bool first = simdgroup == 0 && place.column == 0;
-      const float weight = merge_softmax<R, kMaxSimdgroups>(
-          maxima, sums, simdgroups, simdgroup, number, head_of(rows, row, params), sinks,
-          first ? lse + logarithm_of(rows, row, split, params) : nullptr, params);
+  for (uint m = 0; m < R / 8; ++m) {
+    const uint number = m * 8 + place.row;
+    if (number >= rows.count) continue;
+    const float weight = maxima[number];
+    const uint first = simdgroup * kColumns * 8 + place.column;
 #pragma unroll
-      for (uint n = 0; n < D / 8; ++n)
-        *reinterpret_cast<threadgroup float2*>(merged + simdgroup * kMerged + place.row * kPitch + n * 8 +
-                                               place.column) = elements(result.at[m][n]) * weight;
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-#pragma unroll 2
-    for (uint i = thread_index; i < 8 * D / 4; i += threads.x) {
-      const uint row = i / (D / 4), element = i % (D / 4) * 4;
-      if (m * 8 + row >= rows.count || element >= params.value_size) continue;
-      float4 value = float4(0.0f);
-#pragma unroll
-      for (uint other = 0; other < kMaxSimdgroups; ++other)
-        if (other < simdgroups)
-          value += *reinterpret_cast<threadgroup const float4*>(merged + other * kMerged + row * kPitch + element);
-      const ulong to = out_rows[m * 8 + row] + element;
+    for (uint n = 0; n < kColumns; ++n) {
+      if (first + n * 8 >= params.value_size) continue;
+      float2 two = elements(result.at[m][n]);
+      if (S::kJoined) two += elements(result.at[1][n]);
+      two *= weight;
+      const ulong to = places.results[number] + first + n * 8;
       if (params.splits > 1) {
-        *reinterpret_cast<device float4*>(reinterpret_cast<device float*>(out) + to) = value;
+        reinterpret_cast<device Number<float2>*>(reinterpret_cast<device float*>(out) + to)->value = two;
         continue;
       }
-#pragma unroll
-      for (uint n = 0; n < 4; ++n) store_number(out, to + n, params.out_type, value[n]);
+      store_number(out, to, params.out_type, two.x);
+      store_number(out, to + 1, params.out_type, two.y);
     }
   }
 }
 
 // Names have the largest head size that a kernel takes, and its rows.
-#define INSTANTIATE(name, T, D, R, ...)                                                               \
-  template [[host_name("attention_decode_matrices_" name #D "x" #R                                    \
-                       "_" #T)]] [[kernel]] decltype(attention_decode_matrices<T, D, R, __VA_ARGS__>) \
-      attention_decode_matrices<T, D, R, __VA_ARGS__>;
+#define INSTANTIATE(T, D, R, ...)                                                                       \
+  template [[host_name("attention_decode_matrices_" #D "x" #R                                           \
+                       "_" #T)]] [[kernel]] decltype(attention_decode_matrices<T, D, R, ##__VA_ARGS__>) \
+      attention_decode_matrices<T, D, R, ##__VA_ARGS__>;

@@ -1,11 +1,13 @@
 // The kernels that multiply matrices for few queries, for GPUs whose threads have up to 255 registers.
 #include "attention/decode_matrices.h"
 
-#define INSTANTIATE_SIZES(T)         \
-  INSTANTIATE("", T, 64, 16, false)  \
-  INSTANTIATE("", T, 64, 32, false)  \
-  INSTANTIATE("", T, 128, 16, false) \
-  INSTANTIATE("", T, 128, 32, false)
+#define INSTANTIATE_SIZES(T) \
+  INSTANTIATE(T, 64, 8)      \
+  INSTANTIATE(T, 64, 16)     \
+  INSTANTIATE(T, 64, 32)     \
+  INSTANTIATE(T, 128, 8)     \
+  INSTANTIATE(T, 128, 16)    \
+  INSTANTIATE(T, 128, 32)
 
 INSTANTIATE_SIZES(half)
 INSTANTIATE_SIZES(bfloat)

@@ -3,5 +3,5 @@
 // program.
 #include "attention/decode_matrices.h"
 
-INSTANTIATE("", half, 256, 16, false, 2)
-INSTANTIATE("", bfloat, 256, 16, false, 2)
+INSTANTIATE(half, 256, 16, 2)
+INSTANTIATE(bfloat, 256, 16, 2)

@@ -200,8 +200,8 @@ inline ulong logarithm_of(TileRows rows, uint row, uint split, constant Attentio
 // them by, and writes the row's logarithm where there is a place for it.
 template <uint R, uint kMaxSimdgroups>
 inline float merge_softmax(threadgroup const float* maxima, threadgroup const float* sums, uint simdgroups,
-                           uint simdgroup, uint number, uint head, device const uchar* sinks, device float* logarithm,
-                           constant AttentionDecodeParams& params) {
+                           uint simdgroup, uint number, uint head, device const uchar* sinks,
+                           device Number<float>* logarithm, constant AttentionDecodeParams& params) {
   const float sink = params.sink_type == NUMBER_NONE ? -INFINITY : number_at(sinks, head, params.sink_type) * M_LOG2E_F;
   float top = sink;
 #pragma unroll
@@ -214,8 +214,8 @@ inline float merge_softmax(threadgroup const float* maxima, threadgroup const fl
     if (i < simdgroups) total += fast::exp2(maxima[i * R + number] - base) * sums[i * R + number];
   if (logarithm) {
     const float rest = log2(total);
-    *logarithm = total == 0.0f ? -INFINITY : params.rests != 0 ? base : natural(base, rest);
-    if (params.rests != 0) logarithm[params.rests] = total == 0.0f ? 0.0f : rest;
+    logarithm->value = total == 0.0f ? -INFINITY : params.rests != 0 ? base : natural(base, rest);
+    if (params.rests != 0) logarithm[params.rests].value = total == 0.0f ? 0.0f : rest;
   }
   return fast::exp2(maxima[simdgroup * R + number] - base) * (total == 0.0f ? 0.0f : 1.0f / total);  // a NaN stays
 }

@@ -1,4 +1,5 @@
-// A simdgroup's walk over the keys of a threadgroup of decode_matrices.metal.
+// What the kernels that multiply matrices for few queries have in common: where a simdgroup's keys and values are,
+// their way into threadgroup memory, and the rows of a threadgroup.
 #pragma once
 
 #include "attention/decode_rows.h"
@@ -123,63 +124,33 @@ struct RowSoftmax {
   float largest[kDown], sum[kDown];
 };
 
-// Rounded numbers as floats. Compilers round two bfloats at once where nobody takes the pair apart.
-inline float2 widened(half2 x) { return float2(x); }
-inline float2 widened(bfloat2 x) {
-  const uint word = as_type<uint>(x);
-  return as_type<float2>(uint2(word << 16, word & 0xffff0000u));
-}
-
-// Weights as operands of a product of 16-bit matrices: each is two numbers, which have twice the bits of one. Results
-// are about as exact as those of decode.metal, and memory remains the limit. Narrow kernels multiply floats.
-template <typename T, uint kDown>
-struct SplitWeights {
-  Fragments<T, kDown, 2> upper, lower;
+// Where a threadgroup's R rows are in the queries and in the results, and where their queries stand among the keys.
+template <uint R>
+struct MatrixRows {
+  ulong queries[R], results[R];
+  int positions[R];
 };
-template <typename T, uint kDown>
-METAL_FUNC void to_operands(thread SplitWeights<T, kDown>& split, thread Fragments<float, kDown, 2>& weights) {
-#pragma unroll
-  for (uint m = 0; m < kDown; ++m) {
-#pragma unroll
-    for (uint n = 0; n < 2; ++n) {
-      const float2 two = elements(weights.at[m][n]);
-      elements(split.upper.at[m][n]) = vec<T, 2>(two);
-      elements(split.lower.at[m][n]) = vec<T, 2>(two - widened(elements(split.upper.at[m][n])));
-    }
-  }
-}
-template <uint kDown>
-METAL_FUNC void to_operands(thread Fragments<float, kDown, 2>& operands, thread Fragments<float, kDown, 2>& weights) {
-  operands = weights;
-}
-
-// Adds weights times the values in the first 8 * kColumns columns of a tile.
-template <uint kPitch, typename T, uint kDown, uint kColumns>
-METAL_FUNC void add_values(thread Fragments<float, kDown, kColumns>& product,
-                           thread const SplitWeights<T, kDown>& split, threadgroup const T* tile) {
-  RightFragments<T, 2, kColumns> value;
-  load<kPitch>(value, tile);
-  multiply(product, split.lower, 0, value);
-  multiply(product, split.upper, 0, value);
-}
-template <uint kPitch, typename M, typename T, uint kDown, uint kColumns>
-METAL_FUNC void add_values(thread Fragments<float, kDown, kColumns>& product,
-                           thread const Fragments<M, kDown, 2>& weights, threadgroup const T* tile) {
-#pragma unroll
-  for (uint k = 0; k < 2; ++k) {
-    Floats<1, kColumns> value;
-    load<kPitch>(value, tile + k * 8 * kPitch);
-    multiply(product, weights, k, value);
-  }
+template <uint R>
+METAL_FUNC void find(threadgroup MatrixRows<R>& places, TileRows rows, uint keys, uint split,
+                     constant AttentionDecodeParams& params, uint thread_index) {
+  if (thread_index >= R) return;
+  const uint row = rows.first + min(thread_index, rows.count - 1);
+  const uint query = row / params.group;
+  const uint head = head_of(rows, row, params);
+  const ulong token = rows.first_query + query;
+  places.positions[thread_index] = static_cast<int>(query) + offset_of(rows, keys, params);
+  places.queries[thread_index] = rows.outer * params.q.batch + head * params.q.head + token * params.q.token;
+  places.results[thread_index] =
+      rows.outer * params.out.batch + head * params.out.head + token * params.out.token + split * params.out.part;
 }
 
 // Hides keys that do not exist, and those that rows do not see.
-template <uint kDown>
+template <uint kDown, uint R>
 METAL_FUNC void hide(thread Fragments<float, kDown, 2>& scores, uint start, uint found, bool bounded,
-                     threadgroup const int* positions, Place place, constant AttentionDecodeParams& params) {
+                     threadgroup const MatrixRows<R>& rows, Place place, constant AttentionDecodeParams& params) {
 #pragma unroll
   for (uint m = 0; m < kDown; ++m) {
-    const int position = positions[m * 8 + place.row];
+    const int position = rows.positions[m * 8 + place.row];
     const int first = bounded ? position - params.left : 0, last = bounded ? position + params.right : INT_MAX;
 #pragma unroll
     for (uint n = 0; n < 2; ++n) {
@@ -192,32 +163,7 @@ METAL_FUNC void hide(thread Fragments<float, kDown, 2>& scores, uint start, uint
   }
 }
 
-// Turns scores into weights of softmax, and gives what to multiply the rows' older sums by.
-template <uint kDown>
-METAL_FUNC void weigh(thread Fragments<float, kDown, 2>& scores, thread RowSoftmax<kDown>& softmax,
-                      thread float (&shrink)[kDown]) {
-#pragma unroll
-  for (uint m = 0; m < kDown; ++m) {
-    float top = softmax.largest[m];
-#pragma unroll
-    for (uint n = 0; n < 2; ++n) top = max(top, max(elements(scores.at[m][n]).x, elements(scores.at[m][n]).y));
-    top = max(top, simd_shuffle_xor(top, 1));
-    top = max(top, simd_shuffle_xor(top, 8));
-    const float base = base_of(top);
-    shrink[m] = fast::exp2(softmax.largest[m] - base);
-    softmax.largest[m] = top;
-    float sum = 0.0f;
-#pragma unroll
-    for (uint n = 0; n < 2; ++n) {
-      thread float2& two = elements(scores.at[m][n]);
-      two = fast::exp2(two - base);
-      sum += two.x + two.y;
-    }
-    softmax.sum[m] = fma(softmax.sum[m], shrink[m], sum);
-  }
-}
-
-// A simdgroup's next keys or values on their way to its tile, and where they come from.
+// Where a simdgroup's keys and values come from.
 template <typename T, uint D>
 struct MatrixWalk {
   static constexpr constant uint kVectors = D / (8 * kRowLanes);  // of a row that a lane loads
@@ -225,7 +171,6 @@ struct MatrixWalk {
   LaneShare share;
   LaneVectors<T, kVectors> key_rows, value_rows;
   KeyPlaces places = {};  // until a simdgroup finds its first keys, if it has any
-  TileAhead<T, kVectors> ahead;
 
   METAL_FUNC MatrixWalk(thread const KeyRows& keys, device const T* k, device const T* v,
                         constant AttentionDecodeParams& params, uint lane)
@@ -234,75 +179,51 @@ struct MatrixWalk {
         value_rows(v + keys.value, share.part, params.value_size) {}
 };
 
-// Adds keys start, start + step …, and the fifteen behind each, to the rows' sums. `tile` is the simdgroup's own. Keys
-// and values come into it in turn: while it holds the one, the other is on its way into registers. Narrow kernels have
-// no registers for that: they load each when the tile is free.
-//
-// Tensor cores round sums towards zero, so each product takes up to 2^-23 from them. Numbers of 16 bits do not show it
-// before a simdgroup has had some ten thousand keys, which several threadgroups share in nearly all calls.
-template <bool kNarrow, bool kPaged, typename T, uint D, uint R>
-METAL_FUNC void run(thread MatrixWalk<T, D>& walk, thread Fragments<float, R / 8, D / 8>& sums,
-                    thread RowSoftmax<R / 8>& softmax, Seen seen, uint start, uint step, thread const KeyRows& keys,
-                    device const int* kv_indices, threadgroup const T* queries, threadgroup T* tile,
-                    threadgroup const int* positions, constant AttentionDecodeParams& params, uint lane) {
-  constexpr uint kDown = R / 8, kPitch = kTilePitch<D>, kColumns = 4;
-  const Place place = place_of(lane);
-  threadgroup T* const own = tile + walk.share.key * kPitch + walk.share.part * kPackElements<T>;
+// Loads the first `count` of R rows of queries into a tile; others are zero. A threadgroup has up to kThreads threads.
+// All loads of a thread are on their way at once.
+template <uint D, uint R, uint kThreads, typename T>
+METAL_FUNC void load_queries(threadgroup T* tile, device const T* q, threadgroup const MatrixRows<R>& rows, uint count,
+                             constant AttentionDecodeParams& params, uint thread_index, uint threads) {
+  constexpr uint kVectors = D / 8, kAll = R * kVectors, kEach = (kAll + kThreads - 1) / kThreads;
+  const bool whole = kAll % kThreads == 0 && threads == kThreads;
+  for (uint done = 0; done < kAll; done += kEach * threads) {
+    const uint first = done + thread_index;
+    Pack<T> numbers[kEach];
 #pragma unroll
-  for (uint j = 0; j < kLaneKeys; ++j) walk.places.page[j] = kPaged ? walk.places.page[j] : 0;
-  for (; start < seen.end; start += step) {
-    if (kNarrow) {
-      find<kPaged>(walk.places, start, seen.end, keys, kv_indices, params, walk.share, lane);
-      walk.ahead.load(walk.key_rows, walk.places, params.k);
-    }
-    simdgroup_barrier(mem_flags::mem_threadgroup);
-    walk.ahead.store(own, kPitch);
-    simdgroup_barrier(mem_flags::mem_threadgroup);
-    if (!kNarrow) walk.ahead.load(walk.value_rows, walk.places, params.v);
-    const uint found = walk.places.found;
-    if (!kNarrow) find<kPaged>(walk.places, start + step, seen.end, keys, kv_indices, params, walk.share, lane);
-
-    Fragments<float, kDown, 2> scores;
-    clear(scores);
-#pragma unroll
-    for (uint depth = 0; depth < D / 8; depth += 2) {
-      Fragments<T, kDown, 2> query;
-      RightFragments<T, 2, 2> key;
-      load<kPitch>(query, queries + depth * 8);
-      load_transposed<kPitch>(key, tile + depth * 8);
-      multiply(scores, query, 0, key);
+    for (uint j = 0; j < kEach; ++j) {
+      const uint i = min(first + j * threads, kAll - 1);
+      const uint element = min(i % kVectors * 8, params.head_size - 8);
+      numbers[j] = *reinterpret_cast<device const Pack<T>*>(q + rows.queries[i / kVectors] + element);
     }
 #pragma unroll
-    for (uint m = 0; m < kDown; ++m) {
-#pragma unroll
-      for (uint n = 0; n < 2; ++n) elements(scores.at[m][n]) *= params.query_scale;
-    }
-    if (seen.bounded || found != kAllFound) hide(scores, start, found, seen.bounded, positions, place, params);
-    float shrink[kDown];
-    weigh(scores, softmax, shrink);
-    conditional_t<kNarrow, Fragments<float, kDown, 2>, SplitWeights<T, kDown>> weights;
-    to_operands(weights, scores);
-
-    if (kNarrow) walk.ahead.load(walk.value_rows, walk.places, params.v);
-    simdgroup_barrier(mem_flags::mem_threadgroup);
-    if (found != kAllFound) walk.ahead.clear_others(found, walk.share);
-    walk.ahead.store(own, kPitch);
-    simdgroup_barrier(mem_flags::mem_threadgroup);
-    if (!kNarrow) walk.ahead.load(walk.key_rows, walk.places, params.k);
-#pragma unroll
-    for (uint n = 0; n < D / 8; n += kColumns) {
-      Fragments<float, kDown, kColumns> product;
-#pragma unroll
-      for (uint m = 0; m < kDown; ++m) {
-#pragma unroll
-        for (uint i = 0; i < kColumns; ++i) elements(product.at[m][i]) = elements(sums.at[m][n + i]) * shrink[m];
-      }
-      add_values<kPitch>(product, weights, tile + n * 8);
-#pragma unroll
-      for (uint m = 0; m < kDown; ++m) {
-#pragma unroll
-        for (uint i = 0; i < kColumns; ++i) elements(sums.at[m][n + i]) = elements(product.at[m][i]);
-      }
+    for (uint j = 0; j < kEach; ++j) {
+      const uint i = first + j * threads, row = i / kVectors, element = i % kVectors * 8;
+      const bool exists = row < count && element < params.head_size;
+      if (whole || i < kAll)
+        *reinterpret_cast<threadgroup Pack<T>*>(tile + row * kTilePitch<D> + element) = {exists ? numbers[j].words
+                                                                                                : uint4(0u)};
     }
   }
+}
+
+// Scores of the rows with the keys of a tile, which are keys `start` to start + kTileKeys - 1 of the request.
+template <uint D, uint R, typename T>
+METAL_FUNC void score(thread Fragments<float, R / 8, 2>& scores, threadgroup const T* queries,
+                      threadgroup const T* tile, uint start, uint found, bool bounded,
+                      threadgroup const MatrixRows<R>& rows, Place place, constant AttentionDecodeParams& params) {
+  clear(scores);
+#pragma unroll
+  for (uint depth = 0; depth < D / 8; depth += 2) {
+    Fragments<T, R / 8, 2> query;
+    RightFragments<T, 2, 2> key;
+    load<kTilePitch<D>>(query, queries + depth * 8);
+    load_transposed<kTilePitch<D>>(key, tile + depth * 8);
+    multiply(scores, query, 0, key);
+  }
+#pragma unroll
+  for (uint m = 0; m < R / 8; ++m) {
+#pragma unroll
+    for (uint n = 0; n < 2; ++n) elements(scores.at[m][n]) *= params.query_scale;
+  }
+  if (bounded || found != kAllFound) hide(scores, start, found, bounded, rows, place, params);
 }

@@ -1,10 +1,10 @@
 """Few queries and many keys where many rows of 16-bit numbers share keys: products of matrices. Weights have two
 numbers of 16 bits each, or are floats in narrow kernels, so that the bounds are those of the kernels that multiply in
-float32."""
+float32. Kernels of 32 rows of up to 128 numbers have no room for the second numbers."""
 
 import pytest
 import torch
-from references import assert_near, tensor, wide
+from references import assert_attention_near, assert_near, tensor, wide
 from rows import tuned
 from test_decode import SUFFIXES, check, inputs, kernels, reference
 
@@ -32,8 +32,8 @@ def first_kernel(tensors, family="baseline", **options):
         (1, 1, 1, "64x1"),
         (2, 1, 1, "64x4"),
         (4, 1, 1, "64x4"),
-        (5, 1, 1, "matrices_64x16"),
-        (16, 2, 1, "matrices_64x16"),
+        (5, 1, 1, "matrices_64x8"),
+        (16, 2, 1, "matrices_64x8"),
         (9, 1, 1, "matrices_64x16"),
         (6, 2, 3, "matrices_64x16"),
         (16, 1, 1, "matrices_64x16"),
@@ -49,7 +49,7 @@ def test_rows(device, dtype, heads, kv_heads, queries, kernel):
     assert first_kernel(tensors) == f"{kernel}_{SUFFIXES[dtype]}"
     narrow = "matrices_narrow_64x16" if "matrices" in kernel else f"narrow_{kernel}"
     assert first_kernel(tensors, "apple7") == f"{narrow}_{SUFFIXES[dtype]}"
-    hopper = "64x1" if kernel == "64x1" else "matrices_64x16"
+    hopper = "matrices_64x8" if kernel == "64x4" else kernel
     assert first_kernel(tensors, "hopper") == f"{hopper}_{SUFFIXES[dtype]}"
     for family in FAMILIES:
         with tuned(family):
@@ -74,25 +74,40 @@ def test_sizes(device, dtype, size, value_size, kernel):
         check(attended(tensors), expected)
 
 
-@pytest.mark.parametrize("keys, threadgroups", [(1023, "1×8×32"), (1024, "1×24×32")])
-def test_long_ways_are_shared_though_tiles_fill_the_gpu(keys, threadgroups):
+@pytest.mark.parametrize(
+    "keys, heads, threadgroups", [(1023, 32, "1×32×8"), (1024, 32, "1×96×8"), (1024, 128, "1×64×8")]
+)
+def test_long_ways_are_shared_though_tiles_fill_the_gpu(keys, heads, threadgroups):
+    """Kernels that multiply matrices all run at once, and do not take turns."""
     with tuned("hopper"):
-        shapes = (32, 32, 1, 128), (32, 8, keys, 128), (32, 8, keys, 128)
+        shapes = (8, heads, 1, 128), (8, 32, keys, 128), (8, 32, keys, 128)
         plan = metalcore.explain("scaled_dot_product_attention", *shapes, dtype=torch.bfloat16, enable_gqa=True)
-    assert f"attention_decode_matrices_128x16_bfloat: {threadgroups} threadgroups" in str(plan)
+    kernel = "128x1" if heads == 32 else "matrices_128x8"
+    assert f"attention_decode_{kernel}_bfloat: {threadgroups} threadgroups" in str(plan)
+
+
+@pytest.mark.parametrize("keys, splits", [(8192, 1), (8193, 2)])
+def test_sums_of_many_keys_are_shared_though_tiles_fill_the_gpu(keys, splits):
+    """The rounding of tensor cores is towards zero, and grows with the keys of a threadgroup."""
+    with tuned("hopper"):
+        shapes = (64, 128, 1, 128), (64, 32, keys, 128), (64, 32, keys, 128)
+        plan = metalcore.explain("scaled_dot_product_attention", *shapes, dtype=torch.bfloat16, enable_gqa=True)
+    assert plan.steps[0].grid == (1, 32 * splits, 64)
 
 
 @each_dtype
-@pytest.mark.parametrize("heads", [12, 20])
+@pytest.mark.parametrize("heads, size", [(7, 128), (12, 64), (20, 80)])
 @pytest.mark.parametrize("keys", [32, 47, 48, 49, 63, 64, 65, 81, 127, 129, 523])
-def test_keys(device, dtype, keys, heads):
+def test_keys(device, dtype, keys, heads, size):
     """Below and above the keys that a simdgroup and a threadgroup have at a time: some simdgroups have a step more than
     others, or none at all."""
-    tensors = inputs(device, dtype, keys=keys, batch=1, heads=heads, kv_heads=1, size=80 if heads == 20 else 64)
+    tensors = inputs(device, dtype, keys=keys, batch=1, heads=heads, kv_heads=1, size=size)
+    expected = reference(*tensors)
     for family in FAMILIES:
         with tuned(family):
-            assert (len(kernels(*tensors)) == 2) == (keys >= (128 if family == "hopper" else 256))
-            check(attended(tensors), reference(*tensors))
+            used = kernels(*tensors)
+            assert (len(used) == 2) == (keys >= (128 if family == "hopper" else 256))
+            assert_attention_near(attended(tensors), expected, tensors[2], "matrices_128x32" in used[0])
 
 
 @each_dtype

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from pages import Requests, attention
-from references import tensor, wide
+from references import assert_attention_near, tensor, wide
 from rows import tuned
 from test_paged_attention import check, decode, prefill
 
@@ -39,7 +39,7 @@ def test_decode(device, dtype, page_size):
     "heads, longest, kernel",
     [
         (1, 9, "128x8"),
-        (1, 14, "matrices_128x16"),
+        (1, 14, "matrices_128x8"),
         (2, 14, "matrices_128x16"),
         (3, 14, "matrices_128x16"),
         (4, 14, "matrices_128x32"),
@@ -56,7 +56,9 @@ def test_prefill(device, dtype, heads, longest, kernel):
     for options in ({}, {"causal": True}, {"window": (9, 2)}, {"causal": True, "sinks": sinks, "scale": 0.2}):
         for family in FAMILIES:
             with tuned(family):
-                check(prefill(q, requests, counts, **options), attention(q, requests, counts, **options))
+                found, made = record(prefill, q, requests, counts, **options)
+            expected = attention(q, requests, counts, **options)
+            assert_attention_near(found, expected, requests.cache[1], "matrices_128x32" in made.kernels[0])
 
 
 @each_dtype

@@ -19,7 +19,6 @@ struct DecodeTuning {
   uint32_t least_share = 128;                                   // keys of a threadgroup
   gpu::Count fill_matrices = gpu::filling_threadgroups(4);      // as above, of the kernels that multiply matrices
   int64_t most_plain_rows = 4;     // more rows of up to 128 16-bit numbers multiply matrices
-  uint32_t short_rows = 32;        // of a threadgroup that multiplies matrices, for heads of up to 64 numbers
   int64_t long_share = INT64_MAX;  // bytes of keys and values from which threadgroups of full GPUs take turns
   bool narrow = false;             // threads have at most 128 registers
 };
@@ -37,9 +36,8 @@ const gpu::Table<DecodeTuning> decode_tuning("attention_decode",
                                               {.family = "hopper",
                                                .fill_threadgroups = gpu::per_core(3),
                                                .least_share = 32,
-                                               .fill_matrices = 256,
+                                               .fill_matrices = gpu::per_core(2),
                                                .most_plain_rows = 1,
-                                               .short_rows = 16,
                                                .long_share = 1 << 19},
                                               {.family = "simulator", .fill_threadgroups = 2, .fill_matrices = 2}});
 
@@ -58,6 +56,8 @@ const Sizes2* sizes_for(int64_t head_size, int64_t value_size) {
 
 // Keys that a threadgroup with matrices has at a time.
 constexpr int64_t kMatrixStep = 64;
+// The most keys of a wide threadgroup whose sums the tensor cores' rounding does not show in.
+constexpr int64_t kMostMatrixKeys = 8192;
 
 struct DecodePlan {
   bool matrices;        // the kernel multiplies matrices
@@ -107,8 +107,8 @@ DecodePlan plan_decode(const DecodeCall& call) {
   const int64_t usual_rows = ragged ? ceil_div(call.queries, call.batch) * group : rows;
   const bool matrices = usual_rows > (kernel_size <= 128 ? tuning.most_plain_rows : 4) &&
                         takes_matrices(call, kernel_size, general, tuning.narrow);
-  const uint32_t most_rows = kernel_size > 128 ? 16 : kernel_size <= 64 ? tuning.short_rows : 32;
-  const uint32_t wide_tile = matrices                       ? usual_rows <= 16 ? 16 : most_rows
+  const uint32_t matrix_tile = kernel_size > 128 ? 16 : usual_rows <= 8 ? 8 : usual_rows <= 16 ? 16 : 32;
+  const uint32_t wide_tile = matrices                       ? matrix_tile
                              : general || kernel_size > 256 ? 8
                              : single                       ? 1
                              : few                          ? 4
@@ -120,25 +120,24 @@ DecodePlan plan_decode(const DecodeCall& call) {
   const int64_t keys = std::min(of_request, call.left + call.right + call.queries);
   const int64_t busy = tiles * kv_heads * (ragged ? 1 : call.batch);
   const bool wide = matrices && !tuning.narrow, large = matrices && kernel_size > 128;
-  // Large threadgroups have half as many simdgroups. Those with up to 16 short rows have few registers, so that twice
-  // as many share a core, or a third more of those that multiply no matrices.
-  const bool is_short = kernel_size <= 64 && !tuning.narrow;
-  const int64_t usual_fill = matrices ? tuning.fill_matrices : tuning.fill_threadgroups;
-  const int64_t fill = large || (is_short && matrices && tile <= 16) ? 2 * usual_fill
-                       : is_short && !matrices                       ? usual_fill * 4 / 3
-                                                                     : usual_fill;
+  // Twice as many wide threadgroups that multiply matrices share a core, except those of 32 long rows, and a third more
+  // of those with short rows that multiply none.
+  const bool heavy = wide && tile == 32 && kernel_size > 64, is_short = kernel_size <= 64 && !tuning.narrow;
+  const int64_t fill_plain = static_cast<int64_t>(tuning.fill_threadgroups) * (is_short ? 4 : 3) / 3;
+  const int64_t fill = !matrices ? fill_plain : static_cast<int64_t>(tuning.fill_matrices) * (wide && !heavy ? 2 : 1);
   const int64_t least_share = std::max<int64_t>(tuning.least_share, matrices ? kMatrixStep >> large : 1);
-  const uint32_t simdgroups = large ? std::min(tuning.simdgroups, 2u) : tuning.simdgroups;
+  const uint32_t simdgroups = large ? 2 : wide ? 4 : tuning.simdgroups;
   // A part of a step takes a wide threadgroup as long as all of it.
   const int64_t shares = std::min(wide ? ceil_div(keys, least_share) : keys / least_share, kMostSplits);
   // Cores get unequal parts of memory's speed. Where each tile has one threadgroup and a long way to go, there are
-  // about twice as many threadgroups as the GPU holds, so that the faster cores take more of them.
+  // about twice as many threadgroups as the GPU holds, so that the faster cores take more of them. Those that multiply
+  // matrices, or have short rows, all run at once.
   const int64_t bytes = keys * (call.q.size(-1) + call.v.size(-1)) * static_cast<int64_t>(call.k.element_size());
-  const bool in_turns = fill < 2 * busy && bytes >= tuning.long_share && !large;
-  const int64_t held = static_cast<int64_t>(tuning.fill_threadgroups) * (is_short ? 4 : 3) / 3;
-  const int64_t threadgroups = in_turns ? 2 * held : fill;
+  const bool in_turns = fill < 2 * busy && bytes >= tuning.long_share && !matrices && !is_short;
+  const int64_t threadgroups = in_turns ? 2 * fill : fill;
+  const int64_t least_splits = std::min(wide ? ceil_div(keys, kMostMatrixKeys) : 1, kMostSplits);
   const int64_t splits =
-      keys < 2 * least_share ? 1 : std::clamp<int64_t>(threadgroups / std::max<int64_t>(busy, 1), 1, shares);
+      keys < 2 * least_share ? 1 : std::clamp<int64_t>(threadgroups / std::max<int64_t>(busy, 1), least_splits, shares);
   return {matrices, kernel_size, tile, tiles, splits, simdgroups, group, kv_heads, keys, general, tuning.narrow};
 }
 
