@@ -10,7 +10,7 @@ from metalcore import _C
 HOPPER = {
     "parallelism.fill_threadgroups": 264,
     "attention_decode.fill_threadgroups": 396,
-    "attention_decode.fill_matrices": 256,
+    "attention_decode.fill_matrices": 264,
     "gemm.large_tiles": 64,
     "gemm.unit_threadgroups": 132,
     "joined_linear.fill_simdgroups": 4096,
