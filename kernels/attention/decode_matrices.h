@@ -143,7 +143,7 @@ METAL_FUNC void run(thread MatrixWalk<T, D>& walk, thread TileAhead<T, D / 64> (
 
 // It has 32 * kSimdgroups threads. A kernel for up to 512 has at most 128 registers a thread, so that four threadgroups
 // of 128 threads share a core.
-template <typename T, uint D, uint R, uint kSimdgroups = 4>
+template <typename T, uint D, uint R, uint kSimdgroups>
 [[kernel]][[max_total_threads_per_threadgroup(D * R > 2048 ? 32 * kSimdgroups : 512)]] void attention_decode_matrices(
     device const T* q [[buffer(0)]], device const T* k [[buffer(1)]], device const T* v [[buffer(2)]],
     device const uchar* sinks [[buffer(4)]], device const int* qo_indptr [[buffer(5)]],
@@ -245,7 +245,6 @@ template <typename T, uint D, uint R, uint kSimdgroups = 4>
 }
 
 // Names have the largest head size that a kernel takes, and its rows.
-#define INSTANTIATE(T, D, R, ...)                                                                       \
-  template [[host_name("attention_decode_matrices_" #D "x" #R                                           \
-                       "_" #T)]] [[kernel]] decltype(attention_decode_matrices<T, D, R, ##__VA_ARGS__>) \
-      attention_decode_matrices<T, D, R, ##__VA_ARGS__>;
+#define INSTANTIATE(T, D, R, SIMDGROUPS)                                \
+  template [[host_name("attention_decode_matrices_" #D "x" #R "_" #T)]] \
+  [[kernel]] decltype(attention_decode_matrices<T, D, R, SIMDGROUPS>) attention_decode_matrices<T, D, R, SIMDGROUPS>;

@@ -2,12 +2,12 @@
 #include "attention/decode_matrices.h"
 
 #define INSTANTIATE_SIZES(T) \
-  INSTANTIATE(T, 64, 8)      \
-  INSTANTIATE(T, 64, 16)     \
-  INSTANTIATE(T, 64, 32)     \
-  INSTANTIATE(T, 128, 8)     \
-  INSTANTIATE(T, 128, 16)    \
-  INSTANTIATE(T, 128, 32)
+  INSTANTIATE(T, 64, 8, 4)   \
+  INSTANTIATE(T, 64, 16, 4)  \
+  INSTANTIATE(T, 64, 32, 4)  \
+  INSTANTIATE(T, 128, 8, 4)  \
+  INSTANTIATE(T, 128, 16, 4) \
+  INSTANTIATE(T, 128, 32, 4)
 
 INSTANTIATE_SIZES(half)
 INSTANTIATE_SIZES(bfloat)
