@@ -339,3 +339,28 @@ METAL_FUNC void flex_store(thread Fragments<float, kDown, kAcross>& sums, thread
     }
   }
 }
+
+// The same by way of a tile that belongs to the simdgroup: neighbouring lanes write 16 bytes each. Rows of the tensor
+// begin at multiples of 16 bytes.
+template <uint kPitch, typename T, uint kDown, uint kAcross>
+METAL_FUNC void flex_store_by_tile(thread Fragments<float, kDown, kAcross>& sums, thread const float* factors,
+                                   threadgroup T* tile, device T* tensor, int64_t stride, uint first, uint count,
+                                   uint size, uint lane, Place place) {
+#pragma unroll
+  for (uint m = 0; m < kDown; ++m) {
+    threadgroup T* const to = tile + (m * 8 + place.row) * kPitch + place.column;
+#pragma unroll
+    for (uint n = 0; n < kAcross; ++n)
+      *reinterpret_cast<threadgroup metal::vec<T, 2>*>(to + n * 8) =
+          metal::vec<T, 2>(elements(sums.at[m][n]) * factors[m]);
+  }
+  metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
+  constexpr uint kPack = 16 / sizeof(T), kPacks = 8 * kAcross / kPack;
+#pragma unroll
+  for (uint index = lane; index < 8 * kDown * kPacks; index += 32) {
+    const uint row = index / kPacks, column = index % kPacks * kPack;
+    if (first + row < count && column < size)
+      *reinterpret_cast<device Pack<T>*>(tensor + int64_t(first + row) * stride + column) =
+          *reinterpret_cast<threadgroup const Pack<T>*>(tile + row * kPitch + column);
+  }
+}

@@ -88,6 +88,8 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
   constexpr bool kHasRegisters = !kNarrow && sizeof(T) == 2 && kDown <= 2;
   constexpr bool kInTurn = kHasRegisters && kKeys * kSize / 8 >= 4 * 32 * kSimds, kEarly = kHasRegisters && !kInTurn;
   constexpr uint kTileRows = kNarrow ? kKeys : 2 * kKeys;
+  // Results move through the tile, so that neighbouring lanes have 16 bytes each.
+  constexpr bool kByTile = !kNarrow && sizeof(T) == 2 && kQueries <= kTileRows;
   threadgroup T* const keys = tile;
   threadgroup T* const values = kNarrow ? tile : tile + kKeys * kPitch;
   threadgroup T* const own = kNarrow ? tile + kTileRows * kPitch : tile;
@@ -189,6 +191,14 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
     }
     factors[m] = total[m] == 0.0f ? 0.0f : 1.0f / total[m];
   }
-  flex_store(sums, factors, first_row(out + split * p.out_part, p.out, at.batch, at.head, 0), p.out.row, query, at.end,
-             uint(p.value_size), place);
+  device Out* const rows = first_row(out + split * p.out_part, p.out, at.batch, at.head, 0);
+  if constexpr (kByTile && sizeof(Out) == sizeof(T)) {
+    if (p.vectors != 0) {
+      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      flex_store_by_tile<kPitch>(sums, factors, tile + simd * 8 * kDown * kPitch, rows, p.out.row, query, at.end,
+                                 uint(p.value_size), lane, place);
+      return;
+    }
+  }
+  flex_store(sums, factors, rows, p.out.row, query, at.end, uint(p.value_size), place);
 }

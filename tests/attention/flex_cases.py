@@ -43,7 +43,7 @@ def no_keys(device, dtype):
     ends of each kind."""
 
     def mask(b, h, q, k):
-        return (q % 3 != 0) & (q > 70) & (k < 90) & (q - 100 <= k) & (20 + h <= k) & ~(k - 5 == q) & (12 > q - 2 * k)
+        return (q % 3 != 0) & (q > 70) & (k < 90) & (q - 100 <= k) & (20 + h <= k) & ~(k - 5 == q) & (q - 2 * k < 12)
 
     return None, mask, ()
 
