@@ -72,16 +72,16 @@ def flex_attention(place):
     """The score and the mask depend on the batch item and the head."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    lengths, slopes = torch.tensor([20, 40], device="mps"), torch.rand(4, device="mps")
+    lengths, slopes = torch.tensor([20, 40, 9], device="mps"), torch.rand(4, device="mps")
     seen = lambda b, h, q, k: (k < lengths[b]) & (q + 9 * h >= k)  # noqa: E731
-    mask = create_block_mask(seen, 2, 4, 40, 40, device="mps", BLOCK_SIZE=16)
+    mask = create_block_mask(seen, 3, 4, 40, 40, device="mps", BLOCK_SIZE=16)
 
     def call(q, k, v):
         return metalcore.flex_attention(
             q, k, v, lambda s, b, h, i, j: s - slopes[h] * (i - j) * b, mask, enable_gqa=True
         )
 
-    shapes = (2, 4, 40, 16), (2, 2, 40, 16), (2, 2, 40, 16)
+    shapes = (3, 4, 40, 16), (3, 2, 40, 16), (3, 2, 40, 16)  # ranks have different numbers of batch items
     return _both(call, [torch.randn(shape, device="mps") for shape in shapes], [place] * 3)
 
 
