@@ -3,15 +3,10 @@
 #include <metal_stdlib>
 using namespace metal;
 
-#include "scalars.h"
 #include "tridiagonal.h"
+#include "tridiagonal_scale.h"
 
 constant constexpr uint kSimdgroups = TRIDIAGONAL_THREADS / 32;
-constant constexpr float kLargest = 0.125f;  // of entries that a scale brings to about one
-
-inline float in_own_scale(float value, float scale) {
-  return scale > 0.0f ? value * (1.0f / kLargest) * inverse_of_scale(scale) : NAN;
-}
 
 // Writes each matrix times a power of two, padded. Where it is split it loses the off-diagonal entry, whose magnitude
 // is subtracted from the two diagonal entries beside it. A matrix with NaN or infinities becomes zero, with a scale of
@@ -36,9 +31,9 @@ inline float in_own_scale(float value, float scale) {
   const bool is_finite = most < 0x7f800000;
   const float scale = is_finite ? scale_to_one(as_type<float>(most)) : 0.0f;
   for (uint i = thread_index; i < p.padded; i += TRIDIAGONAL_THREADS) {
-    const float above = is_finite && i > 0 && i < n ? e[i - 1] * scale * kLargest : 0.0f;
-    const float below = is_finite && i + 1 < n ? e[i] * scale * kLargest : 0.0f;
-    float value = i >= n ? TRIDIAGONAL_PADDING : is_finite ? d[i] * scale * kLargest : 0.0f;
+    const float above = is_finite && i > 0 && i < n ? e[i - 1] * scale * kLargestEntry : 0.0f;
+    const float below = is_finite && i + 1 < n ? e[i] * scale * kLargestEntry : 0.0f;
+    float value = i >= n ? TRIDIAGONAL_PADDING : is_finite ? d[i] * scale * kLargestEntry : 0.0f;
     if (p.leaf > 0 && i % p.leaf == 0) value -= abs(above);
     if (p.leaf > 0 && i % p.leaf == p.leaf - 1) value -= abs(below);
     diagonal[i] = value;
@@ -143,42 +138,4 @@ inline Turn turn_of(float f, float g) {
   device const float* const from = eigenvectors + (ulong(matrix) * p.padded + group.x) * p.padded;
   device float* const to = q + (ulong(matrix) * n + group.x) * n;
   for (uint i = thread_index; i < n; i += TRIDIAGONAL_THREADS) to[i] = scale > 0.0f ? from[i] : NAN;
-}
-
-// Writes one eigenvalue per thread, by bisection with Sturm's counts (Givens 1954; Kahan 1966).
-[[kernel]] [[max_total_threads_per_threadgroup(TRIDIAGONAL_THREADS)]] void tridiagonal_bisect(
-    device const float* diagonal [[buffer(0)]], device const float* beside [[buffer(1)]],
-    device const float* scales [[buffer(2)]], device float* w [[buffer(3)]],
-    constant TridiagonalParams& p [[buffer(4)]], uint2 group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]]) {
-  constexpr uint kSteps = 32;          // the interval's length is then less than 2^-27 of the largest entry
-  constexpr float kLeast = 0x1p-100f;  // of a pivot's magnitude
-  threadgroup float2 part[TRIDIAGONAL_THREADS];
-  const uint matrix = group.y, n = p.size, own = group.x * TRIDIAGONAL_THREADS + thread_index;
-  diagonal += ulong(matrix) * p.padded;
-  beside += ulong(matrix) * p.padded;
-  float low = -1.0f, high = 1.0f;
-  for (uint step = 0; step < kSteps; ++step) {
-    const float middle = 0.5f * (low + high);
-    float pivot = 1.0f;
-    uint below = 0;
-    for (uint first = 0; first < n; first += TRIDIAGONAL_THREADS) {
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      const uint i = first + thread_index;
-      const float coupling = i > 0 && i < n ? beside[i - 1] : 0.0f;
-      part[thread_index] = i < n ? float2(diagonal[i], coupling * coupling) : float2(0.0f);
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      const uint count = min(n - first, uint(TRIDIAGONAL_THREADS));
-      for (uint k = 0; k < count; ++k) {
-        pivot = part[k].x - middle - part[k].y / pivot;
-        if (abs(pivot) < kLeast) pivot = -kLeast;
-        below += pivot < 0.0f ? 1 : 0;
-      }
-    }
-    if (below > own)
-      high = middle;
-    else
-      low = middle;
-  }
-  if (own < n) w[ulong(matrix) * n + own] = in_own_scale(0.5f * (low + high), scales[matrix]);
 }

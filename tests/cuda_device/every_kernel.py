@@ -461,6 +461,9 @@ def eigh_tridiagonal(device):
         d, e = random(device, torch.float32, 3, n), random(device, torch.float32, 3, n - 1)
         for tensor in torch.ops.metalcore.eigh_tridiagonal(d, e, compute_v):
             yield f"eigh_tridiagonal {n}", tensor
+    with tuned("hopper"):
+        d, e = random(device, torch.float32, 8192, 9), random(device, torch.float32, 8192, 8)
+        yield "eigh_tridiagonal, many values", torch.ops.metalcore.eigh_tridiagonal(d, e, False)[0]
 
 
 def eig(device):

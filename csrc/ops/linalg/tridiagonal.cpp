@@ -45,12 +45,18 @@ class Divided {
 
   void values(const Tensor& w) {
     params_.leaf = 0;
+    // More threads take fewer steps, and have more work: of use where one thread per eigenvalue leaves cores idle.
+    const int64_t threads = int64_t{params_.matrices} * params_.size;
+    const uint32_t lanes = threads < int64_t{TRIDIAGONAL_THREADS} * gpu::parallelism(d_).fill_threadgroups ? 16 : 1;
     gpu::record(w, [&](gpu::Recording& recording) {
       split(recording);
-      recording.kernel("tridiagonal_bisect").buffer(0, diagonal_).buffer(1, beside_).buffer(2, scales_);
+      recording.kernel(lanes > 1 ? "tridiagonal_bisect_16" : "tridiagonal_bisect_1")
+          .buffer(0, diagonal_)
+          .buffer(1, beside_)
+          .buffer(2, scales_);
       recording.buffer(3, w).bytes(4, params_);
       recording.work(32.0 * 8 * params_.matrices * params_.size * params_.size, 12.0 * elements());
-      recording.dispatch_threadgroups({ceil_div<uint32_t>(params_.size, TRIDIAGONAL_THREADS), params_.matrices},
+      recording.dispatch_threadgroups({ceil_div<uint32_t>(lanes * params_.size, TRIDIAGONAL_THREADS), params_.matrices},
                                       {TRIDIAGONAL_THREADS});
     });
   }
@@ -185,7 +191,7 @@ std::tuple<Tensor, Tensor> eigh_tridiagonal(const Tensor& diagonal, const Tensor
       : !compute_v      ? "bisection"
       : plan.levels > 0 ? "merges"
                         : "leaf",
-      [&] { return compute_v ? why_divide(n, plan) : times(n, n) + ": bisection, a thread per eigenvalue"; });
+      [&] { return compute_v ? why_divide(n, plan) : times(n, n) + ": bisection, one or 16 threads per eigenvalue"; });
   if (is_empty) return {w, q};
   const Tensor d = as_contiguous(diagonal), e = as_contiguous(off_diagonal);
   Divided divided(d, e, batch, n, plan);
