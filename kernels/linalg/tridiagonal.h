@@ -1,7 +1,7 @@
 // Arguments of the kernels for symmetric tridiagonal matrices, shared with the host.
 //
 // Divide and conquer (Cuppen 1981; Gu and Eisenstat 1995) splits a matrix, which is padded to leaf * 2^levels rows,
-// into leaves. A merge joins the eigenvectors of two neighbours of `half` rows: it makes `size` = 2 half of them. The
+// into leaves. A merge joins the eigenvectors of two neighbours of `part` rows: it makes `size` = 2 part of them. The
 // eigenvectors of a block of `size` rows are a row-major matrix of that size, and the blocks lie one after the other.
 // Each entry (or row, or column) of a block has one place in arrays of matrices * padded elements.
 #pragma once
@@ -28,5 +28,5 @@ struct TridiagonalParams {
 };
 
 struct TridiagonalMergeParams {
-  uint32_t merges, half, size;
+  uint32_t merges, part, size;
 };

@@ -82,7 +82,7 @@ inline void deflate_chains(device float* d, device const float* z, device float*
   threadgroup uint sums[kSimdgroups];
   threadgroup float largest[kSimdgroups];
   threadgroup uint close[TRIDIAGONAL_MOST / 32];
-  const uint m = p.size, h = p.half;
+  const uint m = p.size, h = p.part;
   const ulong at = ulong(merge) * m, all = ulong(p.merges) * m;
   values += at;
   eigenvectors += at * h;

@@ -76,12 +76,12 @@ class Divided {
       split(recording);
       leaves(recording, values[from], eigenvectors[from]);
     });
-    for (uint32_t half = plan_.leaf; half < plan_.padded; half *= 2, from = 1 - from) {
-      const TridiagonalMergeParams p{params_.matrices * (plan_.padded / (2 * half)), half, 2 * half};
+    for (uint32_t part = plan_.leaf; part < plan_.padded; part *= 2, from = 1 - from) {
+      const TridiagonalMergeParams p{params_.matrices * (plan_.padded / (2 * part)), part, 2 * part};
       gpu::record(w, [&](gpu::Recording& recording) {
         merge(recording, p, scratch, values[from], eigenvectors[from], values[1 - from], factor);
       });
-      multiply(eigenvectors[from], factor, eigenvectors[1 - from], 2 * int64_t{p.merges}, half);
+      multiply(eigenvectors[from], factor, eigenvectors[1 - from], 2 * int64_t{p.merges}, part);
     }
     gpu::record(w, [&](gpu::Recording& recording) {
       recording.kernel("tridiagonal_results").buffer(0, values[0]).buffer(1, scales_).buffer(2, full);
@@ -152,11 +152,11 @@ class Divided {
   }
 
   // The eigenvectors of each part by its rows of the factor. Parts and factors lie one after the other.
-  static void multiply(const Tensor& parts, const Tensor& factor, const Tensor& result, int64_t count, int64_t half) {
-    GemmProblem problem{.rows = half, .columns = 2 * half, .terms = half};
-    problem.a = {half, 1, begins_aligned(parts)};
-    problem.b = {2 * half, 1, begins_aligned(factor)};
-    problem.batch = {{count, half * half, 2 * half * half, 0}};
+  static void multiply(const Tensor& parts, const Tensor& factor, const Tensor& result, int64_t count, int64_t part) {
+    GemmProblem problem{.rows = part, .columns = 2 * part, .terms = part};
+    problem.a = {part, 1, begins_aligned(parts)};
+    problem.b = {2 * part, 1, begins_aligned(factor)};
+    problem.batch = {{count, part * part, 2 * part * part, 0}};
     gemm_into("matmul", problem, {parts, factor, std::nullopt, std::nullopt, std::nullopt}, 0, 1.0, 0.0, result);
   }
 
