@@ -98,16 +98,16 @@ template <uint THREADS, uint FOURS>
     next_product = products[column + 1];
   }
   sums = sums_of_all<kSimdgroups>(sums, found, thread_index);
-  const float half = 0.5f * old_tau * old_tau * sums.x;
-  const float own_w = fma(old_tau, own_product, -half);  // v's entry there is 1
-  const float next_w = fma(old_tau, next_product, -half * next_v);
+  const float share = 0.5f * old_tau * old_tau * sums.x;
+  const float own_w = fma(old_tau, own_product, -share);  // v's entry there is 1
+  const float next_w = fma(old_tau, next_product, -share * next_v);
   alpha = fma(-next_v, own_w, alpha - next_w);
 
   sums = 0.0f;
 #pragma unroll
   for (uint f = 0; f < FOURS; ++f) {
     const uint at = first + 4 * THREADS * f;
-    w[f] = old_tau * w[f] - half * v[f];
+    w[f] = old_tau * w[f] - share * v[f];
     x[f] = fma(v[f], float4(-own_w), x[f] - w[f]);
     const float4 rest = entries_between(x[f], at, column + 2, n);
     sums += float2(dot(rest, rest), dot(kTinyScale * rest, kTinyScale * rest));

@@ -63,9 +63,9 @@ tridiagonal_next(device const float* a [[buffer(0)]], device const float* reflec
   }
   entry = sum.y;
   if (before > 0) {
-    const float scale = tau[ulong(matrix) * p.reflectors + column], half = 0.5f * scale * scale * form;
+    const float scale = tau[ulong(matrix) * p.reflectors + column], share = 0.5f * scale * scale * form;
     const float v = there ? reflectors[ulong(before - 1) * p.pitch + row] : 0.0f;
-    const float new_w = fma(scale, sum.x, -half * v), own_w = fma(scale, own_sum.x, -half);
+    const float new_w = fma(scale, sum.x, -share * v), own_w = fma(scale, own_sum.x, -share);
     entry = fma(-v, own_w, entry - new_w);
     if (slice == 0 && there && (at < kOwn || part == 0)) w[ulong(before - 1) * p.pitch + row] = new_w;
   }

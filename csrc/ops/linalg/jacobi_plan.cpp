@@ -39,7 +39,7 @@ const gpu::Table<JacobiTuning> jacobi_tuning(
         {.family = "apple8", .few_registers = true, .svd_cpu = kSlowOnApple, .eigh_cpu = kSlowOnApple},
         {.family = "apple9", .few_registers = true, .svd_cpu = kSlowOnApple, .eigh_cpu = kSlowOnApple},
         {.family = "apple10", .few_registers = true, .svd_cpu = kSlowOnApple, .eigh_cpu = kSlowOnApple},
-        {.family = "hopper", .polar_columns = 2048},
+        {.family = "hopper", .polar_columns = 512},
     });
 
 namespace {
