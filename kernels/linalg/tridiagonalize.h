@@ -29,7 +29,7 @@ struct TridiagonalColumnParams {
 
 // tridiagonalize_panel.metal: large matrices, of which only the lower triangle is read, in panels of columns.
 #define TRIDIAGONALIZE_SQUARE 128  // of the matrix, that a threadgroup multiplies
-#define TRIDIAGONALIZE_SQUARE_THREADS 512
+#define TRIDIAGONALIZE_SQUARE_THREADS 256
 #define TRIDIAGONALIZE_SLICES 4      // threads that share a row of the next column
 #define TRIDIAGONALIZE_NEXT_ROWS 64  // of a threadgroup, with the row of the diagonal
 #define TRIDIAGONALIZE_PANEL 64      // columns of a panel, at most

@@ -2,9 +2,14 @@
 // entries during a panel, so a column reads the lower triangle once and writes nothing of it. A column is two
 // dispatches: one multiplies its reflector by the matrix, and one makes w of A - v wᵀ - w vᵀ from the product and
 // updates the next column. After the panel one update of rank 2 x columns follows.
+//
+// On NVIDIA GPUs a kernel reads what kernels before the last one wrote before it waits for the last one. They have
+// ended: a kernel begins when all threadgroups of the tridiagonal_multiply before it have waited. At a panel's first
+// column, the kernel just before wrote the matrix.
 #include <metal_stdlib>
 using namespace metal;
 
+#include "common/earlier.h"
 #include "triangle.h"
 #include "tridiagonalize_steps.h"
 #include "tridiagonalize.h"
@@ -22,6 +27,7 @@ tridiagonal_next(device const float* a [[buffer(0)]], device const float* reflec
   const uint matrix = group / p.parts, part = group % p.parts, n = p.size, column = p.column;
   const uint lane = thread_index % 32, at = thread_index % kRows, slice = thread_index / kRows;
   const uint before = column - p.panel;  // columns of the panel
+  metalcore_begin_later_kernels(0);
   // The last row of each threadgroup is the diagonal's.
   const uint row = at == kOwn ? column : column + 1 + part * kOwn + at;
   const bool there = row < n;
@@ -31,18 +37,25 @@ tridiagonal_next(device const float* a [[buffer(0)]], device const float* reflec
   products += ulong(matrix) * p.slots * p.pitch;
   dots += matrix * TRIDIAGONALIZE_PANEL;
 
+  if (before == 0) metalcore_await_earlier_kernels(0);
   float entry = there && slice == 0 ? a[ulong(row) * p.pitch + column] : 0.0f;
+  const uint complete = there && before > 0 ? before - 1 : 0;  // columns with w
+#pragma unroll(4)
+  for (uint i = slice; i < complete; i += kSlices) {
+    const float own_v = reflectors[ulong(i) * p.pitch + row], own_w = w[ulong(i) * p.pitch + row];
+    const float other_v = reflectors[ulong(i) * p.pitch + column], other_w = w[ulong(i) * p.pitch + column];
+    entry = fma(-own_v, other_w, fma(-own_w, other_v, entry));
+  }
+  metalcore_await_earlier_kernels(0);
+
   float product = 0.0f;
   if (before > 0 && there) {
 #pragma unroll(4)
     for (uint slot = slice; slot < p.squares; slot += kSlices) product += products[ulong(slot) * p.pitch + row];
 #pragma unroll(4)
-    for (uint i = slice; i + 1 < before; i += kSlices) {
-      const float own_v = reflectors[ulong(i) * p.pitch + row], own_w = w[ulong(i) * p.pitch + row];
-      const float other_v = reflectors[ulong(i) * p.pitch + column], other_w = w[ulong(i) * p.pitch + column];
+    for (uint i = slice; i < complete; i += kSlices) {
       const float2 dot = dots[i];  // of the reflector before with w and with v
-      product = fma(-own_v, dot.x, fma(-own_w, dot.y, product));
-      entry = fma(-own_v, other_w, fma(-own_w, other_v, entry));
+      product = fma(-reflectors[ulong(i) * p.pitch + row], dot.x, fma(-w[ulong(i) * p.pitch + row], dot.y, product));
     }
   }
   sums[thread_index] = float2(product, entry);
@@ -114,12 +127,15 @@ struct ColumnReflector {
   x += ulong(matrix) * p.pitch;
   norms += matrix * p.norms;
 
+  if (before == 0) metalcore_await_earlier_kernels(0);
   float4 entries[kRows];
 #pragma unroll
   for (uint r = 0; r < kRows; ++r) {
     const bool there = multiplies && first_row + r < n && own_columns < p.pitch;
     entries[r] = there ? *(device const float4*)(a + ulong(first_row + r) * p.pitch + own_columns) : 0.0f;
   }
+  metalcore_await_earlier_kernels(0);
+  metalcore_begin_later_kernels(0);
   const float alpha = x[column + 1];
   const float4 x_of_columns = own_columns < p.pitch ? *(device const float4*)(x + own_columns) : 0.0f;
   const float x_of_row = lane < kRows && first_row + lane < n ? x[first_row + lane] : 0.0f;
@@ -213,6 +229,8 @@ struct ColumnReflector {
   constexpr uint kTile = TRIDIAGONALIZE_UPDATE_TILE, kDepth = 8, kFours = kTile / 4;
   constexpr uint kThreads = TRIDIAGONALIZE_UPDATE_THREADS, kShare = kDepth * kFours / kThreads, kRows = 8;
   threadgroup float4 tiles[4][kDepth][kFours];  // v and w of the rows, v and w of the columns
+  metalcore_begin_later_kernels(0);
+  metalcore_await_earlier_kernels(0);
   const uint count = triangle_start(p.side), matrix = group / count, tile = group % count, n = p.size;
   const uint tile_row = triangle_row(tile), tile_column = tile - triangle_start(tile_row);
   const uint first_row = p.first + tile_row * kTile, first_column = p.first + tile_column * kTile;

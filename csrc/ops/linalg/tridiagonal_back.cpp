@@ -63,23 +63,19 @@ Tensor block_factors(const Tridiagonal& t, int64_t width) {
 }  // namespace
 
 void apply_reflectors(const Tridiagonal& t, const Tensor& q) {
-  const int64_t batch = q.size(0), n = q.size(-1), rows = t.reflectors.size(-2);
-  const int64_t width = rows < kReflectorBlock ? REFLECTORS_WIDE : kReflectorBlock, blocks = rows / width;
-  const Tensor factors = block_factors(t, width);
-  const Tensor products[2] = {new_tensor({width, n}, ScalarType::Float, q),
-                              new_tensor({width, n}, ScalarType::Float, q)};
-  for (int64_t matrix = 0; matrix < batch; ++matrix) {
-    const Tensor target = torch::stable::select(q, 0, matrix);
-    const Tensor reflectors = columns_of(torch::stable::select(t.reflectors, 0, matrix), 0, n);
-    for (int64_t block = blocks - 1; block >= 0; --block) {
-      const int64_t first = block * width, remaining = n - first;
-      if (remaining <= 0) continue;
-      const Tensor v = columns_of(rows_of(reflectors, first, width), first, remaining);
-      const Tensor changed = rows_of(target, first, remaining);
-      multiply(products[0], v, changed, 1.0);
-      multiply(products[1], torch::stable::select(factors, 0, matrix * blocks + block), products[0], 1.0);
-      matmul_into(changed, transposed(v), products[1], std::nullopt, changed, 0, -1.0, 1.0);
-    }
+  const int64_t batch = q.size(0), n = q.size(-1);
+  const int64_t width = reflector_block(n), blocks = t.reflectors.size(-2) / width;
+  const Tensor factors = torch::stable::view(block_factors(t, width), {batch, blocks, width, width});
+  const auto product = [&] { return new_tensor({batch, width, n}, ScalarType::Float, q); };
+  const Tensor products[2] = {product(), product()};
+  for (int64_t block = blocks - 1; block >= 0; --block) {
+    // A block leaves the rows before its own as they are. Those of a batch are not contiguous without them.
+    const int64_t first = batch == 1 ? block * width : 0, remaining = n - first;
+    const Tensor v = columns_of(rows_of(t.reflectors, block * width, width), first, remaining);
+    const Tensor changed = rows_of(q, first, remaining);
+    multiply(products[0], v, changed, 1.0);
+    multiply(products[1], torch::stable::select(factors, 1, block), products[0], 1.0);
+    matmul_into(changed, transposed(v), products[1], std::nullopt, changed, 0, -1.0, 1.0);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include "../../../kernels/linalg/tridiagonalize.h"
 
+#include "../../gpu/cost.h"
 #include "../../gpu/limits.h"
 #include "../../gpu/tuning.h"
 #include "matrices.h"
@@ -22,7 +23,8 @@ const gpu::Table<TridiagonalTuning> tridiagonal_tuning(
         {"panel_columns", &TridiagonalTuning::panel_columns, {4, TRIDIAGONALIZE_PANEL, 4}},
         {"column_threads", &TridiagonalTuning::column_threads, {0, 1 << 20}},
     },
-    {{.family = "baseline"}, {.family = "hopper", .panels_above = 2048, .column_threads = gpu::per_core(512)}});
+    {{.family = "baseline"},
+     {.family = "hopper", .panels_above = 1536, .panel_columns = 16, .column_threads = gpu::per_core(512)}});
 
 namespace {
 
@@ -46,6 +48,7 @@ class Reduction {
       : tuning_(tuning),
         n_(grid_side(input.size(-1))),
         pitch_(round_up<uint32_t>(n_, 4)),
+        reflector_rows_(round_up<uint32_t>(n_, reflector_block(n_))),
         batch_(grid_side(matrix_shape(input.sizes()).batch)) {
     const auto floats = [&](std::initializer_list<int64_t> sizes) {
       return new_tensor(sizes, ScalarType::Float, input);
@@ -55,12 +58,13 @@ class Reduction {
     gpu::record(input, [&](gpu::Recording& recording) {
       const int64_t row = upper ? given.column_stride : given.row_stride;
       const int64_t column = upper ? given.row_stride : given.column_stride;
-      load(recording, given.tensor, {given.batch_stride, row, column, n_, pitch_, tiles(), 0}, loaded);
+      load(recording, gpu::view_of(given.tensor), {given.batch_stride, row, column, n_, pitch_, tiles(), 0},
+           gpu::view_of(loaded), batch_);
     });
     auto [a, scales] = scaled(loaded);
     a_ = a;
-    result_ = {floats({batch_, n_}), floats({batch_, n_ - 1}), scales, floats({batch_, reflector_rows(n_), pitch_}),
-               floats({batch_, reflector_rows(n_)})};
+    result_ = {floats({batch_, n_}), floats({batch_, n_ - 1}), scales, floats({batch_, reflector_rows_, pitch_}),
+               floats({batch_, reflector_rows_})};
     torch::stable::zero_(result_.reflectors);
     torch::stable::zero_(result_.tau);
     for (Tensor& products : products_) products = floats({batch_, pitch_});
@@ -84,7 +88,8 @@ class Reduction {
       for (; has_panel(begin); begin += tuning_.panel_columns)
         record([&](gpu::Recording& recording) { panel(recording, begin); });
       record([&](gpu::Recording& recording) {
-        load(recording, a_, {int64_t{n_} * pitch_, pitch_, 1, n_, pitch_, tiles(), 1}, a_);
+        const TridiagonalLoadParams p{int64_t{n_} * pitch_, pitch_, 1, n_, pitch_, tiles(), 1};
+        load(recording, of_piece(a_), p, of_piece(a_), piece_.count);
       });
     }
     for (uint32_t first = begin; first < n_; first += kColumnsAtOnce)
@@ -98,10 +103,21 @@ class Reduction {
  private:
   static constexpr uint32_t kColumnsAtOnce = 64;  // in a recording
 
+  // Calls body(recording) for pieces of the batch.
   template <typename Body>
-  void record(const Body& body) const {
-    gpu::record(a_, body);
+  void record(const Body& body) {
+    const double entries = 1.0 * n_ * n_;
+    const gpu::Work largest{2 * entries * std::max<uint32_t>(panels() ? tuning_.panel_columns : 0, 3), 8 * entries};
+    gpu::record(a_, [&](gpu::Recording& recording) {
+      gpu::in_pieces(recording, batch_, largest, [&](const gpu::Piece& piece) {
+        piece_ = piece;
+        body(recording);
+      });
+    });
   }
+  gpu::BufferView of_piece(const Tensor& tensor) const { return piece_.of(tensor, tensor.numel() / batch_); }
+  // The threadgroups of the piece.
+  static gpu::Size grid(int64_t threadgroups) { return {grid_side(threadgroups)}; }
 
   uint32_t tiles() const { return ceil_div<uint32_t>(pitch_, TRIDIAGONALIZE_TILE); }
   // Whether a panel begins at a column.
@@ -111,28 +127,34 @@ class Reduction {
     return std::max(1u, ceil_div<uint32_t>(n_ - column - 1, TRIDIAGONALIZE_NEXT_ROWS - 1));
   }
 
-  void load(gpu::Recording& recording, const Tensor& from, const TridiagonalLoadParams& p, const Tensor& to) const {
+  static void load(gpu::Recording& recording, const gpu::BufferView& from, const TridiagonalLoadParams& p,
+                   const gpu::BufferView& to, int64_t count) {
     recording.kernel("tridiagonal_load").buffer(0, from).buffer(1, to).bytes(2, p);
-    recording.dispatch_threadgroups({grid_side(int64_t{batch_} * p.tiles * p.tiles)}, {TRIDIAGONALIZE_THREADS});
+    recording.dispatch_threadgroups(grid(count * p.tiles * p.tiles), {TRIDIAGONALIZE_THREADS});
   }
 
   void single(gpu::Recording& recording, uint32_t start, uint32_t column) const {
-    const uint32_t remaining = n_ - column - 1;  // rows
+    const uint32_t remaining = n_ - column - 1, count = grid_side(piece_.count);  // rows, matrices
     const ColumnKernel& kernel = kernel_for(n_ - column / 4 * 4);
     const uint32_t threadgroups = std::max<uint32_t>(tuning_.column_threads / kernel.threads, 1);
-    const uint32_t rows = std::clamp<uint32_t>(ceil_div(remaining * batch_, threadgroups), 1, TRIDIAGONALIZE_ROWS);
+    const uint32_t rows = std::clamp<uint32_t>(ceil_div(remaining * count, threadgroups), 1, TRIDIAGONALIZE_ROWS);
     const uint32_t parts = std::max(1u, ceil_div(remaining, rows));
-    const TridiagonalColumnParams p{n_, pitch_, reflector_rows(n_), start, column, parts, rows};
-    recording.kernel("tridiagonal_column_", times(kernel.threads, kernel.fours)).buffer(0, a_);
-    recording.buffer(1, result_.reflectors).buffer(2, products_[column % 2]).buffer(3, products_[1 - column % 2]);
-    recording.buffer(4, result_.tau).buffer(5, result_.diagonal).buffer(6, result_.beside).bytes(7, p);
-    const double entries = 1.0 * batch_ * remaining * remaining;
+    const TridiagonalColumnParams p{n_, pitch_, reflector_rows_, start, column, parts, rows};
+    recording.kernel("tridiagonal_column_", times(kernel.threads, kernel.fours)).buffer(0, of_piece(a_));
+    recording.buffer(1, of_piece(result_.reflectors))
+        .buffer(2, of_piece(products_[column % 2]))
+        .buffer(3, of_piece(products_[1 - column % 2]));
+    recording.buffer(4, of_piece(result_.tau))
+        .buffer(5, of_piece(result_.diagonal))
+        .buffer(6, of_piece(result_.beside))
+        .bytes(7, p);
+    const double entries = 1.0 * piece_.count * remaining * remaining;
     recording.work(6 * entries, 8 * entries);
-    recording.dispatch_threadgroups({batch_ * parts}, {kernel.threads});
+    recording.dispatch_threadgroups(grid(count * parts), {kernel.threads});
   }
 
   TridiagonalPanelParams panel_params(uint32_t panel, uint32_t column, uint32_t after) const {
-    return {n_,     pitch_, reflector_rows(n_),
+    return {n_,     pitch_, reflector_rows_,
             panel,  column, ceil_div<uint32_t>(n_ - after / 4 * 4, TRIDIAGONALIZE_SQUARE),
             slots_, 0,      norms_};
   }
@@ -144,40 +166,61 @@ class Reduction {
       next(recording, begin, column + 1);
     }
     const uint32_t first = end / 4 * 4, side = ceil_div<uint32_t>(n_ - first, TRIDIAGONALIZE_UPDATE_TILE);
-    const TridiagonalUpdateParams p{n_, pitch_, reflector_rows(n_), begin, end, first, side};
-    recording.kernel("tridiagonal_update").buffer(0, a_).buffer(1, result_.reflectors).buffer(2, w_).bytes(3, p);
-    const double entries = 0.5 * batch_ * (n_ - first) * (n_ - first);
+    const TridiagonalUpdateParams p{n_, pitch_, reflector_rows_, begin, end, first, side};
+    recording.kernel("tridiagonal_update")
+        .buffer(0, of_piece(a_))
+        .buffer(1, of_piece(result_.reflectors))
+        .buffer(2, of_piece(w_))
+        .bytes(3, p);
+    const double entries = 0.5 * piece_.count * (n_ - first) * (n_ - first);
     recording.work(4 * entries * tuning_.panel_columns, 8 * entries);
-    recording.dispatch_threadgroups({batch_ * side * (side + 1) / 2}, {TRIDIAGONALIZE_UPDATE_THREADS});
+    recording.dispatch_threadgroups(grid(piece_.count * side * (side + 1) / 2), {TRIDIAGONALIZE_UPDATE_THREADS});
   }
 
   void next(gpu::Recording& recording, uint32_t panel, uint32_t column) const {
     TridiagonalPanelParams p = panel_params(panel, column, column);
     p.parts = next_parts(column);
     p.norms = p.parts * (TRIDIAGONALIZE_NEXT_ROWS / gpu::kSimdWidth);
-    recording.kernel("tridiagonal_next").buffer(0, a_).buffer(1, result_.reflectors).buffer(2, w_).buffer(3, x_);
-    recording.buffer(4, squares_).buffer(5, parts_).buffer(6, quadratic_).buffer(7, dots_).buffer(8, result_.tau);
-    recording.buffer(9, result_.diagonal).bytes(10, p);
-    const double rows = 1.0 * batch_ * (n_ - column), terms = p.squares + 4.0 * (column - panel);
+    recording.kernel("tridiagonal_next")
+        .buffer(0, of_piece(a_))
+        .buffer(1, of_piece(result_.reflectors))
+        .buffer(2, of_piece(w_))
+        .buffer(3, of_piece(x_));
+    recording.buffer(4, of_piece(squares_))
+        .buffer(5, of_piece(parts_))
+        .buffer(6, of_piece(quadratic_))
+        .buffer(7, of_piece(dots_))
+        .buffer(8, of_piece(result_.tau));
+    recording.buffer(9, of_piece(result_.diagonal)).bytes(10, p);
+    const double rows = 1.0 * piece_.count * (n_ - column), terms = p.squares + 4.0 * (column - panel);
     recording.work(2 * rows * terms, 4 * rows * terms);
-    recording.dispatch_threadgroups({batch_ * p.parts}, {TRIDIAGONALIZE_NEXT_ROWS * TRIDIAGONALIZE_SLICES});
+    recording.dispatch_threadgroups(grid(piece_.count * p.parts), {TRIDIAGONALIZE_NEXT_ROWS * TRIDIAGONALIZE_SLICES});
   }
 
   void multiply(gpu::Recording& recording, uint32_t panel, uint32_t column) const {
     TridiagonalPanelParams p = panel_params(panel, column, column + 1);
     p.parts = column - panel + p.squares * (p.squares + 1) / 2;
     p.norms = next_parts(column) * (TRIDIAGONALIZE_NEXT_ROWS / gpu::kSimdWidth);
-    recording.kernel("tridiagonal_multiply").buffer(0, a_).buffer(1, result_.reflectors).buffer(2, w_).buffer(3, x_);
-    recording.buffer(4, squares_).buffer(5, parts_).buffer(6, quadratic_).buffer(7, dots_).buffer(8, result_.tau);
-    recording.buffer(9, result_.beside).bytes(10, p);
-    const double entries = 0.5 * batch_ * (n_ - column) * (n_ - column);
+    recording.kernel("tridiagonal_multiply")
+        .buffer(0, of_piece(a_))
+        .buffer(1, of_piece(result_.reflectors))
+        .buffer(2, of_piece(w_))
+        .buffer(3, of_piece(x_));
+    recording.buffer(4, of_piece(squares_))
+        .buffer(5, of_piece(parts_))
+        .buffer(6, of_piece(quadratic_))
+        .buffer(7, of_piece(dots_))
+        .buffer(8, of_piece(result_.tau));
+    recording.buffer(9, of_piece(result_.beside)).bytes(10, p);
+    const double entries = 0.5 * piece_.count * (n_ - column) * (n_ - column);
     recording.work(4 * entries, 4 * entries);
-    recording.dispatch_threadgroups({batch_ * p.parts}, {TRIDIAGONALIZE_SQUARE_THREADS});
+    recording.dispatch_threadgroups(grid(piece_.count * p.parts), {TRIDIAGONALIZE_SQUARE_THREADS});
   }
 
   const TridiagonalTuning& tuning_;
-  uint32_t n_, pitch_, batch_;
+  uint32_t n_, pitch_, reflector_rows_, batch_;
   uint32_t slots_ = 0, norms_ = 0;
+  gpu::Piece piece_{};
   Tensor a_, products_[2];
   Tridiagonal result_;
   Tensor w_, x_, squares_, parts_, quadratic_, dots_;  // of panels

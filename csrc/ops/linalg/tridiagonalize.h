@@ -14,13 +14,12 @@ struct TridiagonalTuning {
 };
 extern const gpu::Table<TridiagonalTuning> tridiagonal_tuning;
 
-// The reflectors of a matrix are rows, padded with zeros to the blocks of the back-transformation.
-constexpr uint32_t kReflectorBlock = 256;
-constexpr uint32_t reflector_rows(uint32_t n) { return round_up<uint32_t>(n, n > 64 ? kReflectorBlock : 64); }
+// The reflectors of a matrix are rows, padded with zeros to blocks of the back-transformation.
+constexpr uint32_t reflector_block(int64_t n) { return n > 1024 ? 512 : 256; }
 
 // A times `scales` (*), powers of two that bring the largest entries to about one, is Q T Qᵀ: `diagonal` (batch, n) and
 // `beside` (batch, n - 1) are T's, and Q is the product of I - tau[i] vᵢ vᵢᵀ for the rows vᵢ of `reflectors` (batch,
-// reflector_rows(n), pitch), whose first entries are zeros before the leading 1 at i.
+// n rounded up to blocks, pitch), whose first entries are zeros before the leading 1 at i.
 struct Tridiagonal {
   Tensor diagonal, beside, scales, reflectors, tau;
 };
