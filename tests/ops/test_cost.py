@@ -38,7 +38,7 @@ LARGE = [
     (metalcore.svd, (2048, 2048), 5),
     (metalcore.svd, (100_000, 64, 64), 5),
     (metalcore.svdvals, (16, 1024, 1024), 5),
-    (metalcore.eigh, (200, 2048, 2048), 50),
+    (metalcore.eigh, (100, 2048, 2048), 20),
     (metalcore.eigh, (4096, 4096), 2),
     (metalcore.eigh, (1_000_000, 32, 32), 5),
     (metalcore.qr, (8192, 8192), 2),

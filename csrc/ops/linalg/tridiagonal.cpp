@@ -15,6 +15,8 @@
 namespace metalcore {
 namespace {
 
+constexpr int64_t kMergeFloats = 2;  // of the kernels' struct TridiagonalMerge
+
 struct DividePlan {
   uint32_t levels, leaf, padded;
 };
@@ -136,9 +138,17 @@ class Divided {
 
     const uint32_t threadgroups =
         grid_side(ceil_div<int64_t>(int64_t{p.merges} * p.size, TRIDIAGONAL_THREADS / gpu::kSimdWidth));
-    recording.kernel("tridiagonal_roots").buffer(0, s.poles).buffer(1, s.weights).buffer(2, s.merges);
-    recording.buffer(3, s.eigenvalues).buffer(4, s.found).bytes(5, p).work(60 * pairs, 0);
-    recording.dispatch_threadgroups({threadgroups}, {TRIDIAGONAL_THREADS});
+    gpu::in_pieces(recording, p.merges, {60.0 * size * size, 0}, [&](const gpu::Piece& piece) {
+      TridiagonalMergeParams some = p;
+      some.merges = grid_side(piece.count);
+      const auto of = [&](const Tensor& tensor, int64_t elements) { return piece.of(tensor, elements); };
+      recording.kernel("tridiagonal_roots").buffer(0, of(s.poles, p.size)).buffer(1, of(s.weights, p.size));
+      recording.buffer(2, of(s.merges, kMergeFloats)).buffer(3, of(s.eigenvalues, 2 * int64_t{p.size}));
+      recording.buffer(4, of(s.found, p.size)).bytes(5, some).work(piece.work.flops, 0);
+      recording.dispatch_threadgroups(
+          {grid_side(ceil_div<int64_t>(piece.count * p.size, TRIDIAGONAL_THREADS / gpu::kSimdWidth))},
+          {TRIDIAGONAL_THREADS});
+    });
     recording.kernel("tridiagonal_weights").buffer(0, s.poles).buffer(1, s.weights).buffer(2, s.merges);
     recording.buffer(3, s.eigenvalues).buffer(4, s.exact_weights).bytes(5, p).work(5 * pairs, 0);
     recording.dispatch_threadgroups({threadgroups}, {TRIDIAGONAL_THREADS});
