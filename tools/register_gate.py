@@ -70,7 +70,7 @@ OVER = {
     r"gemm_short_float|conv2d_(packs|elements)_float": "the proxy's fault: on CUDA a product of float32 matrices is a "
     "sum of products of bfloats, whose parts take the registers; on Apple GPUs it is one instruction",
     r"qr_block_complex_(128|256|512|1024)": "a thread holds 32 complex numbers, and 256 to 272 bytes of the rest spill",
-    r"eigh_complex_block_(values_)?128": "a thread holds 32 complex numbers, and 40 to 48 bytes of the rest spill",
+    r"(eigh|svd)_complex_block_(values_)?128": "a thread holds 32 complex numbers, and 24 to 48 bytes more spill",
     r"lu_simd_complex_32x(4|16)": "a lane holds up to 48 complex numbers, and 16 to 40 bytes spill",
     r"trsm_simd_complex_32x(16|32)": "a lane holds 32 complex numbers, and 120 bytes of the rest spill",
     r"syrk|trsm_update|selective_state_update_128_(float|half|bfloat)_float": "8 bytes spill",

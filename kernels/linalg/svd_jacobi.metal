@@ -103,14 +103,15 @@ template <uint ROWS, uint LANES, uint SPLITS, bool VECTORS, typename T>
   svd_of<Tile, VECTORS>(a, left, values, right, present, scales, p, matrix, shared);
 }
 
-// A threadgroup takes a matrix of up to COLUMNS LANES columns and rows.
-template <uint COLUMNS, uint LANES, uint SIMDGROUPS, bool VECTORS, uint MOST, typename T>
+// A threadgroup takes a matrix of up to COLUMNS LANES columns and rows. Without RIGHT it makes no right singular
+// vectors.
+template <uint COLUMNS, uint LANES, uint SIMDGROUPS, bool VECTORS, uint MOST, typename T, bool RIGHT = VECTORS>
 [[kernel]] [[max_total_threads_per_threadgroup(MOST)]] void svd_block(
     device const T* a [[buffer(0)]], device T* left [[buffer(1)]], device float* values [[buffer(2)]],
     device T* right [[buffer(3)]], device uint* present [[buffer(4)]], constant SvdParams& p [[buffer(5)]],
     device const float* scales [[buffer(6)]], uint matrix [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
-  typedef JacobiTile<COLUMNS, LANES, 32 / LANES, SIMDGROUPS, COLUMNS * LANES, VECTORS, T> Tile;
+  typedef JacobiTile<COLUMNS, LANES, 32 / LANES, SIMDGROUPS, COLUMNS * LANES, RIGHT, T> Tile;
   threadgroup float memory[Tile::Shared::kFloats];
   typename Tile::Shared shared = {memory, simdgroup, lane, 0};
   svd_of<Tile, VECTORS>(a, left, values, right, present, scales, p, matrix, shared);
@@ -124,11 +125,10 @@ template <uint COLUMNS, uint LANES, uint SIMDGROUPS, bool VECTORS, uint MOST, ty
 #define SIMD(name, rows, columns, lanes, splits, type)              \
   SIMD_OF(name #rows "x" #columns, rows, lanes, splits, type, true) \
   SIMD_OF(name "values_" #rows "x" #columns, rows, lanes, splits, type, false)
-#define BLOCK_OF(name, type, ...) \
-  template [[host_name(name)]] [[kernel]] void svd_block<__VA_ARGS__, type>(ARGUMENTS(type));
-#define BLOCK(name, size, columns, lanes, simdgroups, type, most)    \
-  BLOCK_OF(name #size, type, columns, lanes, simdgroups, true, most) \
-  BLOCK_OF(name "values_" #size, type, columns, lanes, simdgroups, false, most)
+#define BLOCK_OF(name, type, ...) template [[host_name(name)]] [[kernel]] void svd_block<__VA_ARGS__>(ARGUMENTS(type));
+#define BLOCK(name, size, columns, lanes, simdgroups, type, most)          \
+  BLOCK_OF(name #size, type, columns, lanes, simdgroups, true, most, type) \
+  BLOCK_OF(name "values_" #size, type, columns, lanes, simdgroups, false, most, type)
 
 SIMD("svd_simd_", 8, 8, 4, 2, float)
 SIMD("svd_simd_", 16, 8, 4, 2, float)
@@ -139,11 +139,14 @@ SIMD("svd_simd_", 32, 32, 16, 2, float)
 BLOCK("svd_block_", 64, 2, 32, 4, float, 512)
 BLOCK("svd_block_", 128, 4, 32, 16, float, 512)
 // For GPUs whose threads have few registers: more simdgroups share the rows.
-BLOCK_OF("svd_lean_32", float, 2, 16, 2, true, 64)
-BLOCK_OF("svd_lean_64", float, 2, 32, 8, true, 256)
+BLOCK_OF("svd_lean_32", float, 2, 16, 2, true, 64, float)
+BLOCK_OF("svd_lean_64", float, 2, 32, 8, true, 256, float)
 // A complex number takes two registers, so that more simdgroups share the rows.
 SIMD("svd_complex_simd_", 8, 8, 4, 2, float2)
 SIMD("svd_complex_simd_", 16, 8, 4, 2, float2)
 SIMD("svd_complex_simd_", 16, 16, 8, 4, float2)
 BLOCK("svd_complex_block_", 32, 2, 16, 2, float2, 64)
 BLOCK("svd_complex_block_", 64, 2, 32, 8, float2, 256)
+// The registers of a threadgroup hold no V beside such a matrix.
+BLOCK_OF("svd_complex_block_128", float2, 4, 32, 16, true, 512, float2, false)
+BLOCK_OF("svd_complex_block_values_128", float2, 4, 32, 16, false, 512, float2)

@@ -512,7 +512,7 @@ def complex_linalg(device):
     shapes = itertools.product((8, 16, 32), (8, 16, 32))
     for m, n in (*shapes, (60, 40), (100, 90), (250, 60), (500, 30), (1000, 15), (3, 0)):
         yield from all_of(f"qr {m}x{n}", ops.qr(made(3, m, n), "reduced" if n else "complete"))
-    for m, n in ((8, 8), (16, 8), (16, 16), (32, 20), (60, 60), (100, 40)):
+    for m, n in ((8, 8), (16, 8), (16, 16), (32, 20), (60, 60), (100, 40), (100, 90)):
         for full_matrices, compute_uv in ((False, True), (True, True), (False, False)):
             A = made(3, m, n)
             A[1] = 0  # svd_complete makes its left singular vectors

@@ -85,7 +85,7 @@ def test_qr_modes_and_signs_are_lapacks(device):
 
 SVD = {
     "simd": [(1, 1), (3, 5), (8, 8), (16, 9), (16, 16)],
-    "block": [(17, 3), (32, 32), (33, 20), (20, 40), (64, 64), (100, 40), (90, 5)],
+    "block": [(17, 3), (32, 32), (33, 20), (20, 40), (64, 64), (100, 40), (90, 5), (65, 65), (70, 90), (128, 128)],
 }
 
 
@@ -421,7 +421,7 @@ def test_ormqr_and_herk(device, left, transpose):
 
 
 def test_what_no_kernel_holds_goes_to_the_cpu(device):
-    for name, shape in (("eigh", (129, 129)), ("svd", (65, 65)), ("svd", (2000, 40)), ("cholesky", (129, 129))):
+    for name, shape in (("eigh", (129, 129)), ("svd", (129, 129)), ("svd", (2000, 40)), ("cholesky", (129, 129))):
         A = torch.empty(1, *shape, dtype=torch.complex64, device=device)
         with tuned("baseline"):
             assert metalcore.explain(name, A).variant == "cpu"

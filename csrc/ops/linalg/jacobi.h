@@ -37,6 +37,7 @@ struct JacobiPlan {
   std::string why;
   std::string kernel;
   uint32_t matrices_per_threadgroup, threads;
+  bool only_left = false;  // svd: the kernel makes left singular vectors, and no right ones
 };
 
 // The arithmetic of a small m x n matrix's sweeps, of which 15 are more than are usual: for each pair of columns, dot

@@ -55,9 +55,10 @@ struct BlockKernel {
 };
 constexpr BlockKernel kBlockKernels[] = {{64, 4}, {128, 16}};
 constexpr int64_t kBlockSize = 128;
-// Those of complex numbers, which take twice the registers. Only eigh has the largest one.
-constexpr BlockKernel kComplexEighKernels[] = {{32, 4}, {64, 8}, {128, 16}}, kComplexSvdKernels[] = {{32, 2}, {64, 8}};
-constexpr int64_t kComplexSvd = 64;
+// Those of complex numbers, which take twice the registers.
+constexpr BlockKernel kComplexEighKernels[] = {{32, 4}, {64, 8}, {128, 16}};
+constexpr BlockKernel kComplexSvdKernels[] = {{32, 2}, {64, 8}, {128, 16}};
+constexpr int64_t kComplexWithV = 64;  // the largest of svd whose threadgroup holds V too
 
 // A simdgroup holds all of a complex matrix of more than half its lanes only if threads have registers enough, and
 // svd's V takes too many. With few matrices a threadgroup is faster: on an H200 it takes 64 µs for 8 of 32 x 32, and a
@@ -160,7 +161,7 @@ JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, boo
     return {JacobiVariant::empty, false, times(m, n) + " has no singular values", "", 0, 0};
   if (tuning.svd_cpu.contain(columns, batch)) return cpu_plan(times(m, n), batch, tuning);
   if (tuning.svd_torch.contain(columns, batch)) return torch_plan(times(m, n), batch, tuning);
-  if (is_complex && columns > kComplexSvd) return too_large_plan(times(m, n));
+  if (is_complex && columns > kBlockSize) return too_large_plan(times(m, n));
   if (columns > kBlockSize && columns >= tuning.polar_columns)
     return {JacobiVariant::polar,
             rows > columns,
@@ -184,6 +185,7 @@ JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, boo
     JacobiPlan plan = fitted(
         kernel_plan("svd_", values, columns, columns, batch, is_complex, tuning, times(m, n) + ", its QR's R"), tuning);
     plan.after_qr = true;
+    plan.only_left = is_complex && columns > kComplexWithV;
     return plan;
   }
   return fitted(kernel_plan("svd_", values, rows, columns, batch, is_complex, tuning, times(m, n)), tuning);

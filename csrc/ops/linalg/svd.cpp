@@ -55,7 +55,7 @@ void jacobi(const JacobiPlan& plan, const Tensor& a, const Tensor& scales, SvdPa
       params.matrices = grid_side(piece.count);
       recording.kernel(plan.kernel).buffer(0, piece.of(a, params.a.batch_stride)).buffer(1, u);
       recording.buffer(2, piece.of(s, params.columns));
-      recording.buffer(3, optional(compute_uv, vectors.right, params.right.batch_stride));
+      recording.buffer(3, optional(compute_uv && !plan.only_left, vectors.right, params.right.batch_stride));
       recording.buffer(4, complete).bytes(5, params).buffer(6, optional(params.scaled, scales, 1));
       recording.work(piece.work.flops, piece.work.bytes);
       recording.dispatch_threadgroups({ceil_div(params.matrices, plan.matrices_per_threadgroup)}, {plan.threads});
@@ -107,13 +107,28 @@ void multiply_q(const Tensor& q, const Tensor& r_vectors, const SvdMatrices& r_s
   });
 }
 
+// The left singular vectors of R = U S Vh, given Vh. R Vhᴴ = U S has orthogonal columns, and a QR decomposition makes
+// unit vectors of them that are orthogonal also where singular values are small. Its R is S with signs.
+Tensor from_right_vectors(const Tensor& r, const Tensor& vh) {
+  const Tensor adjoint = call_torch<1>("aten::conj_physical", "", metalcore::transposed(vh))[0];
+  const auto [vectors, signed_values] = qr(call_torch<1>("aten::matmul", "", r, adjoint)[0], "reduced");
+  const Tensor diagonal = call_torch<1>("aten::diagonal", "", signed_values, int64_t{0}, int64_t{-2}, int64_t{-1})[0];
+  const Tensor real = call_torch<1>("aten::real", "", diagonal)[0];
+  Tensor ones = new_tensor(real.sizes(), ScalarType::Float, real);
+  torch::stable::fill_(ones, 1.0);
+  const Tensor signs = call_torch<1>("aten::copysign", "Tensor", ones, real)[0];
+  const Tensor row = call_torch<1>("aten::unsqueeze", "", signs, int64_t{-2})[0];
+  return as_contiguous(call_torch<1>("aten::mul", "Tensor", vectors, row)[0]);
+}
+
 // Factors tall matrices as A = Q R, and then Rᵀ, whose columns are nearer to orthogonal than R's (Drmač and Veselić
 // 2008).
 void after_qr(const JacobiPlan& plan, const Tensor& tall, const Shape& s, const SingularVectors& vectors,
               const Tensor& values, bool full_matrices, bool compute_uv) {
   const auto [a, scales] = scaled(tall);
   const auto [q, r] = qr(a, qr_mode(full_matrices, compute_uv));
-  const Tensor small = new_tensor({compute_uv ? s.batch : 0, s.columns, s.columns}, tall.scalar_type(), tall);
+  const bool with_small = compute_uv && !plan.only_left;
+  Tensor small = new_tensor({with_small ? s.batch : 0, s.columns, s.columns}, tall.scalar_type(), tall);
   SvdMatrices r_transposed = transposed(contiguous_strides(s.columns, s.columns));
   r_transposed.batch_stride = r.size(-2) * s.columns;
   jacobi(plan, r, scales,
@@ -125,6 +140,9 @@ void after_qr(const JacobiPlan& plan, const Tensor& tall, const Shape& s, const 
           .columns = grid_side(s.columns),
           .scaled = 1},
          {vectors.right, small, {}, {}}, values, compute_uv);
+  if (compute_uv && plan.only_left)
+    small = from_right_vectors(torch::stable::narrow(const_cast<Tensor&>(r), -2, 0, s.columns),
+                               s.m < s.n ? metalcore::transposed(vectors.right) : vectors.right);
   if (compute_uv) multiply_q(q, small, contiguous_strides(s.columns, s.columns), s, vectors);
 }
 
