@@ -211,9 +211,9 @@ inline float4 jacobi_turned(float4 own, float4 other, bool first, JacobiRotation
   return metal::fma(s, metal::fma(tau, own, other), own);
 }
 inline Complex4 jacobi_turned(Complex4 own, Complex4 other, bool first, ComplexJacobiRotation r) {
-  const float2 sigma = first ? r.sigma : -conjugate(r.sigma);
-  const float4 s_tau = -r.s_tau;
-  return minus_product(Complex4{metal::fma(s_tau, own.re, own.re), metal::fma(s_tau, own.im, own.im)}, sigma, other);
+  const float2 sigma = first ? -r.sigma : conjugate(r.sigma);
+  const Complex4 change = minus_product(scaled_by(own, -r.s_tau), -sigma, other);
+  return {own.re + change.re, own.im + change.im};
 }
 
 template <uint P, uint Q, typename Tile>

@@ -197,13 +197,13 @@ def host_number(value: torch.Tensor, without_memory: Any) -> Any:
     return torch.ops.aten._local_scalar_dense(value)
 
 
-def host_numbers(values: torch.Tensor, without_memory: float) -> torch.Tensor:
-    """Returns a copy on the CPU, for which the host waits. All numbers of a tensor without memory, whose plan is asked
-    for, are `without_memory`."""
+def host_numbers(values: torch.Tensor, without_memory: float) -> list[float]:
+    """Returns the numbers in a vector, for which the host waits. All numbers of a tensor without memory, whose plan is
+    asked for, are `without_memory`."""
     if values.is_meta:
-        _C.note_torch_step("aten::_to_copy")
-        return torch.full(values.shape, without_memory)
-    return values.cpu()
+        _C.note_torch_step("aten::to")
+        return [without_memory] * values.numel()
+    return values.to("cpu").tolist()
 
 
 def write_out(name: str, out: Any, results: Callable, *inputs: torch.Tensor) -> Any:

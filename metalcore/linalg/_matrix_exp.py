@@ -64,17 +64,21 @@ def _polynomial(A):
 @composed_kernel("matrix_exp_scaled")
 def _(A):
     # The host knows how often each matrix is squared: fewer ops on the device, since matrices often agree.
-    length = host_numbers(A.abs().sum(-2).amax(-1), 1.0)
-    finite = length.isfinite()
-    squarings = torch.where(finite, (length / _NEAR).log2().ceil().clamp(min=0), 0)
-    most = int(squarings.amax())
-    each = None if (squarings == most).all() else squarings.to(A.device)[..., None, None]
-    half = most // 2 if each is None else (each / 2).floor()  # powers of two beyond float32's range are two factors
+    lengths = host_numbers(A.abs().sum(-2).amax(-1).flatten(), 1.0)
+    finite = [math.isfinite(length) for length in lengths]
+    squarings = [math.ceil(math.log2(x / _NEAR)) if _NEAR < x < math.inf else 0 for x in lengths]
+    most = max(squarings)
+
+    def of_matrices(numbers):
+        return torch.tensor(numbers, device=A.device).view(*A.shape[:-2], 1, 1)
+
+    each = None if min(squarings) == most else of_matrices(squarings)
+    half = most // 2 if each is None else each // 2  # powers of two beyond float32's range are two factors
     rest = most - half if each is None else each - half
     X = _polynomial(A * _power(-half) * _power(-rest))
     for step in range(most):
         X = X @ X if each is None else torch.where(each > step, X @ X, X)
-    return X if finite.all() else torch.where(finite.to(A.device)[..., None, None], X, torch.nan)
+    return X if all(finite) else torch.where(of_matrices(finite), X, torch.nan)
 
 
 def _power(exponent):
