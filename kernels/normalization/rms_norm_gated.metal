@@ -5,7 +5,8 @@
 //   du = s (c weight - u s^2 mean(c weight u)),
 // and from there dx = du, da = g x s weight, or dx = du a, da = du x. The weight's gradient is the sum over rows of
 // g x a s either way; rms_norm_gated_weight_partial makes parts of it, which normalization/column_sums.metal adds up.
-// A team walks a group twice, and finds it in a cache the second time. T is the type of the rows, W of the weight.
+// A team holds its group in registers, N float4s a thread, or, where that is too long, walks it twice. T is the type of
+// the rows, W of the weight.
 #include "normalization/norm_rows.h"
 
 // The activation of four gates, and its derivative.
@@ -36,10 +37,9 @@ inline float scale_of(float squares, constant RmsNormGatedParams& params) {
   return rsqrt(squares / static_cast<float>(params.length) + params.eps);
 }
 
-template <bool aligned, typename T, typename W, typename Team>
+template <bool aligned, bool held, uint N, typename T, typename W, typename Team>
 inline void normalize_gated(device const T* x, device const T* gate, device const W* weight, device T* y,
                             constant RmsNormGatedParams& params, Place place, Team team) {
-  constexpr uint N = kColumnStep;
   typedef Slice<aligned, T, N> RowSlice;
   const uint length = params.length, step = team.threads * 4 * N;
   x += row_at(params.x, place.row) + place.column;
@@ -51,7 +51,7 @@ inline void normalize_gated(device const T* x, device const T* gate, device cons
   for (uint start = 0; start < length; start += step) {
     const RowSlice slice(team.thread_index, start);
     slice.fetch(v, x, length);
-    if (params.gate_first) slice.fetch(g, gate, length);
+    if (held || params.gate_first) slice.fetch(g, gate, length);
     float part = 0.0f;
 #pragma unroll
     for (uint n = 0; n < N; ++n) {
@@ -64,8 +64,10 @@ inline void normalize_gated(device const T* x, device const T* gate, device cons
   typename RowSlice::template Of<W> w;
   for (uint start = 0; start < length; start += step) {
     const RowSlice slice(team.thread_index, start);
-    slice.fetch(v, x, length);
-    slice.fetch(g, gate, length);
+    if constexpr (!held) {
+      slice.fetch(v, x, length);
+      slice.fetch(g, gate, length);
+    }
     fetch_weight(slice, w, weight + place.column, params, length);
 #pragma unroll
     for (uint n = 0; n < N; ++n) v.round(n, v[n] * Activation(g[n], params.silu).value * scale * w[n]);
@@ -73,7 +75,7 @@ inline void normalize_gated(device const T* x, device const T* gate, device cons
   }
 }
 
-template <bool aligned, typename T, typename W>
+template <bool aligned, uint N, typename T, typename W>
 kernel void rms_norm_gated_simd(device const T* x [[buffer(0)]], device const T* gate [[buffer(1)]],
                                 device const W* weight [[buffer(2)]], device T* y [[buffer(3)]],
                                 constant RmsNormGatedParams& params [[buffer(4)]],
@@ -82,26 +84,25 @@ kernel void rms_norm_gated_simd(device const T* x [[buffer(0)]], device const T*
                                 uint simdgroups [[simdgroups_per_threadgroup]]) {
   const ulong index = ulong(group) * simdgroups + simdgroup;
   if (index >= ulong(params.rows) * params.groups) return;
-  normalize_gated<aligned>(x, gate, weight, y, params, Place(index, params), Simdgroup(lane));
+  normalize_gated<aligned, true, N>(x, gate, weight, y, params, Place(index, params), Simdgroup(lane));
 }
 
-template <bool aligned, typename T, typename W>
+template <bool aligned, bool held, uint N, typename T, typename W>
 [[kernel]] [[max_total_threads_per_threadgroup(512)]] void rms_norm_gated_block(
     device const T* x [[buffer(0)]], device const T* gate [[buffer(1)]], device const W* weight [[buffer(2)]],
     device T* y [[buffer(3)]], constant RmsNormGatedParams& params [[buffer(4)]],
     uint index [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
     uint threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[32];
-  normalize_gated<aligned>(x, gate, weight, y, params, Place(index, params),
-                           Threadgroup(thread_index, threads, scratch));
+  normalize_gated<aligned, held, N>(x, gate, weight, y, params, Place(index, params),
+                                    Threadgroup(thread_index, threads, scratch));
 }
 
 // The scale of the group is left in `scales`.
-template <bool aligned, typename T, typename W, typename Team>
+template <bool aligned, bool held, uint N, typename T, typename W, typename Team>
 inline void differentiate_gated(device const T* grad, device const T* x, device const T* gate, device const W* weight,
                                 device T* gx, device T* ggate, device float* scales,
                                 constant RmsNormGatedParams& params, ulong index, Team team) {
-  constexpr uint N = kColumnStep;
   typedef Slice<aligned, T, N> RowSlice;
   const Place place(index, params);
   const uint length = params.length, step = team.threads * 4 * N;
@@ -139,10 +140,12 @@ inline void differentiate_gated(device const T* grad, device const T* x, device 
   if (team.thread_index == 0) scales[index] = scale;
   for (uint start = 0; start < length; start += step) {
     const RowSlice slice(team.thread_index, start);
-    slice.fetch(v, x, length);
-    slice.fetch(g, gate, length);
-    slice.fetch(d, grad, length);
-    fetch_weight(slice, w, weight, params, length);
+    if constexpr (!held) {
+      slice.fetch(v, x, length);
+      slice.fetch(g, gate, length);
+      slice.fetch(d, grad, length);
+      fetch_weight(slice, w, weight, params, length);
+    }
 #pragma unroll
     for (uint n = 0; n < N; ++n) {
       const Activation act(g[n], params.silu);
@@ -162,7 +165,7 @@ inline void differentiate_gated(device const T* grad, device const T* x, device 
   }
 }
 
-template <bool aligned, typename T, typename W>
+template <bool aligned, uint N, typename T, typename W>
 kernel void rms_norm_gated_backward_simd(
     device const T* grad [[buffer(0)]], device const T* x [[buffer(1)]], device const T* gate [[buffer(2)]],
     device const W* weight [[buffer(3)]], device T* gx [[buffer(4)]], device T* ggate [[buffer(5)]],
@@ -171,10 +174,10 @@ kernel void rms_norm_gated_backward_simd(
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint simdgroups [[simdgroups_per_threadgroup]]) {
   const ulong index = ulong(group) * simdgroups + simdgroup;
   if (index >= ulong(params.rows) * params.groups) return;
-  differentiate_gated<aligned>(grad, x, gate, weight, gx, ggate, scales, params, index, Simdgroup(lane));
+  differentiate_gated<aligned, true, N>(grad, x, gate, weight, gx, ggate, scales, params, index, Simdgroup(lane));
 }
 
-template <bool aligned, typename T, typename W>
+template <bool aligned, bool held, uint N, typename T, typename W>
 [[kernel]] [[max_total_threads_per_threadgroup(512)]] void rms_norm_gated_backward_block(
     device const T* grad [[buffer(0)]], device const T* x [[buffer(1)]], device const T* gate [[buffer(2)]],
     device const W* weight [[buffer(3)]], device T* gx [[buffer(4)]], device T* ggate [[buffer(5)]],
@@ -182,8 +185,8 @@ template <bool aligned, typename T, typename W>
     uint index [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
     uint threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[32 * 2];
-  differentiate_gated<aligned>(grad, x, gate, weight, gx, ggate, scales, params, index,
-                               Threadgroup(thread_index, threads, scratch));
+  differentiate_gated<aligned, held, N>(grad, x, gate, weight, gx, ggate, scales, params, index,
+                                        Threadgroup(thread_index, threads, scratch));
 }
 
 // A thread has a column and a chunk of the rows.
@@ -207,11 +210,16 @@ kernel void rms_norm_gated_weight_partial(device const T* grad [[buffer(0)]], de
 
 #define INSTANTIATE(name, types, ...) template[[host_name(name types)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
 
-#define INSTANTIATE_ROWS(layout, aligned, types, T, W)                                                   \
-  INSTANTIATE("rms_norm_gated_simd" layout, types, rms_norm_gated_simd<aligned, T, W>)                   \
-  INSTANTIATE("rms_norm_gated_block" layout, types, rms_norm_gated_block<aligned, T, W>)                 \
-  INSTANTIATE("rms_norm_gated_backward_simd" layout, types, rms_norm_gated_backward_simd<aligned, T, W>) \
-  INSTANTIATE("rms_norm_gated_backward_block" layout, types, rms_norm_gated_backward_block<aligned, T, W>)
+#define INSTANTIATE_KERNELS(name, layout, aligned, types, T, W)                    \
+  INSTANTIATE(#name "_simd1" layout, types, name##_simd<aligned, 1, T, W>)         \
+  INSTANTIATE(#name "_simd4" layout, types, name##_simd<aligned, 4, T, W>)         \
+  INSTANTIATE(#name "_block2" layout, types, name##_block<aligned, true, 2, T, W>) \
+  INSTANTIATE(#name "_block4" layout, types, name##_block<aligned, true, 4, T, W>) \
+  INSTANTIATE(#name "_looped" layout, types, name##_block<aligned, false, 2, T, W>)
+
+#define INSTANTIATE_ROWS(layout, aligned, types, T, W)              \
+  INSTANTIATE_KERNELS(rms_norm_gated, layout, aligned, types, T, W) \
+  INSTANTIATE_KERNELS(rms_norm_gated_backward, layout, aligned, types, T, W)
 
 #define INSTANTIATE_TYPES(types, T, W)     \
   INSTANTIATE_ROWS("", false, types, T, W) \

@@ -193,6 +193,7 @@ register(
         operators=("rms_norm_gated", "rms_norm_gated_backward"),
         samples=lambda: (
             _sample("a simdgroup", (33, 128)),
+            _sample("long rows", (3, 8201)),
             _sample("odd rows", (5, 3, 77), activation="sigmoid"),
             _sample("the gate first", (20, 1048), norm_before_gate=False, eps=1e-5),
             _sample("groups", (6, 2080), norm_before_gate=False, group_size=1040),

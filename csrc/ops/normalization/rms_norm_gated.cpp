@@ -10,9 +10,23 @@
 namespace metalcore {
 namespace {
 
-constexpr int64_t kSimdgroupLength = 1024;  // the longest group that a simdgroup has by itself
-constexpr uint32_t kThreads = 512;
-constexpr int64_t kElements = 8;  // that a thread has at a time
+// A variant of the kernels: a team of up to so many threads has up to so many elements of a group each.
+struct Variant {
+  const char* name;
+  int64_t threads;
+  int64_t elements;
+};
+constexpr Variant kVariants[] = {{"simd1", 32, 4}, {"simd4", 32, 16}, {"block2", 512, 8}, {"block4", 512, 16}};
+constexpr Variant kLooped = {"looped", 512, 8};  // at a time
+
+const Variant& variant_of(int64_t length) {
+  for (const Variant& variant : kVariants)
+    if (length <= variant.threads * variant.elements) return variant;
+  return kLooped;
+}
+
+// About so many threads make parts of the weight's gradient.
+constexpr int64_t kPartThreads = int64_t{1} << 18;
 
 struct GatedRows {
   MaybeTensor weight;  // of the rows' dtype or of float32
@@ -53,7 +67,7 @@ GatedRows rows_of(const char* op, const Tensor& x, const Tensor& gate, const May
           .has_weight = parameter.has_value(),
           .gate_first = gate_first,
           .silu = silu,
-          .chunk_rows = grid_side(std::max<int64_t>(32, ceil_div<int64_t>(shape.rows, 256))),
+          .chunk_rows = grid_side(std::max<int64_t>(32, ceil_div(shape.rows * shape.length, kPartThreads))),
           .x = rows.strides,
           .gate = gates.strides,
           .grad = grads.strides,
@@ -63,24 +77,25 @@ GatedRows rows_of(const char* op, const Tensor& x, const Tensor& gate, const May
 }
 
 void record_rows(gpu::Recording& recording, const char* op, const GatedRows& rows, ScalarType dtype) {
-  const bool simd = rows.params.length <= kSimdgroupLength;
-  gpu::note_plan(op, simd ? "simd" : "block", [&] {
-    return std::string(simd ? "a simdgroup" : "a threadgroup") + " has a group of " +
+  const Variant& variant = variant_of(rows.params.length);
+  gpu::note_plan(op, variant.name, [&] {
+    return "up to " + std::to_string(variant.threads) + " threads have a group of " +
            std::to_string(rows.params.length);
   });
   const ScalarType weight = rows.weight ? rows.weight->scalar_type() : dtype;
-  recording.kernel(op, simd ? "_simd" : "_block", rows.aligned ? "_aligned_" : "_", suffix(dtype),
+  recording.kernel(op, "_", variant.name, rows.aligned ? "_aligned_" : "_", suffix(dtype),
                    dtype == weight ? "" : "_float");
 }
 
 void dispatch_rows(gpu::Recording& recording, const GatedRows& rows) {
   const int64_t length = rows.params.length, teams = int64_t{rows.params.rows} * rows.params.groups;
-  if (length <= kSimdgroupLength) {
+  const Variant& variant = variant_of(length);
+  if (variant.threads == gpu::kSimdWidth) {
     constexpr int64_t kTeams = 4;
     recording.dispatch_threadgroups({grid_side(ceil_div(teams, kTeams))}, {kTeams * gpu::kSimdWidth});
   } else {
-    const int64_t threads = round_up<int64_t>(ceil_div(length, kElements), gpu::kSimdWidth);
-    recording.dispatch_threadgroups({grid_side(teams)}, {static_cast<uint32_t>(std::min<int64_t>(threads, kThreads))});
+    const int64_t threads = round_up<int64_t>(ceil_div(length, variant.elements), gpu::kSimdWidth);
+    recording.dispatch_threadgroups({grid_side(teams)}, {static_cast<uint32_t>(std::min(threads, variant.threads))});
   }
 }
 
