@@ -3,8 +3,8 @@
 
 #include "gemm/epilogue.h"
 
-// In unrolled loops the sums stay in registers. Long activations take a copy, which may be in memory, so that the
-// compiler has one of them and not as many as there are sums.
+// In unrolled loops the sums stay in registers. Long activations take a copy of some sums at a time, which may be in
+// memory and then stays in caches, so that the compiler has few of them and not as many as there are sums.
 template <typename T, typename Sums>
 inline void activate(thread Sums& sums, uint activation) {
   if (activation == 0) return;
@@ -15,12 +15,17 @@ inline void activate(thread Sums& sums, uint activation) {
 #pragma unroll
     for (ushort i = 0; i < sums.get_capacity(); ++i) sums[i] = activated<T>(sums[i], GEMM_SILU);
   } else {
-    Sums held;
+    constexpr ushort kHeld = 32;
+    float held[kHeld];
 #pragma unroll
-    for (ushort i = 0; i < sums.get_capacity(); ++i) held[i] = sums[i];
-#pragma unroll 16
-    for (ushort i = 0; i < sums.get_capacity(); ++i) held[i] = activated<T>(held[i], activation);
+    for (ushort first = 0; first < sums.get_capacity(); first += kHeld) {
 #pragma unroll
-    for (ushort i = 0; i < sums.get_capacity(); ++i) sums[i] = held[i];
+      for (ushort i = 0; i < kHeld; ++i) held[i] = first + i < sums.get_capacity() ? sums[first + i] : 0.0f;
+#pragma unroll 4
+      for (ushort i = 0; i < kHeld; ++i) held[i] = activated<T>(held[i], activation);
+#pragma unroll
+      for (ushort i = 0; i < kHeld; ++i)
+        if (first + i < sums.get_capacity()) sums[first + i] = held[i];
+    }
   }
 }

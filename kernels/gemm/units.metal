@@ -68,24 +68,25 @@ template <typename T, uint kRows, uint kColumns, uint kThreads, bool kAcrossA, b
 #pragma unroll
     for (ushort i = 0; i < sums.get_capacity(); ++i) {
       const uint row = metal::min(job.begin_row + uint(sums.get_multidimensional_index(i)[1]), job.end_row - 1);
-      sums[i] += static_cast<float>(bias[row * p.bias_row]);
+      sums[i] += static_cast<float>(bias[row]);
     }
   } else if (p.has_bias) {
 #pragma unroll
     for (ushort i = 0; i < sums.get_capacity(); ++i) {
       const uint place = metal::min(column + uint(sums.get_multidimensional_index(i)[0]), p.columns - 1);
-      sums[i] += static_cast<float>(bias[place * p.bias_column]);
+      sums[i] += static_cast<float>(bias[place]);
     }
   }
   if (p.has_residual) {
-    device const T* const added = residual + batch_offset(p, p.residual, job.member);
+    // Within a tile, distances take 32 bits.
+    const int row_step = int(p.residual.row), column_step = int(p.residual.column);
+    device const T* const added = residual + batch_offset(p, p.residual, job.member) +
+                                  job.begin_row * p.residual.row + column * p.residual.column;
 #pragma unroll
     for (ushort i = 0; i < sums.get_capacity(); ++i) {
       const auto at = sums.get_multidimensional_index(i);
-      const uint row = metal::min(job.begin_row + uint(at[1]), job.end_row - 1);
-      const uint place = metal::min(column + uint(at[0]), p.columns - 1);
-      const T element = added[row * p.residual.row + place * p.residual.column];
-      sums[i] = fma(p.beta, static_cast<float>(element), sums[i]);
+      const int row = metal::min(int(at[1]), int(rows) - 1), place = metal::min(int(at[0]), int(columns) - 1);
+      sums[i] = fma(p.beta, static_cast<float>(added[row * row_step + place * column_step]), sums[i]);
     }
   }
   activate<T>(sums, p.activation);

@@ -184,8 +184,10 @@ bool is_unit_operand(const GemmMatrix& m) {
 }
 
 bool takes_units(const GemmProblem& p, int64_t element_size, const GemmTuning& tuning) {
+  // Within a tile, distances in the residual take 32 bits.
+  const bool near = !p.has_residual || std::max(p.residual.row, p.residual.column) <= kCounted / (2 * GEMM_UNIT_WIDE);
   return tuning.units && element_size == 2 && p.terms > 1 && p.rows > 1 && p.columns > 1 && is_unit_operand(p.a) &&
-         is_unit_operand(p.b);
+         is_unit_operand(p.b) && near;
 }
 
 // The narrow side of a product is that of its columns.
