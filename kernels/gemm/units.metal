@@ -80,8 +80,8 @@ template <typename T, uint kRows, uint kColumns, uint kThreads, bool kAcrossA, b
   if (p.has_residual) {
     // Within a tile, distances take 32 bits.
     const int row_step = int(p.residual.row), column_step = int(p.residual.column);
-    device const T* const added = residual + batch_offset(p, p.residual, job.member) +
-                                  job.begin_row * p.residual.row + column * p.residual.column;
+    device const T* const added = residual + batch_offset(p, p.residual, job.member) + job.begin_row * p.residual.row +
+                                  column * p.residual.column;
 #pragma unroll
     for (ushort i = 0; i < sums.get_capacity(); ++i) {
       const auto at = sums.get_multidimensional_index(i);
