@@ -498,3 +498,13 @@ def test_whole_threadgroups(whole, device, name, inner, offset):
     product = a.cpu().double() @ b.cpu().double()
     bound = 2 * torch.finfo(FLOAT).eps * inner * (a.cpu().double().abs() @ b.cpu().double().abs())
     assert ((c.cpu().double() - factor * product).abs() <= bound).all()
+
+
+def test_an_argument_has_a_type_by_another_name(device):
+    source = "using Matrix = tensor<device float, dextents<int, 2>>;\n"
+    source += "kernel void k(Matrix x, device float* y, uint2 at [[thread_position_in_grid]])"
+    source += "{ y[at.y * 3 + at.x] = x[array<int, 2>{int(at.x), int(at.y)}]; }"
+    x = torch.arange(20.0).view(4, 5).to(device)[:, :3]
+    y = torch.empty(4, 3, device=device)
+    metalcore.compile_shader(HEAD + source).k(x, y, threads=(3, 4))
+    assert torch.equal(y, x)

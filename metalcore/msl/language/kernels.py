@@ -313,13 +313,18 @@ _TENSOR = re.compile(r"(?:const )?(?:metal :: )?tensor < (.*) >")
 _RANK = re.compile(r"(?:metal :: )?(?:dextents < [\w :]+ , (\d+) >|extents < [\w :]+ ((?:, [^,<>]+ )+)>)")
 
 
+def _spelled(words):
+    """Returns the words of a type, whose lists of arguments end one by one."""
+    return " ".join(words).replace(">>", "> >")
+
+
 def _tensor(program, first, last):
     """Returns (the Argument.tensor of a parameter, without its index; whether the kernel may write to it)."""
     words = []
     for token in program.tokens[first:last]:
         meaning = program.aliases().get(token.text, ())
-        words += meaning if _TENSOR.fullmatch(" ".join(meaning)) else [token.text]
-    match = _TENSOR.fullmatch(" ".join(words).replace(">>", "> >"))
+        words += meaning if _TENSOR.fullmatch(_spelled(meaning)) else [token.text]
+    match = _TENSOR.fullmatch(_spelled(words))
     if match is None:
         return (), False
     element, _, rest = match[1].partition(" , ")
