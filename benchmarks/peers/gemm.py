@@ -1,4 +1,4 @@
-"""Matrix products: metalcore.matmul against MLX's steel_gemm_fused with tiles of 64 x 64."""
+"""Matrix products: metalcore.matmul against MLX's steel_gemm_fused with tiles of 64 x 64, or its kernels of matmul2d."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ SWIZZLES = (2, 1)
 
 def add_options(parser):
     parser.add_argument("--mlx", required=True, metavar="DIR", help="a checkout of ml-explore/mlx")
+    parser.add_argument("--nax", action="store_true", help="MLX's steel_gemm_fused_nax, of Metal 4's matmul2d")
     parser.add_argument("--size", type=int, nargs="+", help="rows and columns of the matrices (4096)")
 
 
 def cases(options, scale):
     peer = MLX(options.mlx)
-    return of_all(functools.partial(case, peer), scale, options.size or SIZES[scale], DTYPES, ("nn", "nt"), SWIZZLES)
+    return of_all(functools.partial(case, peer, options.nax), scale, options.size or SIZES[scale], DTYPES, ("nn", "nt"), SWIZZLES)
 
 
-def case(peer, n, dtype, layout, swizzle, scale):
+def case(peer, nax, n, dtype, layout, swizzle, scale):
     """`nt` has the transpose of the second matrix, whose memory is contiguous."""
 
     def inputs(device):
@@ -38,12 +39,12 @@ def case(peer, n, dtype, layout, swizzle, scale):
         return b if layout == "nn" else b.T
 
     return peer_case(
-        name=f"matmul {layout}, MLX with swizzle {swizzle}",
+        name=f"matmul {layout}, MLX{' NAX' if nax else ''} with swizzle {swizzle}",
         shape=size_text((n, n, n)),
         dtype=dtype,
         inputs=inputs,
         ours=calls(lambda a, b: metalcore.matmul(a, right(b))),
-        theirs=functools.partial(peer.matmul, layout, swizzle),
+        theirs=functools.partial(peer.matmul, layout, swizzle, for_units=nax),
         bytes=3 * n * n * dtype.itemsize,
         flops=2 * n**3,
         peak="matmul_float32" if dtype == torch.float32 else "matmul_bfloat16",

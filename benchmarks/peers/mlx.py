@@ -32,6 +32,7 @@ class MLX:
         def published(name):
             return Published(checkout("--mlx", folder, f"{KERNELS}/{name}.metal"), (Path(folder).resolve(),))
 
+        self._published = published
         self.gemm = published("steel/gemm/kernels/steel_gemm_fused")
         self.attention_file = published("steel/attn/kernels/steel_attention")
         self.vector = published("scaled_dot_product_attention")
@@ -57,23 +58,25 @@ class MLX:
         constants = {200: True, 201: True, 202: True}
         return Launches(out, Launch(published, constants, kernel, arguments, (1, rows // 8, 1), (32, 2, 1)))
 
-    def matmul(self, layout, swizzle, a, b):
-        """a @ b ("nn"), or a @ b.T ("nt"), in tiles of 64 x 64."""
+    def matmul(self, layout, swizzle, a, b, for_units=False):
+        """a @ b ("nn"), or a @ b.T ("nt"), in tiles of 64 x 64, or by Metal 4's matmul2d in tiles of 128 x 128."""
         (m, k), n = a.shape, b.shape[1 if layout == "nn" else 0]
-        rows, columns = math.ceil(m / 64), math.ceil(n / 64)
+        tile, depth, across = (128, 512, 4) if for_units else (64, 16, 2)
+        rows, columns = math.ceil(m / tile), math.ceil(n / tile)
         swizzle = swizzle if rows > 3 else 0
         out = torch.empty(m, n, device=a.device, dtype=a.dtype)
         sizes = m, n, k, k, b.shape[1], n, columns, rows
-        parameters = struct_argument("8i3q3i", *sizes, m * k, n * k, m * n, swizzle, k // 16, 0)
+        parameters = struct_argument("8i3q3i", *sizes, m * k, n * k, m * n, swizzle, k // depth, 0)
         # No batch, no addend; the last three say that no tile is cut off.
-        aligned = {200: m % 64 == 0, 201: n % 64 == 0, 202: k % 16 == 0}
+        aligned = {200: m % tile == 0, 201: n % tile == 0, 202: k % depth == 0}
         launch = Launch(
-            self.gemm,
+            self._published("steel/gemm/kernels/steel_gemm_fused_nax") if for_units else self.gemm,
             {10: False, 100: False, 110: False, **aligned},
-            f"steel_gemm_fused_{layout}_{NAMES[a.dtype]}_{NAMES[a.dtype]}_bm64_bn64_bk16_wm2_wn2",
+            f"steel_gemm_fused_{'nax_' if for_units else ''}{layout}_{NAMES[a.dtype]}_{NAMES[a.dtype]}"
+            f"_bm{tile}_bn{tile}_bk{depth}_wm{across}_wn{across}",
             (a, b, None, out, parameters, None, None, None),
             (columns << swizzle, math.ceil(rows / (1 << swizzle)), 1),
-            (32, 2, 2),
+            (32, across, across),
         )
         return Launches(out, launch)
 
