@@ -1,4 +1,4 @@
-"""Matrix products: metalcore.matmul against MLX's steel_gemm_fused with tiles of 64 x 64, or its kernels of matmul2d."""
+"""Matrix products: metalcore.matmul against MLX's steel_gemm_fused with tiles of 64 x 64, or its matmul2d kernels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def add_options(parser):
 
 def cases(options, scale):
     peer = MLX(options.mlx)
-    return of_all(functools.partial(case, peer, options.nax), scale, options.size or SIZES[scale], DTYPES, ("nn", "nt"), SWIZZLES)
+    return of_all(
+        functools.partial(case, peer, options.nax), scale, options.size or SIZES[scale], DTYPES, ("nn", "nt"), SWIZZLES
+    )
 
 
 def case(peer, nax, n, dtype, layout, swizzle, scale):
