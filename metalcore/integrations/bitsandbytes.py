@@ -19,6 +19,7 @@ import torch
 from .._core.operators import ops
 from ..quant._blockwise import BLOCK_SIZES, pack_blocks, unpack_blocks
 from ..quant._four_bits import as_bytes
+from ..quant._int8 import int8_product
 
 __all__ = ["register"]
 
@@ -141,16 +142,9 @@ def _dequantize_blockwise(A, absmax, code, blocksize, dtype):
     )
 
 
-_EXACT = 1024  # terms of products of int8 whose sum float32 holds exactly, in any order: 1024 * 128 * 128 is 2^24
-
-
 @_kernel_with_out("int8_linear_matmul")
 def _int8_linear_matmul(A, B):
-    total = torch.zeros(*A.shape[:-1], B.shape[0], dtype=torch.int32, device=A.device)
-    for begin in range(0, A.shape[-1], _EXACT):
-        part = slice(begin, begin + _EXACT)
-        total += (A[..., part].float() @ B[:, part].float().T).to(torch.int32)
-    return total
+    return int8_product(A, B)
 
 
 @_kernel("int8_double_quant")

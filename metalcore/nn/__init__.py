@@ -8,6 +8,7 @@ import torch
 from ..activation import geglu, gelu, log_softmax, quick_gelu, relu, relu2, silu, softmax, swiglu
 from ..normalization import add_layer_norm, add_rms_norm, group_norm, layer_norm, rms_norm
 from ..quant._affine_layers import AffineEmbedding, AffineExperts, AffineLinear
+from ..quant._eight_bits_layers import Linear8bitLt
 from ..quant._experts import QuantizedExperts
 from ..quant._four_bits_layers import Linear4bit
 from ..quant._layers import QuantizedEmbedding, QuantizedLinear
@@ -29,6 +30,7 @@ __all__ = [
     "GroupNorm",
     "LayerNorm",
     "Linear4bit",
+    "Linear8bitLt",
     "LinearCrossEntropyLoss",
     "LogSoftmax",
     "QuantizedEmbedding",

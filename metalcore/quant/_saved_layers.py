@@ -13,6 +13,7 @@ from torch import Tensor
 from ._affine import require_affine
 from ._affine_layers import AffineEmbedding, AffineExperts, AffineLinear, TiedAffineLinear
 from ._blockwise import TABLES
+from ._eight_bits_layers import Linear8bitLt
 from ._four_bits import FourBits
 from ._four_bits_layers import Linear4bit
 from ._repack import AffineWeight
@@ -42,9 +43,9 @@ def describe_layers(model: torch.nn.Module) -> dict[str, dict[str, Any]]:
 
 
 def require_written(model: torch.nn.Module) -> None:
-    """Raises a ValueError for a model with experts whose formats no configuration describes."""
+    """Raises a ValueError for a model with modules whose formats no configuration describes."""
     for name, module in model.named_modules():
-        if isinstance(module, (AffineExperts, ScaledExperts)):
+        if isinstance(module, (AffineExperts, Linear8bitLt, ScaledExperts)):
             raise ValueError(f"{name}: save_pretrained cannot write {type(module).__name__} yet")
 
 
