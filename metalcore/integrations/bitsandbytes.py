@@ -56,7 +56,27 @@ def register(device: str = "mps") -> None:
         for name, kernel in _KERNELS.items():
             if hasattr(getattr(torch.ops.bitsandbytes, name.split(".")[0], None), name.partition(".")[2] or "default"):
                 _library().impl(name, kernel, _KEYS[device], allow_override=True)
+    if device == "mps":
+        _keep_states_plain()
     _registered.add(device)
+
+
+def _keep_states_plain():
+    """Lets bitsandbytes' paged optimizers make plain states on `mps`: it asks CUDA for pages."""
+    optimizer = importlib.import_module("bitsandbytes.optim.optimizer").Optimizer8bit
+    theirs = optimizer.get_state_buffer
+
+    @functools.wraps(theirs)
+    def get_state_buffer(self, p, dtype=torch.float32):
+        if p.device.type != "mps":
+            return theirs(self, p, dtype=dtype)
+        if self.is_paged and not getattr(self, "_metalcore_warned", False):
+            name = type(self).__name__
+            warnings.warn(f"{name}: the states of a paged optimizer are plain tensors on mps", stacklevel=2)
+            self._metalcore_warned = True
+        return torch.zeros_like(p, dtype=dtype)
+
+    optimizer.get_state_buffer = get_state_buffer
 
 
 @functools.cache

@@ -5,6 +5,7 @@ import importlib.util
 import itertools
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -273,3 +274,21 @@ def test_optimizers_without_kernels(device):
         p.grad = torch.ones_like(p)
         optimizer.step()
         assert p.isfinite().all() and p.max() < 1
+
+
+def test_paged_optimizers(device):
+    """States are plain, also of sizes for which bitsandbytes asks CUDA for pages. A warning says so, once."""
+    start, grad = torch.randn(2, 250, 401)  # more than 1e5 elements
+    found = []
+    for name in ("Adam8bit", "PagedAdam8bit"):
+        parameter = torch.nn.Parameter(start.to(device))
+        optimizer = getattr(bnb.optim, name)([parameter], lr=0.1)
+        parameter.grad = grad.to(device)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            optimizer.step()
+            optimizer.step()
+        told = [str(one.message) for one in caught if "paged" in str(one.message)]
+        assert told == (["PagedAdam8bit: the states of a paged optimizer are plain tensors on mps"] * (name[0] == "P"))
+        found.append(parameter.detach())
+    assert torch.equal(*found)
