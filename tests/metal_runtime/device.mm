@@ -120,9 +120,8 @@ static void require_ieee(const RuntimeCompileOptions* options) {
 @implementation RuntimeLibrary
 - (id<MTLFunction>)newFunctionWithName:(NSString*)name {
   const std::string wanted = metal_runtime::text(name);
-  if (program->find("host_name(\"" + wanted + "\")") == std::string::npos &&
-      program->find(" " + wanted + "(") == std::string::npos)
-    return nil;
+  const auto has = [&](const std::string& part) { return program->find(part) != std::string::npos; };
+  if (!has("host_name(\"" + wanted + "\")") && !has(" " + wanted + "(") && !has("\n" + wanted + "(")) return nil;
   RuntimeFunction* function = [[RuntimeFunction alloc] init];
   function->name = new std::string(wanted);
   return function;

@@ -1,6 +1,7 @@
 // A kernel's static threadgroup memory, which Metal tells before the kernel runs. Here a child process runs one thread
 // of each kernel of a library, and writes down the threadgroup variables that the thread asks for before anything else
-// that the executor does.
+// that the executor does. The kernels get numbers that mean nothing: one may write where it ends the process, and
+// another process goes on with the kernel after it.
 #include "static_memory.h"
 
 #include <sys/mman.h>
@@ -13,7 +14,6 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <span>
 #include <stdexcept>
 #include <vector>
 
@@ -38,7 +38,8 @@ Result end(Arguments...) {
   siglongjmp(end_of_kernel, 1);
 }
 
-[[noreturn]] void run_kernels(const msl_abi::Library& library, uint32_t* bytes) {
+// `begun` is the number of kernels that have been begun.
+[[noreturn]] void run_kernels(const msl_abi::Library& library, uint32_t* bytes, volatile uint32_t* begun) {
   for (int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGALRM}) std::signal(signal, end<void, int>);
   static std::vector<uint32_t> ones(1 << 16);
   void* buffers[simulator::kMaximumBuffers];
@@ -60,9 +61,11 @@ Result end(Arguments...) {
   };
   library.bind(&runtime);
   const msl_abi::Dispatch dispatch = {buffers, lengths, one, one, one};
-  for (const msl_abi::Kernel& kernel : std::span(library.kernels, library.kernel_count)) {
+  while (*begun < library.kernel_count) {
+    const msl_abi::Kernel& kernel = library.kernels[*begun];
     std::fill(ones.begin(), ones.end(), 1);  // the kernel before may have written there
-    bytes_of_kernel = bytes++;
+    bytes_of_kernel = bytes + *begun;
+    ++*begun;
     alarm(2);
     if (sigsetjmp(end_of_kernel, 1) == 0 && kernel.flags & msl_abi::kSynchronizes)
       kernel.run_thread(&dispatch, &thread);
@@ -70,18 +73,21 @@ Result end(Arguments...) {
   _exit(0);
 }
 
-std::vector<uint32_t> found_by_child(const msl_abi::Library& library) {
-  const size_t size = library.kernel_count * sizeof(uint32_t);
+std::vector<uint32_t> found_by_children(const msl_abi::Library& library) {
+  const size_t size = (library.kernel_count + 1) * sizeof(uint32_t);
   void* const shared = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED) throw std::runtime_error("mmap() failed");
-  const auto bytes = static_cast<uint32_t*>(shared);
-  const pid_t child = fork();
-  if (child == 0) run_kernels(library, bytes);
-  int status = 1;
-  waitpid(child, &status, 0);
+  const auto begun = static_cast<uint32_t*>(shared), bytes = begun + 1;
+  for (uint32_t before = ~0u; *begun < library.kernel_count && *begun != before;) {
+    before = *begun;
+    const pid_t child = fork();
+    if (child == 0) run_kernels(library, bytes, begun);
+    waitpid(child, nullptr, 0);
+  }
+  const bool all = *begun == library.kernel_count;
   std::vector<uint32_t> found(bytes, bytes + library.kernel_count);
   munmap(shared, size);
-  if (status != 0) throw std::runtime_error("a kernel ended the process that finds out about its threadgroup memory");
+  if (!all) throw std::runtime_error("no process finds out about a library's threadgroup memory");
   return found;
 }
 
@@ -93,7 +99,7 @@ size_t static_memory(const simulator::KernelReference& kernel) {
   const std::lock_guard lock(mutex);
   const msl_abi::Library& library = *kernel.library->abi;
   auto at = known.find(&library);
-  if (at == known.end()) at = known.emplace(&library, found_by_child(library)).first;
+  if (at == known.end()) at = known.emplace(&library, found_by_children(library)).first;
   return at->second[kernel.kernel - library.kernels];
 }
 

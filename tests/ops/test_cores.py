@@ -44,6 +44,7 @@ EACH_CORE = {
     "triangular.panel_threadgroups": 24,
     "triangular.threadgroups": 2,
     "triangular.vector_batch": 2,
+    "tridiagonalize.column_threads": 768,
     "quant.mv_threadgroups": 6,
     "rows.row_threads": 1024,
 }

@@ -26,6 +26,7 @@ FLUSHING = (
     *("quant/blockwise_mv", "quant/mul_mm", "quant/mul_mv", "quant/rows"),
     *("quant/quantize_blocks", "quant/quantize_groups", "quant/quantize_ternary"),
     *("quant/affine", "quant/scaled", "quant/scaled_quantize", "quant/blockwise_tiles", "quant/scaled_tiles"),
+    "quant/units",
 )
 SETS = {"Linux": ("x86-64", "x86-64-v3", "x86-64-v4"), "Linux on ARM": ("aarch64",)}
 INFO = "metalcore-0.dist-info/"

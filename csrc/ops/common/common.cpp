@@ -106,7 +106,11 @@ Tensor new_strided(Sizes sizes, Sizes strides, ScalarType dtype, const Tensor& l
   return Tensor(result);
 }
 
-Tensor new_tensor(Sizes sizes, ScalarType dtype, const Tensor& like) {
+namespace {
+
+// Calls f with the strides of a contiguous tensor.
+template <typename F>
+Tensor with_strides(Sizes sizes, const F& f) {
   constexpr size_t kUsual = 8;  // dimensions, for which nothing is allocated
   std::array<int64_t, kUsual> few;
   std::vector<int64_t> many(sizes.size() > kUsual ? sizes.size() : 0);
@@ -116,7 +120,24 @@ Tensor new_tensor(Sizes sizes, ScalarType dtype, const Tensor& like) {
     strides[i] = stride;
     stride *= std::max<int64_t>(sizes[i], 1);
   }
-  return new_strided(sizes, Sizes(strides, sizes.size()), dtype, like);
+  return f(Sizes(strides, sizes.size()));
+}
+
+}  // namespace
+
+Tensor new_tensor(Sizes sizes, ScalarType dtype, const Tensor& like) {
+  return with_strides(sizes, [&](Sizes strides) { return new_strided(sizes, strides, dtype, like); });
+}
+
+Tensor in_shape(const Tensor& contiguous, Sizes sizes) {
+  return with_strides(sizes, [&](Sizes strides) {
+    int64_t offset;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(contiguous.get(), &offset));
+    AtenTensorHandle shaped;
+    TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(contiguous.get(), static_cast<int64_t>(sizes.size()),
+                                                          sizes.data(), strides.data(), offset, &shaped));
+    return Tensor(shaped);
+  });
 }
 
 bool is_dense(const Tensor& tensor) {

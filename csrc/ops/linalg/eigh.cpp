@@ -29,9 +29,9 @@ std::tuple<Tensor, Tensor> by_tridiagonal(const Tensor& a, bool upper, bool comp
   const Tridiagonal t = tridiagonalize(a, upper);
   const auto [l, v] = eigh_tridiagonal(t.diagonal, t.beside, compute_v);
   unscale(l, t.scales);
-  if (!compute_v) return {torch::stable::view(l, {values.data(), values.size()}), v};
+  if (!compute_v) return {in_shape(l, {values.data(), values.size()}), v};
   apply_reflectors(t, v);
-  return {torch::stable::view(l, {values.data(), values.size()}), torch::stable::view(v, {sizes.data(), sizes.size()})};
+  return {in_shape(l, {values.data(), values.size()}), in_shape(v, {sizes.data(), sizes.size()})};
 }
 
 }  // namespace

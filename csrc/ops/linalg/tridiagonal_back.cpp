@@ -28,7 +28,8 @@ Tensor block_factors(const Tridiagonal& t, int64_t width) {
     return new_tensor({batch, side, side}, ScalarType::Float, t.tau);
   };
   const auto grouped = [&](int64_t groups) {
-    return torch::stable::view(t.reflectors, {groups, count / groups, pitch});
+    const int64_t sizes[] = {groups, count / groups, pitch};
+    return in_shape(t.reflectors, {sizes, 3});
   };
   const Tensor grams = floats(blocks, size), v = grouped(blocks);
   multiply(grams, v, transposed(v), 1.0);
@@ -44,7 +45,8 @@ Tensor block_factors(const Tridiagonal& t, int64_t width) {
     blocks /= 2;
     const Tensor pairs = grouped(blocks), gram = floats(blocks, size), product = floats(blocks, size);
     multiply(gram, rows_of(pairs, 0, size), transposed(rows_of(pairs, size, size)), 1.0);
-    const Tensor both = torch::stable::view(factors, {blocks, 2 * size, size});
+    const int64_t stacked[] = {blocks, 2 * size, size};
+    const Tensor both = in_shape(factors, {stacked, 3});
     const Tensor first = rows_of(both, 0, size), second = rows_of(both, size, size);
     multiply(product, gram, second, 1.0);
     multiply(gram, first, product, -1.0);
@@ -65,7 +67,8 @@ Tensor block_factors(const Tridiagonal& t, int64_t width) {
 void apply_reflectors(const Tridiagonal& t, const Tensor& q) {
   const int64_t batch = q.size(0), n = q.size(-1);
   const int64_t width = reflector_block(n), blocks = t.reflectors.size(-2) / width;
-  const Tensor factors = torch::stable::view(block_factors(t, width), {batch, blocks, width, width});
+  const int64_t sizes[] = {batch, blocks, width, width};
+  const Tensor factors = in_shape(block_factors(t, width), {sizes, 4});
   const auto product = [&] { return new_tensor({batch, width, n}, ScalarType::Float, q); };
   const Tensor products[2] = {product(), product()};
   for (int64_t block = blocks - 1; block >= 0; --block) {
