@@ -5,8 +5,8 @@
 //   du = s (c weight - u s^2 mean(c weight u)),
 // and from there dx = du, da = g x s weight, or dx = du a, da = du x. The weight's gradient is the sum over rows of
 // g x a s either way; rms_norm_gated_weight_partial makes parts of it, which normalization/column_sums.metal adds up.
-// A team holds its group in registers, N float4s a thread, or, where that is too long, walks it twice. T is the type of
-// the rows, W of the weight.
+// A team holds its group in registers, N float4s a thread, or, where that is too long or not aligned, walks it twice. T
+// is the type of the rows, W of the weight.
 #include "normalization/norm_rows.h"
 
 // The activation of four gates, and its derivative.
@@ -210,20 +210,15 @@ kernel void rms_norm_gated_weight_partial(device const T* grad [[buffer(0)]], de
 
 #define INSTANTIATE(name, types, ...) template[[host_name(name types)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
 
-#define INSTANTIATE_KERNELS(name, layout, aligned, types, T, W)                    \
-  INSTANTIATE(#name "_simd1" layout, types, name##_simd<aligned, 1, T, W>)         \
-  INSTANTIATE(#name "_simd4" layout, types, name##_simd<aligned, 4, T, W>)         \
-  INSTANTIATE(#name "_block2" layout, types, name##_block<aligned, true, 2, T, W>) \
-  INSTANTIATE(#name "_block4" layout, types, name##_block<aligned, true, 4, T, W>) \
-  INSTANTIATE(#name "_looped" layout, types, name##_block<aligned, false, 2, T, W>)
+#define INSTANTIATE_TYPES(types, T, W)             \
+  INSTANTIATE_KERNELS(rms_norm_gated, types, T, W) \
+  INSTANTIATE_KERNELS(rms_norm_gated_backward, types, T, W)
 
-#define INSTANTIATE_ROWS(layout, aligned, types, T, W)              \
-  INSTANTIATE_KERNELS(rms_norm_gated, layout, aligned, types, T, W) \
-  INSTANTIATE_KERNELS(rms_norm_gated_backward, layout, aligned, types, T, W)
-
-#define INSTANTIATE_TYPES(types, T, W)     \
-  INSTANTIATE_ROWS("", false, types, T, W) \
-  INSTANTIATE_ROWS("_aligned", true, types, T, W)
+#define INSTANTIATE_KERNELS(name, types, T, W)                                   \
+  INSTANTIATE(#name "_simd1_aligned", types, name##_simd<true, 1, T, W>)         \
+  INSTANTIATE(#name "_simd4_aligned", types, name##_simd<true, 4, T, W>)         \
+  INSTANTIATE(#name "_block4_aligned", types, name##_block<true, true, 4, T, W>) \
+  INSTANTIATE(#name "_looped", types, name##_block<false, false, 2, T, W>)
 
 INSTANTIATE_TYPES("_float", float, float)
 INSTANTIATE_TYPES("_half", half, half)

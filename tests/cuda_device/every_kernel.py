@@ -112,7 +112,7 @@ def rms_norm(device, dtype):
 
 def rms_norm_gated(device, dtype):
     """Each variant, aligned and not, with each dtype of the weight."""
-    for length in (64, 77, 256, 261, 1056, 1063, 5120, 5125, 8200, 8203):
+    for length in (64, 77, 256, 5120, 8200):
         x, gate = (random(device, dtype, 3, length) for _ in "xg")
         for weight_dtype in dict.fromkeys((dtype, torch.float32)):
             weight = random(device, weight_dtype, length)

@@ -10,30 +10,30 @@
 namespace metalcore {
 namespace {
 
-// A variant of the kernels: a team of up to so many threads has up to so many elements of a group each.
-struct Variant {
-  const char* name;
-  int64_t threads;
-  int64_t elements;
-};
-constexpr Variant kVariants[] = {{"simd1", 32, 4}, {"simd4", 32, 16}, {"block2", 512, 8}, {"block4", 512, 16}};
-constexpr Variant kLooped = {"looped", 512, 8};  // at a time
-
-const Variant& variant_of(int64_t length) {
-  for (const Variant& variant : kVariants)
-    if (length <= variant.threads * variant.elements) return variant;
-  return kLooped;
-}
-
-// About so many threads make parts of the weight's gradient.
-constexpr int64_t kPartThreads = int64_t{1} << 18;
-
 struct GatedRows {
   MaybeTensor weight;  // of the rows' dtype or of float32
   NestedRows x, gate, grad;
   RmsNormGatedParams params;
   bool aligned;
 };
+
+// A variant of the kernels: a team of up to so many threads has up to so many elements of a group each.
+struct Variant {
+  const char* name;
+  int64_t threads;
+  int64_t elements;
+};
+constexpr Variant kAligned[] = {{"simd1_aligned", 32, 4}, {"simd4_aligned", 32, 16}, {"block4_aligned", 512, 16}};
+constexpr Variant kLooped = {"looped", 512, 8};  // at a time
+
+const Variant& variant_of(const GatedRows& rows) {
+  for (const Variant& variant : kAligned)
+    if (rows.aligned && rows.params.length <= variant.threads * variant.elements) return variant;
+  return kLooped;
+}
+
+// About so many threads make parts of the weight's gradient.
+constexpr int64_t kPartThreads = int64_t{1} << 18;
 
 bool is_silu(const char* op, const std::string& activation) {
   check(activation == "silu" || activation == "sigmoid", "metalcore::", op,
@@ -77,19 +77,18 @@ GatedRows rows_of(const char* op, const Tensor& x, const Tensor& gate, const May
 }
 
 void record_rows(gpu::Recording& recording, const char* op, const GatedRows& rows, ScalarType dtype) {
-  const Variant& variant = variant_of(rows.params.length);
+  const Variant& variant = variant_of(rows);
   gpu::note_plan(op, variant.name, [&] {
     return "up to " + std::to_string(variant.threads) + " threads have a group of " +
            std::to_string(rows.params.length);
   });
   const ScalarType weight = rows.weight ? rows.weight->scalar_type() : dtype;
-  recording.kernel(op, "_", variant.name, rows.aligned ? "_aligned_" : "_", suffix(dtype),
-                   dtype == weight ? "" : "_float");
+  recording.kernel(op, "_", variant.name, "_", suffix(dtype), dtype == weight ? "" : "_float");
 }
 
 void dispatch_rows(gpu::Recording& recording, const GatedRows& rows) {
   const int64_t length = rows.params.length, teams = int64_t{rows.params.rows} * rows.params.groups;
-  const Variant& variant = variant_of(length);
+  const Variant& variant = variant_of(rows);
   if (variant.threads == gpu::kSimdWidth) {
     constexpr int64_t kTeams = 4;
     recording.dispatch_threadgroups({grid_side(ceil_div(teams, kTeams))}, {kTeams * gpu::kSimdWidth});
