@@ -106,11 +106,7 @@ Tensor new_strided(Sizes sizes, Sizes strides, ScalarType dtype, const Tensor& l
   return Tensor(result);
 }
 
-namespace {
-
-// Calls f with the strides of a contiguous tensor.
-template <typename F>
-Tensor with_strides(Sizes sizes, const F& f) {
+Tensor new_tensor(Sizes sizes, ScalarType dtype, const Tensor& like) {
   constexpr size_t kUsual = 8;  // dimensions, for which nothing is allocated
   std::array<int64_t, kUsual> few;
   std::vector<int64_t> many(sizes.size() > kUsual ? sizes.size() : 0);
@@ -120,24 +116,7 @@ Tensor with_strides(Sizes sizes, const F& f) {
     strides[i] = stride;
     stride *= std::max<int64_t>(sizes[i], 1);
   }
-  return f(Sizes(strides, sizes.size()));
-}
-
-}  // namespace
-
-Tensor new_tensor(Sizes sizes, ScalarType dtype, const Tensor& like) {
-  return with_strides(sizes, [&](Sizes strides) { return new_strided(sizes, strides, dtype, like); });
-}
-
-Tensor in_shape(const Tensor& contiguous, Sizes sizes) {
-  return with_strides(sizes, [&](Sizes strides) {
-    int64_t offset;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(contiguous.get(), &offset));
-    AtenTensorHandle shaped;
-    TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(contiguous.get(), static_cast<int64_t>(sizes.size()),
-                                                          sizes.data(), strides.data(), offset, &shaped));
-    return Tensor(shaped);
-  });
+  return new_strided(sizes, Sizes(strides, sizes.size()), dtype, like);
 }
 
 bool is_dense(const Tensor& tensor) {

@@ -76,8 +76,6 @@ void check_same_shape(const char* op, const char* argument, const Tensor& tensor
 Tensor new_tensor(Sizes sizes, ScalarType dtype, const Tensor& like);
 Tensor new_strided(Sizes sizes, Sizes strides, ScalarType dtype, const Tensor& like);
 inline Tensor new_like(const Tensor& like) { return new_tensor(like.sizes(), like.scalar_type(), like); }
-// The numbers of a contiguous tensor in another shape. aten::view fails within a dispatch mode of Python's.
-Tensor in_shape(const Tensor& contiguous, Sizes sizes);
 
 // The tensor itself if it is contiguous, or a contiguous copy.
 inline Tensor as_contiguous(const Tensor& tensor) {

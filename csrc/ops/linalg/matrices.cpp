@@ -172,6 +172,17 @@ Tensor info_any(const Tensor& info) {
 }
 
 }  // namespace
+Tensor in_shape(const Tensor& contiguous, Sizes sizes) {
+  std::vector<int64_t> strides(sizes.size(), 1);
+  for (size_t i = sizes.size(); i-- > 1;) strides[i - 1] = strides[i] * std::max<int64_t>(sizes[i], 1);
+  int64_t offset = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(contiguous.get(), &offset));
+  AtenTensorHandle shaped = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(contiguous.get(), static_cast<int64_t>(sizes.size()),
+                                                        sizes.data(), strides.data(), offset, &shaped));
+  return Tensor(shaped);
+}
+
 }  // namespace metalcore
 
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) { m.def("info_any(Tensor info) -> Tensor"); }

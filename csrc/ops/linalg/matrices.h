@@ -72,4 +72,7 @@ std::tuple<Tensor, Tensor> cholesky_ex(const Tensor& input, bool upper);
 // only the named triangle of A, and not its diagonal where `unitriangular`. Batches broadcast, and X is row-major.
 Tensor solve_triangular(const Tensor& a, const Tensor& b, bool upper, bool left, bool unitriangular);
 
+// The numbers of a contiguous tensor in another shape. aten::view fails within a dispatch mode of Python's.
+Tensor in_shape(const Tensor& contiguous, Sizes sizes);
+
 }  // namespace metalcore
