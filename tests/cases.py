@@ -33,9 +33,9 @@ class Case:
 
     @property
     def backward_without_host(self):
-        """Whether a CUDA graph can capture the derivative. The derivative of qr consists of PyTorch's ops, and a graph
+        """Whether a CUDA graph can capture the derivative. Those of qr and vander consist of PyTorch's ops, and a graph
         cannot capture some of them."""
-        return self.backward and self.op.name not in ("qr", "svd_lowrank", "pca_lowrank")
+        return self.backward and self.op.name not in ("qr", "svd_lowrank", "pca_lowrank", "vander")
 
     def make(self, device, dtype=torch.float32, seed=0):
         return Made(self, device, dtype, seed)

@@ -152,6 +152,7 @@ register(
         namesake="torch.linalg.matrix_exp",
         operators=("matrix_exp", "matrix_exp_scaled"),
         override=(override("linalg_matrix_exp", _override, dtypes=COMPUTED),),
+        waits=True,  # for the largest column sums of large matrices
         samples=_samples,
     )
 )

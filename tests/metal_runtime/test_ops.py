@@ -50,10 +50,15 @@ assert main(["selftest", "--device", "simulator"]) == 0
 signs = torch.randn(4, 256, device="mps").sign()
 for type in ("Q4_K", "TQ1_0"):  # which of two packed forms is found no formula says, so selftest has none
     assert (metalcore.dequantize(metalcore.quantize(signs, type), type) - signs).abs().max() < 0.02
-# Blocks are wide from 3072 columns on, which no sample has.
-_C.use_measured("mps", _C.gpu_family("mps"), [("jacobi", "wide_columns", [129])])
+# Sizes from which on plans take other kernels, and which no sample has.
 A = torch.randn(150, 150)
-assert (metalcore.svdvals(A.to("mps")).cpu() - torch.linalg.svdvals(A)).abs().max() < 1e-3
+def measured(table, field, size):
+    _C.use_measured("mps", _C.gpu_family("mps"), [(table, field, [size])])
+for field in ("wide_columns", "polar_columns"):
+    measured("jacobi", field, 129)
+    assert (metalcore.svdvals(A.to("mps")).cpu() - torch.linalg.svdvals(A)).abs().max() < 1e-3
+measured("tridiagonalize", "panels_above", 64)
+assert (metalcore.eigvalsh(A.to("mps")).cpu() - torch.linalg.eigvalsh(A)).abs().max() < 1e-3
 encoders, dispatches, kernels = use_runtime.counts()
 assert encoders[0] > 100 and dispatches[0] > encoders[0]
 families = [set(line.split()[1:]) for line in open("build/metal_runtime/out/lib/index")]

@@ -260,9 +260,11 @@ void exchange_order(const Tensor& from, const Tensor& to, bool is_to_last) {
   });
 }
 
-Tensor channels_last_copy(const Tensor& tensor) {
+// The tensor itself if it has that order.
+Tensor in_channels_last(const Tensor& tensor) {
   const int64_t channels = tensor.size(1), width = tensor.size(3);
   const std::array<int64_t, 4> strides = {channels * tensor.size(2) * width, 1, channels * width, channels};
+  if (std::equal(strides.begin(), strides.end(), tensor.strides().begin())) return tensor;
   const Tensor copy = new_strided(tensor.sizes(), Sizes(strides.data(), 4), tensor.scalar_type(), tensor);
   exchange_order(as_contiguous(tensor), copy, true);
   return copy;
@@ -331,17 +333,20 @@ Tensor conv2d(const Tensor& x, const Tensor& weight_, const MaybeTensor& scale, 
     gemm_into(kOp, *product, operands, number, 1.0, 1.0, result);
     return result;
   }
-  const int64_t unit_cores = unit_threadgroups(x);
+  // Units take a weight in channels_last order, which conv2d_order makes of a contiguous one. Programs have weights in a
+  // third order, which PyTorch would have to copy: a recording could not have that.
+  const bool orders = term_distance(p, true) == 1 || weight.is_contiguous();
+  const int64_t unit_cores = orders ? unit_threadgroups(x) : 0;
   if (unit_cores != 0 && p.result.channel != 1 && units_take_channels(p) && x.is_contiguous()) {
-    const MaybeTensor added = residual ? MaybeTensor(channels_last_copy(*residual)) : residual;
+    const MaybeTensor added = residual ? MaybeTensor(in_channels_last(*residual)) : residual;
     exchange_order(
-        conv2d(channels_last_copy(x), weight, scale, bias, added, stride, padding, dilation, groups, activation, true),
+        conv2d(in_channels_last(x), weight, scale, bias, added, stride, padding, dilation, groups, activation, true),
         result, false);
     return result;
   }
   const bool by_units = unit_cores != 0 && units_take_images(problem);
   if (by_units && term_distance(p, true) != 1) {
-    weight = channels_last_copy(weight);
+    weight = in_channels_last(weight);
     p.weight = images_of("weight", weight);
   }
   ConvPlan plan = by_units ? unit_plan(problem, unit_cores) : plan_conv(problem, x.element_size());
