@@ -333,8 +333,8 @@ Tensor conv2d(const Tensor& x, const Tensor& weight_, const MaybeTensor& scale, 
     gemm_into(kOp, *product, operands, number, 1.0, 1.0, result);
     return result;
   }
-  // Units take a weight in channels_last order, which conv2d_order makes of a contiguous one. Programs have weights in a
-  // third order, which PyTorch would have to copy: a recording could not have that.
+  // Units take a weight in channels_last order, which conv2d_order makes of a contiguous one. Programs have weights in
+  // a third order, which PyTorch would have to copy: a recording could not have that.
   const bool orders = term_distance(p, true) == 1 || weight.is_contiguous();
   const int64_t unit_cores = orders ? unit_threadgroups(x) : 0;
   if (unit_cores != 0 && p.result.channel != 1 && units_take_channels(p) && x.is_contiguous()) {
