@@ -36,7 +36,7 @@ def eigh(scale):
     """Eigenvalues and eigenvectors of symmetric matrices, batches and single ones, against torch.linalg.eigh."""
     words = {
         "gpu": "4096x16x16=2 16384x32x32=2 1024x64x64=100 4096x4x4 16384x8x8 64x24x24 64x128x128 1x16x16 1x32x32"
-        " 1x64x64 128x128",
+        " 1x64x64 128x128 512x512 1024x1024 2048x2048=1.5 4096x4096=1.5",
         "simulator": "256x8x8 64x16x16 16x32x32 2x64x64",
         "quick": "8x8x8 2x40x40",
     }
@@ -60,7 +60,7 @@ def svd(scale):
     """Reduced SVD of batches and of single matrices, against torch.linalg.svd."""
     words = {
         "gpu": "4096x32x32=2 16384x16x16=3 256x128x64=100 1024x64x64=100 4096x4x4 16384x8x8 64x24x24 64x128x128"
-        " 4096x48x16 1x16x16 1x32x32 1x64x64 128x128 1000x32",
+        " 4096x48x16 1x16x16 1x32x32 1x64x64 128x128 1000x32 1024x1024 2048x2048 4096x4096=3",
         "simulator": "256x8x8 64x16x16 16x32x32 2x64x64",
         "quick": "8x8x8 2x40x24",
     }
