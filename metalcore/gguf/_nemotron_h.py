@@ -95,6 +95,8 @@ def keys(config: Any, require: Any) -> dict[str, Any]:
     require(kind, "time_step_limit", tuple(config.time_step_limit), (0.0, math.inf))
     require(kind, "layer_types", "mlp" in kinds and experts, False)
     width = config.moe_intermediate_size if experts else config.intermediate_size
+    heads = config.mamba_num_heads
+    inner = heads * config.mamba_head_dim
     values = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
@@ -107,11 +109,9 @@ def keys(config: Any, require: Any) -> dict[str, Any]:
         "attention.layer_norm_rms_epsilon": float(config.layer_norm_epsilon),
         "rope.scaling.finetuned": False,
         "vocab_size": config.vocab_size,
-        "ssm.conv_kernel": config.conv_kernel,
-        "ssm.inner_size": config.mamba_num_heads * config.mamba_head_dim,
-        "ssm.state_size": config.ssm_state_size,
-        "ssm.time_step_rank": config.mamba_num_heads,
-        "ssm.group_count": config.n_groups,
+        **_state_spaces.sizes(
+            config.conv_kernel, inner, config.ssm_state_size, config.mamba_num_heads, config.n_groups
+        ),
     }
     if not experts:
         return values

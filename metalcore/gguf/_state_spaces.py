@@ -34,6 +34,7 @@ __all__ = [
     "multiplier",
     "recurrent_layers",
     "row_order",
+    "sizes",
     "sources",
 ]
 
@@ -145,13 +146,9 @@ def keys(config: Any, require: Any) -> dict[str, Any]:
     require(kind, "mamba_proj_bias", config.mamba_proj_bias, False)
     require(kind, "attention_bias", config.attention_bias, False)
     require(kind, "time_step_limit", tuple(config.time_step_limit), (0.0, math.inf))
-    values = {
-        _KERNEL: config.mamba_d_conv,
-        _INNER: inner,
-        _STATE: config.mamba_d_state,
-        _HEADS: config.mamba_n_heads,
-        _GROUPS: config.mamba_n_groups,
-    }
+    values: dict[str, Any] = sizes(
+        config.mamba_d_conv, inner, config.mamba_d_state, config.mamba_n_heads, config.mamba_n_groups
+    )
     if of_falcon:
         require(kind, "mamba_norm_before_gate", config.mamba_rms_norm and config.mamba_norm_before_gate, False)
         require(kind, "mlp_bias", config.mlp_bias, False)
@@ -178,6 +175,11 @@ def keys(config: Any, require: Any) -> dict[str, Any]:
     else:
         values["feed_forward_length"] = config.shared_intermediate_size
     return values
+
+
+def sizes(kernel: int, inner: int, states: int, heads: int, groups: int) -> dict[str, int]:
+    """Returns the keys of the sizes of a second Mamba's layers."""
+    return {_KERNEL: kernel, _INNER: inner, _STATE: states, _HEADS: heads, _GROUPS: groups}
 
 
 def _keys_without_attention(config, require):

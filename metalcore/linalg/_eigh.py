@@ -130,7 +130,8 @@ def _(A, UPLO, compute_v):
     return A.new_empty(A.shape[:-1], dtype=A.dtype.to_real()), A.new_empty(A.shape if compute_v else 0)
 
 
-def _save(ctx, inputs, output):
+def save_eigh(ctx, inputs, output):
+    """Saves L and V, for operators whose third argument is compute_v."""
     ctx.compute_v = inputs[2]
     ctx.save_for_backward(*output)
     ctx.set_materialize_grads(False)
@@ -168,7 +169,7 @@ def gradient_of_eigh(L, V, grad_L, grad_V, broadening=0.0):
     return V @ M @ V.mH
 
 
-_eigh = autograd("eigh", _backward, _save)
+_eigh = autograd("eigh", _backward, save_eigh)
 
 
 # The override of PyTorch's kernel

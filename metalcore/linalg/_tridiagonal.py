@@ -9,7 +9,7 @@ from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import low_rank
 from ._common import in_float32
-from ._eigh import gradient_of_eigh
+from ._eigh import gradient_of_eigh, save_eigh
 from ._results import linalg_eigh
 
 __all__ = ["eigh_tridiagonal"]
@@ -87,12 +87,6 @@ def _(d, e, compute_v):
     return d.new_empty(d.shape), d.new_empty((*d.shape, d.shape[-1]) if compute_v else 0)
 
 
-def _save(ctx, inputs, output):
-    ctx.compute_v = inputs[2]
-    ctx.save_for_backward(*output)
-    ctx.set_materialize_grads(False)
-
-
 def _backward(ctx, grad_L, grad_V):
     if not ctx.compute_v:
         raise RuntimeError("metalcore::eigh_tridiagonal: the derivative needs V; use compute_v=True.")
@@ -103,7 +97,7 @@ def _backward(ctx, grad_L, grad_V):
     return diagonal, grad.diagonal(1, -2, -1) + grad.diagonal(-1, -2, -1), None
 
 
-_eigh_tridiagonal = autograd("eigh_tridiagonal", _backward, _save)
+_eigh_tridiagonal = autograd("eigh_tridiagonal", _backward, save_eigh)
 
 
 def _samples():

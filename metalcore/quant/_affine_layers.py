@@ -13,7 +13,7 @@ from ._affine import affine_embedding, affine_linear, dequantize_affine, require
 from ._affine_experts import affine_linear_experts
 from ._experts import QuantizedExperts
 
-__all__ = ["AffineEmbedding", "AffineExperts", "AffineLinear", "PackedBuffers", "TiedAffineLinear", "keep_dtypes"]
+__all__ = ["AffineEmbedding", "AffineExperts", "AffineLinear", "ExactExperts", "PackedBuffers", "TiedAffineLinear"]
 
 
 class PackedBuffers(torch.nn.Module):
@@ -32,10 +32,10 @@ class PackedBuffers(torch.nn.Module):
         self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.packed.device)).dtype
         exact = {name: self._buffers[name] for name in self._exact}
         super()._apply(fn, recurse)
-        return keep_dtypes(self, exact)
+        return _keep_dtypes(self, exact)
 
 
-def keep_dtypes(module: Any, exact: Mapping[str, Tensor | None]) -> Any:
+def _keep_dtypes(module: Any, exact: Mapping[str, Tensor | None]) -> Any:
     """Puts buffers that were converted back, on the device where they are now."""
     for name, before in exact.items():
         after = module._buffers[name]
@@ -176,7 +176,19 @@ class AffineEmbedding(_Affine, torch.nn.Embedding):  # pyright: ignore[reportInc
         )
 
 
-class AffineExperts(QuantizedExperts):
+class ExactExperts(QuantizedExperts):
+    """Experts whose buffers keep their dtypes, and whose state holds them alone."""
+
+    get_extra_state = torch.nn.Module.get_extra_state
+    set_extra_state = torch.nn.Module.set_extra_state
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        return _keep_dtypes(self, before)
+
+
+class AffineExperts(ExactExperts):
     """The experts of a transformer's layer, as `metalcore.nn.QuantizedExperts`, with weights of 2 to 8 bits in groups
     that are not trained, as MLX's files have them.
 
@@ -220,14 +232,6 @@ class AffineExperts(QuantizedExperts):
         shape = (self.num_experts, self.intermediate_size)
         if lengths[:2] != [self.hidden_size] * 2 or gate[0].shape[:2] != shape or up[0].shape[:2] != shape:
             raise RuntimeError("AffineExperts: gate, up and down do not go together")
-
-    get_extra_state = torch.nn.Module.get_extra_state
-    set_extra_state = torch.nn.Module.set_extra_state
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        before = dict(self._buffers)
-        super()._apply(fn, recurse)
-        return keep_dtypes(self, before)
 
     def _part(self, part, x, experts):
         packed, scales, offsets = (getattr(self, part + leaf) for leaf in ("", "_scales", "_offsets"))

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ..activation import swiglu
-from ._affine_layers import PackedBuffers, keep_dtypes
-from ._experts import QuantizedExperts
+from ._affine_layers import ExactExperts, PackedBuffers
 from ._scaled import dequantize_scaled, scaled_embedding, scaled_linear
 from ._scaled_experts import scaled_linear_experts
 from ._scaled_weight import ScaledWeight, require_scaled
@@ -129,7 +128,7 @@ class ScaledEmbedding(_Scaled, torch.nn.Embedding):  # pyright: ignore[reportInc
         return f"{self.num_embeddings}, {self.embedding_dim}, format={self.format}"
 
 
-class ScaledExperts(QuantizedExperts):
+class ScaledExperts(ExactExperts):
     """The experts of a transformer's layer, as `metalcore.nn.QuantizedExperts`, with weights of fp8, MXFP8, MXFP4 or
     NVFP4 that are not trained.
 
@@ -170,14 +169,6 @@ class ScaledExperts(QuantizedExperts):
                 self.num_experts, self.hidden_size, self.intermediate_size = *weight.packed.shape[:2], length
                 if gate.packed.shape != up.packed.shape or gate.packed.shape[:2] != (self.num_experts, length):
                     raise RuntimeError("ScaledExperts: gate, up and down do not go together")
-
-    get_extra_state = torch.nn.Module.get_extra_state
-    set_extra_state = torch.nn.Module.set_extra_state
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        before = dict(self._buffers)
-        super()._apply(fn, recurse)
-        return keep_dtypes(self, before)
 
     def _part(self, part, x, experts):
         format, block = self._formats[self.parts.index(part)]

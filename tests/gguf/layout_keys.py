@@ -90,21 +90,23 @@ def _mamba_keys(writer, config, architecture):
         writer.add_ssm_dt_b_c_rms(config.model_type == "falcon_mamba")
 
 
+def _ssm_keys(writer, kernel, heads, size, states, groups):
+    writer.add_ssm_conv_kernel(kernel)
+    writer.add_ssm_inner_size(heads * size)
+    writer.add_ssm_state_size(states)
+    writer.add_ssm_time_step_rank(heads)
+    writer.add_ssm_group_count(groups)
+
+
 def _state_keys(writer, config):
-    writer.add_ssm_conv_kernel(config.mamba_d_conv)
-    writer.add_ssm_inner_size(config.mamba_n_heads * config.mamba_d_head)
-    writer.add_ssm_state_size(config.mamba_d_state)
-    writer.add_ssm_time_step_rank(config.mamba_n_heads)
-    writer.add_ssm_group_count(config.mamba_n_groups)
+    heads, size, states = config.mamba_n_heads, config.mamba_d_head, config.mamba_d_state
+    _ssm_keys(writer, config.mamba_d_conv, heads, size, states, config.mamba_n_groups)
 
 
 def _qwen3_next_keys(writer, config):
     writer.add_full_attention_interval(2)
-    writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
-    writer.add_ssm_inner_size(config.linear_num_value_heads * config.linear_value_head_dim)
-    writer.add_ssm_state_size(config.linear_key_head_dim)
-    writer.add_ssm_time_step_rank(config.linear_num_value_heads)
-    writer.add_ssm_group_count(config.linear_num_key_heads)
+    heads, size, states = config.linear_num_value_heads, config.linear_value_head_dim, config.linear_key_head_dim
+    _ssm_keys(writer, config.linear_conv_kernel_dim, heads, size, states, config.linear_num_key_heads)
 
 
 def _granite_keys(writer, config):
@@ -134,11 +136,8 @@ def _nemotron_h_keys(writer, config):
     writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
     writer.add_vocab_size(config.vocab_size)
     writer.add_rope_scaling_finetuned(False)
-    writer.add_ssm_conv_kernel(config.conv_kernel)
-    writer.add_ssm_inner_size(config.mamba_num_heads * config.mamba_head_dim)
-    writer.add_ssm_state_size(config.ssm_state_size)
-    writer.add_ssm_time_step_rank(config.mamba_num_heads)
-    writer.add_ssm_group_count(config.n_groups)
+    heads, size, states = config.mamba_num_heads, config.mamba_head_dim, config.ssm_state_size
+    _ssm_keys(writer, config.conv_kernel, heads, size, states, config.n_groups)
     if experts:
         writer.add_expert_count(config.n_routed_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)

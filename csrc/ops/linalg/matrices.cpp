@@ -172,6 +172,7 @@ Tensor info_any(const Tensor& info) {
 }
 
 }  // namespace
+
 Tensor in_shape(const Tensor& contiguous, Sizes sizes) {
   std::vector<int64_t> strides(sizes.size(), 1);
   for (size_t i = sizes.size(); i-- > 1;) strides[i - 1] = strides[i] * std::max<int64_t>(sizes[i], 1);

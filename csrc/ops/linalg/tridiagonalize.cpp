@@ -159,6 +159,14 @@ class Reduction {
             slots_, 0,      norms_};
   }
 
+  // Binds what both kernels of a column read and write; `entries` gets a number of each column.
+  void bind(gpu::Recording& recording, const Tensor& entries, const TridiagonalPanelParams& p) const {
+    recording.buffer(0, of_piece(a_)).buffer(1, of_piece(result_.reflectors)).buffer(2, of_piece(w_));
+    recording.buffer(3, of_piece(x_)).buffer(4, of_piece(squares_)).buffer(5, of_piece(parts_));
+    recording.buffer(6, of_piece(quadratic_)).buffer(7, of_piece(dots_)).buffer(8, of_piece(result_.tau));
+    recording.buffer(9, of_piece(entries)).bytes(10, p);
+  }
+
   void panel(gpu::Recording& recording, uint32_t begin) const {
     const uint32_t end = begin + tuning_.panel_columns;
     for (uint32_t column = begin; column < end; ++column) {
@@ -181,17 +189,7 @@ class Reduction {
     TridiagonalPanelParams p = panel_params(panel, column, column);
     p.parts = next_parts(column);
     p.norms = p.parts * (TRIDIAGONALIZE_NEXT_ROWS / gpu::kSimdWidth);
-    recording.kernel("tridiagonal_next")
-        .buffer(0, of_piece(a_))
-        .buffer(1, of_piece(result_.reflectors))
-        .buffer(2, of_piece(w_))
-        .buffer(3, of_piece(x_));
-    recording.buffer(4, of_piece(squares_))
-        .buffer(5, of_piece(parts_))
-        .buffer(6, of_piece(quadratic_))
-        .buffer(7, of_piece(dots_))
-        .buffer(8, of_piece(result_.tau));
-    recording.buffer(9, of_piece(result_.diagonal)).bytes(10, p);
+    bind(recording.kernel("tridiagonal_next"), result_.diagonal, p);
     const double rows = 1.0 * piece_.count * (n_ - column), terms = p.squares + 4.0 * (column - panel);
     recording.work(2 * rows * terms, 4 * rows * terms);
     recording.dispatch_threadgroups(grid(piece_.count * p.parts), {TRIDIAGONALIZE_NEXT_ROWS * TRIDIAGONALIZE_SLICES});
@@ -201,17 +199,7 @@ class Reduction {
     TridiagonalPanelParams p = panel_params(panel, column, column + 1);
     p.parts = column - panel + p.squares * (p.squares + 1) / 2;
     p.norms = next_parts(column) * (TRIDIAGONALIZE_NEXT_ROWS / gpu::kSimdWidth);
-    recording.kernel("tridiagonal_multiply")
-        .buffer(0, of_piece(a_))
-        .buffer(1, of_piece(result_.reflectors))
-        .buffer(2, of_piece(w_))
-        .buffer(3, of_piece(x_));
-    recording.buffer(4, of_piece(squares_))
-        .buffer(5, of_piece(parts_))
-        .buffer(6, of_piece(quadratic_))
-        .buffer(7, of_piece(dots_))
-        .buffer(8, of_piece(result_.tau));
-    recording.buffer(9, of_piece(result_.beside)).bytes(10, p);
+    bind(recording.kernel("tridiagonal_multiply"), result_.beside, p);
     const double entries = 0.5 * piece_.count * (n_ - column) * (n_ - column);
     recording.work(4 * entries, 4 * entries);
     recording.dispatch_threadgroups(grid(piece_.count * p.parts), {TRIDIAGONALIZE_SQUARE_THREADS});
