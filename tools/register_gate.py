@@ -20,8 +20,8 @@ faster than a smaller tile, so that a bound says nothing. They must compile, and
 The same holds for a kernel of bfloats whose twin of halves is measured: the twin has the same values in registers.
 
 To compile all takes seven minutes of a core, and the same text with the same compiler gives the same registers. So
-register_gate.json has, by file, a digest of what its kernels were compiled from when they last fitted; the tests
-compile the files whose digest differs.
+register_gate.json has, by file, a digest of what its kernels were compiled from when they last fitted, and when they
+last compiled for GPUs with other compute capabilities; the tests compile the files whose digest differs.
 """
 
 import argparse
@@ -36,10 +36,14 @@ from pathlib import Path
 from metalcore.estimates.chips import OCCUPANCY
 from metalcore.msl.runtime import resources
 
+from .build.families import with_includes
+
 KERNELS = Path(__file__).resolve().parents[1] / "kernels"
 RECORD = Path(__file__).with_suffix(".json")  # {file of kernels: digest() when they fitted}
 LEAST_THREADS = OCCUPANCY[-1][1]  # what Metal grants a kernel that promises nothing
 THREADGROUP_MEMORY = 32 * 1024
+# These are compiled for all compute capabilities, whatever is recorded.
+EVERYWHERE = ("activation/softmax", "attention/forward", "linalg/qr_simd")
 _MOST = 255  # registers of a thread of NVIDIA's GPUs
 _INCLUDED = re.compile(r'^#include ["<]([^">]+)', re.MULTILINE)
 _NO_CODE = re.compile(r"^#line .*\n|//.*|^\s*\n", re.MULTILINE)
@@ -189,6 +193,29 @@ def _bounds(promised, free=False):
     return {name: _MOST if free else budget(threads) for name, threads in measured.items()}, unmeasured
 
 
+def other_capabilities(family):
+    """Returns the compute capabilities other than 9.0 for which a kernel of a file must compile. Only <metal_stdlib>'s
+    headers have other code for GPUs before 8.0, above all for matrices; GPUs after these differ in the assembler
+    alone."""
+    sources = with_includes(KERNELS / f"{family}.metal", KERNELS)
+    has_matrices = any("simdgroup_matrix" in _code(path) for path in sources)
+    is_first = family == families([family.partition("/")[0] + "/"])[0]
+    return [75] * (has_matrices or is_first) + [80, 100] * (family in EVERYWHERE)
+
+
+def compile_for(family, capability):
+    """Compiles one kernel of a file for a compute capability. Raises an MSLError where it does not compile."""
+    from metalcore.msl.nvidia import nvrtc
+
+    source, places = _file(family)
+    translation = _translated(source, **places)
+    described = translation.cuda_kernels()
+    # The architectures differ most in bfloat.
+    kernel = next((name for name in described if "bfloat" in name), next(iter(described)))
+    text, _ = resources.source(translation, described, {kernel: None})
+    nvrtc.find().compile(text, capability, flags=(*resources.FLAGS, *fast()), msl=source)
+
+
 def faults(family, uses):
     """What is wrong with the kernels of a file, as text. What NVRTC compiled before in a process changes its choice of
     registers by a few: a new process decides about those that do not fit."""
@@ -278,10 +305,14 @@ def main(arguments=None):
 
 
 def _record(prefixes):
+    from metalcore.msl.nvidia import nvrtc
+
     record, wrong = recorded(), []
     changed = {family: now for family in families(prefixes) if record.get(family) != (now := digest(family))}
     for family, now in changed.items():
         print(family, flush=True)
+        for capability in {*other_capabilities(family)} & {*nvrtc.find().architectures()}:
+            compile_for(family, capability)
         if found := faults(family, uses(family)):
             wrong.append(found)
         else:

@@ -83,4 +83,5 @@ then
   index=(--extra-index-url "$cpu_index")
 fi
 echo "installing ${packages[*]} into .venv"
-.venv/bin/python -m pip install -qq --disable-pip-version-check "${index[@]}" -c constraints.txt "${packages[@]}"
+# Python compiles the modules that are imported, which are a small part of the packages'.
+.venv/bin/python -m pip install -qq --disable-pip-version-check --no-compile "${index[@]}" -c constraints.txt "${packages[@]}"

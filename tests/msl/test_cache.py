@@ -1,5 +1,6 @@
 """The cache of compiled programs: its place, and damaged, foreign and concurrent entries."""
 
+import collections
 import os
 import stat
 import subprocess
@@ -8,11 +9,15 @@ import tempfile
 import warnings
 
 import pytest
+import torch
 
 import metalcore
 from metalcore import _device_library
 from metalcore.msl import cache, private_files
+from metalcore.msl.errors import MSLError
+from metalcore.msl.language.translate import translate
 from metalcore.msl.runtime import host
+from metalcore.simulator import checking
 
 pytestmark = pytest.mark.only_on("simulator")  # programs for CUDA: test_cuda_programs.py
 SOURCE = "kernel void {name}(device float* x, uint i [[thread_position_in_grid]]) {{ x[i] = {value}; }}"
@@ -73,6 +78,31 @@ def test_a_program_is_compiled_once(directory, compilations):
     metalcore.compile_shader(SOURCE.format(name="k", value=1), constants={})
     assert len(compilations) == 2
     assert [name.split(".")[1] for name in files(directory)].count("so") == 2
+
+
+def test_one_mode_is_compiled(directory, compilations):
+    x = torch.zeros(3, device="mps")
+    with checking():
+        program = metalcore.compile_shader(SOURCE.format(name="k", value=3))
+        program.k(x)
+        assert x.tolist() == [3.0, 3.0, 3.0]
+    assert len(compilations) == 1
+    program.k(x)
+    assert len(compilations) == 2
+
+
+def test_a_precompiled_prelude_changes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(host, "_programs", collections.Counter())
+    monkeypatch.setattr(host, "_preludes", {})
+    text = translate(SOURCE.format(name="k", value=4)).source()
+    outputs, errors = [tmp_path / f"{number}.so" for number in range(host._PROGRAMS_BEFORE + 2)], set()
+    for output in outputs:
+        host.compile_source(text, output)
+        with pytest.raises(MSLError) as caught:
+            host.compile_source(text.replace("= 4", "= four"), output.with_suffix(".not"))
+        errors.add(str(caught.value))
+    assert len({output.read_bytes() for output in outputs}) == len(errors) == 1
+    assert bool(host._preludes) == (host.find_compiler().family == "gcc")
 
 
 @pytest.mark.parametrize(
@@ -294,8 +324,6 @@ def test_processes_fill_it_at_once(directory, tmp_path, monkeypatch):
     )
     processes = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert [process.communicate(timeout=300)[0].strip() for process in processes] == ["[7.0, 7.0, 7.0]"] * 3
-    # Checking mode adds the checked program to the one from which the kernels are listed.
-    programs = 2 if metalcore._C.simulator_checking()[0] else 1
-    assert sorted(os.path.splitext(name)[1] for name in files(directory)) == [".json", *[".so"] * programs]
+    assert sorted(os.path.splitext(name)[1] for name in files(directory)) == [".json", ".so"]
     assert all(cache.is_intact(directory / name) for name in files(directory))
-    assert sum("-shared" in line for line in log.read_text().splitlines()) == programs
+    assert sum("-shared" in line for line in log.read_text().splitlines()) == 1

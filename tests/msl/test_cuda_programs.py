@@ -2,7 +2,6 @@
 compile_shader calls the backend as it should."""
 
 import functools
-import itertools
 import struct
 import threading
 from pathlib import Path
@@ -18,7 +17,6 @@ from metalcore.msl.runtime import signatures
 from metalcore.msl.runtime.library import ShaderLibrary, ShaderProgram
 from metalcore.msl.runtime.targets import CudaTarget
 from tools import register_gate
-from tools.build.families import with_includes
 
 pytestmark = pytest.mark.only_on("simulator", "cuda")  # Linux, where NVRTC is
 KERNELS = Path(__file__).parents[2] / "kernels"
@@ -54,39 +52,16 @@ def family(name):
     return ShaderProgram(path.read_text(encoding="utf-8"), [str(path.parent), str(KERNELS)], {})
 
 
-def compiled(program, kernels, capability):
-    """A cubin, in which the speed of kernels does not matter."""
-    flags = *nvrtc.FLAGS, *cuda._BUILTIN_FLAGS, *register_gate.fast()
-    requests = [(kernel, signatures.probable(program.arguments(kernel))) for kernel in kernels]
-    text, entries = program.translation.cuda_source(requests)
-    cubin = nvrtc.find().compile(text, capability, flags=flags, msl=program.source)
-    assert all(entry.encode() in cubin for entry in entries)
-    return cubin
-
-
-# test_register_gate.py compiles all of them for 9.0. Only <metal_stdlib>'s headers have other code for GPUs before 8.0,
-# above all for matrices; what comes after these GPUs differs in the assembler alone.
-MATRICES = {
-    name
-    for name in FAMILIES
-    if any("simdgroup_matrix" in path.read_text() for path in with_includes(KERNELS / f"{name}.metal", KERNELS))
-}
-FIRST = {name.split("/")[0]: name for name in reversed(FAMILIES)}
-
-
 @pytest.mark.parametrize(
     ("name", "capability"),
-    [
-        *((name, 75) for name in sorted({*MATRICES, *FIRST.values()})),
-        *itertools.product(("attention/forward", "linalg/qr_simd", "activation/softmax"), (80, 100)),
-    ],
+    [(name, capability) for name in FAMILIES for capability in register_gate.other_capabilities(name)],
 )
 def test_kernels_compile_for_other_architectures(name, capability):
+    """test_register_gate.py compiles all of them for 9.0, and has the same record."""
     if capability not in nvrtc.find().architectures():
         pytest.skip(f"{nvrtc.find()} knows no compute capability {capability}")
-    program = family(name)
-    # The architectures differ most in bfloat.
-    compiled(program, [next((kernel for kernel in program.names if "bfloat" in kernel), program.names[0])], capability)
+    if name in register_gate.EVERYWHERE or register_gate.recorded().get(name) != register_gate.digest(name):
+        register_gate.compile_for(name, capability)
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,8 @@ in_several_orders = pytest.mark.parametrize("seed", [0, 1, 2])
 
 def run(source, *arguments, threads, group, seed):
     """The arguments after a correct kernel."""
-    library = metalcore.compile_shader(HEADER + source)
-    with checking(seed=seed):
+    with checking(seed=seed):  # within which the program is compiled for checking mode alone
+        library = metalcore.compile_shader(HEADER + source)
         library.run(*arguments, threads=threads, group_size=group)
     return [a.cpu() if isinstance(a, torch.Tensor) else a for a in arguments]
 
@@ -64,8 +64,8 @@ class Case:
 
     def run(self, faulty, **options):
         source, lines = select(HEADER + self.source, faulty)
-        library = metalcore.compile_shader(source)
         arguments = self.tensors()
         with checking(**options):
+            library = metalcore.compile_shader(source)
             library.run(*arguments, threads=self.threads, group_size=self.group)
         return lines

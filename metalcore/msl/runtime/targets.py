@@ -48,10 +48,10 @@ class SimulatorTarget:
         self._information = {}
 
     def prepare(self):
-        """Finds the errors of a program, by compiling it if it is small."""
+        """Finds the errors of a program, by compiling it if it is small, for the mode in which it would run now."""
         names = self._program.names
         if len(names) <= COMPILED_AT_ONCE:
-            self._shared_object(None, checking=False)
+            self._shared_object(None, checking=_C.simulator_checking()[0])
             return
 
         from . import host
@@ -64,7 +64,7 @@ class SimulatorTarget:
 
     def thread_limit(self, kernel, buffers=None, lengths=()):
         if kernel not in self._information:
-            found = _C.simulator_kernels(self._load(kernel, checking=False))
+            found = _C.simulator_kernels(self._load(kernel, checking=_C.simulator_checking()[0]))
             self._information |= {entry["name"]: entry for entry in found}
         return self._information[kernel]["max_total_threads_per_threadgroup"]
 
