@@ -38,14 +38,12 @@ def test_half_precision_is_computed_in_float32(device, dtype, name):
             assert torch.equal(ours, theirs.to(ours.dtype))
 
 
-# lstsq has the default of GPUs, gels, also on the CPU, where PyTorch's is gelsy; PyTorch's lobpcg takes no complex A
+# lstsq has the default of GPUs, gels, also on the CPU, where PyTorch's is gelsy. PyTorch's lobpcg takes no complex A.
 OTHERS = [name for name, op in LINALG.items() if op.namesake and name not in ("lstsq", "lobpcg")]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.complex128], ids=str)
-@pytest.mark.parametrize(
-    "name", [name for name, op in LINALG.items() if op.namesake and name not in ("lstsq", "lobpcg")]
-)
+@pytest.mark.parametrize("name", OTHERS)
 def test_other_input_goes_to_torch(dtype, name):
     op = LINALG[name]
     module, _, function = op.namesake.rpartition(".")

@@ -1,5 +1,5 @@
-"""Constants of a program that are made from other constants, on the host and on CUDA. The arithmetic of #if and of
-attributes' arguments is C++'s."""
+"""Constants of a program that are made from other constants, on the host and on CUDA, and constants that lambdas
+capture. The arithmetic of #if and of attributes' arguments is C++'s."""
 
 import math
 import re
@@ -198,3 +198,43 @@ def test_names_in_attributes():
     with pytest.raises(MSLError, match="the index of argument 'a' is no integer constant"):
         find_kernels(ParsedProgram(preprocess("kernel void k(device int* a [[buffer(1 << 100000000000)]]) {}")[0]))
     assert time.perf_counter() - begin < 1
+
+
+# Constants by their types that nested lambdas capture, and other values that they capture.
+CAPTURED = """
+#include <metal_stdlib>
+using namespace metal;
+
+template <typename T, T v>
+struct constant_of {
+  static constexpr constant T value = v;
+  constexpr operator T() const thread { return v; }
+};
+template <typename F>
+void with(int x, F f) {
+  if (x > 0) f(constant_of<int, 2>{}, x); else f(constant_of<int, 0>{}, x);
+}
+template <int a, int b>
+int joined() { return 10 * a + b; }
+
+kernel void k(device int* y, uint i [[thread_position_in_grid]]) {
+  int count = 0;
+  with(int(i), [&](auto first, auto changed) {
+    with(1, [&](auto second, int) {
+      if constexpr (first && second) count += 100;
+      with(1, [&](auto third, int) { count += joined<first.value, third>(); });
+      changed += 1000;
+    });
+    count += changed;
+  });
+  y[i] = count;
+}
+"""
+
+
+@pytest.mark.only_on("simulator", "cuda")
+@pytest.mark.usefixtures("compiles_for_cuda")
+def test_constants_stay_constants_and_references_refer(device):
+    y = torch.zeros(2, dtype=torch.int32, device=device)
+    metalcore.compile_shader(CAPTURED).k(y, threads=2)
+    assert y.tolist() == [2 + 1000, 100 + 22 + 1001]
