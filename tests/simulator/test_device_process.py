@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import processes
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,6 +29,13 @@ def interpret(*arguments, **environment):
         timeout=300,
         env={**os.environ, "PYTHONPATH": path, **environment},
     )
+
+
+def with_torch(program, **environment):
+    """Runs a program in a process that has imported PyTorch, and has not asked it anything."""
+    result = processes.python("-c", program, env={**os.environ, **environment}, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def test_import_is_idempotent():
@@ -82,8 +90,7 @@ REFUSALS = {
 
 @pytest.mark.parametrize("before, reason", REFUSALS.values(), ids=REFUSALS)
 def test_refusals_leave_the_process_unharmed(before, reason):
-    output = python(
-        "-c",
+    output = with_torch(
         f"""
 import torch, metalcore
 {before}
@@ -104,8 +111,7 @@ except RuntimeError as error:
 
 def test_hidden_cuda():
     assert (
-        python(
-            "-c",
+        with_torch(
             """
 import os, torch
 torch._C._get_accelerator = lambda: torch.device("cuda")
