@@ -3,6 +3,7 @@
 `make docs` builds it. Sphinx's source folder is the repository, so a link between pages is the same here and there.
 """
 
+import gc
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import metalcore
 import metalcore.simulator
 
 sys.path.insert(0, str(Path(__file__).parent))  # the extension docstrings
+gc.disable()  # a third of the build's time went into walks over pages and PyTorch's objects, which stay until the end
 
 project = "metalcore"
 version = release = metalcore.__version__
