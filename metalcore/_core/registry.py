@@ -198,6 +198,8 @@ class Op:
         production: returns a sample of the size that models use, for keyword arguments that have defaults:
             `production(batch_size=4, vocab_size=32000)`. The simulated device computes the default in a second. By
             default it is the first sample with another first dimension.
+        error: a part of the message of the RuntimeError that the function raises where the device takes none of its
+            kernels. By default there is no error: PyTorch's ops compute the result.
         edge: returns samples of values at the edges of what the op takes. The default is the smallest sample with large
             and tiny values, and if it has no `prepare`, with zeros and a NaN (metalcore/golden/selection.py).
     """
@@ -216,15 +218,26 @@ class Op:
     backward: bool = True
     waits: bool = False
     production: Callable[..., Sample] = field(default=None)  # pyright: ignore[reportAssignmentType]
+    error: str | None = None
     edge: Callable[[], tuple[Sample, ...]] | None = None
 
     def __post_init__(self):
         if self.reference is None:
             if self.namesake is None:
                 raise TypeError(f"{self.name}: an op without a namesake needs a reference")
-            object.__setattr__(self, "reference", attrgetter(self.namesake.removeprefix("torch."))(torch))
+            object.__setattr__(self, "reference", self.pytorch)
         if self.production is None:
             object.__setattr__(self, "production", self._repeated)
+
+    @property
+    def family(self) -> str:
+        """The package that defines the function: "linalg"."""
+        return self.function.__module__.removeprefix("metalcore.").partition(".")[0]
+
+    @property
+    def pytorch(self) -> Callable | None:
+        """PyTorch's function of the same name, which takes the same arguments."""
+        return None if self.namesake is None else attrgetter(self.namesake.removeprefix("torch."))(torch)
 
     def _repeated(self, batch_size: int = 64) -> Sample:
         sample = next(sample for sample in self.samples() if sample.elements)

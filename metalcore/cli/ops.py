@@ -50,13 +50,8 @@ def programs_page():
 def page():
     modules = {}
     for op in OPS.values():
-        modules.setdefault(_module(op), []).append(op)
+        modules.setdefault(f"metalcore.{op.family}", []).append(op)
     return "\n".join([HEAD, *(line for module, ops in sorted(modules.items()) for line in _table(module, ops))])
-
-
-def _module(op):
-    """Returns the public module of a function: the first below metalcore."""
-    return ".".join(op.function.__module__.split(".")[:2])
 
 
 def _table(module, ops):

@@ -48,7 +48,7 @@ __all__ = [
     "unpatch",
 ]
 
-OVERRIDES = tuple(name for name in overrides.NAMES if ".linalg." not in OPS[name].function.__module__)
+OVERRIDES = tuple(name for name in overrides.NAMES if OPS[name].family != "linalg")
 
 _requests: list[Request] = []
 

@@ -121,6 +121,7 @@ register(
         reference=_by_eigenvalues,
         operators=("schur", "logarithm_triangular", "square_root_triangular", "solve_triangular"),
         waits=True,
+        error="linalg.schur takes",
         samples=lambda: (
             Sample("12x12", ((3, 12, 12),), prepare=(_near_one,), terms=4 * 12**2),
             Sample("9x9, complex", ((6, 9, 9),), prepare=(_near_one,), arguments=turned, terms=8 * 9**2),

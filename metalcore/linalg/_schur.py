@@ -224,6 +224,7 @@ for _name, _function, _options in (("schur", schur, {}), ("hessenberg", hessenbe
             reference=_as_it_is,
             results=_products,
             operators=("schur",),
+            error=f"linalg.{_name} takes",
             dtypes=frozenset({torch.float32}),  # 16-bit forms multiply to no more than a few digits of the matrix
             edge=tuple,
             backward=False,

@@ -235,6 +235,7 @@ register(
         solve_sylvester,
         reference=_sylvester_by_sum,
         operators=("schur", "sylvester_triangular"),
+        error="linalg.schur takes",
         samples=lambda: tuple(
             Sample(
                 name,
@@ -258,6 +259,7 @@ register(
         reference=_root_by_eigenvalues,
         operators=("schur", "square_root_triangular", "sylvester_triangular"),
         waits=True,
+        error="linalg.schur takes",
         samples=lambda: (
             *(
                 Sample(f"{n}x{n}", ((batch, n, n),), prepare=(well_conditioned,), terms=n**2)

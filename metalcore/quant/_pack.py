@@ -121,6 +121,7 @@ register(
         reference=lambda tensor, type: (tensor.unflatten(-1, (-1, 32)).abs().amax(-1, keepdim=True) / 127).half(),
         results=lambda returned: _scales_of_q8(returned) if returned.dtype is torch.uint8 else [returned],
         operators=("quantize",),
+        error="no kernels that pack numbers",
         samples=lambda: (Sample("Q8_0", ((3, 320),), {"type": "Q8_0"}),),
         backward=False,
         waits=True,

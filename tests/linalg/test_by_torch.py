@@ -146,13 +146,8 @@ def test_tensors_of_two_devices_stay_an_error(device):
         metalcore.lstsq(torch.eye(3, device=device), torch.eye(3))
 
 
-# Their references are not PyTorch's own functions.
-WITH_REFERENCES = {"cond": torch.linalg.cond, "lobpcg": torch.lobpcg}
-
-
 def test_each_function_of_pytorch_is_known():
-    namesakes = {name for name in metalcore.linalg.__all__ if OPS[name].namesake}
-    functions = {WITH_REFERENCES.get(name, OPS[name].reference) for name in namesakes}
+    functions = {OPS[name].pytorch for name in metalcore.linalg.__all__} - {None}
     assert functions == set(_pytorch._NEEDED)
 
 

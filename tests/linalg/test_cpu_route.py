@@ -20,17 +20,14 @@ SAME_BITS = {
     "ldl_factor", "ldl_factor_ex", "lu_factor_ex", "lu_solve", "ormqr", "qr", "solve", "solve_ex", "solve_triangular",
     "svd", "svdvals",
 }  # fmt: skip
-# PyTorch has no op for these, or multiplies matrices in their place.
-NOT_ROUTED = (
-    *("syrk", "herk", "larfb", "schur", "hessenberg", "sqrtm", "logm", "solve_sylvester"),
-    "eigh_tridiagonal",
-    *("matrix_exp", "ldl_solve", "multi_dot", "vander"),
-)
+# PyTorch has no op for these operators, or multiplies matrices in their place.
+WITHOUT_ROUTE = {"syrk", "schur", "eigh_tridiagonal", "matrix_exp", "ldl_solve"}
 ROUTED = {
     name: case
     for name, case in CASES.items()
-    if case.op.function.__module__.startswith("metalcore.linalg")
-    and case.op.name not in NOT_ROUTED
+    if case.op.family == "linalg"
+    and case.op.operators
+    and not WITHOUT_ROUTE.intersection(case.op.operators)
     and name not in ("ormqr, complex", "matrix_power, fifth")
 }
 

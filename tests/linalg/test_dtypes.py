@@ -6,7 +6,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from metalcore._core.registry import OPS
 
-LINALG = {name: op for name, op in OPS.items() if op.function.__module__.startswith("metalcore.linalg")}
+LINALG = {name: op for name, op in OPS.items() if op.family == "linalg"}
 
 
 def arguments(op, dtype, device):
@@ -46,10 +46,8 @@ OTHERS = [name for name, op in LINALG.items() if op.namesake and name not in ("l
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_input_goes_to_torch(dtype, name):
     op = LINALG[name]
-    module, _, function = op.namesake.rpartition(".")
-    theirs = getattr(torch.linalg if module == "torch.linalg" else torch, function)
     for given, options in arguments(op, dtype, "cpu"):
-        found, expected = (outcome(op, each, given, options) for each in (op.function, theirs))
+        found, expected = (outcome(op, each, given, options) for each in (op.function, op.pytorch))
         if isinstance(expected, str):
             assert found == expected
         else:

@@ -3,7 +3,6 @@ that do not fit, out=. tests/ops asks every op about wrong types, fake kernels, 
 
 import inspect
 import warnings
-from operator import attrgetter
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ import metalcore
 from metalcore._core.accuracy import bound
 from metalcore._core.registry import OPS
 
-LINALG = {name: op for name, op in OPS.items() if op.function.__module__.startswith("metalcore.linalg")}
+LINALG = {name: op for name, op in OPS.items() if op.family == "linalg"}
 NAMESAKES = [name for name, op in LINALG.items() if op.namesake]
 # lstsq has the default of GPUs, gels, also on the CPU, where PyTorch's is gelsy.
 # PyTorch's lobpcg, which is written in Python, raises AssertionErrors.
@@ -44,8 +43,7 @@ class Call:
 def pair(name, device, sample=None):
     """Our function on the device, and PyTorch's on the CPU."""
     op = LINALG[name]
-    theirs = attrgetter(op.namesake.removeprefix("torch."))(torch)
-    return Call(op, op.function, device, sample), Call(op, theirs, "cpu", sample)
+    return Call(op, op.function, device, sample), Call(op, op.pytorch, "cpu", sample)
 
 
 def is_tensor(x):

@@ -1,7 +1,6 @@
 """Every public function with arguments of a wrong type: it raises what PyTorch's namesake raises, or a TypeError."""
 
 import inspect
-from operator import attrgetter
 
 import pytest
 import torch
@@ -48,7 +47,7 @@ def call_of(op):
         for one in parameters
         if one.name not in ("out", *LEFT_OUT.get(op.name, ()))
     }
-    return attrgetter(op.namesake.removeprefix("torch."))(torch) if op.namesake else None, arguments
+    return op.pytorch, arguments
 
 
 CALLS = {name: call_of(op) for name, op in OPS.items() if inspect.isfunction(op.function)}

@@ -5,38 +5,27 @@ import torch
 from processes import python
 
 import metalcore
+from metalcore._core.registry import OPS
 
 ops = torch.ops.metalcore
 
-# Operators without a derivative, besides those in place. PyTorch warns where backward comes through their results.
-WITHOUT_DERIVATIVE = {
-    "affine_rows",
-    "causal_conv1d_update",  # inference
-    "dequantize_blockwise",
-    "double_function",
-    "double_matmul",
-    "double_sum",
+# Operators that others call inside of a derivative of their own.
+INNER = {
     "embedding_bag_samples",  # results are integers
-    "grad_norm",  # called under no_grad
     "info_any",
-    "ldl_factor_ex",  # PyTorch has no derivative either
-    "logarithm_triangular",  # called by logm, which has the derivative
-    "matrix_exp_scaled",  # called by matrix_exp, which has the derivative
-    "merge_states",  # inference
-    "paged_append",
-    "paged_attention",
-    "qr_pivoted",  # called by lstsq, which has the derivative
-    "quant_rows",
-    "quantize",  # results are integers
-    "quantize_blockwise",
-    "renorm_rows",
-    "sample",
-    "scaled_quantize",
-    "scaled_rows",
-    "schur",
-    "selective_state_update",  # inference
-    "square_root_triangular",  # called by functions that have the derivative
+    "logarithm_triangular",
+    "matrix_exp_scaled",
+    "qr_pivoted",
+    "square_root_triangular",
     "sylvester_triangular",
+}
+# PyTorch warns where backward comes through the results of operators without a derivative.
+DIFFERENTIABLE = {
+    operator
+    for op in OPS.values()
+    if op.backward
+    for operator in op.operators
+    if not operator.endswith("_") and operator not in INNER and (operator not in OPS or OPS[operator].backward)
 }
 
 
@@ -155,7 +144,7 @@ for name in torch._C._dispatch_get_all_op_names():
     if name.startswith("metalcore::") and not name.startswith("metalcore::_"):
         for key in ("CPU", "Meta"):
             assert torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, key), (name, key)
-        if not name.endswith("_") and name.removeprefix("metalcore::") not in {WITHOUT_DERIVATIVE}:
+        if name.removeprefix("metalcore::") in {DIFFERENTIABLE}:
             assert torch._C._dispatch_has_kernel_for_dispatch_key(name, "Autograd"), name
 """
     done = python("-c", program, timeout=300)

@@ -48,7 +48,7 @@ def test_names():
 
 def test_one_word_finds_a_family():
     """The name of the op's package is that of its folders, and of its module of rules."""
-    families = {op.function.__module__.split(".")[1] for op in OPS.values()}
+    families = {op.family for op in OPS.values()}
     for room in ("kernels", "csrc/ops", "benchmarks/families"):
         folders = {path.parent.name for path in (ROOT / room).glob("*/[!_]*.*")} - {"common", "__pycache__"}
         assert folders <= families and (folders == families or room == "benchmarks/families"), room
@@ -70,12 +70,8 @@ def test_a_namesake_has_the_arguments_of_the_samples():
     """PyTorch's function takes the same arguments on the CPU, so that a user can replace one by the other."""
     for op in OPS.values():
         if op.namesake and inspect.isfunction(op.function):
-            names = op.namesake.split(".")[1:]
-            function = torch
-            for name in names:
-                function = getattr(function, name)
             sample = op.smallest_sample()
-            function(*sample.arguments(*sample.make("cpu", torch.float32)), **sample.options)
+            op.pytorch(*sample.arguments(*sample.make("cpu", torch.float32)), **sample.options)
 
 
 class NothingFromTheHost(TorchFunctionMode):

@@ -3,7 +3,6 @@ place after PyTorch's forward pass, it may change after ours. Activations in pla
 them, run metalcore's kernels in both directions."""
 
 import contextlib
-from operator import attrgetter
 
 import pytest
 import torch
@@ -67,12 +66,11 @@ def _divergences(reduction, log_target):
 @pytest.mark.parametrize("name", overridden())
 def test_what_may_be_changed(device, name, dtype):
     op = OPS[name]
-    function = attrgetter(op.namesake.removeprefix("torch."))(torch)
     tried = 0
     for sample in forms(name):
 
         def make(where, sample=sample):
-            return Call(op, sample, where, dtype, function)
+            return Call(op, sample, where, dtype, op.pytorch)
 
         count, where = None, ""
         for where in (device, "cpu"):  # PyTorch has some ops of linear algebra on the CPU alone

@@ -24,7 +24,7 @@ def elementwise():
             ours=functools.partial(op.function, **options), theirs=functools.partial(op.reference, **options)
         )
         for op in OPS.values()
-        if op.function.__module__.startswith("metalcore.activation.")
+        if op.family == "activation"
         and not op.function.__module__.endswith(("._gated", "._biased"))
         and "dim" not in signature(op.function).parameters
         for options in (sample.options for sample in op.samples())

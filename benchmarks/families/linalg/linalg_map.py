@@ -91,9 +91,12 @@ ARGUMENTS = {
     "trsm": lambda A: (triangular(A), torch.randn_like(A)),
 }
 BIND = {"solve_triangular": lower}
-# PyTorch has nothing for the first two. The others take no batches of matrices.
-LEFT_OUT = ("larfb", "larft", "multi_dot", "tensorinv", "tensorsolve")
-MAPPED = {name: OPS[name] for name in metalcore.linalg.__all__ if name not in LEFT_OUT}
+# The others take several tensors, or no batches of matrices.
+MAPPED = {
+    name: OPS[name]
+    for name in metalcore.linalg.__all__
+    if name in ARGUMENTS or len(OPS[name].smallest_sample().shapes) == 1 and name != "tensorinv"
+}
 
 
 def arguments(name, A):
