@@ -16,9 +16,9 @@ import metalcore
 
 from ..harness.case import of_all, size_text
 from .comparison import LIMITS, calls, exact, peer_case
-from .flash_sdpa import FlashSDPA
 from .ggml import GGML
 from .mlx import MLX
+from .pytorch import FlashSDPA
 
 # (batch, heads, length, head size)
 SHAPES = {

@@ -1,8 +1,13 @@
-"""Runs probes: in this process, or in a child that may crash or hang. Each becomes an `Outcome`."""
+"""Runs probes: in this process, or in a child that may crash or hang. Each becomes an `Outcome`.
+
+The child is `python -m metalcore.doctor.runner [MODULE …]`. It imports the modules, and answers each name of a row on
+its standard input with a line of JSON.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import select
@@ -16,8 +21,8 @@ from typing import NamedTuple
 
 import torch
 
-from .machine import Machine
-from .rows import Row
+from .machine import Machine, this_machine
+from .rows import Row, row_of
 
 __all__ = ["SECONDS", "Outcome", "judge", "judge_apart"]
 
@@ -121,13 +126,13 @@ def judge_apart(
 
 
 class _Child:
-    """A process of child.py."""
+    """A process that runs this file."""
 
     def __init__(self, modules, seconds):
         self._seconds, self._said = seconds, b""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (end() closes it)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "metalcore.doctor.child", *modules],
+            [sys.executable, "-m", "metalcore.doctor.runner", *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -181,3 +186,18 @@ class _Child:
         for stream in (self._asked, self._answers, self._errors):
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
+
+
+def main():
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever else prints does not answer
+    machine = this_machine()
+    print("ready", file=answers, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(judge(row_of(line.strip()), machine)._asdict()), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -13,8 +13,7 @@ GPU, or a path that ends in .json) counts what kernels do, and reports it at the
 import os as _os
 
 from . import device
-from .checking_mode import checking
-from .errors import KernelError
+from .errors import KernelError, checking
 
 __all__ = ["KernelError", "checking"]
 

@@ -12,7 +12,7 @@ import runpy
 import sys
 import types
 
-from . import children
+from .device import reach_children
 
 
 def run_code(code):
@@ -26,7 +26,7 @@ def main(arguments):
     if len(arguments) < needed or (option.startswith("-") and needed == 1):
         print((__doc__ or "").strip(), file=sys.stderr)
         return 0 if option in ("-h", "--help") else 2
-    children.reach()
+    reach_children()
     if option == "-c":
         sys.argv = ["-c", *arguments[2:]]
         run_code(arguments[1])

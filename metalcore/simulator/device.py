@@ -1,12 +1,16 @@
-"""Installs the simulated device, and gives torch._C the functions of a PyTorch build with MPS that others lack."""
+"""Installs the simulated device, here and in child processes, and gives torch._C the functions of a PyTorch build with
+MPS that others lack."""
 
 import atexit
 import contextlib
+import functools
 import importlib.machinery
 import importlib.util
 import os
 import sys
 import warnings
+from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -15,9 +19,10 @@ from .. import _C, _device_library
 from .._backends import DEVICES
 from .._core import torch_operators
 from .._core.environment import switched_on
-from . import mac_operators
 
 OLDEST_TORCH = (2, 10)
+HERE = Path(__file__).resolve().parent
+AUTOLOAD = HERE / "autoload"  # names the entry point, for a checkout that is not installed
 _extension = None
 _strict = None  # whether the device is strict, once it is there
 
@@ -39,10 +44,10 @@ def install():
         )
     strict = switched_on("METALCORE_SIMULATOR_STRICT")
     if strict:
-        mac_operators.kernels()  # raises where there is no table
+        mac_operators()  # raises where there is no table
     extension.install()
     _extension = extension
-    torch_operators.simulated_kernels = lambda: mac_operators.kernels() | mac_operators.on_cpu()
+    torch_operators.simulated_kernels = lambda: mac_operators() | mac_operators_on_cpu()
     set_strict(strict)
     if hasattr(_C, "simulator_set_device_functions"):
         _C.simulator_set_device_functions(*extension.functions())
@@ -72,11 +77,29 @@ def set_strict(strict):
     if strict != before:
         assert _extension is not None
         if strict:
-            _extension.be_strict(mac_operators.kernels(), mac_operators.on_cpu())
+            _extension.be_strict(mac_operators(), mac_operators_on_cpu())
         else:
             _extension.be_lenient()
         _strict = strict
     return before
+
+
+def reach_children():
+    """Gives the device to the processes that inherit this one's environment, whatever starts them, unless
+    METALCORE_SIMULATOR says 0.
+
+    `import torch` calls the entry points of the group `torch.backends`, and metalcore's entry point loads the device
+    where METALCORE_SIMULATOR=1 (metalcore_autoload.py). This is PyTorch's own way to find backends: processes that
+    never import torch start as before, and it does not collide with a sitecustomize of the environment.
+    TORCH_DEVICE_BACKEND_AUTOLOAD=0 turns it off, as for other backends.
+    """
+    os.environ.setdefault("METALCORE_SIMULATOR", "1")
+    if any(entry.value == "metalcore_autoload:load" for entry in entry_points(group="torch.backends")):
+        return
+    before = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    ours = [str(path) for path in (AUTOLOAD, HERE.parents[1]) if str(path) not in before]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*before, *ours])
+    sys.path += ours  # multiprocessing hands it to the children that it spawns
 
 
 def refuse_if_unsound():
@@ -201,3 +224,45 @@ def simulate_storages():
         return torch.tensor(list(content), dtype=torch.uint8, device="mps").untyped_storage()
 
     torch.UntypedStorage.__new__ = new
+
+
+@functools.cache
+def mac_operators():
+    """Returns the operators with an MPS kernel in this release, by names like "aten::add.out". They stand in the table
+    from which PyTorch generates them (torchgen's).
+
+    Raises RuntimeError where the table, or PyYAML to read it with, is missing.
+    """
+    functions = {function["func"].split("(", 1)[0]: function for function in read_mac_table()}
+
+    def has_kernel(name):
+        # A structured operator has the kernels of the out variant that it delegates to.
+        source = functions[functions[name].get("structured_delegate", name)]
+        return any("MPS" in keys.split(", ") for keys in source.get("dispatch", {}))
+
+    return {f"aten::{name}" for name in functions if has_kernel(name)}
+
+
+def mac_operators_on_cpu():
+    """Returns the operators that a Mac runs on the CPU whatever the environment says. PyTorch registers them by hand,
+    in ATen/mps/MPSFallback.mm."""
+    release = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    return {"aten::embedding_renorm_"} | ({"aten::linalg_svd", "aten::linalg_svd.U"} if release < (2, 14) else set())
+
+
+def read_mac_table():
+    try:
+        import yaml
+    except ImportError:
+        raise RuntimeError(
+            "METALCORE_SIMULATOR_STRICT: torchgen's table of operators needs PyYAML (pip install pyyaml)"
+        ) from None
+    spec = importlib.util.find_spec("torchgen")
+    places = (spec.submodule_search_locations or []) if spec else []
+    for place in places:
+        path = Path(place, "packaged", "ATen", "native", "native_functions.yaml")
+        if path.exists():
+            return yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    raise RuntimeError(
+        f"METALCORE_SIMULATOR_STRICT: torch {torch.__version__} comes without torchgen's table of operators"
+    )

@@ -110,11 +110,11 @@ def test_what_was_measured_decides():
 def test_every_operator_is_known_or_has_no_kernel():
     """By the table of the PyTorch that is installed: what has a Metal kernel has an MPS kernel, and what has none there
     has none here either."""
-    from metalcore.simulator import mac_operators
+    from metalcore.simulator import device
 
     # One that works in place counts as the other, as for since().
     release = mac_kernels.this_release()
-    table = {name.split(".")[0].removesuffix("_") for name in mac_operators.kernels()}
+    table = {name.split(".")[0].removesuffix("_") for name in device.mac_operators()}
     composite = {"scaled_dot_product_attention", "embedding"}
     for name in mac_kernels.KERNELS:
         if mac_kernels.has_own(name, release) and name.isidentifier() and name not in composite:

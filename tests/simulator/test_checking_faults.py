@@ -16,7 +16,7 @@ from seeded_threadgroup_faults import THREADGROUP_FAULTS
 
 import metalcore
 from metalcore.simulator import KernelError, checking
-from metalcore.simulator.checking_mode import enabled
+from metalcore.simulator.errors import enabled
 
 CASES = RACES + ACCESSES + LANE_READS + THREADGROUP_FAULTS
 
@@ -128,7 +128,7 @@ def test_seed_must_fit(seed):
     ("setting", "expected"), [("1", True), ("On", True), ("0", False), ("OFF", False), ("", False)]
 )
 def test_the_environment_switches_checking_on(setting, expected):
-    code = "from metalcore.simulator.checking_mode import enabled; print(enabled())"
+    code = "from metalcore.simulator.errors import enabled; print(enabled())"
     environment = {**os.environ, "METALCORE_CHECK": setting}
     result = python("-c", code, env=environment)
     assert result.stdout == f"{expected}\n", result.stderr

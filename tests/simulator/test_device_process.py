@@ -263,9 +263,9 @@ def test_launched_programs_have_the_device(tmp_path, launcher):
 
 def test_the_environment_variable():
     """An installed metalcore has its entry point, so only the variable has to be set."""
-    from metalcore.simulator import children
+    from metalcore.simulator import device
 
-    path = os.pathsep.join([str(ROOT), str(children.AUTOLOAD)])
+    path = os.pathsep.join([str(ROOT), str(device.AUTOLOAD)])
     program = "import torch; print(torch.backends.mps.is_available())"
     for setting, expected in (("on", True), ("False", False)):  # tests/ops/test_environment_switches.py has more
         assert python("-c", program, PYTHONPATH=path, METALCORE_SIMULATOR=setting) == f"{expected}\n"
@@ -274,9 +274,9 @@ def test_the_environment_variable():
 
 
 def test_the_entry_point_of_a_checkout_is_that_of_the_wheel():
-    from metalcore.simulator import children
+    from metalcore.simulator import device
 
-    (declared,) = children.AUTOLOAD.glob("*.dist-info/entry_points.txt")
+    (declared,) = device.AUTOLOAD.glob("*.dist-info/entry_points.txt")
     assert declared.read_text() == "[torch.backends]\nmetalcore = metalcore_autoload:load\n"
     in_wheel = '[project.entry-points."torch.backends"]\nmetalcore = "metalcore_autoload:load"\n'
     assert in_wheel in (ROOT / "pyproject.toml").read_text()

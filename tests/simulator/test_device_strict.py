@@ -14,7 +14,7 @@ import torchgen
 from torchgen.gen import get_grouped_native_functions, parse_native_yaml
 from torchgen.model import DispatchKey
 
-from metalcore.simulator import device, mac_operators
+from metalcore.simulator import device
 
 BEFORE_2_14 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 14)
 
@@ -36,7 +36,7 @@ def test_the_table_is_torchgens():
             structured = function.structured or function.structured_delegate
             if on_mps.has_kernel(group if structured else function):
                 expected.add(f"aten::{function.func.name}")
-    assert mac_operators.kernels() == expected and len(expected) > 700
+    assert device.mac_operators() == expected and len(expected) > 700
 
 
 def square():
@@ -118,9 +118,9 @@ def test_the_operators_that_a_mac_always_leaves_to_the_cpu():
 
 
 def test_it_needs_a_table(monkeypatch):
-    monkeypatch.setattr(mac_operators.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(RuntimeError, match="comes without torchgen's table"):
-        mac_operators.read_table()
+        device.read_mac_table()
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(RuntimeError, match="needs PyYAML"):
-        mac_operators.read_table()
+        device.read_mac_table()
