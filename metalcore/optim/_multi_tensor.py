@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .._core.registry import Sample
 from .._core.routing import FLOAT_DTYPES, accelerated
 from .._core.tensors import is_dtensor
 
@@ -19,6 +20,7 @@ __all__ = [
     "device_scalars",
     "make_state",
     "ready_states",
+    "sample_of_steps",
     "shards",
     "steps_of",
     "takes",
@@ -266,6 +268,12 @@ def check_devices(what, *, state_steps=(), **lists):
 
 
 STEPS = 3
+
+
+def sample_of_steps(name: str, shapes=((300, 57), (5,), (2049,)), **options) -> Sample:
+    """Returns a sample of parameters of these shapes, and of their gradients, for `steps_of`. With so large a learning
+    rate the steps, and not the start, determine the result."""
+    return Sample(name, (*shapes, *shapes), {"lr": 0.5, "weight_decay": 0.1, **options}, terms=3, roundings=3)
 
 
 def steps_of(states):

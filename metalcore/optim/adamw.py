@@ -8,7 +8,7 @@ import torch
 from torch.optim.adamw import adamw as torch_adamw
 
 from .._core.operators import cpu_kernel, fake_kernel, ops
-from .._core.registry import Op, OptimizerOverride, Sample, register
+from .._core.registry import Op, OptimizerOverride, register
 from ._multi_tensor import (
     MultiTensor,
     Override,
@@ -16,6 +16,7 @@ from ._multi_tensor import (
     device_scalars,
     make_state,
     ready_states,
+    sample_of_steps,
     shards,
     steps_of,
     unscaled,
@@ -294,11 +295,6 @@ class _OverrideAdamW(Override, AdamW):
     """metalcore.optim.AdamW in the place of torch.optim.AdamW."""
 
 
-def _sample(name, shapes=((300, 57), (5,), (2049,)), **options):
-    # With so large a learning rate the steps, and not the start, determine the result.
-    return Sample(name, (*shapes, *shapes), {"lr": 0.5, "weight_decay": 0.1, **options}, terms=3, roundings=3)
-
-
 register(
     Op(
         "adamw",
@@ -310,10 +306,12 @@ register(
         backward=False,
         waits=True,
         samples=lambda: (
-            _sample("three parameters"),
-            _sample("amsgrad", amsgrad=True),
-            _sample("steps on the device", fused=True),
+            sample_of_steps("three parameters"),
+            sample_of_steps("amsgrad", amsgrad=True),
+            sample_of_steps("steps on the device", fused=True),
         ),
-        production=lambda hidden_size=512, layers=2: _sample("", ((hidden_size, hidden_size), (hidden_size,)) * layers),
+        production=lambda hidden_size=512, layers=2: sample_of_steps(
+            "", ((hidden_size, hidden_size), (hidden_size,)) * layers
+        ),
     )
 )

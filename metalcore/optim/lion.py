@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 
 from .._core.operators import cpu_kernel, fake_kernel, ops
-from .._core.registry import Op, Sample, register
+from .._core.registry import Op, register
 from ._multi_tensor import (
     MultiTensor,
     check_devices,
     device_scalars,
     make_state,
     ready_states,
+    sample_of_steps,
     shards,
     steps_of,
     unscaled,
@@ -182,11 +183,6 @@ class _Reference(torch.optim.Optimizer):
                 mean.copy_(beta2 * mean + (1 - beta2) * grad)
 
 
-def _sample(name, **options):
-    shapes = ((300, 57), (5,), (2049,))
-    return Sample(name, (*shapes, *shapes), {"lr": 0.5, "weight_decay": 0.1, **options}, terms=3, roundings=3)
-
-
 register(
     Op(
         "lion",
@@ -196,6 +192,9 @@ register(
         operators=("lion_",),
         backward=False,
         waits=True,
-        samples=lambda: (_sample("three parameters"), _sample("maximize", maximize=True, betas=(0.5, 0.75))),
+        samples=lambda: (
+            sample_of_steps("three parameters"),
+            sample_of_steps("maximize", maximize=True, betas=(0.5, 0.75)),
+        ),
     )
 )

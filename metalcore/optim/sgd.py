@@ -6,7 +6,7 @@ import torch
 from torch.optim.sgd import sgd as torch_sgd
 
 from .._core.operators import cpu_kernel, fake_kernel, ops
-from .._core.registry import Op, OptimizerOverride, Sample, register
+from .._core.registry import Op, OptimizerOverride, register
 from ._multi_tensor import (
     MultiTensor,
     Override,
@@ -14,6 +14,7 @@ from ._multi_tensor import (
     device_scalars,
     make_state,
     ready_states,
+    sample_of_steps,
     shards,
     steps_of,
     unscaled,
@@ -144,11 +145,6 @@ class _OverrideSGD(Override, SGD):
     """metalcore.optim.SGD in the place of torch.optim.SGD."""
 
 
-def _sample(name, **options):
-    shapes = ((300, 57), (5,), (2049,))
-    return Sample(name, (*shapes, *shapes), {"lr": 0.5, "weight_decay": 0.1, **options}, terms=3, roundings=3)
-
-
 register(
     Op(
         "sgd",
@@ -160,9 +156,9 @@ register(
         backward=False,
         waits=True,
         samples=lambda: (
-            _sample("three parameters"),
-            _sample("momentum", momentum=0.9, dampening=0.1),
-            _sample("nesterov", momentum=0.9, nesterov=True, maximize=True),
+            sample_of_steps("three parameters"),
+            sample_of_steps("momentum", momentum=0.9, dampening=0.1),
+            sample_of_steps("nesterov", momentum=0.9, nesterov=True, maximize=True),
         ),
     )
 )
