@@ -1,9 +1,14 @@
 #include "recording.h"
 
+#include "buffer.h"
 #include "limits.h"
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/tensor.h>
 
 #include <cstring>
 #include <limits>
+#include <stdexcept>
 #include <utility>
 
 namespace metalcore::gpu {
@@ -102,6 +107,79 @@ void Recording::clear() {
   name_begin_ = arguments_begin_ = 0;
   work_ = {};
   if (bytes_.capacity() > kReusedBytes) bytes_.shrink_to_fit();
+}
+
+// Places of tensors (buffer.h).
+
+// The stable ABI does not give the storage's data_ptr(), so this subtracts the offset from the tensor's. On Metal the
+// "address" of a storage is an object, and a tensor's data_ptr() is the object's address plus the offset in bytes.
+BufferView view_of(AtenTensorHandle tensor, size_t element_size, size_t span) {
+  void* data = nullptr;
+  int64_t first_element = 0;
+  if (aoti_torch_get_data_ptr(tensor, &data) != AOTI_TORCH_SUCCESS ||
+      aoti_torch_get_storage_offset(tensor, &first_element) != AOTI_TORCH_SUCCESS)
+    throw std::runtime_error("metalcore: a tensor has no memory");
+  const size_t offset = static_cast<size_t>(first_element) * element_size;
+  return {static_cast<char*>(data) - offset, offset, span, tensor};
+}
+
+BufferView view_of(const Tensor& tensor) {
+  const size_t item = tensor.element_size();
+  const auto sizes = tensor.sizes();
+  const auto strides = tensor.strides();
+  size_t last = 0;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] == 0) return {nullptr, 0, 0, tensor.get()};  // data_ptr() is null with any offset
+    last += static_cast<size_t>(sizes[i] - 1) * static_cast<size_t>(strides[i]);
+  }
+  return view_of(tensor.get(), item, (last + 1) * item);
+}
+
+int32_t device_type_of(const Tensor& tensor) {
+  int32_t type = -1;
+  aoti_torch_get_device_type(tensor.get(), &type);
+  return type;
+}
+
+// Metal's limits (limits.h).
+
+void refuse(std::string_view kernel, const std::string& reason) {
+  const std::string prefix = kernel.empty() ? "" : "kernel '" + std::string(kernel) + "': ";
+  throw std::invalid_argument("metalcore: " + prefix + reason);
+}
+
+void check_named(std::string_view kernel) {
+  if (kernel.empty()) refuse(kernel, "a dispatch before a kernel was named");
+}
+
+void check_index(std::string_view kernel, uint32_t index) {
+  check_named(kernel);
+  if (index >= kMaximumBuffers) refuse(kernel, "index " + std::to_string(index) + "; arguments have indices up to 30");
+}
+
+void check_bytes(std::string_view kernel, uint32_t index, size_t size) {
+  if (size > kMaximumBytes)
+    refuse(kernel, "bytes at index " + std::to_string(index) + " are " + std::to_string(size) + "; Metal allows 4096");
+}
+
+void check_pointers(std::string_view kernel, uint32_t index, size_t count) {
+  if (count > kMaximumPointers)
+    refuse(kernel,
+           "a table of " + std::to_string(count) + " pointers at index " + std::to_string(index) + "; at most 512 fit");
+}
+
+Size threads_of(std::string_view kernel, Size threadgroups, Size threadgroup) {
+  const auto side = [&](uint32_t count, uint32_t size) {
+    const uint64_t threads = uint64_t{count} * size;
+    if (threads > std::numeric_limits<uint32_t>::max())
+      refuse(kernel, "a grid of " + std::to_string(threads) + " threads along one side; positions have 32 bits");
+    return static_cast<uint32_t>(threads);
+  };
+  check_named(kernel);
+  if (threadgroups.empty()) return {0, 0, 0};
+  if (threadgroup.empty()) refuse(kernel, "a threadgroup of no threads");
+  return {side(threadgroups.x, threadgroup.x), side(threadgroups.y, threadgroup.y),
+          side(threadgroups.z, threadgroup.z)};
 }
 
 }  // namespace metalcore::gpu

@@ -16,10 +16,10 @@ from .._core.generated_kernels import program_of
 from ..msl.language.translate import translate
 from ..msl.runtime import host
 from ..msl.runtime.library import ShaderLibrary, ShaderProgram
+from ..msl.runtime.resources import registers_of
 from ..msl.runtime.targets import SimulatorTarget
 from ..recording import planned_for_another
 from . import instrument
-from .registers import registers_of
 
 # After so many blocks and accesses of a dispatch no further threadgroup is counted, and a dispatch of more than WHOLE
 # does not also run as a whole, so that what it writes is not there.

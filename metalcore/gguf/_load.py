@@ -18,10 +18,9 @@ from ..quant._types import KERNELS
 from . import _deepseek, _state_spaces
 from ._config import config_of, layout_of
 from ._layouts import Layout, from_interleaved
-from ._metadata import Metadata
+from ._metadata import Metadata, stops
 from ._reader import GGUFError, GGUFFile, whole
 from ._rope import FACTORS
-from ._special import stops
 from ._tokenizer import tokenizer_of
 
 __all__ = ["Loaded", "load"]

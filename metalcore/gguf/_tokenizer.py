@@ -7,10 +7,9 @@ import json
 import warnings
 from typing import Any, NamedTuple
 
-from ._metadata import Metadata
+from ._metadata import Metadata, control
 from ._pre_tokenizers import PRE_TOKENIZERS, PreTokenizer, name_of, steps
 from ._reader import GGUFError, GGUFFile
-from ._special import control
 
 __all__ = ["TAKEN", "tokenizer_keys", "tokenizer_of"]
 

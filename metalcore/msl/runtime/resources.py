@@ -1,8 +1,12 @@
-"""Registers and memory of kernels by NVRTC, read from what it compiles. There need not be a GPU."""
+"""Registers and memory of kernels by NVRTC, read from what it compiles. There need not be a GPU: NVRTC also stands for
+Apple's compiler, which runs on Macs alone."""
 
+import json
 import re
 import struct
 
+from .. import cache
+from ..errors import CompilerNotFoundError, MSLError
 from ..language.cuda_source import cuda_source
 from ..nvidia import cuda, nvrtc
 from . import signatures
@@ -45,6 +49,27 @@ def of(translation, described, bounds, *flags):
     text, names = source(translation, described, bounds)
     cubin = Cubin(nvrtc.find().compile(text, CAPABILITY, flags=(*FLAGS, *flags)))
     return {name: cubin.resources(entry) for entry, name in names.items()}
+
+
+def registers_of(translation, kernel):
+    """Returns how many registers of 32 bits a thread of the kernel of that name has where nothing bounds them, or None
+    where NVRTC is not there or does not take the kernel. The cache of programs keeps the number."""
+
+    def make(path):
+        try:
+            (registers, *_) = of(translation, described, bounds)[kernel]
+        except MSLError:
+            registers = None
+        path.write_text(json.dumps(registers), encoding="utf-8")
+
+    try:
+        compiler = nvrtc.find()
+    except CompilerNotFoundError:
+        return None
+    described, bounds = {kernel: translation.cuda_kernels()[kernel]}, {kernel: None}
+    text, _ = source(translation, described, bounds)
+    key = cache.digest(text, *FLAGS, cache.translator_digest(), str(compiler.version))
+    return json.loads(cache.content(f"{key}.registers.json", make))
 
 
 class Cubin:
