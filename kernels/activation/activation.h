@@ -20,7 +20,7 @@ struct SoftmaxParams {
                       // input; everything else is contiguous
 };
 
-// gated.metal. Strides are from row to row. The elements of a row are neighbours.
+// activation.metal, with a gate. Strides are from row to row. The elements of a row are neighbours.
 struct GatedParams {
   uint32_t length;
   int64_t gate_stride;
@@ -30,7 +30,8 @@ struct GatedParams {
   int64_t up_grad_stride;
 };
 
-// biased.metal. Strides are from row to row. The elements of a row are neighbours, and results are contiguous.
+// activation.metal, with a bias. Strides are from row to row. The elements of a row are neighbours, and results are
+// contiguous.
 struct BiasedParams {
   uint32_t length;
   uint32_t rows;

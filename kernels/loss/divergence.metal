@@ -7,6 +7,7 @@
 //
 //   thread   one thread has a row
 //   group    one threadgroup has a row
+// A last kernel scales what is in its place already, for these gradients and those of cross entropy.
 #include "common/running.h"
 #include "loss/loss.h"
 
@@ -207,6 +208,17 @@ template <typename T>
   replace_row(input, target, scales, losses, params, row, Threadgroup(thread_index, threads, scratch));
 }
 
+// x *= factor, where the factor is in the GPU's memory. Where it is 1, as the gradient of a loss mostly is, nothing is
+// read.
+template <typename T>
+kernel void scale_in_place(device T* x [[buffer(0)]], device const float* factor [[buffer(1)]],
+                           constant ScaleParams& params [[buffer(2)]], uint index [[thread_position_in_grid]],
+                           uint threads [[threads_per_grid]]) {
+  const float by = factor[0];
+  if (by == 1.0f) return;
+  for (ulong i = index; i < params.count; i += threads) x[i] = static_cast<T>(by * static_cast<float>(x[i]));
+}
+
 #define INSTANTIATE(name, ...) template [[host_name(name)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
 
 #define INSTANTIATE_TYPE(suffix, T)                                                \
@@ -220,3 +232,7 @@ template <typename T>
 INSTANTIATE_TYPE("float", float)
 INSTANTIATE_TYPE("half", half)
 INSTANTIATE_TYPE("bfloat", bfloat)
+
+INSTANTIATE("scale_in_place_float", scale_in_place<float>)
+INSTANTIATE("scale_in_place_half", scale_in_place<half>)
+INSTANTIATE("scale_in_place_bfloat", scale_in_place<bfloat>)
