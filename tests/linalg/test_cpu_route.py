@@ -36,7 +36,7 @@ ROUTED = {
 def everywhere(device):
     """All sizes take the CPU."""
     regions = [(t["table"], t["field"], EVERYWHERE) for t in _C.tunables(device) if t["field"].endswith("cpu")]
-    assert len(regions) == 12
+    assert len(regions) >= 12
     _C.use_measured(device, _C.gpu_family(device), regions)
     yield
     _C.use_measured(device, _C.gpu_family(device), [])

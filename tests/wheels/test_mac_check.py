@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.mac_check import CheckFailed, build, kernels
+from tools.mac_check import CheckFailed, build, pytorch
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("clang++-19", "ld64.lld-19")
@@ -38,12 +38,12 @@ def test_the_wheel_is_right(tmp_path):
 
 
 def test_wrong_facts_about_pytorch_are_found(tmp_path):
-    """tools/mac_check/kernels.py, with a release that has what the facts say, and with facts that are wrong."""
-    facts = kernels.facts()
+    """tools/mac_check/pytorch.py, with a release that has what the facts say, and with facts that are wrong."""
+    facts = pytorch.facts()
 
     def release(version, names):
         folder = tmp_path / version / "torch"
-        table = tmp_path / version / kernels.TABLE
+        table = tmp_path / version / pytorch.TABLE
         (folder / "lib").mkdir(parents=True)
         table.parent.mkdir(parents=True)
         text = b"The MPS backend is supported on macOS 14.0+. "
@@ -55,12 +55,12 @@ def test_wrong_facts_about_pytorch_are_found(tmp_path):
 
     there = [kernel.evidence.split("|")[0] for kernel in facts.KERNELS.values() if kernel.since <= (2, 13)]
     torch = release("2.13.0", there)
-    assert "in 1 releases" in kernels.check(torch)
+    assert "in 1 releases" in pytorch.check_kernels(torch)
     early = {"silu": facts.MacKernel((2, 14), "silu_dense_")}
     with pytest.raises(CheckFailed, match="torch 2.13.0 has silu_dense_: silu is said to have a kernel since 2.14"):
-        kernels.check(torch, early)
+        pytorch.check_kernels(torch, early)
     late = {"geqrf": facts.MacKernel((2, 13), "geqrf_float"), "lu": facts.MacKernel((2, 10), "aten::lu.out")}
     with pytest.raises(CheckFailed, match="has not geqrf_float(?s:.*)has not aten::lu.out"):
-        kernels.check(torch, late)
+        pytorch.check_kernels(torch, late)
     with pytest.raises(CheckFailed, match="torch 2.15.0 does not say that it needs macOS 15"):
-        kernels.check(release("2.15.0", there), {})
+        pytorch.check_kernels(release("2.15.0", there), {})

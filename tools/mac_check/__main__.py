@@ -10,7 +10,7 @@ import zipfile
 
 from .. import wheel_check
 from ..build.places import MACOS_C_LIBRARY
-from . import CheckFailed, binary, build, declarations, faults, kernels, pytorch, sdk, seeded_faults, step
+from . import CheckFailed, binary, build, declarations, faults, pytorch, sdk, seeded_faults, step
 from .downloads import Downloads
 from .macho import MachO
 
@@ -70,9 +70,9 @@ def main():
             library.write_bytes(archive.read(f"metalcore/lib/{MACOS_C_LIBRARY}"))
         say(binary.check_c_library(library, system=system))
     with step("PyTorch's streams") as say:
-        say(pytorch.check(downloads.torch, MachO(extension).imports()))
+        say(pytorch.check_functions(downloads.torch, MachO(extension).imports()))
     with step("what PyTorch has on a Mac, by release") as say:
-        say(kernels.check(downloads.torch))
+        say(pytorch.check_kernels(downloads.torch))
     with step("seeded faults are found") as say:
         say(seeded_faults.check(faults.Subject(folder, downloads, system, python, made, extension)))
 

@@ -50,7 +50,7 @@ class SourceFault:
         version, torch = list(subject.downloads.torch.items())[self.torch]
         built = build.link_strictly(torch, work / "_C.so", python_symbols=subject.python, command=link)
         binary.check(built, torch={version: torch}, system=subject.system, python=subject.python)
-        pytorch.check({version: torch}, MachO(built).imports())
+        pytorch.check_functions({version: torch}, MachO(built).imports())
 
 
 @dataclass

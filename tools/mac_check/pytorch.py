@@ -1,10 +1,16 @@
-"""Checks what csrc/backends/mps/stream.h takes for granted about PyTorch, in each release: functions are exported under
-the names that our declarations get, they return what ours say, the queue is the current stream's, and dispatches run in
-order: PyTorch opens no concurrent encoder."""
+"""Checks what metalcore takes for granted about PyTorch on a Mac, in the wheel of each release.
 
+What csrc/backends/mps/stream.h says: functions are exported under the names that our declarations get, they return what
+ours say, the queue is the current stream's, and dispatches run in order: PyTorch opens no concurrent encoder. What
+metalcore/mac_kernels.py says: which operators have a kernel for MPS.
+"""
+
+import importlib.util
 import re
 import subprocess
+import sys
 
+from ..build.places import ROOT
 from . import CheckFailed
 from .macho import MachO
 
@@ -34,9 +40,11 @@ _CONCURRENT = (
 )
 _QUEUE_OF = "__ZNK2at3mps8MPSHooks16getDispatchQueueEv"
 _CURRENT = "__ZN2at3mps19getCurrentMPSStreamEv"
+TABLE = "torchgen/packaged/ATen/native/native_functions.yaml"  # from which PyTorch is generated
+_OPERATOR = "aten::"
 
 
-def check(torch, imports):
+def check_functions(torch, imports):
     """Checks {version: folder} against the symbols that the extension imports from PyTorch's Metal backend."""
     wanted = {name for name in imports if "2at3mps" in name or "5torch3mps" in name}
     for version, folder in torch.items():
@@ -74,3 +82,51 @@ def _calls(library, function):
         check=True,
     ).stdout
     return set(re.findall(r"\bbl?\s.*<(\w+)>", listing))
+
+
+def facts(path="mac_kernels.py"):
+    """A module of metalcore, without the rest, which may not be built here."""
+    spec = importlib.util.spec_from_file_location("facts", ROOT / "metalcore" / path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
+
+
+def check_kernels(torch, kernels=None):
+    """Checks {version: folder}. Raises CheckFailed with each fact that a wheel contradicts."""
+    module, system = facts(), facts("_system.py")
+    kernels = module.KERNELS if kernels is None else kernels
+    wrong = []
+    for version, folder in torch.items():
+        release = tuple(int(part) for part in version.split(".")[:2])
+        library = (folder / "lib" / "libtorch_cpu.dylib").read_bytes()
+        operators = _operators((folder.parent / TABLE).read_text())
+        for name, kernel in kernels.items():
+            found = any(_has(part, library, operators) for part in kernel.evidence.split("|"))
+            if found != (release >= kernel.since):
+                has = "has" if found else "has not"
+                first = ".".join(map(str, kernel.since))
+                wrong.append(f"torch {version} {has} {kernel.evidence}: {name} is said to have a kernel since {first}")
+        needed = system.oldest_macos(release)[0]
+        if not re.search(rb"The MPS backend is supported on [Mm]acOS %d\.0\+" % needed, library):
+            wrong.append(f"torch {version} does not say that it needs macOS {needed}")
+    if wrong:
+        raise CheckFailed("\n".join(wrong))
+    return f"{len(kernels)} kernels in {len(torch)} releases"
+
+
+def _has(evidence, library, operators):
+    if evidence.startswith(_OPERATOR):
+        return evidence.removeprefix(_OPERATOR) in operators
+    return evidence.encode() in library
+
+
+def _operators(table):
+    """Those with a kernel for MPS."""
+    found = set()
+    for entry in re.split(r"^- func: ", table, flags=re.MULTILINE)[1:]:
+        dispatch = entry.partition("  dispatch:")[2]
+        if re.search(r"^ +(?:\w+, )*MPS(?:, \w+)*:", dispatch, re.MULTILINE):
+            found.add(entry.split("(", 1)[0])
+    return found
