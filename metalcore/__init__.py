@@ -234,3 +234,14 @@ after_import(
 # Its operators on `mps` run our kernels.
 after_import("bitsandbytes", lambda: importlib.import_module(f"{__name__}.integrations.bitsandbytes").register())
 after_import("torchao", lambda: importlib.import_module(f"{__name__}.integrations.torchao").register())
+
+
+def _read_checkpoints():
+    try:
+        importlib.import_module(f"{__name__}.integrations.transformers").register_quantization()
+    except ImportError:
+        pass  # of transformers that is too old
+
+
+# from_pretrained reads checkpoints on `mps` for which transformers has no kernels there.
+after_import("transformers.modeling_utils", _read_checkpoints)

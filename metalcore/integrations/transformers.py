@@ -13,8 +13,7 @@
     config = metalcore_transformers.MetalcoreConfig("q4_k_m")     # weights packed as GGUF files have them
     model = AutoModelForCausalLM.from_pretrained(..., quantization_config=config)
 
-    metalcore_transformers.register_quantization()     # GPTQ's, AWQ's and MLX's checkpoints load as they are
-    model = AutoModelForCausalLM.from_pretrained("mlx-community/…", device_map="mps")
+    model = AutoModelForCausalLM.from_pretrained("mlx-community/…", device_map="mps")  # or GPTQ's, AWQ's, …
 
 `patch()` enables the overrides (metalcore.overrides) that transformers' models and its Trainer use, and no others.
 docs/transformers.md lists them with what they reach. Nothing changes in a model's modules, parameters or checkpoints.
@@ -154,7 +153,7 @@ def register_quantization() -> None:
     """Makes transformers know what MetalcoreConfig writes into a model's config.json, so that from_pretrained loads
     models whose weights metalcore has packed; and those of MLX (affine and mxfp4), GPTQ, AWQ and compressed-tensors
     (packed integers). The last three are transformers' own where there is no `mps` device and their library is
-    installed.
+    installed. Where metalcore and transformers are both imported, whichever comes first, this has been done.
 
     Raises:
         ImportError: transformers is not installed, or older than 5.4.

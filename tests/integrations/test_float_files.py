@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import metalcore
-from metalcore.integrations import transformers as integration
 
 transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch")
@@ -30,9 +29,9 @@ def save(model, state, folder, settings):
     (folder / "config.json").write_text(json.dumps(model.config.to_dict() | {"quantization_config": settings}))
 
 
-def loaded(folder, device):
-    integration.register_quantization()
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, device_map=str(device), dtype=torch.float32)
+def loaded(folder, device, **options):
+    kind = transformers.AutoModelForCausalLM
+    return kind.from_pretrained(folder, device_map=str(device), dtype=torch.float32, **options)
 
 
 def same(model, reference, device, size=64):
@@ -89,6 +88,28 @@ def test_fp8(device, tmp_path, experts):
     if experts:
         assert model.model.layers[0].mlp.experts.down_proj.dtype is torch.float8_e4m3fn
     same(model, reference, device)
+
+
+def test_fp8_of_numbers(device, tmp_path):
+    """transformers packs a model's weights while it reads them, and saves what it packed."""
+    torch.manual_seed(0)
+    reference = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES))
+    reference.save_pretrained(tmp_path / "numbers")
+    config = transformers.FineGrainedFP8Config(weight_block_size=(32, 32))
+    model = loaded(tmp_path / "numbers", device, quantization_config=config)
+    for name, module in model.named_modules():
+        if getattr(module, "weight_scale_inv", None) is not None:
+            scales = module.weight_scale_inv.repeat_interleave(32, 0).repeat_interleave(32, 1)
+            numbers = reference.get_submodule(name).weight.data
+            packed = (module.weight.float() * scales).cpu()
+            assert module.weight.dtype is torch.float8_e4m3fn
+            assert ((packed - numbers).abs() <= 2**-4 * numbers.abs() + 2**-10 * scales.cpu()).all()
+            numbers.copy_(packed)
+    same(model, reference, device)
+    model.save_pretrained(tmp_path / "packed")
+    tokens = torch.tensor([[1, 2, 3]], device=device)
+    with torch.no_grad():
+        assert torch.equal(loaded(tmp_path / "packed", device)(tokens).logits, model(tokens).logits)
 
 
 def test_gpt_oss(device, tmp_path):

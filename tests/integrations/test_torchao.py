@@ -25,19 +25,25 @@ def configurations():
     yield "intx", intx(weight_dtype=torch.int4, granularity=granularity.PerGroup(64)), True
     asymmetric = quantization.MappingType.ASYMMETRIC
     yield "zeros", intx(weight_dtype=torch.int8, granularity=granularity.PerAxis(0), mapping_type=asymmetric), True
+    yield "float8", quantization.Float8WeightOnlyConfig(set_inductor_config=False), True
 
 
 def counted(monkeypatch):
-    """The calls of affine_matmul."""
+    """The packed weights that our products are called with."""
     from metalcore.integrations import torchao
 
     calls = []
 
-    def affine_linear(*arguments):
-        calls.append(arguments)
-        return metalcore.affine_linear(*arguments)
+    def affine_linear(x, packed, *rest):
+        calls.append(packed)
+        return metalcore.affine_linear(x, packed, *rest)
+
+    def scaled_linear(x, weight, bias):
+        calls.append(weight.packed)
+        return metalcore.scaled_linear(x, weight, bias)
 
     monkeypatch.setattr(torchao, "affine_linear", affine_linear)
+    monkeypatch.setattr(torchao, "scaled_linear", scaled_linear)
     return calls
 
 
@@ -56,7 +62,7 @@ def test_quantized_layers(device, monkeypatch, name, config, ours):
         given = x.to(device).requires_grad_()
         calls.clear()
         y = moved[0](given)
-        assert len(calls) == ours and (not ours or calls[0][1] is moved[0].weight.qdata)
+        assert len(calls) == ours and (not ours or calls[0].data_ptr() == moved[0].weight.qdata.data_ptr())
         grad = torch.randn_like(y)
         y.backward(grad)
         eps, bias = torch.finfo(dtype).eps, model[0].bias.double()
@@ -109,10 +115,50 @@ def test_tile_packed(device, monkeypatch):
         expected = x.double() @ exact.T + bias.double()
         bound = 3 * torch.finfo(torch.bfloat16).eps * (x.double().abs() @ exact.abs().T + bias.double().abs())
         assert ((found - expected).abs() <= bound).all()
-    assert calls[0][1] is calls[1][1]  # the rows are made once
+    assert calls[0] is calls[1]  # the rows are made once
     weight.qdata = weight.qdata[:-1]
     with pytest.raises(ValueError, match=r"qdata \[5, 2, 32, 4\] and scale_and_zero .* do not have 44 rows of 192"):
         F.linear(x.to(device), weight)
+
+
+@pytest.mark.parametrize("sides", [(0, 0), (1, 0), (32, 64), (48, 64)])
+def test_blocks_of_float8(device, monkeypatch, sides):
+    """One scale for all, for each row, or for each block, and blocks that our kernels do not take."""
+    calls = counted(monkeypatch)
+    weight = torch.randn(96, 128)
+    block = [side or size for side, size in zip(sides, weight.shape)]
+    packed = quantization.Float8Tensor.from_hp(
+        weight, granularity=quantization.granularity.PerRow() if sides[0] == 1 else quantization.granularity.PerTensor()
+    )
+    scale = torch.rand(*(size // side for size, side in zip(weight.shape, block)))
+    packed = quantization.Float8Tensor(packed.qdata, scale, block_size=block, dtype=weight.dtype)
+    exact = packed.qdata.double() * scale.double().repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
+    x = torch.randn(3, 128)
+    found = F.linear(x.to(device), packed.to(device))
+    assert len(calls) == (sides[0] != 48)
+    # Products of numbers that two roundings made, and 128 sums.
+    assert ((found.cpu() - x.double() @ exact.T).abs() <= 130 * 2**-24 * (x.double().abs() @ exact.abs().T)).all()
+
+
+def test_float8_training(device):
+    """Scales are torchao's on the CPU, bit for bit, and so layers compute the same but for the order of sums."""
+    float8 = pytest.importorskip("torchao.float8")
+    amax = torch.cat([torch.tensor([0.0, 1e-13, 1e-12, 1.1e-12, torch.inf, torch.nan]), torch.rand(1000) * 100])
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        for power in (False, True):
+            ours, theirs = (float8.float8_utils.amax_to_scale(each, dtype, power) for each in (amax.to(device), amax))
+            assert torch.equal(ours.cpu().nan_to_num(-1), theirs.nan_to_num(-1))
+    model = torch.nn.Sequential(torch.nn.Linear(64, 32))
+    float8.convert_to_float8_training(model)
+    moved, x = copy.deepcopy(model).to(device), torch.randn(16, 64)
+    expected, grad = model(x), torch.randn(16, 32)
+    expected.backward(grad)
+    with metalcore.enable_pytorch_overrides("scaled_mm"):
+        y = moved(x.to(device))
+        y.backward(grad.to(device))
+    for found, expected in ((y, expected), (moved[0].weight.grad, model[0].weight.grad)):
+        # 64 sums in other orders, each of which is at most some times the largest result.
+        assert torch.allclose(found.cpu(), expected, rtol=0, atol=64 * 2**-22 * expected.abs().max().item())
 
 
 def test_scales_that_change(device):
