@@ -7,7 +7,7 @@ import functools
 import torch
 
 import metalcore
-from metalcore.quant import dequantize, quantized_linear
+from metalcore.quant import ScaledWeight, dequantize, quantized_linear
 from metalcore.quant._affine import affine_sample
 from metalcore.quant._repack import mxfp4_blocks
 
@@ -21,6 +21,7 @@ SHAPES = {
     "quick": [(64, 1024)],
 }
 BITS = (2, 3, 4, 5, 6, 8)
+FLOATING = {"mxfp8": 8, "nvfp4": 4}  # formats whose bytes MLX and metalcore share, and their bits
 GROUP = 64
 CHECKED = 64  # rows of the weights
 
@@ -33,6 +34,7 @@ def cases(options, scale):
     peer, dtypes = MLX(options.mlx), (torch.bfloat16, torch.float16)
     yield from of_all(functools.partial(affine, peer), scale, SHAPES[scale], dtypes, BITS)
     yield from of_all(functools.partial(mxfp4, peer), scale, SHAPES[scale], dtypes)
+    yield from of_all(functools.partial(floating, peer), scale, SHAPES[scale], dtypes, FLOATING)
 
 
 def fields(shape, size, dtype):
@@ -89,4 +91,29 @@ def mxfp4(peer, shape, dtype, scale):
         theirs=functools.partial(peer.matvec, "mxfp4", 4),
         reference=reference,
         **fields(shape, shape[1] // 32 * 17, dtype),
+    )
+
+
+def floating(peer, shape, dtype, format, scale):
+    bits = FLOATING[format]
+
+    def inputs(device):
+        weight = metalcore.quantize_scaled(torch.randn(shape, device=device), format)
+        return torch.randn(1, shape[1], device=device).to(dtype), weight.packed.view(torch.uint32), weight.scales
+
+    def weight_of(words, scales):
+        return ScaledWeight(words.view(torch.uint8), scales, format)
+
+    def reference(x, *weight):
+        rows = metalcore.dequantize_scaled(weight_of(*(each[:CHECKED] for each in weight)))
+        return exact(x) @ exact(rows).T
+
+    group = 16 if format == "nvfp4" else 32
+    return peer_case(
+        name=f"{format}, MLX",
+        inputs=inputs,
+        ours=calls(lambda x, *weight: metalcore.scaled_linear(x, weight_of(*weight))),
+        theirs=functools.partial(peer.matvec, format, bits),
+        reference=reference,
+        **fields(shape, shape[1] * bits // 8 + shape[1] // group, dtype),
     )
