@@ -7,6 +7,7 @@
 Tensors on other devices, and whatever a kernel does not support, go to PyTorch's own op.
 """
 
+import contextlib
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -237,10 +238,8 @@ after_import("torchao", lambda: importlib.import_module(f"{__name__}.integration
 
 
 def _read_checkpoints():
-    try:
+    with contextlib.suppress(ImportError):  # of transformers that is too old
         importlib.import_module(f"{__name__}.integrations.transformers").register_quantization()
-    except ImportError:
-        pass  # of transformers that is too old
 
 
 # from_pretrained reads checkpoints on `mps` for which transformers has no kernels there.

@@ -69,8 +69,8 @@ def _linear(weights_of: Callable[[Any], AffineWeight | ScaledWeight | None], the
 
 
 def _kept(weight, weights_of):
-    """Returns what affine_linear or scaled_linear takes of a weight, or None. It is made again once torchao's tensors are replaced or
-    written."""
+    """Returns what affine_linear or scaled_linear takes of a weight, or None. It is made again once torchao's tensors
+    are replaced or written."""
     tensors = [getattr(weight, name, None) for name in ("qdata", "scale", "zero_point", "scale_and_zero")]
     state = [tensor is not None and (id(tensor), tensor._version) for tensor in tensors]
     kept = getattr(weight, "_metalcore", None)

@@ -156,9 +156,9 @@ def test_float8_training(device):
     with metalcore.enable_pytorch_overrides("scaled_mm"):
         y = moved(x.to(device))
         y.backward(grad.to(device))
-    for found, expected in ((y, expected), (moved[0].weight.grad, model[0].weight.grad)):
+    for found, reference in ((y, expected), (moved[0].weight.grad, model[0].weight.grad)):
         # 64 sums in other orders, each of which is at most some times the largest result.
-        assert torch.allclose(found.cpu(), expected, rtol=0, atol=64 * 2**-22 * expected.abs().max().item())
+        assert torch.allclose(found.cpu(), reference, rtol=0, atol=64 * 2**-22 * reference.abs().max().item())
 
 
 def test_scales_that_change(device):
