@@ -177,7 +177,7 @@ def note_layers(model: Any) -> None:
 
     Args:
         model: of transformers, some of whose layers are metalcore.nn's AffineLinear, ScaledLinear, Linear4bit,
-            QuantizedLinear, or embeddings or experts of these kinds.
+            Linear8bitLt, QuantizedLinear, or embeddings or experts of these kinds.
 
     Raises:
         ImportError: transformers is not installed, or older than 5.4.

@@ -40,7 +40,7 @@ from ._repack import (
 from ._saved_layers import require_written
 from ._scaled_weight import ScaledWeight
 from ._stored import Stored, make_layers, place_of, put_stored, read_headers
-from ._stored_mixtures import make_mixtures, part_of_experts, put_experts, put_router
+from ._stored_mixtures import PARTS, Part, as_matrices, make_mixtures, part_of_experts, put_experts, put_router
 
 __all__ = ["MlxConfig", "register"]
 
@@ -218,8 +218,9 @@ class _Files(HfQuantizer):
                 )
             places[place] = name
         for name in experts:
-            leaves = (form.first, *form.others), form.optional
-            put_experts(model, name, modules, tensors, lambda t, n: _convert_mlx(t, n, config), leaves)
+            convert = functools.partial(as_matrices, lambda t, n: _convert_mlx(t, n, config))
+            part = Part((form.first, *form.others), form.optional, convert)
+            put_experts(model, name, modules, tensors, {f"{each}_proj": part for each in PARTS})
         stored = {}
         for place, name in places.items():
             found = tensors.leaves(name)

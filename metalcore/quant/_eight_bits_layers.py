@@ -11,7 +11,7 @@ from torch import Tensor
 from ._affine_layers import PackedBuffers
 from ._int8 import int8_linear, numbers_of_int8, rows_in_int8
 
-__all__ = ["Linear8bitLt"]
+__all__ = ["Linear8bitLt", "require_rows"]
 
 
 class Linear8bitLt(PackedBuffers, torch.nn.Linear):  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -93,7 +93,7 @@ class Linear8bitLt(PackedBuffers, torch.nn.Linear):  # pyright: ignore[reportInc
         for name in ("weight", "SCB"):
             if prefix + name not in state_dict:
                 raise ValueError(f"Linear8bitLt: the state_dict has no {prefix}{name}")
-        _require_rows(state_dict, prefix)
+        require_rows(state_dict, prefix)
         bias = state_dict.get(f"{prefix}bias")
         of_bias = None if bias is None else torch.nn.Parameter(bias)
         return cls(state_dict[f"{prefix}weight"], state_dict[f"{prefix}SCB"], of_bias, threshold)
@@ -135,7 +135,7 @@ class Linear8bitLt(PackedBuffers, torch.nn.Linear):  # pyright: ignore[reportInc
             return
         packed, scales = (state_dict[name] for name in names)
         try:
-            _require_rows(state_dict, prefix)
+            require_rows(state_dict, prefix)
             if tuple(packed.shape) != (self.out_features, self.in_features):
                 raise ValueError(
                     f"{prefix}weight has shape {list(packed.shape)}, and the layer's is {list(self.packed.shape)}"
@@ -150,7 +150,8 @@ class Linear8bitLt(PackedBuffers, torch.nn.Linear):  # pyright: ignore[reportInc
         super()._load_from_state_dict(rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
 
 
-def _require_rows(state_dict, prefix):
+def require_rows(state_dict: Mapping[str, Tensor], prefix: str = "") -> None:
+    """Raises a ValueError where a state_dict has a weight whose numbers are in another order than rows."""
     format = state_dict.get(f"{prefix}weight_format")
     if format is not None and int(format) != 0:
         raise ValueError(f"Linear8bitLt: {prefix}weight_format must be 0, for rows, and is {int(format)}")

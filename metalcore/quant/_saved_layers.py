@@ -1,5 +1,5 @@
-"""Layers with weights in groups, with scales on a grid, or in blocks of 4 bits, in what save_pretrained writes: the
-configuration has the format of each, and from_pretrained makes them again."""
+"""Layers and experts with weights in groups or with scales on a grid, and layers of bitsandbytes' types, in what
+save_pretrained writes: the configuration has the format of each, and from_pretrained makes them again."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..activation import swiglu
 from ._affine import require_affine
 from ._affine_layers import AffineEmbedding, AffineExperts, AffineLinear, TiedAffineLinear
 from ._blockwise import TABLES
-from ._eight_bits_layers import Linear8bitLt
+from ._eight_bits_layers import Linear8bitLt, require_rows
+from ._experts import clamped_swiglu
 from ._four_bits import FourBits
 from ._four_bits_layers import Linear4bit
 from ._repack import AffineWeight
 from ._scaled_layers import ScaledEmbedding, ScaledExperts, ScaledLinear, TiedScaledLinear
 from ._scaled_weight import FORMATS, ScaledWeight, require_scaled
-from ._stored import FourBitWeight, Stored, place_of, put_stored, read_headers
+from ._stored import EightBitWeight, FourBitWeight, Stored, place_of, put_stored, read_headers
+from ._stored_mixtures import PARTS, Part, part_of_experts, put_experts
 
 __all__ = ["describe_layers", "put_layers", "require_written", "state_dict_of"]
 
+_EXPERTS = AffineExperts, ScaledExperts
 _FOUR_BITS = ("absmax", "scales", "scales_code", "offset")  # tensors of a layer, besides its packed weight
 
 
@@ -39,24 +43,37 @@ def describe_layers(model: torch.nn.Module) -> dict[str, dict[str, Any]]:
             found[name] = {"format": module.format, "block": list(module.block)}
         elif isinstance(module, Linear4bit):
             found[name] = {"format": module.quant_type, "block_size": module.block_size}
+        elif isinstance(module, Linear8bitLt):
+            found[name] = {"format": "int8", "threshold": module.threshold}
+        elif isinstance(module, AffineExperts):
+            found |= {f"{name}.{part}": {"format": "affine", "bits": bits} for part, bits in zip(PARTS, module.bits)}
+        elif isinstance(module, ScaledExperts):
+            for part, (format, block) in zip(PARTS, module.formats):
+                found[f"{name}.{part}"] = {"format": format, "block": list(block)}
     return found
 
 
 def require_written(model: torch.nn.Module) -> None:
-    """Raises a ValueError for a model with modules whose formats no configuration describes."""
+    """Raises a ValueError for a model with experts whose gates no configuration describes."""
     for name, module in model.named_modules():
-        if isinstance(module, (AffineExperts, Linear8bitLt, ScaledExperts)):
-            raise ValueError(f"{name}: save_pretrained cannot write {type(module).__name__} yet")
+        if isinstance(module, _EXPERTS) and module.activation not in (swiglu, clamped_swiglu):
+            raise ValueError(f"{name}: save_pretrained cannot write {type(module).__name__} with gates of its own")
 
 
 def state_dict_of(model: torch.nn.Module) -> dict[str, Tensor] | None:
-    """Returns what is written of a model that has layers of bitsandbytes' types, under names without dots in a
-    layer's own part; or None where the model's state_dict is."""
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, Linear4bit)}
+    """Returns what is written of a model that has layers of 4 bits in blocks, under names without dots in a layer's
+    own part, or experts, whose parts have names as layers have; or None where the model's state_dict is."""
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, (Linear4bit, *_EXPERTS))}
     if not layers:
         return None
     state = model.state_dict()
     for name, layer in layers.items():
+        if isinstance(layer, _EXPERTS):
+            for part in PARTS:
+                for end in ("", "_scales", "_offsets", "_factor", "_bias"):
+                    if (tensor := state.pop(f"{name}.{part}{end}", None)) is not None:
+                        state[f"{name}.{part}.{end[1:] or 'packed'}"] = tensor
+            continue
         for key in [key for key in state if key == f"{name}.weight" or key.startswith(f"{name}.weight.")]:
             del state[key]
         own = {leaf: getattr(layer, leaf) for leaf in ("packed", *_FOUR_BITS)}
@@ -71,10 +88,15 @@ def put_layers(model: Any, layers: Mapping[str, Mapping[str, Any]], files: Itera
         ValueError: a description or a file's tensors are none of these layers'. The message names the layer.
     """
     tensors, modules = read_headers(files), dict(model.named_modules(remove_duplicate=False))
-    stored = {}
+    stored, experts = {}, {}
     for name, layer in layers.items():
         place, found = place_of(name, model, modules), tensors.leaves(name)
         module: Any = modules.get(place)
+        if module is None and (of := part_of_experts(name)):
+            convert: Any = functools.partial(_converted, layer, None)
+            part = Part(*_leaves(name, layer.get("format")), convert)
+            experts.setdefault(of, {})[name.rpartition(".")[2]] = part
+            continue
         if not isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
             raise ValueError(f"{name}: config.json has its format, and the model has no such layer")
         required, optional = _leaves(name, layer.get("format"))
@@ -84,6 +106,12 @@ def put_layers(model: Any, layers: Mapping[str, Mapping[str, Any]], files: Itera
         convert = functools.partial(_converted, layer, tuple(module.weight.shape))
         stored[place] = Stored(name, module, own, convert)
     put_stored(model, stored)
+    for name, parts in experts.items():
+        if missing := [part for part in PARTS if part not in parts]:
+            raise ValueError(f"{name}: config.json has no format of its {' and '.join(missing)}")
+        written = name.replace(".mlp.", ".block_sparse_moe.")  # as transformers writes Mixtral's
+        written = written if tensors.leaves(f"{written}.{PARTS[0]}") else name
+        put_experts(model, written, modules, tensors, {part: parts[part] for part in PARTS})
 
 
 def _leaves(name, format):
@@ -94,19 +122,30 @@ def _leaves(name, format):
         return ("packed", "scales"), ("factor",)
     if format in TABLES:
         return ("packed", "absmax"), _FOUR_BITS[1:]
+    if format == "int8":  # bitsandbytes' names
+        return ("weight", "SCB"), ("weight_format",)
     raise ValueError(f"{name}: there is no format {format!r}")
 
 
 def _converted(layer, shape, tensors, length):
+    """Returns the weight of a layer of this shape, or of experts where the shape is None."""
+    dims = 2 if shape else 3
     try:
         if layer["format"] == "affine":
             packed, scales, offsets = (tensors[leaf] for leaf in ("packed", "scales", "offsets"))
             weight = AffineWeight(packed, scales, offsets, layer["bits"], tensors.get("order"))
-            found = require_affine(*weight[:4])
+            found = require_affine(*weight[:4], dims)
         elif layer["format"] in FORMATS:
             block = tuple(layer["block"])
             weight = ScaledWeight(tensors["packed"], tensors["scales"], layer["format"], block, tensors.get("factor"))
-            found = require_scaled(weight.packed, weight.scales, weight.factor, weight.format, block)
+            found = require_scaled(weight.packed, weight.scales, weight.factor, weight.format, block, dims)
+        elif not shape:
+            raise ValueError(f"experts have no format {layer['format']!r}")
+        elif layer["format"] == "int8":
+            if not tensors["weight"].is_meta:
+                require_rows(tensors)
+            weight = EightBitWeight(tensors["weight"], tensors["SCB"], layer["threshold"])
+            found = Linear8bitLt(*weight[:2]).in_features
         else:
             state = FourBits(
                 shape=shape,

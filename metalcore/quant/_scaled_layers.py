@@ -158,23 +158,24 @@ class ScaledExperts(ExactExperts):
     ):
         torch.nn.Module.__init__(self)
         self.activation = activation
-        self._formats = []
+        self.formats, lengths = [], []
         for part, weight in zip(self.parts, (gate, up, down)):
-            length = require_scaled(weight.packed, weight.scales, weight.factor, weight.format, weight.block, 3)
-            self._formats.append((weight.format, weight.block))
+            block = weight.block
+            lengths.append(require_scaled(weight.packed, weight.scales, weight.factor, weight.format, block, 3))
+            self.formats.append((weight.format, weight.block))
             self.register_buffer(part, weight.packed)
             self.register_buffer(f"{part}_scales", weight.scales)
             self.register_buffer(f"{part}_factor", weight.factor)
-            if part == "down":
-                self.num_experts, self.hidden_size, self.intermediate_size = *weight.packed.shape[:2], length
-                if gate.packed.shape != up.packed.shape or gate.packed.shape[:2] != (self.num_experts, length):
-                    raise RuntimeError("ScaledExperts: gate, up and down do not go together")
+        self.num_experts, self.hidden_size = down.packed.shape[:2]
+        self.intermediate_size, shape = lengths[2], (self.num_experts, lengths[2])
+        if lengths[:2] != [self.hidden_size] * 2 or gate.packed.shape[:2] != shape or up.packed.shape[:2] != shape:
+            raise RuntimeError("ScaledExperts: gate, up and down do not go together")
 
     def _part(self, part, x, experts):
-        format, block = self._formats[self.parts.index(part)]
+        format, block = self.formats[self.parts.index(part)]
         packed, scales, factor = (getattr(self, part + leaf) for leaf in ("", "_scales", "_factor"))
         return scaled_linear_experts(x, ScaledWeight(packed, scales, format, block, factor), experts)
 
     def extra_repr(self) -> str:
-        names = ", ".join(dict.fromkeys(format for format, _ in self._formats))
+        names = ", ".join(dict.fromkeys(format for format, _ in self.formats))
         return f"{self.num_experts}, {self.hidden_size}, {self.intermediate_size}, formats={names}"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ._affine_layers import AffineEmbedding, AffineLinear, TiedAffineLinear
+from ._eight_bits_layers import Linear8bitLt
 from ._four_bits import FourBits
 from ._four_bits_layers import Linear4bit
 from ._layers import QuantizedEmbedding, QuantizedLinear, TiedLinear
@@ -19,7 +20,16 @@ from ._repack import AffineWeight
 from ._scaled_layers import ScaledEmbedding, ScaledLinear, TiedScaledLinear
 from ._scaled_weight import ScaledWeight
 
-__all__ = ["FourBitWeight", "Headers", "Stored", "make_layers", "place_of", "put_stored", "read_headers"]
+__all__ = [
+    "EightBitWeight",
+    "FourBitWeight",
+    "Headers",
+    "Stored",
+    "make_layers",
+    "place_of",
+    "put_stored",
+    "read_headers",
+]
 
 
 class FourBitWeight(NamedTuple):
@@ -27,6 +37,14 @@ class FourBitWeight(NamedTuple):
 
     packed: Tensor
     state: FourBits
+
+
+class EightBitWeight(NamedTuple):
+    """What metalcore.nn.Linear8bitLt takes."""
+
+    packed: Tensor
+    scales: Tensor
+    threshold: float
 
 
 class Stored(torch.nn.Module):
@@ -47,7 +65,9 @@ class Stored(torch.nn.Module):
             dtype = torch.float32 if tensor.is_floating_point() and tensor.element_size() > 1 else tensor.dtype
             self.register_buffer(leaf, torch.empty(tensor.shape, dtype=dtype, device="meta"))
 
-    def converted(self, tensors: Mapping[str, Tensor]) -> AffineWeight | ScaledWeight | FourBitWeight | Tensor:
+    def converted(
+        self, tensors: Mapping[str, Tensor]
+    ) -> AffineWeight | ScaledWeight | FourBitWeight | EightBitWeight | Tensor:
         try:
             weight = self.convert(tensors, self.length)
             rows = len(weight if isinstance(weight, Tensor) else weight.packed)
@@ -67,6 +87,8 @@ class Stored(torch.nn.Module):
             return AffineLinear(*weight[:4], bias=self.bias, order=weight.order, dtype=self.dtype)
         if isinstance(weight, FourBitWeight):
             return Linear4bit(weight.packed, dataclasses.replace(weight.state, dtype=self.dtype), self.bias)
+        if isinstance(weight, EightBitWeight):
+            return Linear8bitLt(weight.packed, weight.scales, self.bias, weight.threshold, self.dtype)
         if isinstance(weight, ScaledWeight):
             if self.is_embedding:
                 return ScaledEmbedding(weight, self.dtype, self.scale)

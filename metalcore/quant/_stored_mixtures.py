@@ -1,12 +1,12 @@
-"""Mixtures of experts in MLX's files: one weight of all experts for each of gate, up and down, where transformers has
-one module `experts`; and packed weights of routers, which become numbers."""
+"""Mixtures of experts in MLX's files and in those that save_pretrained writes: one weight of all experts for each of
+gate, up and down, where transformers has one module `experts`; and packed weights of routers, which become numbers."""
 
 from __future__ import annotations
 
-import functools
+import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,13 +23,23 @@ from ._scaled_layers import ScaledExperts
 from ._scaled_weight import ScaledWeight
 from ._stored import Headers, place_of
 
-__all__ = ["make_mixtures", "part_of_experts", "put_experts", "put_router"]
+__all__ = ["PARTS", "Part", "as_matrices", "make_mixtures", "part_of_experts", "put_experts", "put_router"]
 
-_PARTS = ("gate_proj", "up_proj", "down_proj")
-_NAME = re.compile(r"(.+)\.(switch_mlp|experts)\.(gate_proj|up_proj|down_proj)")
+# MLX's files add "_proj". Our own do not: transformers renames what is called experts.down_proj when it writes a model.
+PARTS = ("gate", "up", "down")
+_NAME = re.compile(r"(.+)\.(switch_mlp|experts)\.(gate|up|down)(_proj)?")
 
 # What tensors of a file become, for so many rows of a length.
 _Convert = Callable[[Mapping[str, Tensor], int], "AffineWeight | ScaledWeight | Tensor"]
+
+
+class Part(NamedTuple):
+    """The weights of all experts' gate, up or down: the tensors that a file has, those that it may have, and what they
+    become, which has a matrix for each expert."""
+
+    required: tuple[str, ...]
+    optional: tuple[str, ...]
+    convert: _Convert
 
 
 def part_of_experts(name: str) -> str | None:
@@ -48,12 +58,14 @@ class _Held:
             exact = torch.float32 if tensor.is_floating_point() and tensor.element_size() > 1 else tensor.dtype
             module.register_buffer(leaf, torch.empty(tensor.shape, dtype=exact, device="meta"))
 
-    def converted(self, tensors: Mapping[str, Tensor], rows: int, length: int) -> AffineWeight | ScaledWeight | Tensor:
+    def converted(
+        self, tensors: Mapping[str, Tensor], rows: tuple[int, ...], length: int
+    ) -> AffineWeight | ScaledWeight | Tensor:
         try:
             weight = self.convert(tensors, length)
-            found = len(weight if isinstance(weight, Tensor) else weight.packed)
+            found = (weight if isinstance(weight, Tensor) else weight.packed).shape[:-1]
             if found != rows:
-                raise ValueError(f"it has {found} rows of weights, and the model {rows}")
+                raise ValueError(f"it has {math.prod(found)} rows of weights, and the model {math.prod(rows)}")
         except ValueError as error:
             raise ValueError(f"{self.name}: {error}") from None
         return weight
@@ -70,13 +82,13 @@ class _Router:
     """A module that computes with its weight in its own way. The weight is packed in the file."""
 
     def __init__(self, name, module, tensors, convert):
-        self.shape, self.dtype = module.weight.shape, module.weight.dtype
+        (*self.rows, self.length), self.dtype = module.weight.shape, module.weight.dtype
         del module.weight
         self.held = _Held(name, module, tensors, convert)
-        self.held.converted(tensors, *self.shape)  # which refuses shapes that do not go together
+        self.held.converted(tensors, (*self.rows,), self.length)  # which refuses shapes that do not go together
 
     def make(self):
-        weight = self.held.converted(self.held.taken(), *self.shape)
+        weight = self.held.converted(self.held.taken(), (*self.rows,), self.length)
         if isinstance(weight, AffineWeight):
             numbers = dequantize_affine(*weight[:4], dtype=torch.float32)
         elif isinstance(weight, ScaledWeight):
@@ -89,7 +101,7 @@ class _Router:
 class _Experts:
     """The weights of gate, up and down of a mixture's experts."""
 
-    def __init__(self, name, of, model, places, headers, convert, leaves):
+    def __init__(self, name, of, model, places, headers, parts):
         self.name, self.model, (self.place, self.read_at) = name, model, places
         experts: Any = of
         self.clamped = hasattr(experts, "gate_up_proj_bias")
@@ -100,22 +112,22 @@ class _Experts:
         down = experts.down_proj
         self.count, hidden, width = down.shape if not self.clamped else (down.shape[0], *down.shape[:0:-1])
         self.dtype = down.dtype
-        self.shapes = {part: (hidden, width) if part == "down_proj" else (width, hidden) for part in _PARTS}
+        self.shapes = {part: (hidden, width) if part.startswith("down") else (width, hidden) for part in parts}
         container, self.held = torch.nn.Module(), {}
         for part, (rows, length) in self.shapes.items():
             found = headers.leaves(f"{name}.{part}")
-            if missing := [leaf for leaf in leaves[0] if leaf not in found]:
+            required, optional, convert = parts[part]
+            if missing := [leaf for leaf in required if leaf not in found]:
                 raise ValueError(f"{name}.{part}: the file has no {' and no '.join(missing)}")
-            own = {leaf: found[leaf] for leaf in (*leaves[0], *leaves[1]) if leaf in found}
+            own = {leaf: found[leaf] for leaf in (*required, *optional) if leaf in found}
             for leaf, tensor in own.items():
-                if tensor.dim() != 3 or len(tensor) != self.count:
+                if tensor.dim() == 0 or len(tensor) != self.count:
                     raise ValueError(
                         f"{name}.{part}: {leaf} {list(tensor.shape)} has no matrices of {self.count} experts"
                     )
             module = torch.nn.Module()
-            flat = functools.partial(_in_rows, convert)
-            self.held[part] = _Held(f"{name}.{part}", module, own, flat)
-            self.held[part].converted(own, self.count * rows, length)
+            self.held[part] = _Held(f"{name}.{part}", module, own, convert)
+            self.held[part].converted(own, (self.count, rows), length)
             if self.clamped:
                 module.bias = torch.nn.Parameter(torch.empty(self.count, rows, dtype=self.dtype, device="meta"))
             container.add_module(part, module)
@@ -127,7 +139,7 @@ class _Experts:
         weights, biases = [], []
         for part, (rows, length) in self.shapes.items():
             held = self.held[part]
-            weights.append(_matrices(held.converted(held.taken(), self.count * rows, length), self.count))
+            weights.append(held.converted(held.taken(), (self.count, rows), length))
             biases.append(getattr(held.module, "bias", None))
         kinds = {type(weight) for weight in weights}
         if len(kinds) > 1:
@@ -142,7 +154,7 @@ class _Experts:
                 raise ValueError(f"{self.name}: experts with biases are of MXFP4 or have groups with offsets")
             module = ScaledExperts(*weights, activation=activation)
         else:
-            (_, hidden), (_, width) = self.shapes["up_proj"], self.shapes["down_proj"]
+            _, (_, hidden), (_, width) = self.shapes.values()
             module = QuantizedExperts(self.count, hidden, width, "MXFP4", self.clamped, activation, "meta", self.dtype)
             for part, weight, bias in zip(("gate", "up", "down"), weights, biases):
                 setattr(module, part, weight)
@@ -154,12 +166,22 @@ class _Experts:
         self.model.get_submodule(parent).add_module(leaf, module)
 
 
-def _in_rows(convert, tensors, length):
-    return convert({leaf: tensor.flatten(0, 1) for leaf, tensor in tensors.items()}, length)
+def as_matrices(convert: _Convert, tensors: Mapping[str, Tensor], length: int) -> AffineWeight | ScaledWeight | Tensor:
+    """Returns a weight with a matrix for each expert.
 
+    Args:
+        convert: returns a weight of two dimensions from its tensors, in which experts' rows lie below each other.
+        tensors: of three dimensions, of which the first is the expert.
+        length: of rows.
 
-def _matrices(weight, count):
-    """Returns a weight of all experts' rows as a matrix for each expert."""
+    Raises:
+        ValueError: a tensor has another number of dimensions.
+    """
+    for leaf, tensor in tensors.items():
+        if tensor.dim() != 3:
+            raise ValueError(f"{leaf} {list(tensor.shape)} has no matrices of experts")
+    count = len(next(iter(tensors.values())))
+    weight = convert({leaf: tensor.flatten(0, 1) for leaf, tensor in tensors.items()}, length)
     if isinstance(weight, Tensor):
         return weight.view(count, -1, weight.shape[-1])
     if weight.packed.dim() != 2:
@@ -171,15 +193,12 @@ def _matrices(weight, count):
     return weight._replace(**apart)
 
 
-def put_experts(
-    model: Any, name: str, modules: Mapping[str, Any], headers: Headers, convert: _Convert, leaves: tuple
-) -> None:
+def put_experts(model: Any, name: str, modules: Mapping[str, Any], headers: Headers, parts: Mapping[str, Part]) -> None:
     """Puts what reads the experts of a file into a model.
 
     Args:
         name: of the module of experts in the file.
-        convert: returns the weight of a part from its tensors, whose experts' rows lie below each other.
-        leaves: the tensors that a part has, and those that it may have.
+        parts: what the file has of gate, up and down, by its names for them, in this order.
 
     Raises:
         ValueError: the model has no such experts, or the tensors do not go together. The message names the module.
@@ -190,7 +209,7 @@ def put_experts(
     if experts is None:
         raise ValueError(f"{name}: its weights are of experts, and the model has no {place}.experts")
     places = f"{place}.experts", f"{place}.{leaf}"
-    _waiting(model).append(_Experts(name, experts, model, places, headers, convert, leaves))
+    _waiting(model).append(_Experts(name, experts, model, places, headers, parts))
 
 
 def put_router(model: Any, name: str, module: Any, tensors: Mapping[str, Tensor], convert: _Convert) -> bool:

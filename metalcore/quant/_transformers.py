@@ -25,6 +25,7 @@ from ._mixtures import MIXTURES
 from ._plan import Plan, embedding_of, packed_weight, patterns, plan, replace_modules
 from ._saved_layers import describe_layers, put_layers, require_written, state_dict_of
 from ._stored import make_layers
+from ._stored_mixtures import make_mixtures
 from ._types import type_of
 
 __all__ = ["MetalcoreConfig", "MetalcoreQuantizer", "note", "note_layers"]
@@ -125,6 +126,7 @@ class MetalcoreQuantizer(HfQuantizer):
             self.quantization_config.packed = replace_modules(model, self._plan, pack=True, dtype=self._dtype).types
             self.pre_quantized = True
         make_layers(model)
+        make_mixtures(model)
         return model
 
     def is_serializable(self) -> Any:

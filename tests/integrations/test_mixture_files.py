@@ -1,4 +1,4 @@
-"""MLX's checkpoints of mixtures of experts through from_pretrained."""
+"""Mixtures of experts through from_pretrained: MLX's checkpoints, and what save_pretrained writes of them."""
 
 import json
 
@@ -7,6 +7,7 @@ import torch
 from test_packed_files import VOCABULARY, loaded, mlx, mlx_scaled, mxfp4
 
 import metalcore
+from metalcore.integrations.transformers import note_layers
 
 transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch")
@@ -108,9 +109,50 @@ def test_experts(device, tmp_path, family, format):
         with torch.no_grad():
             expected, found = reference(tokens).logits, model(tokens.to(device)).logits.cpu()
         assert torch.allclose(found, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
-    if format == "mxfp8":
-        with pytest.raises(ValueError, match="experts: save_pretrained cannot write ScaledExperts yet"):
-            model.save_pretrained(tmp_path / "again")
+    model.save_pretrained(tmp_path / "again")
+    again = loaded(tmp_path / "again", device, dtype=torch.float32).eval()
+    ours, theirs = (dict(one.named_buffers()) | dict(one.named_parameters()) for one in (model, again))
+    assert ours.keys() == theirs.keys()
+    assert all(each.dtype == theirs[name].dtype and torch.equal(each, theirs[name]) for name, each in ours.items())
+    with torch.no_grad():
+        assert torch.equal(again(tokens.to(device)).logits.cpu(), found)
+
+
+def test_saved_experts(device, tmp_path):
+    """Experts with blocks of scales and one factor each are read as they were written, or refused."""
+    model = model_of("qwen3_moe")
+    experts = model.model.layers[1].mlp.experts
+    gate, up = experts.gate_up_proj.detach().chunk(2, 1)
+
+    def packed(numbers, *how):
+        each = [metalcore.quantize_scaled(one, *how) for one in numbers]
+        tensors = {
+            name: None if getattr(each[0], name) is None else torch.stack([getattr(one, name) for one in each])
+            for name in ("packed", "scales", "factor")
+        }
+        return each[0]._replace(**tensors)
+
+    weights = packed(gate, "e4m3", (32, 64)), packed(up, "nvfp4"), packed(experts.down_proj.detach(), "e5m2", (0, 0))
+    model.model.layers[1].mlp.experts = metalcore.nn.ScaledExperts(*weights)
+    note_layers(model)
+    model.to(device).save_pretrained(tmp_path)
+    again = loaded(tmp_path, device, dtype=torch.float32).model.layers[1].mlp.experts
+    for name, tensor in model.model.layers[1].mlp.experts.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name])
+    assert again.formats == [("e4m3", (32, 64)), ("nvfp4", ()), ("e5m2", (0, 0))]
+    state, config = safetensors.load_file(tmp_path / "model.safetensors"), tmp_path / "config.json"
+    at = "model.layers.1.mlp.experts"
+    safetensors.save_file(state | {f"{at}.up.factor": torch.ones(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"up: factor \[2\] has no matrices of 3 experts"):
+        loaded(tmp_path, device)
+    settings = json.loads(config.read_text())
+    del settings["quantization_config"]["layers"][f"{at}.up"]
+    config.write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=f"{at}: config.json has no format of its up"):
+        loaded(tmp_path, device)
+    model.model.layers[1].mlp.experts.activation = torch.mul
+    with pytest.raises(ValueError, match="cannot write ScaledExperts with gates of its own"):
+        model.save_pretrained(tmp_path)
 
 
 PREFIX = "model.layers.1.mlp.switch_mlp."

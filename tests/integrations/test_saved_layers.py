@@ -1,4 +1,4 @@
-"""Models with layers in groups, with scales on a grid, or in blocks of 4 bits, through save_pretrained and
+"""Models with layers in groups, with scales on a grid, or of bitsandbytes' types, through save_pretrained and
 from_pretrained: each tensor that is read must be the one that was written."""
 
 import json
@@ -40,6 +40,7 @@ def with_layers(device, tie):
     attention.q_proj = metalcore.nn.AffineLinear(*affine_weight(64, 64, 3), order=torch.randperm(64))
     attention.k_proj = metalcore.nn.ScaledLinear(metalcore.quantize_scaled(torch.randn(32, 64), "e4m3", (32, 32)))
     attention.v_proj = metalcore.nn.ScaledLinear(metalcore.quantize_scaled(torch.randn(32, 64), "nvfp4"))
+    attention.o_proj = metalcore.nn.Linear8bitLt.from_linear(attention.o_proj, threshold=6.0)
     mlp.gate_proj = metalcore.nn.Linear4bit.from_linear(mlp.gate_proj, "fp4", 32)
     mlp.up_proj = metalcore.nn.Linear4bit.from_linear(mlp.up_proj, compress=True)
     mlp.down_proj = metalcore.nn.QuantizedLinear(160, 64, "Q8_0", bias=False)
@@ -91,6 +92,9 @@ def test_damaged(device, tmp_path):
     refused("gate_proj: .*absmax must have 320 elements", **{"mlp.gate_proj.absmax": torch.ones(319)})
     refused("k_proj: scales must be", **{"self_attn.k_proj.scales": torch.ones(2, 2)})
     refused("q_proj: ", **{"self_attn.q_proj.packed": torch.zeros(64, 32, dtype=torch.uint8)})
+    refused("o_proj: Linear8bitLt: SCB must be float32 with 64 elements", **{"self_attn.o_proj.SCB": torch.ones(63)})
+    rows = {"self_attn.o_proj.weight_format": torch.tensor(1, dtype=torch.uint8)}
+    refused("o_proj: Linear8bitLt: weight_format must be 0", **rows)
     config = json.loads((tmp_path / "config.json").read_text())
     config["quantization_config"]["layers"][f"{prefix}mlp.up_proj"]["format"] = "nf3"
     (tmp_path / "config.json").write_text(json.dumps(config))
