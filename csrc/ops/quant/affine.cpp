@@ -5,7 +5,7 @@
 
 #include "../../../kernels/quant/quant.h"
 #include "formats.h"
-#include "mul_mv.h"
+#include "packed_products.h"
 #include "rows.h"
 
 #include <algorithm>
@@ -17,13 +17,17 @@ namespace metalcore {
 namespace {
 
 struct AffineWeights {
+  static constexpr const char* rows_kernel = "affine_rows_";
+  static constexpr bool takes_tiles = false;
   Tensor packed, scales, offsets;
   int64_t bits, matrices, rows, length;
   AffineParams params;
 
   std::string kernel() const { return "Affine" + std::to_string(bits); }
   std::string format() const { return std::to_string(bits) + " bits"; }
-  int64_t slices() const { return length / QUANT_SLICE; }
+  // Rows are counted in slices.
+  uint64_t row_bytes() const { return static_cast<uint64_t>(length / QUANT_SLICE); }
+  uint64_t expert_bytes() const { return static_cast<uint64_t>(rows) * row_bytes(); }
   double bytes(int64_t of_rows) const {
     return static_cast<double>(of_rows * (packed.size(-1) + scales.size(-1) * 2 * scales.element_size()));
   }
@@ -32,6 +36,7 @@ struct AffineWeights {
     recording.buffer(3, offsets).buffer(4, offsets).buffer(5, offsets).bytes(6, params);
     return 7;
   }
+  uint32_t bind_sizes(gpu::Recording&, uint32_t at) const { return at; }
 };
 
 // `dims` is 3 where there are several matrices.
@@ -80,18 +85,6 @@ AffineWeights affine_weights(const char* op, const Tensor& packed, const Tensor&
                      .is_signed = is_signed ? 1u : 0u}};
 }
 
-Tensor numbers_of(const char* op, const AffineWeights& weights, const MaybeTensor& rows, ScalarType dtype) {
-  const RowsReader reader{.kernel = "affine_rows_" + weights.kernel(),
-                          .format = weights.format(),
-                          .packed = weights.packed,
-                          .rows = weights.rows,
-                          .length = weights.length,
-                          .row_bytes = static_cast<uint64_t>(weights.slices()),  // rows are counted in slices
-                          .bind = [&](gpu::Recording& recording) { return weights.bind(recording); },
-                          .bytes = [&](int64_t count) { return weights.bytes(count); }};
-  return rows_as_numbers(op, reader, rows, dtype);
-}
-
 Tensor affine_rows(const Tensor& packed, const Tensor& scales, const Tensor& offsets, const MaybeTensor& rows,
                    int64_t bits, ScalarType dtype) {
   const char* const op = "affine_rows";
@@ -100,59 +93,16 @@ Tensor affine_rows(const Tensor& packed, const Tensor& scales, const Tensor& off
   return numbers_of(op, weights, rows, dtype);
 }
 
-// `result` has `x_rows` rows. `chosen` are the experts of its rows, or nullptr.
-void mul_mv(const char* op, const Tensor& x, const AffineWeights& weights, const Tensor* chosen, int64_t x_rows,
-            int64_t shared, const Tensor& result) {
-  const MvPlan plan = plan_mv(weights.rows, weights.length, x_rows, chosen != nullptr, x);
-  plan.note(op, x_rows, weights.format());
-  if (result.numel() == 0) return;
-  const Tensor input = from_multiple_of_16(x);
-  const int64_t groups = plan.threadgroups(weights.rows, x_rows);
-  gpu::record(result, [&](gpu::Recording& recording) {
-    recording.kernel(plan.kernel(weights.kernel()));
-    weights.bind(recording);
-    recording.buffer(7, input).buffer(8, result).buffer(9, result);
-    recording.buffer(10, chosen ? MaybeTensor(*chosen) : std::nullopt);
-    recording.bytes(11,
-                    QuantMvParams{.row_bytes = static_cast<uint64_t>(weights.slices()),  // counted in slices
-                                  .expert_bytes = static_cast<uint64_t>(weights.rows * weights.slices()),
-                                  .weights = grid_side(weights.rows),
-                                  .slices = grid_side(weights.slices()),
-                                  .x_rows = grid_side(x_rows),
-                                  .shared = grid_side(shared),
-                                  .experts = chosen ? grid_side(weights.matrices) : 0u,
-                                  .group_rows = plan.group_rows,
-                                  .dtype = quant_dtype(x.scalar_type())});
-    recording.work(2.0 * static_cast<double>(x_rows * weights.rows * weights.length),
-                   weights.bytes(weights.rows * (chosen ? x_rows : 1)));
-    recording.dispatch_threadgroups({grid_side(groups)}, {32 * plan.simdgroups});
-  });
-}
-
 Tensor affine_matmul(const Tensor& x, const Tensor& packed, const Tensor& scales, const Tensor& offsets, int64_t bits,
                      bool transposed) {
   const char* const op = "affine_matmul";
-  const AffineWeights weights = affine_weights(op, packed, scales, offsets, bits, 2);
-  const int64_t x_rows = check_x(op, x, packed, weights.rows, weights.length, transposed);
-  if (transposed || x_rows > most_mv_rows(x) || weights.length == 0)
-    return multiply_numbers(op, x, x_rows, transposed,
-                            [&] { return numbers_of(op, weights, std::nullopt, x.scalar_type()); });
-  const Tensor result = result_like(x, weights.rows);
-  mul_mv(op, x, weights, nullptr, x_rows, 1, result);
-  return result;
+  return multiply(op, x, affine_weights(op, packed, scales, offsets, bits, 2), transposed);
 }
 
 Tensor affine_matmul_experts(const Tensor& x, const Tensor& packed, const Tensor& scales, const Tensor& offsets,
                              const Tensor& experts, int64_t bits) {
   const char* const op = "affine_matmul_experts";
-  const AffineWeights weights = affine_weights(op, packed, scales, offsets, bits, 3);
-  check_x(op, x, packed, weights.rows, weights.length, false);
-  const ChosenExperts chosen = check_experts(op, x, experts);
-  const Tensor result = new_tensor({{chosen.tokens, chosen.each, weights.rows}}, x.scalar_type(), x);
-  check((weights.matrices > 0 && weights.length > 0) || result.numel() == 0, "metalcore::", op,
-        ": packed has no weights");
-  mul_mv(op, x, weights, &chosen.experts, chosen.results(), chosen.shared, result);
-  return result;
+  return multiply_by_experts(op, x, affine_weights(op, packed, scales, offsets, bits, 3), experts);
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 
 #include "../../../kernels/quant/quant.h"
 #include "formats.h"
-#include "mul_mv.h"
+#include "packed_products.h"
 #include "rows.h"
 
 #include <algorithm>

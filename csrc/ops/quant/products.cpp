@@ -1,7 +1,7 @@
 // quant_matmul(x, packed, type, transposed): x Wᵀ for packed weights W, or x W, which is the gradient by x.
 // quant_matmul_experts: the same where each row of the result has a matrix of its own.
 #include "formats.h"
-#include "mul_mv.h"
+#include "packed_products.h"
 #include "rows.h"
 
 #include "../../../kernels/quant/quant.h"

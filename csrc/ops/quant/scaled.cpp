@@ -5,7 +5,7 @@
 
 #include "../../../kernels/quant/quant.h"
 #include "formats.h"
-#include "mul_mv.h"
+#include "packed_products.h"
 #include "rows.h"
 
 #include <algorithm>
@@ -82,14 +82,21 @@ void check_factor(const char* op, const MaybeTensor& factor, const Tensor& on, i
 }
 
 struct ScaledWeights {
-  const ScaledFormat& format;
+  static constexpr const char* rows_kernel = "scaled_rows_";
+  static constexpr bool takes_tiles = true;
+  const ScaledFormat& type;
   Tensor packed, scales;
   MaybeTensor factor;
   int64_t matrices, rows, length;
   Grid grid;
 
+  std::string kernel() const { return type.kernel; }
+  std::string format() const { return type.name; }
+  // Places have a row above the slices, which are their lower 32 bits.
+  uint64_t row_bytes() const { return UINT64_C(1) << 32; }
+  uint64_t expert_bytes() const { return 1; }  // a matrix
   double bytes(int64_t of_rows) const {
-    return static_cast<double>(of_rows * (length * format.bits / 8)) +
+    return static_cast<double>(of_rows * (length * type.bits / 8)) +
            static_cast<double>(of_rows * scales.numel() * static_cast<int64_t>(scales.element_size())) /
                static_cast<double>(std::max<int64_t>(1, matrices * rows));
   }
@@ -97,6 +104,11 @@ struct ScaledWeights {
     recording.buffer(0, packed).buffer(1, scales).buffer(2, scales).buffer(3, factor ? *factor : scales);
     recording.bytes(4, grid.params);
     return 5;
+  }
+  uint32_t bind_sizes(gpu::Recording& recording, uint32_t at) const {
+    recording.bytes(at, ScaledExpertsParams{.rows = static_cast<uint64_t>(rows),
+                                            .scale_rows = static_cast<uint64_t>(grid.scale_rows)});
+    return at + 1;
   }
 };
 
@@ -121,7 +133,7 @@ ScaledWeights scaled_weights(const char* op, const Tensor& packed, const Tensor&
   check_same_device(op, "scales", scales, packed);
   check_factor(op, factor, packed, matrices);
   grid.params.factor = factor ? 1 : 0;
-  return {.format = format,
+  return {.type = format,
           .packed = from_multiple_of_16(packed),
           .scales = as_contiguous(scales),
           .factor = as_contiguous(factor),
@@ -129,20 +141,6 @@ ScaledWeights scaled_weights(const char* op, const Tensor& packed, const Tensor&
           .rows = rows,
           .length = length,
           .grid = grid};
-}
-
-constexpr uint64_t kRow = UINT64_C(1) << 32;  // a row among places, of which slices are the lower 32 bits
-
-Tensor numbers_of(const char* op, const ScaledWeights& weights, const MaybeTensor& rows, ScalarType dtype) {
-  const RowsReader reader{.kernel = std::string("scaled_rows_") + weights.format.kernel,
-                          .format = weights.format.name,
-                          .packed = weights.packed,
-                          .rows = weights.rows,
-                          .length = weights.length,
-                          .row_bytes = kRow,
-                          .bind = [&](gpu::Recording& recording) { return weights.bind(recording); },
-                          .bytes = [&](int64_t count) { return weights.bytes(count); }};
-  return rows_as_numbers(op, reader, rows, dtype);
 }
 
 Tensor scaled_rows(const Tensor& packed, const Tensor& scales, const MaybeTensor& factor, const MaybeTensor& rows,
@@ -153,67 +151,16 @@ Tensor scaled_rows(const Tensor& packed, const Tensor& scales, const MaybeTensor
   return numbers_of(op, weights, rows, dtype);
 }
 
-// `result` has `x_rows` rows. `chosen` are the experts of its rows, or nullptr.
-void mul_mv(const char* op, const Tensor& x, const ScaledWeights& weights, const Tensor* chosen, int64_t x_rows,
-            int64_t shared, const Tensor& result) {
-  const MvPlan plan = plan_mv(weights.rows, weights.length, x_rows, chosen != nullptr, x);
-  const std::optional<TilesPlan> tiles = chosen ? std::nullopt : plan_tiles(weights.length, x_rows, x);
-  if (tiles)
-    tiles->note(op, x_rows, weights.format.name);
-  else
-    plan.note(op, x_rows, weights.format.name);
-  if (result.numel() == 0) return;
-  const Tensor input = from_multiple_of_16(x);
-  const int64_t groups = tiles ? tiles->threadgroups(weights.rows, x_rows) : plan.threadgroups(weights.rows, x_rows);
-  const uint32_t simdgroups = tiles ? tiles->simdgroups : plan.simdgroups;
-  gpu::record(result, [&](gpu::Recording& recording) {
-    const std::string format = weights.format.kernel;
-    recording.kernel(tiles ? tiles->kernel(format, x.scalar_type()) : plan.kernel(format));
-    weights.bind(recording);
-    recording.buffer(5, input).buffer(6, result).buffer(7, result);
-    recording.buffer(8, chosen ? MaybeTensor(*chosen) : std::nullopt);
-    recording.bytes(9, ScaledExpertsParams{.rows = static_cast<uint64_t>(weights.rows),
-                                           .scale_rows = static_cast<uint64_t>(weights.grid.scale_rows)});
-    recording.bytes(10, QuantMvParams{.row_bytes = kRow,
-                                      .expert_bytes = 1,  // a matrix
-                                      .weights = grid_side(weights.rows),
-                                      .slices = grid_side(weights.length / QUANT_SLICE),
-                                      .x_rows = grid_side(x_rows),
-                                      .shared = grid_side(shared),
-                                      .experts = chosen ? grid_side(weights.matrices) : 0u,
-                                      .group_rows = plan.group_rows,
-                                      .dtype = quant_dtype(x.scalar_type())});
-    recording.work(2.0 * static_cast<double>(x_rows * weights.rows * weights.length),
-                   weights.bytes(weights.rows * (chosen ? x_rows : 1)));
-    recording.dispatch_threadgroups({grid_side(groups)}, {32 * simdgroups});
-  });
-}
-
 Tensor scaled_matmul(const Tensor& x, const Tensor& packed, const Tensor& scales, const MaybeTensor& factor,
                      const std::string& format, const std::vector<int64_t>& block, bool transposed) {
   const char* const op = "scaled_matmul";
-  const ScaledWeights weights = scaled_weights(op, packed, scales, factor, format, block, 2);
-  const int64_t x_rows = check_x(op, x, packed, weights.rows, weights.length, transposed);
-  const bool tiles = plan_tiles(weights.length, x_rows, x).has_value();
-  if (transposed || (x_rows > most_mv_rows(x) && !tiles) || weights.length == 0)
-    return multiply_numbers(op, x, x_rows, transposed,
-                            [&] { return numbers_of(op, weights, std::nullopt, x.scalar_type()); });
-  const Tensor result = result_like(x, weights.rows);
-  mul_mv(op, x, weights, nullptr, x_rows, 1, result);
-  return result;
+  return multiply(op, x, scaled_weights(op, packed, scales, factor, format, block, 2), transposed);
 }
 
 Tensor scaled_matmul_experts(const Tensor& x, const Tensor& packed, const Tensor& scales, const MaybeTensor& factor,
                              const Tensor& experts, const std::string& format, const std::vector<int64_t>& block) {
   const char* const op = "scaled_matmul_experts";
-  const ScaledWeights weights = scaled_weights(op, packed, scales, factor, format, block, 3);
-  check_x(op, x, packed, weights.rows, weights.length, false);
-  const ChosenExperts chosen = check_experts(op, x, experts);
-  const Tensor result = new_tensor({{chosen.tokens, chosen.each, weights.rows}}, x.scalar_type(), x);
-  check((weights.matrices > 0 && weights.length > 0) || result.numel() == 0, "metalcore::", op,
-        ": packed has no numbers");
-  mul_mv(op, x, weights, &chosen.experts, chosen.results(), chosen.shared, result);
-  return result;
+  return multiply_by_experts(op, x, scaled_weights(op, packed, scales, factor, format, block, 3), experts);
 }
 
 uint32_t rounding_of(const char* op, const std::string& name) {
