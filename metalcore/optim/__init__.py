@@ -5,7 +5,7 @@
 from .adamw import AdamW
 from .sgd import SGD
 from .lion import Lion
-from .eight_bits import AdamW8bit, Lion8bit, SGD8bit
+from .eight_bits import AdamW8bit, AdamWFp8, Lion8bit, SGD8bit
 from .muon import Muon
 from .soap import SOAP
 from .clip import clip_grad_norm_, clip_grad_value_
@@ -15,6 +15,7 @@ __all__ = [
     "SOAP",
     "AdamW",
     "AdamW8bit",
+    "AdamWFp8",
     "Lion",
     "Lion8bit",
     "Muon",

@@ -74,7 +74,7 @@ def test_errors():
         (lambda: metalcore.explain("softmax", (3.0,)), TypeError, "a tensor or a shape"),
         (lambda: metalcore.explain("softmax", (3, -1)), ValueError, "negative size"),
         (lambda: metalcore.explain("softmax", (3,), dtype="float32"), TypeError, "dtype must be a torch.dtype"),
-        (lambda: metalcore.explain("sofmax", (3,)), ValueError, "no op 'sofmax'; it knows adamw, adamw8bit, add,"),
+        (lambda: metalcore.explain("sofmax", (3,)), ValueError, "no op 'sofmax'; it knows adamw, adamw8bit, adamwfp8,"),
         (lambda: metalcore.explain(metalcore.qr, (3, 3)), TypeError, "op must be a name"),
     ],
 )

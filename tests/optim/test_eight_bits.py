@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import metalcore
-from metalcore.optim import SGD, AdamW, AdamW8bit, Lion, Lion8bit, SGD8bit
+from metalcore.optim import SGD, AdamW, AdamW8bit, AdamWFp8, Lion, Lion8bit, SGD8bit
 from metalcore.quant._blockwise import dynamic_code, unpack_blocks
 
-CLASSES = {AdamW8bit: AdamW, Lion8bit: Lion, SGD8bit: SGD}
+CLASSES = {AdamW8bit: AdamW, AdamWFp8: AdamW, Lion8bit: Lion, SGD8bit: SGD}
 each_class = pytest.mark.parametrize("optimizer", CLASSES, ids=lambda cls: cls.__name__)
 SHAPES = ((70, 60), (5,), (4099,), (2, 64, 33), (0, 4))
 
@@ -101,6 +101,24 @@ def test_scales_and_nan(device):
     code = dynamic_code(torch.device("cpu"))
     momentum = unpack_blocks(optimizer.state[p]["state1"].cpu(), absmax.cpu(), "code", 256, code, (4096,))
     assert momentum[300] == 2 and momentum[:300].eq(0).all()
+
+
+def test_numbers_of_fp8(device):
+    """What states stand for is what torchao's states of the first step are."""
+    quantize_fp8 = pytest.importorskip("torchao.optim.subclass_fp8").quantize_fp8
+    p = torch.nn.Parameter(torch.zeros(64, 80, device=device))
+    grad = torch.randn(64, 80) * torch.logspace(-6, 3, 64)[:, None]
+    p.grad = grad.to(device)
+    optimizer = AdamWFp8([p], betas=(0.5, 0.5))
+    optimizer.step()
+    for name, exact in (("1", 0.5 * grad), ("2", 0.5 * grad * grad)):
+        packed, scales, table = (optimizer.state[p][key + name].cpu() for key in ("state", "absmax", "qmap"))
+        found = unpack_blocks(packed, scales, "code", 256, table, p.shape)
+        codes, scale = quantize_fp8(exact, 256)
+        expected = (codes.float().view(-1, 256) * scale[:, None]).view(p.shape)
+        # A number in the middle between two may become either. Scales are rounded once, in other places.
+        near = (found - expected).abs() <= 2**-22 * expected.abs()
+        assert (~near).sum() <= 5 and ((found - expected).abs() <= expected.abs() / 8 + 2**-17 * scales.max()).all()
 
 
 def test_errors(device):
