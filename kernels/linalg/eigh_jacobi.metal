@@ -7,15 +7,9 @@
 #include <metal_stdlib>
 using namespace metal;
 
-#include "spectral.h"
+#include "hermitian.h"
 #include "jacobi.h"
-
-// Entry (row, column) of a Hermitian matrix, from the one that its lower triangle has. With `conjugated` this is the
-// transpose of the upper triangle.
-inline float of_triangle(float a, uint, uint, uint) { return a; }
-inline float2 of_triangle(float2 a, uint row, uint column, uint conjugated) {
-  return float2(a.x, row == column ? 0.0f : (row > column) == (conjugated != 0) ? -a.y : a.y);
-}
+#include "spectral.h"
 
 inline void add_real(thread float4& v, float4 a) { v += a; }
 inline void add_real(thread Complex4& v, float4 a) { v.re += a; }
@@ -151,7 +145,6 @@ BLOCK("eigh_block_", 64, 2, 32, 4, float, 512)
 BLOCK("eigh_block_", 128, 4, 32, 16, float, 512)
 SIMD("eigh_complex_simd_", 8, 4, 2, float2)
 SIMD("eigh_complex_simd_", 16, 8, 4, float2)
-SIMD("eigh_complex_simd_", 32, 16, 2, float2)
 // A complex number takes two registers, so that more simdgroups share the rows.
 BLOCK("eigh_complex_block_", 32, 2, 16, 4, float2, 128)
 BLOCK("eigh_complex_block_", 64, 2, 32, 8, float2, 256)

@@ -5,7 +5,8 @@
 #include <cstdint>
 #endif
 
-// eigh_jacobi.metal. Results are contiguous.
+// eigh_jacobi.metal and eigh_ql.metal. Results are contiguous.
+#define EIGH_QL_SIMDGROUPS 2  // of a threadgroup, each with a matrix
 struct EighParams {
   int64_t batch_stride, row_stride, column_stride;  // A's, whose lower triangle is read
   uint32_t matrices, size;

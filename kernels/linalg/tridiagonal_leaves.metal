@@ -4,6 +4,7 @@
 using namespace metal;
 
 #include "tridiagonal.h"
+#include "tridiagonal_ql.h"
 #include "tridiagonal_scale.h"
 
 constant constexpr uint kSimdgroups = TRIDIAGONAL_THREADS / 32;
@@ -43,24 +44,7 @@ constant constexpr uint kSimdgroups = TRIDIAGONAL_THREADS / 32;
 }
 
 constant constexpr uint kStride = TRIDIAGONAL_LEAF + 1;
-constant constexpr uint kMostSteps = 60;          // for an eigenvalue; 2 are usual
-constant constexpr float kNegligible = 0x1p-40f;  // an off-diagonal entry that is small beside the matrix's norm
-constant constexpr float kSmall = 0x1p-50f, kLift = 0x1p60f;
-
-// A rotation that makes (f, g) into (0, length).
-struct Turn {
-  float sine, cosine, length;
-};
-inline Turn turn_of(float f, float g) {
-  const float lift = max(abs(f), abs(g)) < kSmall ? kLift : 1.0f;  // squares would be subnormal
-  f *= lift, g *= lift;
-  const float length = precise::sqrt(fma(f, f, g * g));
-  if (length == 0.0f) return {0.0f, 1.0f, 0.0f};
-  return {f / length, g / length, length / lift};
-}
-
-// Implicit QL (Dubrulle 1970) by a simdgroup, for leaves of up to 32 rows. A lane holds an entry of the diagonal and
-// the entry below it, and owns a row of the eigenvectors.
+// The eigenvectors of leaves. A simdgroup takes a leaf.
 [[kernel]] [[max_total_threads_per_threadgroup(32 * TRIDIAGONAL_LEAF_SIMDGROUPS)]] void tridiagonal_leaves(
     device const float* diagonal [[buffer(0)]], device const float* beside [[buffer(1)]],
     device float* values [[buffer(2)]], device float* eigenvectors [[buffer(3)]],
@@ -74,47 +58,10 @@ inline Turn turn_of(float f, float g) {
   for (uint i = 0; i < n; ++i) z[i] = i == lane ? 1.0f : 0.0f;
   const ulong at = ulong(leaf) * n;
   float d = lane < n ? diagonal[at + lane] : 0.0f;
-  float e = lane + 1 < n ? beside[at + lane] : 0.0f;
+  const float e = lane + 1 < n ? beside[at + lane] : 0.0f;
 
-  for (uint l = 0; l + 1 < n; ++l) {
-    for (uint step = 0; step < kMostSteps; ++step) {
-      const float scale = abs(d) + abs(simd_shuffle_down(d, 1));
-      const bool ends = lane >= l && (lane + 1 >= n || abs(e) <= max(0.5f * FLT_EPSILON * scale, kNegligible));
-      const uint m = ctz(static_cast<uint>(static_cast<simd_vote::vote_t>(simd_ballot(ends))));
-      if (m == l) break;
-      const float d_l = simd_shuffle(d, ushort(l)), e_l = simd_shuffle(e, ushort(l));
-      float g = (simd_shuffle(d, ushort(l + 1)) - d_l) / (2.0f * e_l);
-      const float root = hypotenuse(g, 1.0f);
-      g = simd_shuffle(d, ushort(m)) - d_l + e_l / (g + copysign(root, g));
-      float sine = 1.0f, cosine = 1.0f, shift = 0.0f;
-      float carried = z[m];
-      for (uint i = m; i-- > l;) {
-        const float e_i = simd_shuffle(e, ushort(i)), d_i = simd_shuffle(d, ushort(i));
-        const float above = simd_shuffle(d, ushort(i + 1));
-        const float b = cosine * e_i;
-        const Turn turn = turn_of(sine * e_i, g);
-        if (lane == i + 1) e = turn.length;
-        sine = turn.sine, cosine = turn.cosine;
-        g = above - shift;
-        const float r = (d_i - g) * sine + 2.0f * cosine * b;
-        shift = sine * r;
-        if (lane == i + 1) d = g + shift;
-        g = cosine * r - b;
-        const float other = z[i];
-        z[i + 1] = fma(sine, other, cosine * carried);
-        carried = fma(cosine, other, -sine * carried);
-      }
-      z[l] = carried;
-      if (lane == l) d -= shift, e = g;
-      if (lane == m) e = 0.0f;
-    }
-  }
-
-  uint rank = 0;
-  for (uint i = 0; i < n; ++i) {
-    const float other = simd_shuffle(d, ushort(i));
-    rank += other < d || (other == d && i < lane) ? 1 : 0;
-  }
+  tridiagonal_ql(d, e, n, lane, z);
+  const uint rank = rank_among(d, n, lane);
   simdgroup_barrier(mem_flags::mem_threadgroup);
   if (lane >= n) return;
   values[at + rank] = d;

@@ -8,14 +8,17 @@
 #define TRIDIAGONALIZE_TILE 32      // of the kernel that copies one triangle to both
 #define TRIDIAGONALIZE_THREADS 256  // of that kernel
 
-// The matrices and their reflectors have rows of `pitch` floats: `size`, rounded up to a multiple of 4.
+// The matrices and their reflectors have rows of `pitch` numbers: `size`, rounded up to a multiple of 4.
 struct TridiagonalLoadParams {
   int64_t batch_stride, row_stride, column_stride;  // A's, whose lower triangle is read
   uint32_t size, pitch, tiles;                      // tiles side by side
   uint32_t in_place;                                // whether the lower triangle is there already
+  uint32_t conjugate;  // 1: of complex matrices, the transpose of the upper triangle is read in the lower one's place
 };
 
-// Reflector j has its leading 1 in row j + 1, and lies in row j + 1 of `reflectors`; its tau is tau[j + 1].
+// Reflector j has its leading 1 in row j + 1, and lies in row j + 1 of `reflectors`; its tau is tau[j + 1]. A complex
+// reflector v takes two rows, v and i v. Taken as rows of floats, these are two reflectors of real columns, in which the
+// real and the imaginary part of each entry follow one another.
 struct TridiagonalColumnParams {
   uint32_t size, pitch;
   uint32_t reflectors;  // rows of a matrix's reflectors
@@ -49,4 +52,10 @@ struct TridiagonalUpdateParams {
   uint32_t size, pitch, reflectors;
   uint32_t panel, end;   // the panel's columns
   uint32_t first, side;  // the trailing matrix, which begins at `first`, has `side` tiles in each direction
+};
+
+// tridiagonal_phases.metal: complex matrices, whose eigenvectors are those of real matrices with phases.
+#define TRIDIAGONAL_PHASES_THREADS 256
+struct TridiagonalPhasesParams {
+  uint32_t size;
 };

@@ -3,7 +3,7 @@
 
 #include <metal_stdlib>
 
-#include "householder.h"
+#include "fours.h"
 
 // The sum of value[lane / (2 BIT / COUNT)] over 2 BIT lanes. A step halves the values of a lane.
 template <uint COUNT, uint BIT = 16>
@@ -43,4 +43,33 @@ inline Reflector reflector_of(float alpha, float2 squares, thread float& scale) 
   scale = tiny ? kTinyScale : 1.0f;
   const float scaled = !tiny ? squares.x : squares.y < 0x1p-92f ? 0.0f : squares.y;
   return make_reflector(alpha, scaled, scaled, scale);
+}
+
+// The one of complex columns, which keeps alpha's phase so that tau is real.
+struct HermitianReflector {
+  float2 beta;
+  float tau;
+  float2 inverse;
+};
+inline HermitianReflector reflector_of(float2 alpha, float2 squares, thread float& scale) {
+  const bool tiny = add_square(squares.x, alpha) < 0x1p-60f;
+  scale = tiny ? kTinyScale : 1.0f;
+  const float scaled = !tiny ? squares.x : squares.y < 0x1p-92f ? 0.0f : squares.y;
+  if (scaled == 0.0f) return {alpha, 0.0f, float2(0.0f)};
+  const float2 a = alpha * scale;
+  const float size = metal::precise::sqrt(metal::fma(a.x, a.x, a.y * a.y));
+  const float2 phase = size > 0.0f ? a / size : float2(1.0f, 0.0f);
+  const float length = metal::precise::sqrt(metal::fma(size, size, scaled)), sum = size + length;
+  return {phase * (-length * inverse_of_scale(scale)), sum / length, conjugate(phase) / sum};
+}
+
+// i v, for complex numbers.
+inline float4 turned(float4 v) { return v; }
+inline Complex4 turned(Complex4 v) { return {-v.im, v.re}; }
+
+// A number as its parts.
+inline void set_parts(thread float* to, float value) { to[0] = value; }
+inline void set_parts(thread float* to, float2 value) {
+  to[0] = value.x;
+  to[1] = value.y;
 }

@@ -110,12 +110,21 @@ def test_svd(device, variant, m, n):
         check_below(errors, bound / 2, "the values", names)
 
 
-@pytest.mark.parametrize("variant, n", [*(("simd", n) for n in (1, 8, 9, 16)), *(("block", n) for n in (17, 33, 65))])
+EIGH = [
+    *(("baseline", "simd", n) for n in (1, 8, 9, 16, 17, 32)),
+    *(("baseline", "block", n) for n in (33, 65, 128)),
+    *(("baseline", "tridiagonal", n) for n in (129, 130)),
+    ("apple9", "simd", 16),
+    ("apple9", "block", 17),
+]
+
+
+@pytest.mark.parametrize("family, variant, n", EIGH)
 @pytest.mark.parametrize("UPLO", "LU")
-def test_eigh(device, variant, n, UPLO):
+def test_eigh(device, family, variant, n, UPLO):
     A, names = turned(hard(symmetric(n), n), Hermitian=True)
     given = (A.tril() if UPLO == "L" else A.triu()) + torch.diag(torch.full((n,), 1j))  # which nothing reads
-    with tuned("baseline"):
+    with tuned(family):
         assert metalcore.explain("eigh", A.to(device)).variant == variant
         L, V = (x.cpu() for x in metalcore.eigh(given.to(device), UPLO))
         values = metalcore.eigvalsh(given.to(device), UPLO).cpu()
@@ -128,25 +137,6 @@ def test_eigh(device, variant, n, UPLO):
     for found in (L, values.double() / largest[..., 0]):
         errors = (found - expected).abs().amax(-1) / expected.abs().amax(-1).clamp(min=1e-300)
         check_below(errors, bound / 2, "the values", names)
-
-
-@pytest.mark.parametrize("variant, batch", [("block", 400), ("simd", 401)])
-def test_eigh_of_many(device, variant, batch):
-    """A simdgroup takes a matrix of 17 to 32 rows where there are many."""
-    n = 17
-    A = torch.randn(3, n, n, dtype=torch.complex64)
-    A = A + A.mH
-    expected = torch.linalg.eigvalsh(A.to(WIDE))
-    with tuned("baseline"):
-        many = A.repeat(batch // 3 + 1, 1, 1)[:batch].to(device)
-        assert metalcore.explain("eigh", many).variant == variant
-        L, V = (x.cpu() for x in metalcore.eigh(many))
-    wide, V = many.cpu().to(WIDE), V.to(WIDE)
-    bound = 10 * n * EPS
-    check_below(norm(wide @ V - V * L.unsqueeze(-2)) / norm(wide), bound, "residual", range(batch))
-    check_unitary(V, bound, "vectors", range(batch))
-    wanted = expected.repeat(batch // 3 + 1, 1)[:batch]
-    check_below((L - wanted).abs().amax(-1) / wanted.abs().amax(-1), bound, "values", range(batch))
 
 
 @pytest.mark.parametrize("variant, n", [*(("simd", n) for n in (1, 4, 9, 32)), *(("block", n) for n in (33, 65, 128))])

@@ -29,9 +29,9 @@ std::tuple<Tensor, Tensor> by_tridiagonal(const Tensor& a, bool upper, bool comp
   const Tridiagonal t = tridiagonalize(a, upper);
   const auto [l, v] = eigh_tridiagonal(t.diagonal, t.beside, compute_v);
   unscale(l, t.scales);
-  if (!compute_v) return {in_shape(l, {values.data(), values.size()}), v};
-  apply_reflectors(t, v);
-  return {in_shape(l, {values.data(), values.size()}), in_shape(v, {sizes.data(), sizes.size()})};
+  const Tensor eigenvalues = in_shape(l, {values.data(), values.size()});
+  if (!compute_v) return {eigenvalues, new_tensor({0}, a.scalar_type(), a)};
+  return {eigenvalues, in_shape(apply_reflectors(t, v), {sizes.data(), sizes.size()})};
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include "../../../kernels/linalg/spectral.h"
 
 #include "matrices.h"
+#include "tridiagonalize.h"
 
 #include <algorithm>
 
@@ -60,24 +61,18 @@ constexpr BlockKernel kComplexEighKernels[] = {{32, 4}, {64, 8}, {128, 16}};
 constexpr BlockKernel kComplexSvdKernels[] = {{32, 2}, {64, 8}, {128, 16}};
 constexpr int64_t kComplexWithV = 64;  // the largest of svd whose threadgroup holds V too
 
-// A simdgroup holds all of a complex matrix of more than half its lanes only if threads have registers enough, and
-// svd's V takes too many. With few matrices a threadgroup is faster: on an H200 it takes 64 µs for 8 of 32 x 32, and a
-// simdgroup 103; for 1024 they take 229 and 152.
-constexpr int64_t kManyMatrices = 400;
-int64_t most_of_simd(int64_t batch, bool is_complex, bool is_svd, const JacobiTuning& tuning) {
-  const bool holds_all = !is_complex || (!is_svd && !tuning.few_registers && batch > kManyMatrices);
-  return holds_all ? kSimdSize : kSimdSize / 2;
-}
+// The largest matrices that a simdgroup holds. A complex number takes two registers.
+int64_t most_of_simd(bool is_complex) { return is_complex ? kSimdSize / 2 : kSimdSize; }
 
 // The lanes of a simdgroup that share a matrix: as many as it has columns, and more for complex ones.
 uint32_t lanes_of(uint32_t columns, bool is_complex) { return is_complex && columns > 8 ? gpu::kSimdWidth : columns; }
 
 // `rows` is 0 for kernels of square matrices only.
-JacobiPlan kernel_plan(const std::string& name, const std::string& values, int64_t rows, int64_t n, int64_t batch,
-                       bool is_complex, const JacobiTuning& tuning, const std::string& what) {
+JacobiPlan kernel_plan(const std::string& name, const std::string& values, int64_t rows, int64_t n, bool is_complex,
+                       const std::string& what) {
   const std::string op = name + (is_complex ? "complex_" : "");
   const int64_t larger = std::max(rows, n);
-  if (larger <= most_of_simd(batch, is_complex, rows > 0, tuning)) {
+  if (larger <= most_of_simd(is_complex)) {
     const uint32_t columns = power_from_8(n);
     const std::string suffix = rows ? times(power_from_8(rows), columns) : std::to_string(columns);
     return {JacobiVariant::simd,
@@ -183,19 +178,19 @@ JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, boo
   // that saves more sweeps than the QR and the product with Q cost.
   if (rows > most_rows || (full_matrices && compute_uv && rows > columns)) {
     JacobiPlan plan = fitted(
-        kernel_plan("svd_", values, columns, columns, batch, is_complex, tuning, times(m, n) + ", its QR's R"), tuning);
+        kernel_plan("svd_", values, columns, columns, is_complex, times(m, n) + ", its QR's R"), tuning);
     plan.after_qr = true;
     plan.only_left = is_complex && columns > kComplexWithV;
     return plan;
   }
-  return fitted(kernel_plan("svd_", values, rows, columns, batch, is_complex, tuning, times(m, n)), tuning);
+  return fitted(kernel_plan("svd_", values, rows, columns, is_complex, times(m, n)), tuning);
 }
 
 JacobiPlan plan_eigh(int64_t n, int64_t batch, bool compute_v, bool is_complex, const JacobiTuning& tuning) {
   if (batch == 0 || n == 0) return {JacobiVariant::empty, false, times(n, n) + " has no eigenvalues", "", 0, 0};
   if (tuning.eigh_cpu.contain(n, batch)) return cpu_plan(times(n, n), batch, tuning);
   if (tuning.eigh_torch.contain(n, batch)) return torch_plan(times(n, n), batch, tuning);
-  if (is_complex && n > kBlockSize) return too_large_plan(times(n, n));
+  if (is_complex && n > kLargestComplexTridiagonal) return too_large_plan(times(n, n));
   if (n > kBlockSize)
     return {JacobiVariant::tridiagonal,
             false,
@@ -203,7 +198,16 @@ JacobiPlan plan_eigh(int64_t n, int64_t batch, bool compute_v, bool is_complex, 
             "",
             0,
             0};
-  return kernel_plan("eigh_", compute_v ? "" : "values_", 0, n, batch, is_complex, tuning, times(n, n));
+  const std::string values = compute_v ? "" : "values_";
+  // A matrix takes 12 KiB of threadgroup memory, which a core with few registers does not have for many either.
+  if (is_complex && n > most_of_simd(is_complex) && n <= kSimdSize && !tuning.few_registers)
+    return {JacobiVariant::simd,
+            false,
+            times(n, n) + ": tridiagonal form and QL in the registers of a simdgroup",
+            "eigh_ql_complex_" + values + "32",
+            EIGH_QL_SIMDGROUPS,
+            EIGH_QL_SIMDGROUPS * gpu::kSimdWidth};
+  return kernel_plan("eigh_", values, 0, n, is_complex, times(n, n));
 }
 
 }  // namespace metalcore

@@ -62,24 +62,47 @@ Tensor block_factors(const Tridiagonal& t, int64_t width) {
   return factors;
 }
 
-}  // namespace
-
-void apply_reflectors(const Tridiagonal& t, const Tensor& q) {
-  const int64_t batch = q.size(0), n = q.size(-1);
-  const int64_t width = reflector_block(n), blocks = t.reflectors.size(-2) / width;
+// Multiplies q (batch, rows, columns), contiguous, by the product of real reflectors from the left, in place.
+void apply_real_reflectors(const Tridiagonal& t, const Tensor& q) {
+  const int64_t batch = q.size(0), rows = q.size(-2);
+  const int64_t width = reflector_block(rows), blocks = t.reflectors.size(-2) / width;
   const int64_t sizes[] = {batch, blocks, width, width};
   const Tensor factors = in_shape(block_factors(t, width), {sizes, 4});
-  const auto product = [&] { return new_tensor({batch, width, n}, ScalarType::Float, q); };
+  const auto product = [&] { return new_tensor({batch, width, q.size(-1)}, ScalarType::Float, q); };
   const Tensor products[2] = {product(), product()};
   for (int64_t block = blocks - 1; block >= 0; --block) {
     // A block leaves the rows before its own as they are. Those of a batch are not contiguous without them.
-    const int64_t first = batch == 1 ? block * width : 0, remaining = n - first;
+    const int64_t first = batch == 1 ? block * width : 0, remaining = rows - first;
     const Tensor v = columns_of(rows_of(t.reflectors, block * width, width), first, remaining);
     const Tensor changed = rows_of(q, first, remaining);
     multiply(products[0], v, changed, 1.0);
     multiply(products[1], torch::stable::select(factors, 1, block), products[0], 1.0);
     matmul_into(changed, transposed(v), products[1], std::nullopt, changed, 0, -1.0, 1.0);
   }
+}
+
+}  // namespace
+
+Tensor apply_reflectors(const Tridiagonal& t, const Tensor& z) {
+  if (!is_complex(t.phases)) {
+    apply_real_reflectors(t, z);
+    return z;
+  }
+  const int64_t batch = z.size(0), n = z.size(-1);
+  const TridiagonalPhasesParams p{grid_side(n)};
+  const gpu::Size rows{grid_side(batch * n)}, threads{TRIDIAGONAL_PHASES_THREADS};
+  const Tensor parts = new_tensor({batch, 2 * n, n}, ScalarType::Float, z);
+  gpu::record(z, [&](gpu::Recording& recording) {
+    recording.kernel("tridiagonal_turn").buffer(0, z).buffer(1, t.phases).buffer(2, parts).bytes(3, p);
+    recording.dispatch_threadgroups(rows, threads);
+  });
+  apply_real_reflectors(t, parts);
+  const Tensor q = new_tensor({batch, n, n}, ScalarType::ComplexFloat, z);
+  gpu::record(z, [&](gpu::Recording& recording) {
+    recording.kernel("tridiagonal_join").buffer(0, parts).buffer(1, q).bytes(2, p);
+    recording.dispatch_threadgroups(rows, threads);
+  });
+  return q;
 }
 
 void unscale(const Tensor& eigenvalues, const Tensor& scales) {

@@ -1,5 +1,5 @@
-// tridiagonalize(A, upper) -> (diagonal, beside, scales, reflectors, tau), of symmetric float32 matrices of any
-// strides.
+// tridiagonalize(A, upper) -> (diagonal, beside, scales, reflectors, tau, phases), of symmetric float32 matrices or
+// Hermitian complex64 ones, of any strides.
 #include "tridiagonalize.h"
 
 #include "../../../kernels/linalg/tridiagonalize.h"
@@ -28,17 +28,13 @@ const gpu::Table<TridiagonalTuning> tridiagonal_tuning(
 
 namespace {
 
-// The kernels, by the columns that a threadgroup's threads have.
-struct ColumnKernel {
-  uint32_t threads, fours;
-  uint32_t columns() const { return 4 * threads * fours; }
-};
-constexpr ColumnKernel kColumnKernels[] = {{128, 1}, {256, 1}, {512, 1}};
+// The kernels' threads, each of which has four columns.
+constexpr uint32_t kColumnThreads[] = {128, 256, 512};
 
-const ColumnKernel& kernel_for(uint32_t columns) {
-  const ColumnKernel* kernel = kColumnKernels;
-  while (kernel->columns() < columns) ++kernel;
-  return *kernel;
+uint32_t threads_for(uint32_t columns) {
+  const uint32_t* threads = kColumnThreads;
+  while (4 * *threads < columns) ++threads;
+  return *threads;
 }
 
 // The work of one call.
@@ -46,28 +42,38 @@ class Reduction {
  public:
   Reduction(const Tensor& input, bool upper, const TridiagonalTuning& tuning)
       : tuning_(tuning),
+        suffix_(complex_suffix(input)),
+        parts_of_number_(is_complex(input) ? 2 : 1),
         n_(grid_side(input.size(-1))),
         pitch_(round_up<uint32_t>(n_, 4)),
-        reflector_rows_(round_up<uint32_t>(n_, reflector_block(n_))),
+        reflector_rows_(round_up<uint32_t>(parts_of_number_ * n_, reflector_block(parts_of_number_ * n_))),
         batch_(grid_side(matrix_shape(input.sizes()).batch)) {
     const auto floats = [&](std::initializer_list<int64_t> sizes) {
       return new_tensor(sizes, ScalarType::Float, input);
     };
+    const auto numbers = [&](std::initializer_list<int64_t> sizes) {
+      return new_tensor(sizes, input.scalar_type(), input);
+    };
     const Matrices given = matrices(input);
-    Tensor loaded = floats({batch_, n_, pitch_});
+    Tensor loaded = numbers({batch_, n_, pitch_});
     gpu::record(input, [&](gpu::Recording& recording) {
       const int64_t row = upper ? given.column_stride : given.row_stride;
       const int64_t column = upper ? given.row_stride : given.column_stride;
-      load(recording, gpu::view_of(given.tensor), {given.batch_stride, row, column, n_, pitch_, tiles(), 0},
+      load(recording, gpu::view_of(given.tensor), {given.batch_stride, row, column, n_, pitch_, tiles(), 0, upper},
            gpu::view_of(loaded), batch_);
     });
     auto [a, scales] = scaled(loaded);
     a_ = a;
-    result_ = {floats({batch_, n_}), floats({batch_, n_ - 1}), scales, floats({batch_, reflector_rows_, pitch_}),
-               floats({batch_, reflector_rows_})};
+    result_ = {floats({batch_, n_}),
+               floats({batch_, n_ - 1}),
+               scales,
+               floats({batch_, reflector_rows_, parts_of_number_ * pitch_}),
+               floats({batch_, reflector_rows_}),
+               numbers({batch_, n_})};
+    beside_ = parts_of_number_ == 1 ? result_.beside : numbers({batch_, n_ - 1});
     torch::stable::zero_(result_.reflectors);
     torch::stable::zero_(result_.tau);
-    for (Tensor& products : products_) products = floats({batch_, pitch_});
+    for (Tensor& products : products_) products = numbers({batch_, pitch_});
     if (!panels()) return;
     slots_ = ceil_div<uint32_t>(n_, TRIDIAGONALIZE_SQUARE) + 1;
     norms_ = TRIDIAGONALIZE_NEXT_ROWS / gpu::kSimdWidth * next_parts(0);
@@ -88,7 +94,7 @@ class Reduction {
       for (; has_panel(begin); begin += tuning_.panel_columns)
         record([&](gpu::Recording& recording) { panel(recording, begin); });
       record([&](gpu::Recording& recording) {
-        const TridiagonalLoadParams p{int64_t{n_} * pitch_, pitch_, 1, n_, pitch_, tiles(), 1};
+        const TridiagonalLoadParams p{int64_t{n_} * pitch_, pitch_, 1, n_, pitch_, tiles(), 1, 0};
         load(recording, of_piece(a_), p, of_piece(a_), piece_.count);
       });
     }
@@ -97,6 +103,11 @@ class Reduction {
         const uint32_t end = std::min(first + kColumnsAtOnce, n_);
         for (uint32_t column = first; column < end; ++column) single(recording, begin, column);
       });
+    if (parts_of_number_ == 1) return result_;
+    gpu::record(a_, [&](gpu::Recording& recording) {
+      recording.kernel("tridiagonal_phases").buffer(0, beside_).buffer(1, result_.beside).buffer(2, result_.phases);
+      recording.bytes(3, TridiagonalPhasesParams{n_}).dispatch_threadgroups({batch_}, {gpu::kSimdWidth});
+    });
     return result_;
   }
 
@@ -106,7 +117,7 @@ class Reduction {
   // Calls body(recording) for pieces of the batch.
   template <typename Body>
   void record(const Body& body) {
-    const double entries = 1.0 * n_ * n_;
+    const double entries = 1.0 * parts_of_number_ * n_ * n_;
     const gpu::Work largest{2 * entries * std::max<uint32_t>(panels() ? tuning_.panel_columns : 0, 3), 8 * entries};
     gpu::record(a_, [&](gpu::Recording& recording) {
       gpu::in_pieces(recording, batch_, largest, [&](const gpu::Piece& piece) {
@@ -121,36 +132,38 @@ class Reduction {
 
   uint32_t tiles() const { return ceil_div<uint32_t>(pitch_, TRIDIAGONALIZE_TILE); }
   // Whether a panel begins at a column.
-  bool has_panel(uint32_t begin) const { return n_ - begin > std::max(tuning_.panel_columns, tuning_.panels_above); }
+  bool has_panel(uint32_t begin) const {
+    return parts_of_number_ == 1 && n_ - begin > std::max(tuning_.panel_columns, tuning_.panels_above);
+  }
   bool panels() const { return has_panel(0); }
   uint32_t next_parts(uint32_t column) const {
     return std::max(1u, ceil_div<uint32_t>(n_ - column - 1, TRIDIAGONALIZE_NEXT_ROWS - 1));
   }
 
-  static void load(gpu::Recording& recording, const gpu::BufferView& from, const TridiagonalLoadParams& p,
-                   const gpu::BufferView& to, int64_t count) {
-    recording.kernel("tridiagonal_load").buffer(0, from).buffer(1, to).bytes(2, p);
+  void load(gpu::Recording& recording, const gpu::BufferView& from, const TridiagonalLoadParams& p,
+            const gpu::BufferView& to, int64_t count) const {
+    recording.kernel("tridiagonal_load" + suffix_).buffer(0, from).buffer(1, to).bytes(2, p);
     recording.dispatch_threadgroups(grid(count * p.tiles * p.tiles), {TRIDIAGONALIZE_THREADS});
   }
 
   void single(gpu::Recording& recording, uint32_t start, uint32_t column) const {
     const uint32_t remaining = n_ - column - 1, count = grid_side(piece_.count);  // rows, matrices
-    const ColumnKernel& kernel = kernel_for(n_ - column / 4 * 4);
-    const uint32_t threadgroups = std::max<uint32_t>(tuning_.column_threads / kernel.threads, 1);
+    const uint32_t threads = threads_for(n_ - column / 4 * 4);
+    const uint32_t threadgroups = std::max<uint32_t>(tuning_.column_threads / threads, 1);
     const uint32_t rows = std::clamp<uint32_t>(ceil_div(remaining * count, threadgroups), 1, TRIDIAGONALIZE_ROWS);
     const uint32_t parts = std::max(1u, ceil_div(remaining, rows));
     const TridiagonalColumnParams p{n_, pitch_, reflector_rows_, start, column, parts, rows};
-    recording.kernel("tridiagonal_column_", times(kernel.threads, kernel.fours)).buffer(0, of_piece(a_));
+    recording.kernel("tridiagonal_column" + suffix_ + "_" + std::to_string(threads)).buffer(0, of_piece(a_));
     recording.buffer(1, of_piece(result_.reflectors))
         .buffer(2, of_piece(products_[column % 2]))
         .buffer(3, of_piece(products_[1 - column % 2]));
     recording.buffer(4, of_piece(result_.tau))
         .buffer(5, of_piece(result_.diagonal))
-        .buffer(6, of_piece(result_.beside))
+        .buffer(6, of_piece(beside_))
         .bytes(7, p);
-    const double entries = 1.0 * piece_.count * remaining * remaining;
-    recording.work(6 * entries, 8 * entries);
-    recording.dispatch_threadgroups(grid(count * parts), {kernel.threads});
+    const double entries = 1.0 * parts_of_number_ * piece_.count * remaining * remaining;
+    recording.work(6 * parts_of_number_ * entries, 8 * entries);
+    recording.dispatch_threadgroups(grid(count * parts), {threads});
   }
 
   TridiagonalPanelParams panel_params(uint32_t panel, uint32_t column, uint32_t after) const {
@@ -206,10 +219,12 @@ class Reduction {
   }
 
   const TridiagonalTuning& tuning_;
+  const std::string suffix_;
+  const uint32_t parts_of_number_;  // 2 for complex ones
   uint32_t n_, pitch_, reflector_rows_, batch_;
   uint32_t slots_ = 0, norms_ = 0;
   gpu::Piece piece_{};
-  Tensor a_, products_[2];
+  Tensor a_, products_[2], beside_;
   Tridiagonal result_;
   Tensor w_, x_, squares_, parts_, quadratic_, dots_;  // of panels
 };

@@ -1,4 +1,4 @@
-// The reduction of symmetric matrices to tridiagonal form.
+// The reduction of Hermitian matrices to tridiagonal form.
 #pragma once
 
 #include "../../gpu/tuning.h"
@@ -17,18 +17,23 @@ extern const gpu::Table<TridiagonalTuning> tridiagonal_tuning;
 // The reflectors of a matrix are rows, padded with zeros to blocks of the back-transformation.
 constexpr uint32_t reflector_block(int64_t n) { return n > 1024 ? 512 : 256; }
 
-// A times `scales` (*), powers of two that bring the largest entries to about one, is Q T Qᵀ: `diagonal` (batch, n) and
+// A times `scales` (*), powers of two that bring the largest entries to about one, is Q T Qᴴ: `diagonal` (batch, n) and
 // `beside` (batch, n - 1) are T's, and Q is the product of I - tau[i] vᵢ vᵢᵀ for the rows vᵢ of `reflectors` (batch,
-// n rounded up to blocks, pitch), whose first entries are zeros before the leading 1 at i.
+// n rounded up to blocks, pitch), whose first entries are zeros before the leading 1 at i. For complex matrices these
+// are 2 n real reflectors (kernels/linalg/tridiagonalize.h), and their product with the diagonal matrix of `phases`
+// (batch, n), complex64, is Q.
 struct Tridiagonal {
-  Tensor diagonal, beside, scales, reflectors, tau;
+  Tensor diagonal, beside, scales, reflectors, tau, phases;
 };
 
-// float32 matrices of any strides, of which only one triangle is read, n > 0.
+// The largest complex matrices: a thread has four of a row's entries.
+constexpr int64_t kLargestComplexTridiagonal = 2048;
+
+// float32 or complex64 matrices of any strides, of which only one triangle is read, n > 0.
 Tridiagonal tridiagonalize(const Tensor& a, bool upper);
 
-// Multiplies q (batch, n, n) by Q from the left, in place.
-void apply_reflectors(const Tridiagonal& t, const Tensor& q);
+// Q times z (batch, n, n), float32, which it may overwrite.
+Tensor apply_reflectors(const Tridiagonal& t, const Tensor& z);
 
 // Divides the eigenvalues (batch, n) of scaled matrices by the scales (batch), in place.
 void unscale(const Tensor& eigenvalues, const Tensor& scales);
