@@ -14,7 +14,7 @@ using namespace metal;
 
 constant constexpr uint kSize = 32;
 constant constexpr uint kFours = kSize / 4;
-constant constexpr uint kStride = kSize + 1;      // of the tridiagonal matrix's eigenvectors
+constant constexpr uint kStride = kSize + 1;    // of the tridiagonal matrix's eigenvectors
 constant constexpr float kNoColumn = 0x1p-80f;  // the square of a column that counts as zeros
 
 // The memory of a simdgroup.
@@ -67,9 +67,7 @@ inline void reduce_to_tridiagonal(thread typename FourOf<T>::Type (&x)[kFours], 
     if (k + 1 == n) break;
     const float squares = simd_sum(lane > k + 1 ? add_square(0.0f, entry_of_column) : 0.0f);
     const QlReflector<T> h = ql_reflector(alpha, squares);
-    const T own = lane > k + 1    ? times(entry_of_column, h.inverse)
-                  : lane == k + 1 ? number<T>(1.0f)
-                                  : T(0.0f);
+    const T own = lane > k + 1 ? times(entry_of_column, h.inverse) : lane == k + 1 ? number<T>(1.0f) : T(0.0f);
     if (lane == k) e = h.beta, tau = h.tau;
     simdgroup_barrier(mem_flags::mem_threadgroup);
     put(reflector, lane, own);
@@ -130,9 +128,8 @@ template <typename T, bool VECTORS>
     for (uint i = 0; i < 4; ++i) {
       const uint row = 4 * q + i, first = max(row, lane), second = min(row, lane);
       set_entry(x[q], i,
-                first < n
-                    ? of_triangle(from[first * p.row_stride + second * p.column_stride], row, lane, p.conjugate)
-                    : T(0.0f));
+                first < n ? of_triangle(from[first * p.row_stride + second * p.column_stride], row, lane, p.conjugate)
+                          : T(0.0f));
     }
     magnitude = max(magnitude, bits_of(x[q]));
   }
@@ -167,10 +164,9 @@ template <typename T, bool VECTORS>
       if (4 * q + i < n) to[(4 * q + i) * n] = entry(x[q], i);
 }
 
-#define INSTANTIATE(name, type, with_vectors)                                                                         \
-  template [[host_name(name)]] [[kernel]] void eigh_ql<type, with_vectors>(device const type*, device float*,         \
-                                                                           device type*, constant EighParams&, uint, \
-                                                                           uint, uint);
+#define INSTANTIATE(name, type, with_vectors)                               \
+  template [[host_name(name)]] [[kernel]] void eigh_ql<type, with_vectors>( \
+      device const type*, device float*, device type*, constant EighParams&, uint, uint, uint);
 
 INSTANTIATE("eigh_ql_32", float, true)
 INSTANTIATE("eigh_ql_values_32", float, false)

@@ -17,8 +17,8 @@ struct TridiagonalLoadParams {
 };
 
 // Reflector j has its leading 1 in row j + 1, and lies in row j + 1 of `reflectors`; its tau is tau[j + 1]. A complex
-// reflector v takes two rows, v and i v. Taken as rows of floats, these are two reflectors of real columns, in which the
-// real and the imaginary part of each entry follow one another.
+// reflector v takes two rows, v and i v. Taken as rows of floats, these are two reflectors of real columns, in which
+// the real and the imaginary part of each entry follow one another.
 struct TridiagonalColumnParams {
   uint32_t size, pitch;
   uint32_t reflectors;  // rows of a matrix's reflectors

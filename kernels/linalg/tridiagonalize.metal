@@ -186,10 +186,10 @@ template <uint THREADS, typename T>
   }
 }
 
-#define INSTANTIATE(threads, suffix, type)                                                                    \
-  template [[host_name("tridiagonal_column" suffix "_" #threads)]] [[kernel]] void                            \
-  tridiagonal_column<threads, type>(device type*, device type*, device const type*, device type*, device float*, \
-                                    device float*, device type*, constant TridiagonalColumnParams&, uint, uint);
+#define INSTANTIATE(threads, suffix, type)                                                                            \
+  template [[host_name("tridiagonal_column" suffix "_" #threads)]] [[kernel]] void tridiagonal_column<threads, type>( \
+      device type*, device type*, device const type*, device type*, device float*, device float*, device type*,       \
+      constant TridiagonalColumnParams&, uint, uint);
 
 INSTANTIATE(128, "", float)
 INSTANTIATE(256, "", float)

@@ -25,6 +25,19 @@ const char* name_of(SizeVariant variant) {
   return "";
 }
 
+SizePlan plan_by_size(int64_t n, int64_t batch, const char* nothing, const RouteTuning& tuning, bool torch_may,
+                      std::initializer_list<SizeKernel> kernels) {
+  const std::string size = times(n, n), count = std::to_string(batch) + " of " + size + ": ";
+  if (batch == 0 || n == 0) return {SizeVariant::empty, size + nothing, "", 0, 0};
+  if (tuning.cpu.contain(n, batch)) return {SizeVariant::cpu, count + faster_on_cpu(tuning.family), "", 0, 0};
+  if (torch_may && tuning.torch.contain(n, batch))
+    return {SizeVariant::torch, count + faster_by_torch(tuning.family), "", 0, 0};
+  for (const SizeKernel& kernel : kernels)
+    if (n <= kernel.most_rows)
+      return {kernel.variant, size + ": " + kernel.how, kernel.name, kernel.matrices_per_threadgroup, kernel.threads};
+  return {SizeVariant::cpu, too_large_for_kernels(size), "", 0, 0};
+}
+
 Tensor copy_to_cpu(const Tensor& tensor) {
   const auto sizes = tensor.sizes();
   std::vector<int64_t> strides(sizes.size());

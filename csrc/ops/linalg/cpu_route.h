@@ -82,6 +82,20 @@ struct SizePlan {
   uint32_t matrices_per_threadgroup, threads;
 };
 
+// A kernel of an op of square matrices, and the largest that it takes.
+struct SizeKernel {
+  int64_t most_rows;
+  SizeVariant variant;
+  const char* how;  // what it does, for the plan's reason
+  std::string name;
+  uint32_t matrices_per_threadgroup, threads;
+};
+
+// The plan for `batch` n x n matrices: the first kernel that takes them, except where there is nothing to do, or where
+// PyTorch's op takes them. It may not take all kinds of matrices on the GPU.
+SizePlan plan_by_size(int64_t n, int64_t batch, const char* nothing, const RouteTuning& tuning, bool torch_may,
+                      std::initializer_list<SizeKernel> kernels);
+
 // "PyTorch's own op is faster (measured on hopper GPUs)", for a plan's reason.
 inline std::string faster_by_torch(const char* family) {
   const std::string where = std::string_view(family) == gpu::kThisMachine ? family : family + std::string(" GPUs");

@@ -36,21 +36,16 @@ const gpu::Table<RouteTuning> eig_tuning("eig",
                                           {.family = "hopper", .torch = kSlowOnHopper}});
 
 SizePlan plan_eig(int64_t n, int64_t batch, bool is_complex, bool compute_v, const RouteTuning& tuning) {
-  const std::string size = times(n, n), count = std::to_string(batch) + " of " + size + ": ";
   const std::string name = is_complex ? "eig_complex" : "eig", values = compute_v ? "" : "_values";
-  const uint32_t simdgroups = is_complex ? EIG_COMPLEX_SIMDGROUPS : EIG_SIMDGROUPS;
-  if (batch == 0 || n == 0) return {SizeVariant::empty, size + " has no eigenvalues", "", 0, 0};
-  if (tuning.cpu.contain(n, batch)) return {SizeVariant::cpu, count + faster_on_cpu(tuning.family), "", 0, 0};
-  if (tuning.torch.contain(n, batch)) return {SizeVariant::torch, count + faster_by_torch(tuning.family), "", 0, 0};
-  if (n > EIG_DEVICE) return {SizeVariant::cpu, too_large_for_kernels(size), "", 0, 0};
-  if (n <= 32)
-    return {SizeVariant::simd, size + ": QR sweeps by a simdgroup, in threadgroup memory",
-            name + "_simd" + values + (n <= 16 ? "_16" : "_32"), simdgroups, 32 * simdgroups};
-  if (n <= (is_complex ? EIG_COMPLEX_BLOCK : EIG_BLOCK))
-    return {SizeVariant::block, size + ": QR sweeps by a threadgroup, in its memory", name + "_block" + values, 1,
-            EIG_BLOCK_THREADS};
-  return {SizeVariant::device, size + ": QR sweeps by a threadgroup, in device memory", name + "_device" + values, 1,
-          EIG_DEVICE_THREADS};
+  const uint32_t simdgroups = is_complex ? EIG_COMPLEX_SIMDGROUPS : EIG_SIMDGROUPS, threads = 32 * simdgroups;
+  const char* const by_simdgroup = "QR sweeps by a simdgroup, in threadgroup memory";
+  return plan_by_size(n, batch, " has no eigenvalues", tuning, true,
+                      {{16, SizeVariant::simd, by_simdgroup, name + "_simd" + values + "_16", simdgroups, threads},
+                       {32, SizeVariant::simd, by_simdgroup, name + "_simd" + values + "_32", simdgroups, threads},
+                       {is_complex ? EIG_COMPLEX_BLOCK : EIG_BLOCK, SizeVariant::block,
+                        "QR sweeps by a threadgroup, in its memory", name + "_block" + values, 1, EIG_BLOCK_THREADS},
+                       {EIG_DEVICE, SizeVariant::device, "QR sweeps by a threadgroup, in device memory",
+                        name + "_device" + values, 1, EIG_DEVICE_THREADS}});
 }
 
 // Arithmetic of all parts, as LAPACK's working notes count it: with the eigenvectors, or the values alone.

@@ -177,8 +177,8 @@ JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, boo
   // The columns of Rᵀ are nearer to orthogonal than A's, and much nearer where A's rows are graded. With many columns,
   // that saves more sweeps than the QR and the product with Q cost.
   if (rows > most_rows || (full_matrices && compute_uv && rows > columns)) {
-    JacobiPlan plan = fitted(
-        kernel_plan("svd_", values, columns, columns, is_complex, times(m, n) + ", its QR's R"), tuning);
+    JacobiPlan plan =
+        fitted(kernel_plan("svd_", values, columns, columns, is_complex, times(m, n) + ", its QR's R"), tuning);
     plan.after_qr = true;
     plan.only_left = is_complex && columns > kComplexWithV;
     return plan;

@@ -34,20 +34,15 @@ const gpu::Table<RouteTuning> ldl_tuning("ldl_factor",
 
 // PyTorch's op on a GPU takes no Hermitian matrices.
 SizePlan plan_ldl(int64_t n, int64_t batch, bool is_complex, bool hermitian, const RouteTuning& tuning) {
-  const std::string size = times(n, n), count = std::to_string(batch) + " of " + size + ": ";
   const std::string name = is_complex ? "ldl_factor_complex" : "ldl_factor";
   const uint32_t simdgroups = is_complex ? LDL_COMPLEX_SIMDGROUPS : LDL_SIMDGROUPS;
-  if (batch == 0 || n == 0) return {SizeVariant::empty, size + " has no entries", "", 0, 0};
-  if (tuning.cpu.contain(n, batch)) return {SizeVariant::cpu, count + faster_on_cpu(tuning.family), "", 0, 0};
-  if (!(is_complex && hermitian) && tuning.torch.contain(n, batch))
-    return {SizeVariant::torch, count + faster_by_torch(tuning.family), "", 0, 0};
-  if (n > LDL_DEVICE) return {SizeVariant::cpu, too_large_for_kernels(size), "", 0, 0};
-  if (n <= LDL_SIMD)
-    return {SizeVariant::simd, size + ": by a simdgroup, in threadgroup memory", name + "_simd", simdgroups,
-            32 * simdgroups};
-  if (n <= (is_complex ? LDL_COMPLEX_BLOCK : LDL_BLOCK))
-    return {SizeVariant::block, size + ": by a threadgroup, in its memory", name + "_block", 1, LDL_BLOCK_THREADS};
-  return {SizeVariant::device, size + ": by a threadgroup, in device memory", name + "_device", 1, LDL_DEVICE_THREADS};
+  return plan_by_size(n, batch, " has no entries", tuning, !(is_complex && hermitian),
+                      {{LDL_SIMD, SizeVariant::simd, "by a simdgroup, in threadgroup memory", name + "_simd",
+                        simdgroups, 32 * simdgroups},
+                       {is_complex ? LDL_COMPLEX_BLOCK : LDL_BLOCK, SizeVariant::block,
+                        "by a threadgroup, in its memory", name + "_block", 1, LDL_BLOCK_THREADS},
+                       {LDL_DEVICE, SizeVariant::device, "by a threadgroup, in device memory", name + "_device", 1,
+                        LDL_DEVICE_THREADS}});
 }
 
 std::tuple<Tensor, Tensor, Tensor> ldl_factor_ex(const Tensor& input, bool hermitian) {
