@@ -10,13 +10,15 @@
 
 constant constexpr uint kQlSteps = 60;              // for an eigenvalue; 2 are usual
 constant constexpr float kQlNegligible = 0x1p-40f;  // an off-diagonal entry that is small beside the matrix's norm
-constant constexpr float kQlSmallest = 0x1p-100f;   // the square of entries that count as zeros
+constant constexpr float kQlLeast = 0x1p-45f;       // of the magnitude of what a rotation turns, for its square's sake
 
 // The reciprocal root of a normal number, with a Newton step: sine and cosine must be as exact as others' roots.
 inline float exact_rsqrt(float value) {
   const float root = metal::rsqrt(value);
   return metal::fma(0.5f * root, metal::fma(-value * root, root, 1.0f), root);
 }
+
+inline float not_zero(float value) { return metal::copysign(metal::max(metal::abs(value), kQlLeast), value); }
 
 // Makes d the eigenvalues, in any order. z is the lane's row of the eigenvectors, the identity's at first.
 inline void tridiagonal_ql(thread float& d, float e, uint n, uint lane, threadgroup float* z) {
@@ -32,26 +34,25 @@ inline void tridiagonal_ql(thread float& d, float e, uint n, uint lane, threadgr
       const float sum = metal::fma(half_difference, half_difference, square);
       const float root = sum * metal::rsqrt(sum);
       float above = metal::simd_shuffle(d, ushort(m));
-      float g = above - d_l + metal::fast::divide(square, half_difference + metal::copysign(root, half_difference));
+      const float correction = metal::fast::divide(square, half_difference + metal::copysign(root, half_difference));
+      float g = not_zero(above - d_l + correction);
       float sine = 1.0f, cosine = 1.0f, shift = 0.0f;
       float new_d = d, new_e = e;
       float carried = z[m];
       float d_i = metal::simd_shuffle(d, ushort(m - 1)), e_i = metal::simd_shuffle(e, ushort(m - 1));
       for (uint i = m; i-- > l;) {
-        const ushort next = ushort(metal::max(i, l + 1) - 1);
+        const ushort next = ushort((i - 1) % 32);  // of what is not used, after the last
         const float next_d = metal::simd_shuffle(d, next), next_e = metal::simd_shuffle(e, next);
         const float other = z[i];
         const float f = sine * e_i, b = cosine * e_i;
-        const float squares = metal::fma(f, f, g * g);
-        const bool turns = squares > kQlSmallest;
-        const float inverse = exact_rsqrt(metal::max(squares, kQlSmallest));
-        if (lane == i + 1) new_e = turns ? squares * inverse : 0.0f;
-        sine = turns ? f * inverse : 0.0f, cosine = turns ? g * inverse : 1.0f;
+        const float squares = metal::fma(f, f, g * g), inverse = exact_rsqrt(squares);
+        if (lane == i + 1) new_e = squares * inverse;
+        sine = f * inverse, cosine = g * inverse;
         g = above - shift;
         const float r = metal::fma(d_i - g, sine, 2.0f * cosine * b);
         shift = sine * r;
         if (lane == i + 1) new_d = g + shift;
-        g = metal::fma(cosine, r, -b);
+        g = not_zero(metal::fma(cosine, r, -b));
         z[i + 1] = metal::fma(sine, other, cosine * carried);
         carried = metal::fma(cosine, other, -sine * carried);
         above = d_i, d_i = next_d, e_i = next_e;
