@@ -60,7 +60,7 @@ constant constexpr uint kStride = TRIDIAGONAL_LEAF + 1;
   float d = lane < n ? diagonal[at + lane] : 0.0f;
   const float e = lane + 1 < n ? beside[at + lane] : 0.0f;
 
-  tridiagonal_ql(d, e, n, lane, z);
+  tridiagonal_ql<true>(d, e, n, lane, z);
   const uint rank = rank_among(d, n, lane);
   simdgroup_barrier(mem_flags::mem_threadgroup);
   if (lane >= n) return;

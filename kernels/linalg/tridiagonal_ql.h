@@ -20,7 +20,9 @@ inline float exact_rsqrt(float value) {
 
 inline float not_zero(float value) { return metal::copysign(metal::max(metal::abs(value), kQlLeast), value); }
 
-// Makes d the eigenvalues, in any order. z is the lane's row of the eigenvectors, the identity's at first.
+// Makes d the eigenvalues, in any order. z is the lane's row of the eigenvectors, the identity's at first; without
+// VECTORS it is not used.
+template <bool VECTORS>
 inline void tridiagonal_ql(thread float& d, float e, uint n, uint lane, threadgroup float* z) {
   for (uint l = 0; l + 1 < n; ++l) {
     for (uint step = 0; step < kQlSteps; ++step) {
@@ -38,12 +40,11 @@ inline void tridiagonal_ql(thread float& d, float e, uint n, uint lane, threadgr
       float g = not_zero(above - d_l + correction);
       float sine = 1.0f, cosine = 1.0f, shift = 0.0f;
       float new_d = d, new_e = e;
-      float carried = z[m];
+      float carried = VECTORS ? z[m] : 0.0f;
       float d_i = metal::simd_shuffle(d, ushort(m - 1)), e_i = metal::simd_shuffle(e, ushort(m - 1));
       for (uint i = m; i-- > l;) {
         const ushort next = ushort((i - 1) % 32);  // of what is not used, after the last
         const float next_d = metal::simd_shuffle(d, next), next_e = metal::simd_shuffle(e, next);
-        const float other = z[i];
         const float f = sine * e_i, b = cosine * e_i;
         const float squares = metal::fma(f, f, g * g), inverse = exact_rsqrt(squares);
         if (lane == i + 1) new_e = squares * inverse;
@@ -53,11 +54,14 @@ inline void tridiagonal_ql(thread float& d, float e, uint n, uint lane, threadgr
         shift = sine * r;
         if (lane == i + 1) new_d = g + shift;
         g = not_zero(metal::fma(cosine, r, -b));
-        z[i + 1] = metal::fma(sine, other, cosine * carried);
-        carried = metal::fma(cosine, other, -sine * carried);
+        if (VECTORS) {
+          const float other = z[i];
+          z[i + 1] = metal::fma(sine, other, cosine * carried);
+          carried = metal::fma(cosine, other, -sine * carried);
+        }
         above = d_i, d_i = next_d, e_i = next_e;
       }
-      z[l] = carried;
+      if (VECTORS) z[l] = carried;
       d = lane == l ? d - shift : new_d;
       e = lane == l ? g : lane == m ? 0.0f : new_e;
     }
