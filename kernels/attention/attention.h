@@ -25,10 +25,13 @@
 #define ATTENTION_DKV_QUERIES(size, bytes) ((size) == 192 && (bytes) == 2 ? 32 : ATTENTION_KEYS(size, bytes))
 
 // A threadgroup of a kernel for units that multiply tensors has 16 rows for each simdgroup, and walks over so many keys
-// at once. Small threadgroups that share a GPU's core compute weights while others multiply.
+// at once, where its compiler's headers have no other number. Small threadgroups that share a GPU's core compute
+// weights while others multiply; large ones read keys and values less often.
 #define ATTENTION_UNIT_SIZES 64, 128, 256
 #define ATTENTION_UNIT_THREADS(size) ((size) <= 128 ? 128 : 256)
 #define ATTENTION_UNIT_ROWS(size) (ATTENTION_UNIT_THREADS(size) / 2)
+#define ATTENTION_UNIT_FORWARD_THREADS(size) ((size) <= 64 ? 128 : 256)
+#define ATTENTION_UNIT_FORWARD_ROWS(size) (ATTENTION_UNIT_FORWARD_THREADS(size) / 2)
 #define ATTENTION_UNIT_KEYS(size) ((size) <= 64 ? 128 : 64)
 #define ATTENTION_UNIT_MOST_GRADIENTS 128  // elements of the longest heads whose gradients units make
 

@@ -39,16 +39,62 @@ METAL_FUNC void mask_tile(constant AttentionParams& p, Visibility v, thread Prod
     mask_by(products, reinterpret_cast<device const float*>(v.mask) + first, p.mask.row, add);
 }
 
+// Makes weights of a tile's scores, and adds them to each query's total. The largest score may have grown, so that the
+// total and the results so far shrink. Tiles without edges have code of their own, which changes scores in place.
+template <typename T, bool kGeneral, bool kMasks, typename Products, typename Numbers>
+METAL_FUNC void weigh(constant AttentionParams& p, Visibility visibility, thread Products& products, float scale,
+                      uint block, uint key, bool edge, thread Numbers& largest, thread Numbers& total,
+                      thread Numbers& shrink) {
+  if (kGeneral && p.softcap > 0.0f) {
+#pragma unroll
+    for (ushort i = 0; i < products.scores.get_capacity(); ++i)
+      products.scores[i] = scaled<true>(p, products.scores[i]);
+  } else if (kGeneral) {
+#pragma unroll
+    for (ushort i = 0; i < products.scores.get_capacity(); ++i)
+      products.scores[i] = scaled<false>(p, products.scores[i]);
+  }
+  if (kGeneral && p.mask_pairs && !edge) {
+    mask_tile<T>(p, visibility, products, block, key);
+  } else if (kMasks && (edge || (kGeneral && p.mask_kind != ATTENTION_NO_MASK))) {
+#pragma unroll
+    for (ushort i = 0; i < products.scores.get_capacity(); ++i) {
+      const metal::uint2 place = products.place(i);
+      products.scores[i] = masked<T, kGeneral>(p, visibility, products.scores[i], block + place.y, key + place.x);
+    }
+  }
+  Numbers base;
+  bool is_far = false;
+  products.largest(base);
+#pragma unroll
+  for (ushort j = 0; j < base.get_capacity(); ++j) {
+    const float most = metal::max(largest[j], base[j]);
+    base[j] = base_of(most * scale);
+    shrink[j] = metal::fast::exp2((largest[j] - base_of(most)) * scale);
+    largest[j] = most;
+    is_far |= metal::abs(base[j]) > kFarBase;
+  }
+  if (metal::simd_any(is_far)) {
+#pragma unroll
+    for (ushort i = 0; i < products.scores.get_capacity(); ++i) products.scores[i] -= base_of(products.of(largest, i));
+#pragma unroll
+    for (ushort j = 0; j < base.get_capacity(); ++j) base[j] = 0.0f;
+  }
+#pragma unroll
+  for (ushort i = 0; i < products.scores.get_capacity(); ++i)
+    products.scores[i] = metal::fast::exp2(metal::fma(products.scores[i], scale, -products.of(base, i)));
+  products.add_weights(total, shrink);
+}
+
 template <typename T, uint kSize, bool kGeneral>
-[[kernel]] [[max_total_threads_per_threadgroup(ATTENTION_UNIT_THREADS(kSize))]] void attention_forward_unit(
+[[kernel]] [[max_total_threads_per_threadgroup(ATTENTION_UNIT_FORWARD_THREADS(kSize))]] void attention_forward_unit(
     device T* q [[buffer(0)]], device T* k [[buffer(1)]], device T* v [[buffer(2)]],
     device const uchar* mask [[buffer(3)]], device const float* sinks [[buffer(4)]],
     device const int* cu_seq_q [[buffer(5)]], device const int* cu_seq_k [[buffer(6)]], device T* out [[buffer(8)]],
     device float* lse [[buffer(9)]], device float* softmax_sums [[buffer(10)]], device T* rests [[buffer(11)]],
     constant AttentionParams& p [[buffer(12)]], uint group [[threadgroup_position_in_grid]],
     uint simd [[simdgroup_index_in_threadgroup]]) {
-  constexpr uint kSimds = ATTENTION_UNIT_THREADS(kSize) / 32, kQueries = ATTENTION_UNIT_ROWS(kSize),
-                 kKeys = ATTENTION_UNIT_KEYS(kSize);
+  constexpr uint kSimds = ATTENTION_UNIT_FORWARD_THREADS(kSize) / 32, kQueries = ATTENTION_UNIT_FORWARD_ROWS(kSize);
   threadgroup float shared[kQueries];
 
   // Blocks with many keys come first.
@@ -64,7 +110,8 @@ template <typename T, uint kSize, bool kGeneral>
       head_rows(first_row(k, p.k, batch, head / p.group, sequence.k_first), p.head_size, sequence.k_length, p.k.row);
   const auto values =
       head_rows(first_row(v, p.v, batch, head / p.group, sequence.k_first), p.value_size, sequence.k_length, p.v.row);
-  auto products = metalcore_unit_products<T, kSize, kKeys, kSimds>(queries, keys, values, shared, simd, 0);
+  auto products = metalcore_unit_products<T, kSize, kSimds>(queries, keys, values, shared, simd, 0);
+  constexpr uint kKeys = decltype(products)::kKeys;
   using Numbers = typename decltype(products)::Numbers;
   Numbers largest, total;
 #pragma unroll
@@ -76,49 +123,17 @@ template <typename T, uint kSize, bool kGeneral>
   uint key = begin;
   do {  // at least one tile, of which queries that see no key see none
     products.multiply(key);
-    if (kGeneral) {
-#pragma unroll
-      for (ushort i = 0; i < products.scores.get_capacity(); ++i)
-        products.scores[i] = scaled<true>(p, products.scores[i]);
-    }
     const bool edge = has_edge<false>(p, visibility, block + simd * 16, 16, key, kKeys);
-    if (kGeneral && p.mask_pairs && !edge) {
-      mask_tile<T>(p, visibility, products, block, key);
-    } else if (edge || (kGeneral && p.mask_kind != ATTENTION_NO_MASK)) {
-#pragma unroll
-      for (ushort i = 0; i < products.scores.get_capacity(); ++i) {
-        const metal::uint2 place = products.place(i);
-        products.scores[i] = masked<T, kGeneral>(p, visibility, products.scores[i], block + place.y, key + place.x);
-      }
-    }
-    Numbers base, shrink, sum;
-    bool is_far = false;
-    products.largest(base);
-#pragma unroll
-    for (ushort j = 0; j < base.get_capacity(); ++j) {
-      const float most = metal::max(largest[j], base[j]);
-      base[j] = base_of(most * scale);
-      shrink[j] = metal::fast::exp2((largest[j] - base_of(most)) * scale);
-      largest[j] = most;
-      is_far |= metal::abs(base[j]) > kFarBase;
-    }
-    if (metal::simd_any(is_far)) {
-#pragma unroll
-      for (ushort i = 0; i < products.scores.get_capacity(); ++i)
-        products.scores[i] -= base_of(products.of(largest, i));
-#pragma unroll
-      for (ushort j = 0; j < base.get_capacity(); ++j) base[j] = 0.0f;
-    }
-#pragma unroll
-    for (ushort i = 0; i < products.scores.get_capacity(); ++i)
-      products.scores[i] = metal::fast::exp2(metal::fma(products.scores[i], scale, -products.of(base, i)));
-    products.total(sum);
-#pragma unroll
-    for (ushort j = 0; j < sum.get_capacity(); ++j) total[j] = metal::fma(total[j], shrink[j], sum[j]);
+    Numbers shrink;
+    if (kGeneral || edge)
+      weigh<T, kGeneral, true>(p, visibility, products, scale, block, key, edge, largest, total, shrink);
+    else
+      weigh<T, kGeneral, false>(p, visibility, products, scale, block, key, edge, largest, total, shrink);
     products.add(key, shrink);
     key += kKeys;
   } while (key < range.end);
   products.finish();
+  products.finish_totals(total);
 
   Numbers base, rest, factors;
 #pragma unroll

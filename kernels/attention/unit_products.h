@@ -18,8 +18,9 @@ METAL_FUNC auto head_rows(device T* first, uint size, uint rows, int64_t stride)
                                                                 metal::array<int, 2>{1, int(stride)});
 }
 
-template <typename T, uint kSize, uint kKeys, typename Rows>
+template <typename T, uint kSize, typename Rows>
 struct UnitProducts {
+  static constexpr constant uint kKeys = ATTENTION_UNIT_KEYS(kSize);
   using Descriptor = mpp::tensor_ops::matmul2d_descriptor;
   using OfKeys = mpp::tensor_ops::matmul2d<Descriptor(16, kKeys, mpp::tensor_ops::dynamic_length_v<int>, false, true),
                                            metal::execution_simdgroup>;
@@ -62,9 +63,14 @@ struct UnitProducts {
   METAL_FUNC void largest(thread Numbers& numbers) {
     reduce_rows(scores, numbers, mpp::tensor_ops::reduction_operation::max, -INFINITY);
   }
-  METAL_FUNC void total(thread Numbers& numbers) {
-    reduce_rows(scores, numbers, mpp::tensor_ops::reduction_operation::sum, 0.0f);
+  // Multiplies each query's total by a factor, and adds its scores, which are weights now.
+  METAL_FUNC void add_weights(thread Numbers& totals, thread Numbers& factors) {
+    Numbers added;
+    reduce_rows(scores, added, mpp::tensor_ops::reduction_operation::sum, 0.0f);
+    for (ushort j = 0; j < totals.get_capacity(); ++j) totals[j] = metal::fma(totals[j], factors[j], added[j]);
   }
+  // What comes behind the last call of add_weights(): threads may have had totals of their own until then.
+  METAL_FUNC void finish_totals(thread Numbers&) {}
   // Multiplies the results by a factor for each query.
   METAL_FUNC void scale(thread Numbers& factors) {
     for (ushort i = 0; i < scores.get_capacity(); ++i)
@@ -98,8 +104,8 @@ struct UnitProducts {
   METAL_FUNC auto own(Rows all) const { return all.slice(0, metal::min(int(first), all.get_extent(1))); }
 };
 
-template <typename T, uint kSize, uint kKeys, uint kSimds, typename Rows>
-METAL_FUNC UnitProducts<T, kSize, kKeys, Rows> metalcore_unit_products(Rows queries, Rows keys, Rows values,
-                                                                       threadgroup float* shared, uint simd, long) {
-  return UnitProducts<T, kSize, kKeys, Rows>(queries, keys, values, shared, simd);
+template <typename T, uint kSize, uint kSimds, typename Rows>
+METAL_FUNC UnitProducts<T, kSize, Rows> metalcore_unit_products(Rows queries, Rows keys, Rows values,
+                                                                threadgroup float* shared, uint simd, long) {
+  return UnitProducts<T, kSize, Rows>(queries, keys, values, shared, simd);
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,7 @@ from .._core.registry import Op, Sample, register
 from .._core.routing import INT32_MAX, alike, autocast_operands, require_tensors
 from .._core.tensors import like
 from ..gemm._matmul import ACTIVATIONS, reference_activation
+from ..recording import on_meta
 from ._gradients import conv2d_backward, is_channels_last, padded
 
 __all__ = ["conv2d", "weight_order"]
@@ -230,18 +233,36 @@ def _backward(ctx, grad):
 _conv2d = autograd("conv2d", _backward, _save)
 
 
-def weight_order(x: Tensor, weight: Tensor, groups: int, channels_last: bool) -> tuple[int, ...] | None:
-    """Returns the order of the weight's dimensions, from the outermost one on, in which its kernel reads 16 bytes at a
-    time (csrc/ops/conv/conv2d.cpp). None if the kernel gains nothing by that.
+def weight_order(
+    x: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    channels_last: bool,
+) -> tuple[int, ...] | None:
+    """Returns the order of the weight's dimensions, from the outermost one on, in which units that multiply tensors
+    take it, or else in which its kernel reads 16 bytes at a time (csrc/ops/conv/conv2d.cpp). None if the kernel gains
+    nothing by that.
 
     Args:
-        x: (N, C, H, W), and weight: (K, C / groups, R, S), for their shapes and strides.
+        x: (N, C, H, W), and weight: (K, C / groups, R, S), for their shapes, strides, dtype and device.
+        stride, padding, dilation, groups: those of the operator.
         channels_last: whether the result is.
     """
     outputs, channels = weight.shape[0] // groups, weight.shape[1]
     pack = 16 // weight.element_size()
     if groups > 1 and channels == 1 or outputs <= 4:
         return (2, 3, 1, 0) if channels == outputs == 1 and channels_last else None
+    if weight.element_size() == 2:
+        on_device = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+        packed = torch.empty(weight.shape, dtype=weight.dtype, device="meta", memory_format=torch.channels_last)
+        with on_meta(x.device.type) as recorder:
+            options = (stride, padding, dilation, groups, "none", channels_last)
+            torch.ops.metalcore.conv2d(on_device, packed, None, None, None, *options)
+        if any("_unit_" in kernel for kernel in recorder.recording.kernels):
+            return 0, 2, 3, 1
     terms = (2, 3, 1) if x.stride(1) == 1 and channels % pack == 0 else (1, 2, 3)
     return (*terms, 0) if outputs % pack == 0 else (0, *terms)
 

@@ -78,11 +78,18 @@ def test_contiguous_images_are_copied_in_another_order(device):
         check(x, weight, "conv2d_unit_64_half", residual, padding=1)
 
 
-@pytest.mark.parametrize("last_x", [True, False])
+@pytest.mark.parametrize(
+    ("last_x", "size", "kernel"),
+    [
+        (True, (5, 7), "gemm_unit_nt_some_bfloat"),
+        (False, (4, 10), "gemm_unit_nn_some_bfloat"),
+        (False, (5, 7), "gemm_unit_nt_some_bfloat"),  # of copies in the other order
+    ],
+    ids=["channels last", "contiguous", "contiguous without packs"],
+)
 @pytest.mark.parametrize("images", [1, 3])
-def test_windows_of_one_pixel_are_products(device, last_x, images):
-    x, weight = operands(device, torch.bfloat16, (images, 24, 5, 7), (40, 24, 1, 1), last_x)
-    kernel = f"gemm_unit_n{'t' if last_x else 'n'}_some_bfloat"
+def test_windows_of_one_pixel_are_products(device, last_x, size, kernel, images):
+    x, weight = operands(device, torch.bfloat16, (images, 24, *size), (40, 24, 1, 1), last_x)
     result = check(x, weight, kernel)
     residual = tensor(*result.shape, dtype=torch.bfloat16, device=device)
     check(x, weight, kernel, residual)
@@ -96,3 +103,13 @@ def test_what_other_kernels_take(device):
         x, weight = operands(device, torch.bfloat16, shape, weight_shape, last, last)
         _, recording = record(metalcore.conv2d, x, weight, groups=shape[1] // weight_shape[1])
         assert "unit" not in recording.kernels[0]
+
+
+@pytest.mark.parametrize("last_x", [False, True], ids=["contiguous", "channels last"])
+def test_programs_have_weights_as_units_take_them(device, last_x):
+    x, weight = operands(device, torch.bfloat16, (2, 16, 9, 7), (24, 16, 3, 3), last_x, last_x)
+    net = torch.nn.Conv2d(16, 24, 3, padding=1, bias=False, device=device, dtype=torch.bfloat16)
+    net.weight.data = weight
+    program = metalcore.compile(net.eval(), (x,), fusions=["conv"])
+    _, recording = record(program, x)
+    assert "conv2d_unit_64_bfloat" in recording.kernels

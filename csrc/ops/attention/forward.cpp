@@ -64,7 +64,7 @@ void compute(const Call& call, const Tensor& out, const Tensor& lse, const Maybe
   const uint32_t unit_size = attention::unit_size(call), size = unit_size ? unit_size : call.size;
   const bool narrow = !unit_size && attention::attention_tuning(out).narrow_forward;
   const int64_t bytes = out.element_size();
-  const int64_t rows = unit_size ? ATTENTION_UNIT_ROWS(unit_size)
+  const int64_t rows = unit_size ? ATTENTION_UNIT_FORWARD_ROWS(unit_size)
                        : narrow  ? ATTENTION_NARROW_ROWS(size, bytes)
                                  : ATTENTION_ROWS(size);
   const int64_t blocks = ceil_div(call.longest_q, rows);
@@ -79,7 +79,7 @@ void compute(const Call& call, const Tensor& out, const Tensor& lse, const Maybe
   params.has_rests = sums.has_value();
   params.blocks = grid_side(blocks);
   const double flops = 2.0 * rows * call.longest_k * (params.head_size + params.value_size);
-  const auto threads = static_cast<uint32_t>(unit_size ? ATTENTION_UNIT_THREADS(unit_size)
+  const auto threads = static_cast<uint32_t>(unit_size ? ATTENTION_UNIT_FORWARD_THREADS(unit_size)
                                              : narrow  ? 32 * (rows / 8)
                                                        : 32 * ATTENTION_SIMDS);
   const std::string kind = !unit_size                              ? attention::kind_of(call, narrow)

@@ -260,11 +260,19 @@ void exchange_order(const Tensor& from, const Tensor& to, bool is_to_last) {
   });
 }
 
+std::array<int64_t, 4> channels_last_strides(const Tensor& tensor) {
+  const int64_t channels = tensor.size(1), width = tensor.size(3);
+  return {channels * tensor.size(2) * width, 1, channels * width, channels};
+}
+bool is_channels_last(const Tensor& tensor) {
+  const auto strides = channels_last_strides(tensor);
+  return std::equal(strides.begin(), strides.end(), tensor.strides().begin());
+}
+
 // The tensor itself if it has that order.
 Tensor in_channels_last(const Tensor& tensor) {
-  const int64_t channels = tensor.size(1), width = tensor.size(3);
-  const std::array<int64_t, 4> strides = {channels * tensor.size(2) * width, 1, channels * width, channels};
-  if (std::equal(strides.begin(), strides.end(), tensor.strides().begin())) return tensor;
+  if (is_channels_last(tensor)) return tensor;
+  const auto strides = channels_last_strides(tensor);
   const Tensor copy = new_strided(tensor.sizes(), Sizes(strides.data(), 4), tensor.scalar_type(), tensor);
   exchange_order(as_contiguous(tensor), copy, true);
   return copy;
@@ -326,18 +334,22 @@ Tensor conv2d(const Tensor& x, const Tensor& weight_, const MaybeTensor& scale, 
   }
   problem.weight_aligned = begins_aligned(weight);
 
-  if (const auto product = product_of(problem); product && units_take(*product, x)) {
+  // A contiguous image's channels are rows of a matrix. Where these do not begin at multiples of 16 bytes, units take
+  // copies in the other order sooner.
+  const bool has_packs = p.result.channel == 1 || p.size.y * p.size.x % 8 == 0 || !units_take_channels(p);
+  if (const auto product = product_of(problem); product && has_packs && units_take(*product, x)) {
     const bool flips = product->bias_of_rows;
     const GemmOperands operands{flips ? weight : x, flips ? x : weight, bias ? MaybeTensor(as_contiguous(*bias)) : bias,
                                 residual, std::nullopt};
     gemm_into(kOp, *product, operands, number, 1.0, 1.0, result);
     return result;
   }
-  // Units take a weight in channels_last order, which conv2d_order makes of a contiguous one. Programs have weights in
-  // a third order, which PyTorch would have to copy: a recording could not have that.
+  // Units take a weight in channels_last order, which conv2d_order makes of a contiguous one. PyTorch would have to
+  // copy a weight in a third order, such as that of programs for GPUs without units: a recording could not have that.
   const bool orders = term_distance(p, true) == 1 || weight.is_contiguous();
   const int64_t unit_cores = orders ? unit_threadgroups(x) : 0;
-  if (unit_cores != 0 && p.result.channel != 1 && units_take_channels(p) && x.is_contiguous()) {
+  const bool has_order = x.is_contiguous() || (is_channels_last(x) && problem.x_aligned);
+  if (unit_cores != 0 && p.result.channel != 1 && units_take_channels(p) && has_order) {
     const MaybeTensor added = residual ? MaybeTensor(in_channels_last(*residual)) : residual;
     exchange_order(
         conv2d(in_channels_last(x), weight, scale, bias, added, stride, padding, dilation, groups, activation, true),

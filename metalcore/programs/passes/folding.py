@@ -118,7 +118,8 @@ def pack_weights(module: GraphModule) -> int:
         x, weight = argument(node, "x"), argument(node, "weight")
         if weight not in constants:
             continue
-        order = weight_order(value(x), value(weight), argument(node, "groups"), argument(node, "channels_last"))
+        options = [argument(node, name) for name in ("stride", "padding", "dilation", "groups", "channels_last")]
+        order = weight_order(value(x), value(weight), *options)
         if order is None or value(weight).permute(order).is_contiguous():
             continue
         emit = Emitter(module, value(node).fake_mode)

@@ -3,7 +3,9 @@
 // Warpgroups multiply (wgmma) 64 queries each, whose scores, weights and results stay in registers.
 //
 // Step t adds the values of tile t. While it computes weights, the products of step t - 1 go on; then it begins the
-// scores of tile t + 1, and the products of its own. Its stage of the pipeline has these keys and these values.
+// scores of tile t + 1, and the products of its own. Its stage of the pipeline has these keys and these values. Barriers
+// in shared memory tell which stages are filled and which are free, so that a warpgroup can be a step ahead of another
+// one, and one computes weights while the other multiplies.
 #pragma once
 
 #include "target/tensor_product.h"
@@ -37,22 +39,48 @@ METAL_FUNC uint32_t packed(metal::bfloat, float low, float high) {
   return result;
 }
 
-template <class T, int size, int keys, int simdgroups, class Tensor>
+// A barrier in shared memory, which counts arrivals. Its phases have the parities 0, 1, 0, …; a wait for the other
+// parity ends at once in the first phase.
+METAL_FUNC void begin_barrier(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+METAL_FUNC void arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// Arrives when the copies that this thread has begun have ended.
+METAL_FUNC void arrive_after_copies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+METAL_FUNC void wait_for_barrier(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{.reg .pred ended; again: mbarrier.try_wait.parity.shared::cta.b64 ended, [%0], %1; @!ended bra again;}" ::"r"(
+          barrier),
+      "r"(parity)
+      : "memory");
+}
+
+template <class T, int size, int simdgroups, class Tensor>
 struct UnitProducts {
+  static constexpr int keys = size <= 128 ? 128 : 64;
   static constexpr int rows = 16 * simdgroups, threads = 32 * simdgroups, kAll = 0x7fffffff;
   using Queries = Stage<rows, true>;
   using Keys = Stage<keys, true>;
   using Values = Stage<size, false>;
   static constexpr int query_bytes = size / kInner * Queries::bytes, key_bytes = size / kInner * Keys::bytes;
   static constexpr int stage_bytes = key_bytes + keys / kInner * Values::bytes;
-  static constexpr int kib = (query_bytes + 2 * stage_bytes) / 1024 + 1;
+  // Two stages where a multiprocessor has room for several threadgroups.
+  static constexpr int stages = simdgroups > 4 ? smaller(3, (225 * 1024 - query_bytes) / stage_bytes) : 2;
+  static constexpr int kib = (query_bytes + stages * stage_bytes) / 1024 + 2;  // with the barriers
+  static constexpr uint32_t kKeys = keys;
   using Numbers = HeldNumbers<2>;  // of the rows of a lane: lane / 4, and that row + 8
 
   Copies<T, int, Queries, true, threads> query_copies;
   Copies<T, int, Keys, true, threads> key_copies;
   Copies<T, int, Values, false, threads> value_copies;
-  uint32_t memory, stage;
+  uint32_t memory, barriers;  // two for each stage
   int warpgroup, first, tiles;
+  int stage = 0, parity = 0;
+  bool is_asynchronous;
   HeldNumbers<keys / 2> scores;
   HeldNumbers<size / 2> sums;
   uint32_t weights[keys / 16][4] = {};  // of the products that go on
@@ -64,7 +92,8 @@ struct UnitProducts {
         memory(pipeline_memory<kib>()),
         warpgroup(__shfl_sync(kEveryLane, int(simd) / 4, 0)),
         first(16 * int(simd)) {
-    stage = memory + query_bytes;
+    barriers = memory + query_bytes + stages * stage_bytes;
+    is_asynchronous = query_copies.is_asynchronous && key_copies.is_asynchronous && value_copies.is_asynchronous;
 #pragma unroll
     for (int i = 0; i < size / 2; ++i) sums[i] = 0.0f;
   }
@@ -81,15 +110,23 @@ struct UnitProducts {
     skip_keys(int(begin));
     value_copies.data += int64_t(value_copies.line_stride) * begin;
     value_copies.inner -= int(begin);
+    if (index_in_block() == 0) {
+#pragma unroll
+      for (int i = 0; i < stages; ++i) {
+        begin_barrier(filled(i), threads);
+        begin_barrier(free(i), simdgroups);
+      }
+    }
+    __syncthreads();
 #pragma unroll 1
     for (int step = 0; step < size / kInner; ++step) query_copies.copy(memory + step * Queries::bytes, step);
-    copy_keys(other());
-    asm volatile("cp.async.commit_group;" ::: "memory");
-    copy(stage);
-    wait_for_copies<1>();
-    share();
+    copy_keys(place_of(0));
+    arrive_filled(0);
+    copy(1, 0);
+    wait_for_barrier(filled(0), 0);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-    multiply_keys(other());
+    multiply_keys(place_of(0));
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
     wait_for_products();
     scores.fence();
@@ -97,23 +134,28 @@ struct UnitProducts {
   METAL_FUNC void multiply(uint32_t) {}
 
   METAL_FUNC void largest(Numbers& numbers) const {
-    numbers[0] = numbers[1] = -INFINITY;
+    float most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};  // two chains for each row
 #pragma unroll
-    for (int i = 0; i < keys / 2; ++i) numbers[i / 2 % 2] = fmaxf(numbers[i / 2 % 2], scores.elements[i]);
+    for (int i = 0; i < keys / 2; ++i) most[i % 4] = fmaxf(most[i % 4], scores.elements[i]);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
+      numbers[j] = fmaxf(most[2 * j], most[2 * j + 1]);
       numbers[j] = fmaxf(numbers[j], __shfl_xor_sync(kEveryLane, numbers[j], 1));
       numbers[j] = fmaxf(numbers[j], __shfl_xor_sync(kEveryLane, numbers[j], 2));
     }
   }
-  METAL_FUNC void total(Numbers& numbers) const {
-    numbers[0] = numbers[1] = 0.0f;
+  METAL_FUNC void add_weights(Numbers& totals, const Numbers& factors) const {
+    float sums[4] = {};
 #pragma unroll
-    for (int i = 0; i < keys / 2; ++i) numbers[i / 2 % 2] += scores.elements[i];
+    for (int i = 0; i < keys / 2; ++i) sums[i % 4] += scores.elements[i];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) totals[j] = fmaf(totals[j], factors.elements[j], sums[2 * j] + sums[2 * j + 1]);
+  }
+  METAL_FUNC void finish_totals(Numbers& totals) const {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      numbers[j] += __shfl_xor_sync(kEveryLane, numbers[j], 1);
-      numbers[j] += __shfl_xor_sync(kEveryLane, numbers[j], 2);
+      totals[j] += __shfl_xor_sync(kEveryLane, totals[j], 1);
+      totals[j] += __shfl_xor_sync(kEveryLane, totals[j], 2);
     }
   }
   METAL_FUNC void scale(const Numbers& factors) {
@@ -123,27 +165,34 @@ struct UnitProducts {
   }
 
   METAL_FUNC void add(uint32_t, const Numbers& factors) {
+    int next = stage, next_parity = parity;
+    advance(next, next_parity);
+    // This comes first, since its branch keeps the compiler from beginning weights behind the products.
+    wait_for_barrier(filled(next), next_parity);
     finish();  // the step before, whose stage and weights are free then
+    if (tile_lane() == 0) arrive(free(stage));
+    stage = next, parity = next_parity;
 #pragma unroll
     for (int i = 0; i < keys / 4; ++i) weights[i / 4][i % 4] = packed(T(), scores[2 * i], scores[2 * i + 1]);
     scale(factors);
-    wait_for_copies<0>();
-    share();
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     sums.fence();
     scores.fence();
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-    multiply_keys(stage);  // behind the last tile of what the stage happens to have, for nobody
+    multiply_keys(place_of(stage));  // behind the last tile of what the stage happens to have, for nobody
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #pragma unroll
     for (int inner = 0; inner < keys; inner += 16)
       multiply_warpgroup<true>(
           Columns<size>(), T(), sums.elements, weights[inner / 16],
-          Values::descriptor(stage + key_bytes + inner / kInner * Values::bytes, 0, inner % kInner));
+          Values::descriptor(place_of(stage) + key_bytes + inner / kInner * Values::bytes, 0, inner % kInner));
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    if (--tiles > 0) copy(other());
+    if (--tiles > 0) {
+      advance(next, next_parity);
+      copy(next, next_parity);
+    }
     asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
     scores.fence();
-    stage = other();
   }
   METAL_FUNC void finish() {
     wait_for_products();
@@ -162,11 +211,22 @@ struct UnitProducts {
   }
 
  private:
-  METAL_FUNC uint32_t other() const { return 2 * (memory + query_bytes) + stage_bytes - stage; }
-  // What the copies brought is seen by all threads and by the tensor cores.
-  static METAL_FUNC void share() {
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    __syncthreads();
+  METAL_FUNC uint32_t place_of(int stage) const { return memory + query_bytes + stage * stage_bytes; }
+  // The barriers at which all threads arrive when their copies have filled a stage, and each simdgroup when it has read
+  // the stage.
+  METAL_FUNC uint32_t filled(int stage) const { return barriers + 16 * stage; }
+  METAL_FUNC uint32_t free(int stage) const { return barriers + 16 * stage + 8; }
+  static METAL_FUNC void advance(int& stage, int& parity) {
+    stage = stage + 1 == stages ? 0 : stage + 1;
+    parity ^= stage == 0;
+  }
+  METAL_FUNC void arrive_filled(int stage) const {
+    if (is_asynchronous) {
+      arrive_after_copies(filled(stage));
+    } else {
+      asm volatile("cp.async.wait_all;" ::: "memory");
+      arrive(filled(stage));
+    }
   }
   METAL_FUNC void skip_keys(int count) {
     key_copies.data += int64_t(key_copies.line_stride) * count;
@@ -178,37 +238,36 @@ struct UnitProducts {
     skip_keys(keys);
   }
   // A step's keys, which may be none, and its values.
-  METAL_FUNC void copy(uint32_t to) {
-    if (tiles > 1) copy_keys(to);
+  METAL_FUNC void copy(int stage, int parity) {
+    wait_for_barrier(free(stage), parity ^ 1);
+    if (tiles > 1) copy_keys(place_of(stage));
 #pragma unroll 1
-    for (int step = 0; step < keys / kInner; ++step) value_copies.copy(to + key_bytes + step * Values::bytes, step);
+    for (int step = 0; step < keys / kInner; ++step)
+      value_copies.copy(place_of(stage) + key_bytes + step * Values::bytes, step);
     value_copies.data += int64_t(value_copies.line_stride) * keys;
     value_copies.inner -= keys;
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    arrive_filled(stage);
   }
-  // Into registers that nothing else has written, since the products of the step before go on.
   METAL_FUNC void multiply_keys(uint32_t from) {
-    HeldNumbers<keys / 2> next;
 #pragma unroll
     for (int inner = 0; inner < size; inner += 16) {
       const uint64_t left =
           Queries::descriptor(memory + inner / kInner * Queries::bytes, 64 * warpgroup, inner % kInner);
       const uint64_t right = Keys::descriptor(from + inner / kInner * Keys::bytes, 0, inner % kInner);
       if (inner == 0)
-        multiply_warpgroup<false, false, false>(Columns<keys>(), T(), next.elements, left, right);
+        multiply_warpgroup<false, false, false>(Columns<keys>(), T(), scores.elements, left, right);
       else
-        multiply_warpgroup<false, false>(Columns<keys>(), T(), next.elements, left, right);
+        multiply_warpgroup<false, false>(Columns<keys>(), T(), scores.elements, left, right);
     }
-    scores = next;
   }
 };
 
 }  // namespace msl
 
-template <class T, uint32_t size, uint32_t keys, uint32_t simdgroups, class Tensor>
+template <class T, uint32_t size, uint32_t simdgroups, class Tensor>
 METAL_FUNC auto metalcore_unit_products(Tensor of_queries, Tensor of_keys, Tensor of_values, float*, uint32_t simd,
                                         int) {
-  return msl::UnitProducts<T, int(size), int(keys), int(simdgroups), Tensor>(of_queries, of_keys, of_values, simd);
+  return msl::UnitProducts<T, int(size), int(simdgroups), Tensor>(of_queries, of_keys, of_values, simd);
 }
 
 #endif
