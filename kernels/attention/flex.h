@@ -35,6 +35,7 @@ struct FlexParams {
   int64_t cuts;     // parts of `k_block / cuts` keys, rounded up, that a block of keys has for them
   int64_t vectors;  // rows can be loaded 16 bytes at a time
   int64_t chunk, first_piece, parts, items;  // of a head's pieces, those of a dispatch; tables for sums by places
+  int64_t sequences;                         // heads of all batch items
   int64_t has_full, has_lse_gradient;
   int64_t scale;  // the bits of a float
 
@@ -45,14 +46,21 @@ struct FlexParams {
 struct FlexPlace {
   uint batch, head, block, begin, end, part;
 };
+// Heads whose threadgroups take turns. Those of the longest walks of all of them come first, so that the last ones to
+// begin are short; more heads would leave few threadgroups at once that share the keys of one.
+constexpr constant uint kHeadsInTurn = 16;
+
 // Threadgroups of long walks come first: for a causal mask these are those of the last queries, or of the first keys.
 METAL_FUNC FlexPlace flex_place(constant FlexParams& p, uint index, uint heads, uint block_rows, uint length, uint rows,
                                 bool from_last) {
   const uint pieces = uint(p.pieces), all = pieces * uint(p.tables.rows), chunk = uint(p.chunk);
-  const uint part = index % chunk, walk = uint(p.first_piece) + part, head = index / chunk % heads;
+  const uint first = index / (kHeadsInTurn * chunk) * kHeadsInTurn;
+  const uint in_turn = metal::min(kHeadsInTurn, uint(p.sequences) - first), rest = index - first * chunk;
+  const uint part = rest / in_turn, walk = uint(p.first_piece) + part, sequence = first + rest % in_turn;
   const uint number = from_last ? all - 1 - walk : walk;
   const uint block = number / pieces, begin = block * block_rows + number % pieces * rows;
-  return {index / chunk / heads, head, block, begin, metal::min((block + 1) * block_rows, length), part};
+  const uint end = metal::min((block + 1) * block_rows, length);
+  return {sequence / heads, sequence % heads, block, begin, end, part};
 }
 
 // A walk over the tiles of the blocks that a row of the tables names: first blocks with a mask, then those without. The

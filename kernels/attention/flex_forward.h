@@ -88,7 +88,7 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
   constexpr bool kHasRegisters = !kNarrow && sizeof(T) == 2 && kDown <= 2;
   constexpr bool kInTurn = kHasRegisters && kKeys * kSize / 8 >= 4 * 32 * kSimds, kEarly = kHasRegisters && !kInTurn;
   constexpr uint kTileRows = kNarrow ? kKeys : 2 * kKeys;
-  // Results move through the tile, so that neighbouring lanes have 16 bytes each.
+  // Queries and results move through the tile, so that neighbouring lanes have 16 bytes each.
   constexpr bool kByTile = !kNarrow && sizeof(T) == 2 && kQueries <= kTileRows;
   threadgroup T* const keys = tile;
   threadgroup T* const values = kNarrow ? tile : tile + kKeys * kPitch;
@@ -109,10 +109,11 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
 #pragma unroll
   for (uint m = 0; m < kDown; ++m) largest[m] = -INFINITY, total[m] = 0.0f;
 
-  // These loads wait for no table.
-  OwnRows<kNarrow, T, kDown, kSize / 8> queries;
-  flex_own<kTileRows, kPitch, kSimds>(queries, own, rows_of(q, p.q, at.batch, at.head, 0), at.begin, at.end,
-                                      uint(p.head_size), p.vectors != 0, thread_index, simd, place);
+  // These loads wait for no table, and nothing waits for them before the first keys are on their way.
+  const StridedRows<T> q_rows = rows_of(q, p.q, at.batch, at.head, 0);
+  RowsAhead<T, kQueries, kSize, kPitch, 32 * kSimds, StridedRows<T>> queries_ahead(q_rows, at.end, uint(p.head_size),
+                                                                                   p.vectors != 0, thread_index);
+  if (kByTile) queries_ahead.load(at.begin);
   const StridedRows<T> k_rows = rows_of(k, p.k, at.batch, k_head, 0), v_rows = rows_of(v, p.v, at.batch, k_head, 0);
   using Ahead = RowsAhead<T, kKeys, kSize, kPitch, 32 * kSimds, StridedRows<T>>;
   Ahead keys_ahead(k_rows, k_length, uint(p.head_size), p.vectors != 0, thread_index);
@@ -122,7 +123,17 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
   if (splits > 1) walk.take(split, splits);
   if (kHasRegisters && walk.more()) {
     keys_ahead.load(walk.at);
-    if (kEarly) values_ahead.load(walk.at);
+    values_ahead.load(walk.at);
+  }
+  OwnRows<kNarrow, T, kDown, kSize / 8> queries;
+  if constexpr (kByTile) {
+    queries_ahead.store(tile, at.begin);
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    load<kPitch>(queries, tile + simd * 8 * kDown * kPitch);
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  } else {
+    flex_own<kTileRows, kPitch, kSimds>(queries, own, q_rows, at.begin, at.end, uint(p.head_size), p.vectors != 0,
+                                        thread_index, simd, place);
   }
   while (walk.more()) {
     const uint key = walk.at, end = walk.end;
@@ -137,7 +148,6 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
     } else if (kInTurn) {  // no simdgroup reads keys since the last barrier
       keys_ahead.store(keys, key);
       metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-      values_ahead.load(key);
     } else {
       if (!kEarly) {
         keys_ahead.load(key);
@@ -175,6 +185,7 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
     }
     if (kNarrow) metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     if (counts) FlexSums<(!kNarrow && sizeof(T) == 2)>::template add<kPitch, kNarrow>(sums, shrink, weights, values);
+    if (kInTurn && walk.more()) values_ahead.load(walk.at);
   }
 
   float factors[kDown];

@@ -425,7 +425,7 @@ class _Launch:
             count, most = batch * heads * now * split[0], min(longest, items * now * split[0])
             dispatches += [(piece, now, first, min(most, count - first)) for first in range(0, count, most)]
         for piece, now, first, groups in dispatches:
-            flags = [vectors, now, piece, chunk, items, tables.full is not None, has_lse]
+            flags = [vectors, now, piece, chunk, items, batch * heads, tables.full is not None, has_lse]
             numbers = [
                 *strides,
                 *tables.numbers,
