@@ -47,8 +47,8 @@ struct FlexPlace {
   uint batch, head, block, begin, end, part;
 };
 // Heads whose threadgroups take turns. Those of the longest walks of all of them come first, so that the last ones to
-// begin are short; more heads would leave few threadgroups at once that share the keys of one.
-constexpr constant uint kHeadsInTurn = 16;
+// begin are short. The keys and values of more heads have no place in a cache.
+constexpr constant uint kHeadsInTurn = 2;
 
 // Threadgroups of long walks come first: for a causal mask these are those of the last queries, or of the first keys.
 METAL_FUNC FlexPlace flex_place(constant FlexParams& p, uint index, uint heads, uint block_rows, uint length, uint rows,
@@ -58,9 +58,27 @@ METAL_FUNC FlexPlace flex_place(constant FlexParams& p, uint index, uint heads, 
   const uint in_turn = metal::min(kHeadsInTurn, uint(p.sequences) - first), rest = index - first * chunk;
   const uint part = rest / in_turn, walk = uint(p.first_piece) + part, sequence = first + rest % in_turn;
   const uint number = from_last ? all - 1 - walk : walk;
-  const uint block = number / pieces, begin = block * block_rows + number % pieces * rows;
+  const uint block = number / pieces;
+  const uint begin = block * block_rows + number % pieces * rows;
   const uint end = metal::min((block + 1) * block_rows, length);
   return {sequence / heads, sequence % heads, block, begin, end, part};
+}
+
+// What a walk begins with: the numbers of blocks with a mask and without one, and the first of each.
+struct FlexRow {
+  int64_t at;
+  uint partial, full, first_partial, first_full;
+};
+METAL_FUNC FlexRow flex_row(constant FlexParams& p, device const int* counts, device const int* indices,
+                            device const int* full_counts, device const int* full_indices, uint batch, uint head,
+                            uint block) {
+  const uint heads = uint(p.tables.heads), table = batch % uint(p.tables.batches) * heads + head % heads;
+  const int64_t at = int64_t(table) * p.tables.rows + block;
+  // The first blocks come along with the counts, and not behind them.
+  const uint first = p.tables.partial_columns > 0 ? uint(indices[at * p.tables.partial_columns]) : 0;
+  const uint first_full =
+      p.has_full != 0 && p.tables.full_columns > 0 ? uint(full_indices[at * p.tables.full_columns]) : 0;
+  return {at, uint(counts[at]), p.has_full != 0 ? uint(full_counts[at]) : 0, first, first_full};
 }
 
 // A walk over the tiles of the blocks that a row of the tables names: first blocks with a mask, then those without. The
@@ -106,19 +124,12 @@ struct FlexWalk {
     seek();
   }
 };
-METAL_FUNC FlexWalk flex_walk(constant FlexParams& p, device const int* counts, device const int* indices,
-                              device const int* full_counts, device const int* full_indices, uint batch, uint head,
-                              uint block, uint block_size, uint length, uint tile, uint cuts) {
-  const uint heads = uint(p.tables.heads), table = batch % uint(p.tables.batches) * heads + head % heads;
-  const int64_t row = int64_t(table) * p.tables.rows + block;
-  // The first blocks come along with the counts, and not behind them.
-  const uint first = p.tables.partial_columns > 0 ? uint(indices[row * p.tables.partial_columns]) : 0;
-  const uint first_full =
-      p.has_full != 0 && p.tables.full_columns > 0 ? uint(full_indices[row * p.tables.full_columns]) : 0;
-  const uint partial = metal::min(uint(counts[row]), uint(p.tables.partial_columns));
-  const uint full = p.has_full != 0 ? metal::min(uint(full_counts[row]), uint(p.tables.full_columns)) : 0;
-  FlexWalk walk = {indices + row * p.tables.partial_columns,
-                   p.has_full != 0 ? full_indices + row * p.tables.full_columns : indices,
+METAL_FUNC FlexWalk flex_walk(constant FlexParams& p, FlexRow row, device const int* indices,
+                              device const int* full_indices, uint block_size, uint length, uint tile, uint cuts) {
+  const uint partial = metal::min(row.partial, uint(p.tables.partial_columns));
+  const uint full = metal::min(row.full, uint(p.tables.full_columns));
+  FlexWalk walk = {indices + row.at * p.tables.partial_columns,
+                   p.has_full != 0 ? full_indices + row.at * p.tables.full_columns : indices,
                    partial * cuts,
                    (partial + full) * cuts,
                    (length + block_size - 1) / block_size,
@@ -127,12 +138,18 @@ METAL_FUNC FlexWalk flex_walk(constant FlexParams& p, device const int* counts, 
                    tile,
                    cuts,
                    (metal::min(block_size, length) + cuts - 1) / cuts,
-                   partial > 0 ? first : first_full,
+                   partial > 0 ? row.first_partial : row.first_full,
                    0,
                    0,
                    0};
   walk.seek();
   return walk;
+}
+METAL_FUNC FlexWalk flex_walk(constant FlexParams& p, device const int* counts, device const int* indices,
+                              device const int* full_counts, device const int* full_indices, uint batch, uint head,
+                              uint block, uint block_size, uint length, uint tile, uint cuts) {
+  const FlexRow row = flex_row(p, counts, indices, full_counts, full_indices, batch, head, block);
+  return flex_walk(p, row, indices, full_indices, block_size, length, tile, cuts);
 }
 
 // The place of a query's number among those of all.
@@ -259,43 +276,47 @@ METAL_FUNC void flex_captured(thread const Mods& mods, thread float* rows, float
   }
 }
 
-// Loads the rows of a threadgroup's simdgroups, from `first` on. Fragments in registers come without a tile, so that no
-// simdgroup waits for another. Whole rows come by loads without conditions, each of
-// which would wait for the one before.
-template <uint kRows, uint kPitch, uint kSimds, typename T, uint kDown, uint kAcross>
-METAL_FUNC void flex_own(thread Fragments<T, kDown, kAcross>& fragments, threadgroup T*, StridedRows<T> rows,
-                         uint first, uint count, uint size, bool vectors, uint, uint simd, Place place) {
-  first += simd * kDown * 8 + place.row;
-  const bool full = vectors && size == 8 * kAcross;
+// The rows of all simdgroups of a threadgroup on their way into fragments.
+template <typename T, uint kSize, uint kPitch, uint kDown, uint kSimds>
+struct OwnAhead : RowsAhead<T, 8 * kDown * kSimds, kSize, kPitch, 32 * kSimds, StridedRows<T>> {
+  static constexpr constant uint kOwnRows = 8 * kDown * kSimds, kWidth = 32 * kSimds;
+  using RowsAhead<T, kOwnRows, kSize, kPitch, kWidth, StridedRows<T>>::RowsAhead;
+};
+
+// Puts kRows of the rows that the threadgroup has asked for into a tile, from row `begin` of them on. `first` is the
+// place of the first row in memory.
+template <uint kRows, uint kPitch, typename T, typename Ahead>
+METAL_FUNC void flex_show(threadgroup T* tile, thread const Ahead& ahead, uint first, uint begin) {
+  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  if (ahead.vectors) {
 #pragma unroll
-  for (uint m = 0; m < kDown; ++m) {
-    device const T* const from = rows.row(metal::min(first + m * 8, count - 1)) + place.column;
-    if (full) {
-#pragma unroll
-      for (uint n = 0; n < kAcross; ++n)
-        elements(fragments.at[m][n]) = *reinterpret_cast<device const metal::vec<T, 2>*>(from + n * 8);
-    } else {
-#pragma unroll
-      for (uint n = 0; n < kAcross; ++n) {
-        const uint column = n * 8 + place.column;
-        metal::vec<T, 2> two = metal::vec<T, 2>(T(0.0f));
-        if (column < size) two.x = from[n * 8];
-        if (column + 1 < size) two.y = from[n * 8 + 1];
-        elements(fragments.at[m][n]) = two;
-      }
+    for (uint s = 0; s < Ahead::kShare; ++s) {
+      const uint index = s * Ahead::kWidth + ahead.thread_index, row = index / Ahead::kPacks;
+      const bool is_here = Ahead::kColumn && kRows % Ahead::kStep == 0
+                               ? s * Ahead::kStep / kRows * kRows == begin
+                               : row >= begin && row < begin + kRows && row < Ahead::kOwnRows;
+      if (is_here)
+        *reinterpret_cast<threadgroup Pack<T>*>(tile + (row - begin) * kPitch + index % Ahead::kPacks * Ahead::kPack) =
+            ahead.packs[s];
     }
+  } else {
+    load_rows<T, kRows, Ahead::kPacks * Ahead::kPack, kPitch, Ahead::kWidth>(
+        tile, ahead.rows, first + begin, ahead.count, ahead.size, false, ahead.thread_index);
   }
-#pragma unroll
-  for (uint m = 0; m < kDown; ++m) {
-#pragma unroll
-    for (uint n = 0; n < kAcross; ++n)
-      if (first + m * 8 >= count) elements(fragments.at[m][n]) = metal::vec<T, 2>(T(0.0f));
-  }
+  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 }
-template <uint kRows, uint kPitch, uint kSimds, typename Own, typename T>
-METAL_FUNC void flex_own(thread Own& own, threadgroup T* tile, StridedRows<T> rows, uint first, uint count, uint size,
-                         bool vectors, uint thread_index, uint simd, Place) {
-  load_by_tile<kRows, kPitch, kSimds>(own, tile, rows, first, count, size, vectors, thread_index, simd);
+
+// Takes rows that the threadgroup has asked for, by way of a tile of kRows rows.
+template <uint kRows, uint kPitch, uint kSimds, typename T, uint kDown, uint kAcross, typename Ahead>
+METAL_FUNC void flex_take(thread Fragments<T, kDown, kAcross>& fragments, threadgroup T* tile,
+                          thread const Ahead& ahead, uint first, uint simd) {
+  const uint own = simd * 8 * kDown;
+#pragma unroll
+  for (uint begin = 0; begin < 8 * kDown * kSimds; begin += kRows) {
+    flex_show<kRows, kPitch>(tile, ahead, first, begin);
+    if (own >= begin && own < begin + kRows) load<kPitch>(fragments, tile + (own - begin) * kPitch);
+  }
+  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 }
 
 // c = factors c + a b. Sums of 16-bit products of wide kernels are added where they are.

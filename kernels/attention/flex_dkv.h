@@ -37,6 +37,16 @@ METAL_FUNC void gradients_of_keys(thread Fragments<float, kDown, kAcross>& score
   }
 }
 
+// Returns the logarithm of a thread's query in the tile, and what is subtracted from its gradients. Queries that see
+// nothing or do not exist have weights of 0.
+METAL_FUNC metal::float2 numbers_of_query(device const float* lse, device const float* delta, int64_t first,
+                                          thread const FlexWalk& walk, uint queries, uint thread_index) {
+  const uint query = walk.at + thread_index;
+  if (thread_index >= queries || query >= walk.end) return metal::float2(INFINITY, 0.0f);
+  const float logarithm = lse[first + query];
+  return metal::float2(logarithm == -INFINITY ? INFINITY : logarithm, delta[first + query]);
+}
+
 template <typename T, uint kSize, uint kDown, uint kSimds, uint kQueries, bool kNarrow, bool kWithKeys,
           bool kWithValues, uint kOwn, typename Mods>
 METAL_FUNC void flex_dkv(device T* dk, device T* dv, device const T* q, device const T* k, device const T* v,
@@ -66,39 +76,42 @@ METAL_FUNC void flex_dkv(device T* dk, device T* dv, device const T* q, device c
 
   OwnRows<kNarrow, T, kDown, kSize / 8, (kOwn > 1)> keys;
   OwnRows<kNarrow, T, kDown, kSize / 8, (kOwn > 0)> values;
-  flex_own<kTileRows, kPitch, kSimds>(keys, own_keys, rows_of(k, p.k, at.batch, at.head, 0), at.begin, at.end,
-                                      uint(p.head_size), vectors, thread_index, simd, place);
-  if (kWithKeys)
-    flex_own<kTileRows, kPitch, kSimds>(values, own_values, rows_of(v, p.v, at.batch, at.head, 0), at.begin, at.end,
-                                        uint(p.value_size), vectors, thread_index, simd, place);
+  const StridedRows<T> k_rows = rows_of(k, p.k, at.batch, at.head, 0), v_rows = rows_of(v, p.v, at.batch, at.head, 0);
+  const uint first_head = at.head * uint(p.group), last_head = first_head + uint(p.group) - 1;
+  FlexRow row = flex_row(p, counts, indices, full_counts, full_indices, at.batch, first_head, at.block);
+  if constexpr (kEarly) {
+    OwnAhead<T, kSize, kPitch, kDown, kSimds> keys_ahead(k_rows, at.end, uint(p.head_size), vectors, thread_index);
+    OwnAhead<T, kSize, kPitch, kDown, kSimds> values_ahead(v_rows, at.end, uint(p.value_size), vectors, thread_index);
+    keys_ahead.load(at.begin);
+    values_ahead.load(at.begin);
+    flex_take<kTileRows, kPitch, kSimds>(keys, tile, keys_ahead, at.begin, simd);
+    flex_take<kTileRows, kPitch, kSimds>(values, tile, values_ahead, at.begin, simd);
+  } else {
+    load_by_tile<kTileRows, kPitch, kSimds>(keys, own_keys, k_rows, at.begin, at.end, uint(p.head_size), vectors,
+                                            thread_index, simd);
+    if (kWithKeys)
+      load_by_tile<kTileRows, kPitch, kSimds>(values, own_values, v_rows, at.begin, at.end, uint(p.value_size), vectors,
+                                              thread_index, simd);
+  }
   float ones[kDown], factors[kDown];
   fill(ones, 1.0f);
   fill(factors, scale);
   Fragments<float, kDown, kSize / 8> k_sums, v_sums;
   clear(k_sums);
   clear(v_sums);
-  for (uint head = at.head * uint(p.group); head < (at.head + 1) * uint(p.group); ++head) {
+  for (uint head = first_head; head <= last_head; ++head) {
     const StridedRows<T> q_rows = rows_of(q, p.q, at.batch, head, 0);
     const StridedRows<T> gradient_rows = rows_of(d_out, p.d_out, at.batch, head, 0);
     const int64_t first_number = flex_number(p, at.batch, head, 0);
     using Ahead = RowsAhead<T, kQueries, kSize, kPitch, 32 * kSimds, StridedRows<T>>;
     Ahead queries_ahead(q_rows, q_length, uint(p.head_size), vectors, thread_index);
     Ahead gradients_ahead(gradient_rows, q_length, uint(p.value_size), vectors, thread_index);
-    // A thread's logarithm and what it subtracts. Queries that see nothing or do not exist have weights of 0.
     metal::float2 ahead;
-    FlexWalk walk = flex_walk(p, counts, indices, full_counts, full_indices, at.batch, head, at.block,
-                              uint(p.tables.q_block), q_length, kQueries, 1);
-    const auto load_numbers = [&]() {
-      const uint query = walk.at + thread_index;
-      ahead = metal::float2(INFINITY, 0.0f);
-      if (thread_index >= kQueries || query >= walk.end) return;
-      const float logarithm = lse[first_number + query];
-      ahead = metal::float2(logarithm == -INFINITY ? INFINITY : logarithm, delta[first_number + query]);
-    };
+    FlexWalk walk = flex_walk(p, row, indices, full_indices, uint(p.tables.q_block), q_length, kQueries, 1);
     if (kEarly && walk.more()) {
       queries_ahead.load(walk.at);
       gradients_ahead.load(walk.at);
-      load_numbers();
+      ahead = numbers_of_query(lse, delta, first_number, walk, kQueries, thread_index);
     }
     while (walk.more()) {
       const uint query = walk.at;
@@ -106,7 +119,7 @@ METAL_FUNC void flex_dkv(device T* dk, device T* dv, device const T* q, device c
       uint seen = 0xffffffff;
       if (edge) seen = seen_scores<true, kDown, kAcross>(mods, masked, at.batch, head, key, query, at.end, place);
       const bool counts = metal::simd_any(seen != 0);  // of a simdgroup's scores, any
-      if (!kEarly) load_numbers();
+      if (!kEarly) ahead = numbers_of_query(lse, delta, first_number, walk, kQueries, thread_index);
       metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
       if (kEarly) {
         queries_ahead.store(queries, query);
@@ -148,7 +161,7 @@ METAL_FUNC void flex_dkv(device T* dk, device T* dv, device const T* q, device c
       if (kEarly && walk.more()) {
         queries_ahead.load(walk.at);
         gradients_ahead.load(walk.at);
-        load_numbers();
+        ahead = numbers_of_query(lse, delta, first_number, walk, kQueries, thread_index);
       }
       if (kWithValues) {
         if (!kWithKeys)
@@ -160,6 +173,7 @@ METAL_FUNC void flex_dkv(device T* dk, device T* dv, device const T* q, device c
       if (kWithKeys && counts)
         FlexSums<(!kNarrow && sizeof(T) == 2)>::template add<kPitch, kNarrow>(k_sums, ones, slopes, queries);
     }
+    if (head < last_head) row = flex_row(p, counts, indices, full_counts, full_indices, at.batch, head + 1, at.block);
   }
 
   if (kWithValues)

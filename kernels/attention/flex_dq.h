@@ -37,6 +37,22 @@ METAL_FUNC void gradients_of_queries(thread Fragments<float, kDown, kAcross>& sc
   }
 }
 
+// Adds a lane's part of the products of fragments and of a tile's rows.
+template <uint kPitch, typename T, uint kDown, uint kAcross>
+METAL_FUNC void add_products(thread float (&sums)[kDown], thread Fragments<T, kDown, kAcross>& a,
+                             threadgroup const T* tile) {
+#pragma unroll
+  for (uint n = 0; n < kAcross; ++n) {
+    Fragments<T, kDown, 1> right;
+    load<kPitch>(right, tile + n * 8);
+#pragma unroll
+    for (uint m = 0; m < kDown; ++m) {
+      const metal::float2 product = metal::float2(elements(a.at[m][n])) * metal::float2(elements(right.at[m][0]));
+      sums[m] += product.x + product.y;
+    }
+  }
+}
+
 template <typename T, uint kSize, uint kDown, uint kSimds, uint kKeys, bool kNarrow, typename Mods>
 METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, device const T* k, device const T* v,
                         device const int* counts, device const int* indices, device const int* full_counts,
@@ -64,6 +80,18 @@ METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, de
   using Ahead = RowsAhead<T, kKeys, kSize, kPitch, 32 * kSimds, StridedRows<T>>;
   Ahead keys_ahead(k_rows, k_length, uint(p.head_size), vectors, thread_index);
   Ahead values_ahead(v_rows, k_length, uint(p.value_size), vectors, thread_index);
+  // The threadgroup asks for rows before it waits for any.
+  const StridedRows<T> q_rows = rows_of(q, p.q, at.batch, at.head, 0);
+  const StridedRows<T> out_rows = rows_of(out, p.out, at.batch, at.head, 0);
+  const StridedRows<T> gradient_rows = rows_of(d_out, p.d_out, at.batch, at.head, 0);
+  using Own = OwnAhead<T, kSize, kPitch, kDown, kSimds>;
+  Own results_ahead(out_rows, at.end, uint(p.value_size), vectors, thread_index);
+  Own gradients_ahead(gradient_rows, at.end, uint(p.value_size), vectors, thread_index);
+  Own queries_ahead(q_rows, at.end, uint(p.head_size), vectors, thread_index);
+  if (kEarly) {
+    results_ahead.load(at.begin);
+    gradients_ahead.load(at.begin);
+  }
   FlexWalk walk = flex_walk(p, counts, indices, full_counts, full_indices, at.batch, at.head, at.block,
                             uint(p.tables.k_block), k_length, kKeys, 1);
   if (kEarly && walk.more()) {
@@ -71,15 +99,30 @@ METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, de
     values_ahead.load(walk.at);
   }
 
-  // Results are needed before the queries are.
   OwnRows<kNarrow, T, kDown, kSize / 8> queries, gradients;
-  flex_own<kTileRows, kPitch, kSimds>(queries, own_queries, rows_of(out, p.out, at.batch, at.head, 0), at.begin, at.end,
-                                      uint(p.value_size), vectors, thread_index, simd, place);
-  flex_own<kTileRows, kPitch, kSimds>(gradients, own_gradients, rows_of(d_out, p.d_out, at.batch, at.head, 0), at.begin,
-                                      at.end, uint(p.value_size), vectors, thread_index, simd, place);
   float subtracted[kDown], logarithms[kDown];
   fill(subtracted, 0.0f);
-  add_products<kPitch>(subtracted, queries, gradients);
+  if constexpr (kEarly) {
+    flex_take<kTileRows, kPitch, kSimds>(gradients, tile, gradients_ahead, at.begin, simd);
+    queries_ahead.load(at.begin);
+    // Results are needed only here.
+    const uint own = simd * 8 * kDown;
+#pragma unroll
+    for (uint begin = 0; begin < kQueries; begin += kTileRows) {
+      flex_show<kTileRows, kPitch>(tile, results_ahead, at.begin, begin);
+      if (own >= begin && own < begin + kTileRows)
+        add_products<kPitch>(subtracted, gradients, tile + (own - begin) * kPitch);
+    }
+    flex_take<kTileRows, kPitch, kSimds>(queries, tile, queries_ahead, at.begin, simd);
+  } else {  // results are in the place of the queries first
+    load_by_tile<kTileRows, kPitch, kSimds>(queries, own_queries, out_rows, at.begin, at.end, uint(p.value_size),
+                                            vectors, thread_index, simd);
+    load_by_tile<kTileRows, kPitch, kSimds>(gradients, own_gradients, gradient_rows, at.begin, at.end,
+                                            uint(p.value_size), vectors, thread_index, simd);
+    add_products<kPitch>(subtracted, queries, gradients);
+    load_by_tile<kTileRows, kPitch, kSimds>(queries, own_queries, q_rows, at.begin, at.end, uint(p.head_size), vectors,
+                                            thread_index, simd);
+  }
 #pragma unroll
   for (uint m = 0; m < kDown; ++m) {
     float sum = subtracted[m];
@@ -95,9 +138,6 @@ METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, de
     }
     subtracted[m] = sum;
   }
-  flex_own<kTileRows, kPitch, kSimds>(queries, own_queries, rows_of(q, p.q, at.batch, at.head, 0), at.begin, at.end,
-                                      uint(p.head_size), vectors, thread_index, simd, place);
-
   float ones[kDown], factors[kDown];
   fill(ones, 1.0f);
   fill(factors, scale);

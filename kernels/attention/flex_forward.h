@@ -88,8 +88,9 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
   constexpr bool kHasRegisters = !kNarrow && sizeof(T) == 2 && kDown <= 2;
   constexpr bool kInTurn = kHasRegisters && kKeys * kSize / 8 >= 4 * 32 * kSimds, kEarly = kHasRegisters && !kInTurn;
   constexpr uint kTileRows = kNarrow ? kKeys : 2 * kKeys;
-  // Queries and results move through the tile, so that neighbouring lanes have 16 bytes each.
-  constexpr bool kByTile = !kNarrow && sizeof(T) == 2 && kQueries <= kTileRows;
+  constexpr bool kAhead = !kNarrow && sizeof(T) == 2;  // the threadgroup asks for its queries before it needs them
+  // Results move through the tile, so that neighbouring lanes have 16 bytes each.
+  constexpr bool kByTile = kAhead && kQueries <= kTileRows;
   threadgroup T* const keys = tile;
   threadgroup T* const values = kNarrow ? tile : tile + kKeys * kPitch;
   threadgroup T* const own = kNarrow ? tile + kTileRows * kPitch : tile;
@@ -111,9 +112,9 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
 
   // These loads wait for no table, and nothing waits for them before the first keys are on their way.
   const StridedRows<T> q_rows = rows_of(q, p.q, at.batch, at.head, 0);
-  RowsAhead<T, kQueries, kSize, kPitch, 32 * kSimds, StridedRows<T>> queries_ahead(q_rows, at.end, uint(p.head_size),
-                                                                                   p.vectors != 0, thread_index);
-  if (kByTile) queries_ahead.load(at.begin);
+  OwnAhead<T, kSize, kPitch, kDown, kSimds> queries_ahead(q_rows, at.end, uint(p.head_size), p.vectors != 0,
+                                                          thread_index);
+  if (kAhead) queries_ahead.load(at.begin);
   const StridedRows<T> k_rows = rows_of(k, p.k, at.batch, k_head, 0), v_rows = rows_of(v, p.v, at.batch, k_head, 0);
   using Ahead = RowsAhead<T, kKeys, kSize, kPitch, 32 * kSimds, StridedRows<T>>;
   Ahead keys_ahead(k_rows, k_length, uint(p.head_size), p.vectors != 0, thread_index);
@@ -126,15 +127,11 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
     values_ahead.load(walk.at);
   }
   OwnRows<kNarrow, T, kDown, kSize / 8> queries;
-  if constexpr (kByTile) {
-    queries_ahead.store(tile, at.begin);
-    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    load<kPitch>(queries, tile + simd * 8 * kDown * kPitch);
-    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  } else {
-    flex_own<kTileRows, kPitch, kSimds>(queries, own, q_rows, at.begin, at.end, uint(p.head_size), p.vectors != 0,
-                                        thread_index, simd, place);
-  }
+  if constexpr (kAhead)
+    flex_take<kTileRows, kPitch, kSimds>(queries, tile, queries_ahead, at.begin, simd);
+  else
+    load_by_tile<kTileRows, kPitch, kSimds>(queries, own, q_rows, at.begin, at.end, uint(p.head_size), p.vectors != 0,
+                                            thread_index, simd);
   while (walk.more()) {
     const uint key = walk.at, end = walk.end;
     const bool is_masked = walk.masked(), edge = is_masked || key + kKeys > end;
