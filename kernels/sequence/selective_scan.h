@@ -15,8 +15,10 @@
 // Lanes that share a channel of so many states, and the channels of a threadgroup whose lanes have one.
 #define SCAN_LANES(states) ((states) <= 16 ? 4 : (states) <= 64 ? 16 : 32)
 #define SCAN_CHANNELS(states) (SCAN_THREADS / SCAN_LANES(states))
-// Channels of a lane of selective_state_update.
-#define SCAN_ROWS(lanes) ((lanes) < 16 ? 4 : 8)
+// Lanes of selective_state_update that share a channel of up to `size` states in vectors of 16 bytes, where a state has
+// `bytes`, and channels of a lane.
+#define UPDATE_LANES(size, bytes) ((size) * (bytes) / 16)
+#define UPDATE_ROWS(lanes, shared) ((lanes) < 4 ? (lanes) : (lanes) < 8 || !(shared) ? 4 : 8)
 
 // Strides are in elements: of batch, position, head and channel of a head; of batch, position, group and state (B, C);
 // of head, channel and state (A). D, the bias and the states, (batch, head, channel, state), are contiguous.
@@ -62,8 +64,6 @@ struct SelectiveStateUpdateParams {
   uint32_t states;
   uint32_t rows;  // of the state
   uint32_t has_rows;
-  uint32_t quad_rates;  // each four states of A are neighbours and lie at a multiple of their size
-  uint32_t quad_rows;   // the same of B and C
   uint32_t wide_steps;  // dt, D and the bias are float32
   uint32_t wide_skip;
   uint32_t wide_bias;

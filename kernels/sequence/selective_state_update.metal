@@ -1,11 +1,20 @@
 // selective_state_update: one position of a selective state space, whose state is changed in place. Some lanes share
 // the states of some channels.
+#include "common/pack.h"
 #include "common/sums.h"
 #include "sequence/scan_tile.h"
 
+// A number of type T, or of float where `wide` says so. A compiler that has a load for each waits for the one before it
+// asks for the other, so floats are read by halves.
 template <typename T>
 inline float number(device const T* numbers, bool wide, long at) {
-  return wide ? reinterpret_cast<device const float*>(numbers)[at] : static_cast<float>(numbers[at]);
+  if constexpr (sizeof(T) == sizeof(float))
+    return numbers[at];
+  else {
+    device const ushort* const upper = reinterpret_cast<device const ushort*>(numbers) + (wide ? 2 * at + 1 : at);
+    const ushort high = *upper, low = upper[wide ? -1 : 0];
+    return wide ? as_type<float>(static_cast<uint>(high) << 16 | low) : static_cast<float>(as_type<T>(high));
+  }
 }
 
 // The same where it is given, else 0. It is read in any case, so that no load waits behind a branch for another one:
@@ -16,111 +25,141 @@ inline float optional(bool given, device const T* numbers, bool wide, long at, d
   return given ? found : 0.0f;
 }
 
-// Four neighbouring states of a row, from `begin` on. Behind the last one it is repeated.
-template <typename U>
-inline vec<U, 4> four_of(device const U* row, long stride, uint begin, uint states, bool quads) {
-  if (quads) return *reinterpret_cast<device const vec<U, 4>*>(row + min(begin, states - 4));
-  vec<U, 4> values;
-#pragma unroll
-  for (uint n = 0; n < 4; ++n) values[n] = row[min(begin + n, states - 1) * stride];
-  return values;
-}
-
-// The same as words. A compiler that sees elements of 16 bits takes them apart where they are loaded, and waits there.
-template <typename S>
-struct Words {
+// Four neighbouring numbers, which are words until somebody computes with them, as in common/pack.h.
+template <typename T>
+struct Quad {
   uint2 words;
-  Words() = default;
-  Words(vec<S, 4> values) : words(as_type<uint2>(values)) {}
-  float4 numbers() const { return static_cast<float4>(as_type<vec<S, 4>>(words)); }
+  Quad() = default;
+  Quad(vec<T, 4> values) : words(as_type<uint2>(values)) {}
+  float4 numbers() const { return static_cast<float4>(as_type<vec<T, 4>>(words)); }
 };
 template <>
-struct Words<float> {
+struct Quad<float> {
   float4 words;
-  Words() = default;
-  Words(float4 values) : words(values) {}
+  Quad() = default;
+  Quad(float4 values) : words(values) {}
   float4 numbers() const { return words; }
 };
 
-// S is the state's type in memory, where QUADS says that each four states are a vector. LANES lanes share a channel,
-// and each has ROWS channels of a head, whose states are on their way at once. What a channel has one number of is read
-// by one lane, and so is its result written.
-template <uint LANES, uint ROWS, bool QUADS, typename T, typename S>
+// A lane's four numbers of a row from `begin` on: a vector, or one by one with zeros behind the row's end.
+template <bool VECTORS, typename T>
+inline Quad<T> quad_of(device const T* row, long stride, uint begin, uint count) {
+  if (VECTORS) return *reinterpret_cast<device const Quad<T>*>(row + (begin < count ? begin : 0));
+  vec<T, 4> values = vec<T, 4>(static_cast<T>(0.0f));
+#pragma unroll
+  for (uint n = 0; n < 4; ++n)
+    if (begin + n < count) values[n] = row[(begin + n) * stride];
+  return values;
+}
+inline uint4 in_pack(Quad<float> quad) { return as_type<uint4>(quad.words); }
+template <typename S>
+inline uint4 in_pack(Quad<S> quad) {
+  return uint4(quad.words, 0u, 0u);
+}
+
+// S is the state's type in memory. LANES lanes share a channel, and each has some neighbouring states of ROWS channels
+// of a head, all on their way at once. VECTORS says that a lane's states, and what A, B and C have for them, are whole
+// vectors; else there are 4, one by one. SHARED says that all states of a channel have one rate. What a channel has one
+// number of is read by one lane, and so is its result written.
+template <uint LANES, uint ROWS, bool VECTORS, bool SHARED, typename T, typename S>
 [[kernel]] [[max_total_threads_per_threadgroup(SCAN_THREADS)]] void selective_state_update(
     device S* state [[buffer(0)]], device const T* x [[buffer(1)]], device const T* steps [[buffer(2)]],
     device const float* A [[buffer(3)]], device const T* B [[buffer(4)]], device const T* C [[buffer(5)]],
     device const T* skip [[buffer(6)]], device const T* gate [[buffer(7)]], device const T* bias [[buffer(8)]],
     device const int* rows [[buffer(9)]], device T* out [[buffer(10)]],
-    constant SelectiveStateUpdateParams& params [[buffer(11)]], uint index [[threadgroup_position_in_grid]],
+    constant SelectiveStateUpdateParams& params [[buffer(11)]], uint3 place [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   constexpr uint kAcross = 32 / LANES, kOwn = kAcross * ROWS;  // channels of a simdgroup: at once, and all
-  constexpr uint kChannels = SCAN_THREADS / 32 * kOwn;
-  const uint lane = thread_index % 32, part = lane % LANES, dim = params.dim;
-  const uint blocks = (dim + kChannels - 1) / kChannels, batch = index / blocks / params.heads;
-  const uint head = index / blocks % params.heads, group = head / params.group_heads;
-  const uint first = index % blocks * kChannels + thread_index / 32 * kOwn;
+  constexpr uint kQuads = VECTORS ? kPackVectors<S> : 1, kStates = kQuads * 4;  // of a lane
+  const uint lane = thread_index % 32, part = lane % LANES, dim = params.dim, head = place.y, batch = place.z;
+  const uint first = (place.x * (SCAN_THREADS / 32) + thread_index / 32) * kOwn;
   if (first >= dim) return;
+  const int row = params.has_rows ? rows[batch] : static_cast<int>(batch);
   // The lane's own channel. Lane i of those that share channels has the channel that lanes_sums() gives it.
   const uint own = first + part * ROWS / LANES * kAcross + lane / LANES, channel = min(own, dim - 1);
-  const uint mine = first + lane / LANES;  // the first channel whose states this lane has
   const bool writes = own < dim && part % (LANES / ROWS) == 0;
   out += (ulong(batch) * params.heads + head) * dim + channel;
-  const int row = params.has_rows ? rows[batch] : static_cast<int>(batch);
   if (row < 0 || row >= static_cast<int>(params.rows)) {
     if (writes) *out = static_cast<T>(row < 0 ? 0.0f : NAN);  // entries with a negative row are padding
     return;
   }
-  state += row * params.state[0] + head * params.state[1];
-  const float input = static_cast<float>(x[batch * params.x[0] + head * params.x[1] + channel * params.x[2]]);
-  const float given =
-      number(steps, params.wide_steps, batch * params.step[0] + head * params.step[1] + channel * params.step[2]);
-  const float shift =
-      optional(params.has_bias, bias, params.wide_bias, head * params.bias[0] + channel * params.bias[1], x);
-  const float factor =
-      optional(params.has_skip, skip, params.wide_skip, head * params.skip[0] + channel * params.skip[1], x);
-  const float opening = optional(params.has_gate, gate, false,
-                                 batch * params.gate[0] + head * params.gate[1] + channel * params.gate[2], x);
+  const uint group = head / params.group_heads, mine = first + lane / LANES;  // mine: the first of the lane's channels
+  const uint distance = params.state[2];                                      // of channels
+  state += row * params.state[0] + head * params.state[1] + mine * params.state[2];
   A += head * params.A[0];
   B += batch * params.B[0] + group * params.B[1];
   C += batch * params.C[0] + group * params.C[1];
-  const bool one_rate = params.A[2] == 0;  // for all states of a channel
-  const float rate = params.states > 0 ? A[channel * params.A[1]] : 0.0f;
+  float input = 0.0f, factor = 0.0f, opening = 0.0f;
   float sums[ROWS];
 #pragma unroll
   for (uint r = 0; r < ROWS; ++r) sums[r] = 0.0f;
-  for (uint begin = part * 4; begin - part * 4 < params.states; begin += LANES * 4) {
-    const uint count = max(params.states, begin) - begin;
-    Words<S> words[ROWS];
+  uint begin = part * kStates;
+  for (uint done = 0; done == 0 || done < params.states; done += LANES * kStates, begin += LANES * kStates) {
+    const bool holds = begin < params.states;
+    Pack<S> packs[ROWS];
+    Quad<float> rates[SHARED ? 1 : ROWS][kQuads];
+    Quad<T> quads_B[kQuads], quads_C[kQuads];
 #pragma unroll
     for (uint r = 0; r < ROWS; ++r) {
       // Others write what a lane without states would read.
-      const bool there = begin < params.states && mine + r * kAcross < dim;
-      device const S* const states = state + (mine + r * kAcross) * params.state[2];
-      if (there && QUADS) words[r] = *reinterpret_cast<device const Words<S>*>(states + begin);
-      if (there && !QUADS) words[r] = four_of(states, params.state[3], begin, params.states, false);
+      packs[r].words = uint4(0u);
+      if (!holds || mine + r * kAcross >= dim) continue;
+      if (VECTORS)
+        packs[r] = *reinterpret_cast<device const Pack<S>*>(state + (r * kAcross * distance + begin));
+      else
+        packs[r].words =
+            in_pack(quad_of<false>(state + r * kAcross * params.state[2], params.state[3], begin, params.states));
     }
-    const float4 row_B = static_cast<float4>(four_of(B, params.B[2], begin, params.states, params.quad_rows));
-    const float4 row_C = static_cast<float4>(four_of(C, params.C[2], begin, params.states, params.quad_rows));
+#pragma unroll
+    for (uint i = 0; i < kQuads; ++i) {
+      quads_B[i] = quad_of<VECTORS>(B, params.B[2], begin + i * 4, params.states);
+      quads_C[i] = quad_of<VECTORS>(C, params.C[2], begin + i * 4, params.states);
+    }
+    if (!SHARED) {
+#pragma unroll
+      for (uint r = 0; r < ROWS; ++r)
+#pragma unroll
+        for (uint i = 0; i < kQuads; ++i)
+          rates[r][i] = quad_of<VECTORS>(A + min(mine + r * kAcross, dim - 1) * params.A[1], params.A[2], begin + i * 4,
+                                         params.states);
+    }
+    input = static_cast<float>(x[batch * params.x[0] + head * params.x[1] + channel * params.x[2]]);
+    const float given =
+        number(steps, params.wide_steps, batch * params.step[0] + head * params.step[1] + channel * params.step[2]);
+    const float shift =
+        optional(params.has_bias, bias, params.wide_bias, head * params.bias[0] + channel * params.bias[1], x);
+    factor = optional(params.has_skip, skip, params.wide_skip, head * params.skip[0] + channel * params.skip[1], x);
+    opening = optional(params.has_gate, gate, false,
+                       batch * params.gate[0] + head * params.gate[1] + channel * params.gate[2], x);
+    const float rate = SHARED && params.states > 0 ? A[channel * params.A[1]] : 0.0f;
     const float step = params.softplus ? softplus(given + shift) : given + shift;
-    const float decay = one_rate ? Math<T>::exp(step * rate) : step, added = step * input;
+    const float decay = SHARED ? Math<T>::exp(step * rate) : step, added = step * input;
+    float4 row_B[kQuads], row_C[kQuads];
+#pragma unroll
+    for (uint i = 0; i < kQuads; ++i) row_B[i] = quads_B[i].numbers(), row_C[i] = quads_C[i].numbers();
 #pragma unroll
     for (uint r = 0; r < ROWS; ++r) {
       const ushort source = r * LANES / ROWS + lane / LANES * LANES;
       const float row_decay = simd_shuffle(decay, source), row_added = simd_shuffle(added, source);
-      float4 decays = float4(row_decay);
-      if (!one_rate)
-        decays = decay_of<T>(row_decay, four_of(A + min(mine + r * kAcross, dim - 1) * params.A[1], params.A[2], begin,
-                                                params.states, params.quad_rates));
-      const float4 h = decays * words[r].numbers() + row_added * row_B;
+      float4 h[kPackVectors<S>];
+      unpack(packs[r], h);
+      float sum = sums[r];
 #pragma unroll
-      for (uint n = 0; n < 4; ++n) sums[r] += n < count ? h[n] * row_C[n] : 0.0f;
+      for (uint i = 0; i < kQuads; ++i) {
+        h[i] = row_added * row_B[i] +
+               (SHARED ? float4(row_decay) : decay_of<T>(row_decay, rates[SHARED ? 0 : r][i].numbers())) * h[i];
+#pragma unroll
+        for (uint n = 0; n < 4; ++n)
+          if (VECTORS || begin + n < params.states) sum = fma(h[i][n], row_C[i][n], sum);
+      }
+      if (!holds) continue;
+      sums[r] = sum;
       if (mine + r * kAcross >= dim) continue;
-      const vec<S, 4> values = static_cast<vec<S, 4>>(h);
-      device S* const states = state + (mine + r * kAcross) * params.state[2];
-      if (QUADS && count > 0) *reinterpret_cast<device Words<S>*>(states + begin) = Words<S>(values);
+      if (VECTORS) *reinterpret_cast<device Pack<S>*>(state + (r * kAcross * distance + begin)) = packed<S>(h);
 #pragma unroll
       for (uint n = 0; n < 4; ++n)
-        if (!QUADS && n < count) states[(begin + n) * params.state[3]] = values[n];
+        if (!VECTORS && begin + n < params.states)
+          state[r * kAcross * params.state[2] + (begin + n) * params.state[3]] = static_cast<S>(h[0][n]);
     }
   }
   lanes_sums<LANES, ROWS>(sums, lane);
@@ -130,13 +169,19 @@ template <uint LANES, uint ROWS, bool QUADS, typename T, typename S>
   if (writes) *out = static_cast<T>(y);
 }
 
-#define INSTANTIATE_LANES(types, ...)                                                                            \
-  INSTANTIATE("selective_state_update_16", types, selective_state_update<4, SCAN_ROWS(4), true, __VA_ARGS__>)    \
-  INSTANTIATE("selective_state_update_64", types, selective_state_update<16, SCAN_ROWS(16), true, __VA_ARGS__>)  \
-  INSTANTIATE("selective_state_update_128", types, selective_state_update<32, SCAN_ROWS(32), true, __VA_ARGS__>) \
-  INSTANTIATE("selective_state_update_any", types, selective_state_update<4, SCAN_ROWS(4), false, __VA_ARGS__>)
-INSTANTIATE_LANES("_float_float", float, float)
-INSTANTIATE_LANES("_half_half", half, half)
-INSTANTIATE_LANES("_half_float", half, float)
-INSTANTIATE_LANES("_bfloat_bfloat", bfloat, bfloat)
-INSTANTIATE_LANES("_bfloat_float", bfloat, float)
+#define INSTANTIATE_UPDATE(size, types, LANES, shared, ...) \
+  INSTANTIATE("selective_state_update_" size, types,        \
+              selective_state_update<LANES, UPDATE_ROWS(LANES, shared), true, shared, __VA_ARGS__>)
+#define INSTANTIATE_LANES(types, bytes, ...)                                           \
+  INSTANTIATE_UPDATE("16", types, UPDATE_LANES(16, bytes), false, __VA_ARGS__)         \
+  INSTANTIATE_UPDATE("64", types, UPDATE_LANES(64, bytes), false, __VA_ARGS__)         \
+  INSTANTIATE_UPDATE("128", types, UPDATE_LANES(128, bytes), false, __VA_ARGS__)       \
+  INSTANTIATE_UPDATE("shared_16", types, UPDATE_LANES(16, bytes), true, __VA_ARGS__)   \
+  INSTANTIATE_UPDATE("shared_64", types, UPDATE_LANES(64, bytes), true, __VA_ARGS__)   \
+  INSTANTIATE_UPDATE("shared_128", types, UPDATE_LANES(128, bytes), true, __VA_ARGS__) \
+  INSTANTIATE("selective_state_update_any", types, selective_state_update<4, 4, false, false, __VA_ARGS__>)
+INSTANTIATE_LANES("_float_float", 4, float, float)
+INSTANTIATE_LANES("_half_half", 2, half, half)
+INSTANTIATE_LANES("_half_float", 4, half, float)
+INSTANTIATE_LANES("_bfloat_bfloat", 2, bfloat, bfloat)
+INSTANTIATE_LANES("_bfloat_float", 4, bfloat, float)

@@ -251,13 +251,15 @@ def loss(device, dtype):
 
 
 def state_updates(device, dtype):
-    """States of float32 beside inputs of 16 bits. The samples have states of the inputs' dtype."""
-    for states in (6, 16, 64, 128):
-        state, A = (random(device, torch.float32, 2, 3, 5, states) for _ in range(2))
+    """States of float32 and of the inputs' dtype, whose states have a rate each or share one."""
+    for states, kind, shared in itertools.product((6, 16, 64, 128), {torch.float32, dtype}, (False, True)):
+        state, A = random(device, kind, 2, 3, 5, states), random(device, torch.float32, 3, 5, 1 if shared else states)
         x, dt = (random(device, dtype, 2, 3, 5) for _ in range(2))
         B, C = (random(device, dtype, 2, 1, states) for _ in range(2))
-        y = metalcore.selective_state_update(state, x, dt, -A[0].abs(), B, C, dt_softplus=True)
-        yield from ((f"selective_state_update, {states} states", tensor) for tensor in (y, state))
+        rates = (-A.abs()).expand(3, 5, states)
+        y = metalcore.selective_state_update(state, x, dt, rates, B, C, dt_softplus=True)
+        name = f"selective_state_update, {states} states of {kind}{', one rate' if shared else ''}"
+        yield from ((name, tensor) for tensor in (y, state))
 
 
 def delta_walks(device, dtype):

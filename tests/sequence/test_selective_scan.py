@@ -283,12 +283,24 @@ def step_loop(state, x, dt, A, B, C, D, z, bias):
 
 
 @each_dtype
-@pytest.mark.parametrize("states", [1, 16, 17, 64, 65, 128, 257])
-def test_step(device, dtype, states):
-    state, *rest = step_inputs(2, 5, states, heads=4, groups=2, dtype=dtype, device=device)
-    for kept in (state, state.to(dtype), state.mT.contiguous().mT):
-        expected = step_loop(*(wide(t) for t in (kept, *rest)))
-        found = metalcore.selective_state_update(kept, *rest, dt_softplus=True)
+# Below and above the channels of a threadgroup, and the states of a kernel's lanes. The first and the third state of each
+# have kernels for vectors where 16 bytes of states are whole.
+@pytest.mark.parametrize(
+    "states, channels", [(1, 5), (16, 130), (17, 5), (24, 5), (64, 65), (65, 5), (128, 66), (256, 3)]
+)
+def test_step(device, dtype, states, channels):
+    state, x, dt, A, *rest = step_inputs(2, channels, states, heads=4, groups=2, dtype=dtype, device=device)
+    shared = A[..., :1].expand_as(A)
+    for kept, rates in (
+        (state, A),
+        (state.clone(), shared),
+        (state.to(dtype), A),
+        (state.to(dtype), shared),
+        (state.mT.contiguous().mT, shared),
+    ):
+        inputs = (x, dt, rates, *rest)
+        expected = step_loop(*(wide(t) for t in (kept, *inputs)))
+        found = metalcore.selective_state_update(kept, *inputs, dt_softplus=True)
         assert found.dtype == dtype
         assert_near(found, expected[0], terms=states)
         assert_near(kept, expected[1], terms=4)

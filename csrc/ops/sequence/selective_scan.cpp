@@ -314,10 +314,12 @@ Tensor selective_state_update(const Tensor& state, const Tensor& x, const Tensor
   const Tensor out = new_like(x);
   if (out.numel() == 0) return out;
   const auto is_wide = [](const Tensor& t) { return t.scalar_type() == ScalarType::Float; };
-  // Whether each four states are neighbours and lie at a multiple of their size.
-  const auto has_quads = [&](const Tensor& t) {
-    bool all = states % 4 == 0 && t.stride(-1) == 1 && t.storage_offset() % 4 == 0;
-    for (int64_t d = 0; d + 1 < t.dim(); ++d) all = all && t.stride(d) % 4 == 0;
+  const auto bytes = static_cast<int64_t>(state.element_size());
+  // Whether the states that fill 16 bytes are neighbours, and the first of them lies at a multiple of as many.
+  const auto has_vectors = [&](const Tensor& t) {
+    const int64_t count = 16 / bytes;
+    bool all = states % count == 0 && t.stride(-1) == 1 && t.storage_offset() % count == 0;
+    for (int64_t d = 0; d + 1 < t.dim(); ++d) all = all && t.stride(d) % count == 0;
     return all;
   };
   SelectiveStateUpdateParams params{
@@ -328,8 +330,6 @@ Tensor selective_state_update(const Tensor& state, const Tensor& x, const Tensor
       .states = grid_side(states),
       .rows = grid_side(state.size(0)),
       .has_rows = rows.has_value(),
-      .quad_rates = has_quads(A),
-      .quad_rows = has_quads(B) && has_quads(C),
       .wide_steps = is_wide(dt),
       .wide_skip = D && is_wide(*D),
       .wide_bias = bias && is_wide(*bias),
@@ -348,17 +348,21 @@ Tensor selective_state_update(const Tensor& state, const Tensor& x, const Tensor
   if (D) put_strides(params.skip, *D);
   if (bias) put_strides(params.bias, *bias);
   const MaybeTensor numbers = as_contiguous(rows);
-  const bool quads = has_quads(state);
-  const int64_t lanes = quads ? SCAN_LANES(states) : 4,
-                blocks = ceil_div(dim, SCAN_ROWS(lanes) * (SCAN_THREADS / lanes));
-  const char* const size = quads ? padded(states) : "_any_";
-  gpu::note_plan(op, size + 1, [&] { return std::to_string(lanes) + " lanes share channels' states"; });
-  const std::string variant = size + std::string(suffix(x.scalar_type())) + "_";
+  const bool shared = A.stride(2) == 0;
+  // Kernels for vectors compute places among a head's states in 32 bits.
+  const bool vectors = states > 0 && has_vectors(state) && has_vectors(B) && has_vectors(C) &&
+                       (shared || has_vectors(A)) && dim * state.stride(2) <= UINT32_MAX;
+  const int64_t padded_states = states <= 16 ? 16 : states <= 64 ? 64 : 128;
+  const int64_t lanes = vectors ? UPDATE_LANES(padded_states, bytes) : 4;
+  const int64_t channels = SCAN_THREADS / lanes * UPDATE_ROWS(lanes, vectors && shared);  // of a threadgroup
+  const std::string size = !vectors ? "any" : (shared ? "shared_" : "") + std::to_string(padded_states);
+  gpu::note_plan(op, size.c_str(), [&] { return std::to_string(lanes) + " lanes share channels' states"; });
   gpu::record(out, [&](gpu::Recording& recording) {
-    recording.kernel("selective_state_update", variant.c_str(), suffix(state.scalar_type()));
+    recording.kernel("selective_state_update_", size, "_", suffix(x.scalar_type()), "_", suffix(state.scalar_type()));
     recording.buffer(0, state).buffer(1, x).buffer(2, dt).buffer(3, A).buffer(4, B).buffer(5, C).buffer(6, D);
     recording.buffer(7, z).buffer(8, bias).buffer(9, numbers).buffer(10, out).bytes(11, params);
-    recording.dispatch_threadgroups({grid_side(batch * heads * blocks)}, {SCAN_THREADS});
+    recording.dispatch_threadgroups({grid_side(ceil_div(dim, channels)), grid_side(heads), grid_side(batch)},
+                                    {SCAN_THREADS});
   });
   return out;
 }
