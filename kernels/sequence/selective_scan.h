@@ -18,7 +18,7 @@
 // Lanes of selective_state_update that share a channel of up to `size` states in vectors of 16 bytes, where a state has
 // `bytes`, and channels of a lane.
 #define UPDATE_LANES(size, bytes) ((size) * (bytes) / 16)
-#define UPDATE_ROWS(lanes, shared) ((lanes) < 4 ? (lanes) : (lanes) < 8 || !(shared) ? 4 : 8)
+#define UPDATE_ROWS(lanes, shared) ((lanes) < 4 ? (lanes) : (lanes) < 16 || !(shared) ? 4 : 8)
 
 // Strides are in elements: of batch, position, head and channel of a head; of batch, position, group and state (B, C);
 // of head, channel and state (A). D, the bias and the states, (batch, head, channel, state), are contiguous.
