@@ -1,5 +1,6 @@
 """metalcore.integrations.transformers: models give the same numbers with metalcore's kernels, and can be restored."""
 
+import subprocess
 import sys
 
 import pytest
@@ -250,6 +251,19 @@ def test_transformers_that_is_too_old(monkeypatch):
         with pytest.raises(ImportError, match="needs transformers 5.4 or newer, and this is 5.3.0"):
             function()
     assert not integration.active_patches()
+
+
+def test_patch_before_models_are_imported():
+    """Overrides wait for transformers' models, which the first call of patch() imports."""
+    code = """
+import metalcore
+metalcore.enable_pytorch_overrides()
+from metalcore.integrations import transformers
+assert transformers.patch() and "rope" in transformers.active_patches()
+from transformers import AttentionInterface
+assert "metalcore" in AttentionInterface()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_overrides_enabled_by_others_stay(device):

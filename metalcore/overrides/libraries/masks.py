@@ -9,12 +9,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
-from transformers import PreTrainedModel, masking_utils
+from transformers import masking_utils
 
 from .patches import reads_nothing, subclasses
 
@@ -178,11 +179,18 @@ def _placed(band, shift, q_length, kv_length):
     return shift == kv_length - q_length or band.right == 0 and 0 < shift < kv_length - q_length
 
 
+def _models_of(config_class):
+    base = import_module(
+        "transformers.modeling_utils"
+    ).PreTrainedModel  # after whose import this module may be imported
+    return [cls for cls in subclasses(base) if cls.config_class is config_class]
+
+
 @functools.cache
 def _adds_masks(config_class) -> bool:
     """Returns whether the models of a configuration have no attention except eager. Their own code may then expect a
     mask of numbers, also where one is not needed."""
-    models = [cls for cls in subclasses(PreTrainedModel) if cls.config_class is config_class]
+    models = _models_of(config_class)
     return bool(models) and not any(
         cls._supports_sdpa or cls._supports_flash_attn or cls._supports_flex_attn for cls in models
     )
@@ -192,7 +200,7 @@ def _adds_masks(config_class) -> bool:
 def _knows_sdpa(config_class) -> bool:
     """Returns whether the layers of a configuration's models say by `is_causal` that they are causal, as sdpa needs it.
     A decoder without sdpa may not (PEGASUS-X), and its mask alone tells."""
-    models = [cls for cls in subclasses(PreTrainedModel) if cls.config_class is config_class]
+    models = _models_of(config_class)
     return not models or any(cls._supports_sdpa for cls in models)
 
 
