@@ -253,10 +253,11 @@ def test_transformers_that_is_too_old(monkeypatch):
     assert not integration.active_patches()
 
 
+@pytest.mark.only_on("simulator")
 def test_patch_before_models_are_imported():
     """Overrides wait for transformers' models, which the first call of patch() imports."""
     code = """
-import metalcore
+import metalcore.simulator
 metalcore.enable_pytorch_overrides()
 from metalcore.integrations import transformers
 assert transformers.patch() and "rope" in transformers.active_patches()

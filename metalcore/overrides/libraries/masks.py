@@ -180,9 +180,7 @@ def _placed(band, shift, q_length, kv_length):
 
 
 def _models_of(config_class):
-    base = import_module(
-        "transformers.modeling_utils"
-    ).PreTrainedModel  # after whose import this module may be imported
+    base = import_module("transformers.modeling_utils").PreTrainedModel  # whose import may wait for this module's
     return [cls for cls in subclasses(base) if cls.config_class is config_class]
 
 
