@@ -101,3 +101,22 @@ def test_damaged(device, tmp_path):
     refused("up_proj: there is no format 'nf3'")
     with pytest.raises(ValueError, match="no layer of the model is packed"):
         integration.note_layers(model_of())
+
+
+@pytest.mark.only_on("simulator", "mps")
+def test_files_for_bitsandbytes(device, tmp_path):
+    """bitsandbytes reads layers of LLM.int8 by its own configuration."""
+    pytest.importorskip("bitsandbytes")
+    model = model_of().half()
+    for name, module in list(model.named_modules()):
+        if name.endswith("_proj"):
+            model.set_submodule(name, metalcore.nn.Linear8bitLt.from_linear(module, threshold=6.0))
+    integration.note_layers(model)
+    model.to(device).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, device_map={"": str(device)})
+    tokens = torch.tensor([[1, 2, 3]], device=device)
+    with torch.no_grad():
+        assert torch.equal(loaded(tokens).logits, model(tokens).logits)
