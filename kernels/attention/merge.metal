@@ -99,11 +99,12 @@ template <typename T>
   const uint request = token / params.queries;
   const uint query = token % params.queries;
   const ulong to = request * params.out.batch + head * params.out.head + query * params.out.token;
+  const float inverse = 1.0f / total;
 #pragma unroll
   for (uint e = 0; e < kEach; ++e) {
     // A part that nothing was seen of may hold anything. A NaN stays.
     if (element + e * 32 < params.value_size)
-      store_number(out, to + element + e * 32, params.out_type, total == 0.0f ? 0.0f : value[e] / total);
+      store_number(out, to + element + e * 32, params.out_type, total == 0.0f ? 0.0f : value[e] * inverse);
   }
   if (element == 0)
     lse[request * params.lse.batch + head * params.lse.head + query * params.lse.token] =

@@ -86,6 +86,16 @@ def test_long_ways_are_shared_though_tiles_fill_the_gpu(keys, heads, threadgroup
     assert f"attention_decode_{kernel}_bfloat: {threadgroups} threadgroups" in str(plan)
 
 
+@pytest.mark.parametrize("keys, splits", [(2816, 22), (3000, 16)])
+def test_threadgroups_have_whole_steps(keys, splits):
+    """22 threadgroups for each tile fill the GPU. Of 2,816 keys each has two steps of 64, and of 3,000 keys three, which
+    16 of them need as well."""
+    with tuned("hopper"):
+        shapes = (24, 16, 1, 128), (24, 1, keys, 128), (24, 1, keys, 128)
+        plan = metalcore.explain("scaled_dot_product_attention", *shapes, dtype=torch.bfloat16, enable_gqa=True)
+    assert plan.steps[0].grid == (1, splits, 24)
+
+
 @pytest.mark.parametrize("keys, splits", [(8192, 1), (8193, 2)])
 def test_sums_of_many_keys_are_shared_though_tiles_fill_the_gpu(keys, splits):
     """The rounding of tensor cores is towards zero, and grows with the keys of a threadgroup."""

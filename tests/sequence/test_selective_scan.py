@@ -283,13 +283,13 @@ def step_loop(state, x, dt, A, B, C, D, z, bias):
 
 
 @each_dtype
-# Below and above the channels of a threadgroup, and the states of a kernel's lanes. The first and the third state of each
-# have kernels for vectors where 16 bytes of states are whole.
+# The sizes lie below and above the channels of a threadgroup and the states of a kernel. Some states fill vectors of 16
+# bytes, and others do not.
 @pytest.mark.parametrize(
     "states, channels", [(1, 5), (16, 130), (17, 5), (24, 5), (64, 65), (65, 5), (128, 66), (256, 3)]
 )
 def test_step(device, dtype, states, channels):
-    state, x, dt, A, *rest = step_inputs(2, channels, states, heads=4, groups=2, dtype=dtype, device=device)
+    state, x, dt, A, *rest = step_inputs(3, channels, states, heads=4, groups=2, dtype=dtype, device=device)
     shared = A[..., :1].expand_as(A)
     for kept, rates in (
         (state, A),
@@ -322,8 +322,10 @@ def test_steps_are_the_scan(device):
     assert_near(state, wide(states), terms=16)
 
 
-def test_rows_of_the_state(device):
-    state, *rest = step_inputs(4, 3, 4, heads=2, rows=5, device=device)
+@pytest.mark.parametrize("dtype, states", [(torch.float32, 4), (torch.bfloat16, 16)])
+def test_rows_of_the_state(device, dtype, states):
+    state, *rest = step_inputs(4, 3, states, heads=2, rows=5, dtype=dtype, device=device)
+    state = state.to(dtype)
     rows = torch.tensor([4, -1, 0, 9], device=device)
     before, kept = state.clone(), state.clone()
     y = metalcore.selective_state_update(state, *rest, True, rows)

@@ -56,6 +56,7 @@ const Sizes2* sizes_for(int64_t head_size, int64_t value_size) {
 
 // Keys that a threadgroup with matrices has at a time.
 constexpr int64_t kMatrixStep = 64;
+constexpr int64_t kMatrixTile = 16;  // of a simdgroup
 // The most keys of a wide threadgroup whose sums the tensor cores' rounding does not show in.
 constexpr int64_t kMostMatrixKeys = 8192;
 
@@ -92,6 +93,19 @@ bool has_near_tokens(const DecodeCall& call) {
 bool takes_matrices(const DecodeCall& call, int64_t kernel_size, bool general, bool narrow) {
   return !general && kernel_size <= (narrow ? 128 : 256) && call.k.element_size() == 2 &&
          call.q.scalar_type() == call.k.scalar_type() && aligned16(call.q);
+}
+
+// How many threadgroups share the keys of a tile, at most `most`, where wide ones multiply matrices. A threadgroup takes
+// whole steps, so that more of them may have as many steps each. An H200 takes time for a step as for 6/5 threadgroups
+// and those that share a core. Fewer threadgroups than the most must save an eighth of it.
+int64_t whole_steps(int64_t keys, int64_t busy, int64_t least, int64_t most, int64_t cores) {
+  int64_t best = most, best_time = 0;
+  for (int64_t splits = most; splits >= least; --splits) {
+    const int64_t share = ceil_div(ceil_div<int64_t>(keys, kMatrixTile), splits) * kMatrixTile;
+    const int64_t time = ceil_div(share, kMatrixStep) * (6 + 5 * ceil_div(busy * splits, std::max<int64_t>(cores, 1)));
+    if (splits == most || 8 * time < 7 * best_time) best = splits, best_time = time;
+  }
+  return best;
 }
 
 DecodePlan plan_decode(const DecodeCall& call) {
@@ -136,8 +150,10 @@ DecodePlan plan_decode(const DecodeCall& call) {
   const bool in_turns = fill < 2 * busy && bytes >= tuning.long_share && !matrices && !is_short;
   const int64_t threadgroups = in_turns ? 2 * fill : fill;
   const int64_t least_splits = std::min(wide ? ceil_div(keys, kMostMatrixKeys) : 1, kMostSplits);
-  const int64_t splits =
+  const int64_t most_splits =
       keys < 2 * least_share ? 1 : std::clamp<int64_t>(threadgroups / std::max<int64_t>(busy, 1), least_splits, shares);
+  const int64_t splits =
+      wide && !large ? whole_steps(keys, busy, least_splits, most_splits, fill / (heavy ? 2 : 4)) : most_splits;
   return {matrices, kernel_size, tile, tiles, splits, simdgroups, group, kv_heads, keys, general, tuning.narrow};
 }
 
