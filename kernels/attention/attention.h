@@ -125,6 +125,7 @@ struct AttentionDecodeParams {
   uint32_t queries;  // of each request; of all together where they are ragged
   uint32_t keys;     // of each request; of all together where they are ragged
   uint32_t splits;   // threadgroups that share the keys of a tile of rows
+  uint32_t alone;    // later kernels begin when this one has ended
   uint32_t ragged;   // request i has the queries from qo_indptr[i] to qo_indptr[i + 1]
   uint32_t key_layout;
   uint32_t first_tile;  // of the dispatch: a long one is made in pieces

@@ -117,7 +117,8 @@ attention_decode(device const uchar* q [[buffer(0)]], device const T* k [[buffer
     walk<false, false, T, S, R>(result, running, seen, first * S::kAhead, step, rows, keys, split, q, k, v, mask,
                                 mask_indptr, kv_indices, queries, places, params, thread_index, threads.x, lane);
 
-  metalcore_begin_later_kernels(0);
+  // Threadgroups of a later kernel that begin here would be dealt to the cores that end first.
+  if (!params.alone) metalcore_begin_later_kernels(0);
   // The groups of a simdgroup's lanes become one, first each row's softmax.
   constexpr uint kRowLanes = S::kLanes / R;
   float top = running.largest;

@@ -71,6 +71,7 @@ struct DecodePlan {
   int64_t keys;  // of a request, taking all to have the same number where only the device knows it
   bool general;  // there is a mask or a soft cap, or rows that cannot be loaded by vectors, or lie far apart
   bool narrow;
+  bool alone;  // later kernels begin when this one has ended
 };
 
 bool aligned16(const Tensor& tensor) {
@@ -95,9 +96,9 @@ bool takes_matrices(const DecodeCall& call, int64_t kernel_size, bool general, b
          call.q.scalar_type() == call.k.scalar_type() && aligned16(call.q);
 }
 
-// How many threadgroups share the keys of a tile, at most `most`, where wide ones multiply matrices. A threadgroup takes
-// whole steps, so that more of them may have as many steps each. An H200 takes time for a step as for 6/5 threadgroups
-// and those that share a core. Fewer threadgroups than the most must save an eighth of it.
+// How many threadgroups share the keys of a tile, at most `most`, where wide ones multiply matrices. A threadgroup
+// takes whole steps, so that more of them may have as many steps each. An H200 takes time for a step as for 6/5
+// threadgroups and those that share a core. Fewer threadgroups than the most must save an eighth of it.
 int64_t whole_steps(int64_t keys, int64_t busy, int64_t least, int64_t most, int64_t cores) {
   int64_t best = most, best_time = 0;
   for (int64_t splits = most; splits >= least; --splits) {
@@ -154,7 +155,10 @@ DecodePlan plan_decode(const DecodeCall& call) {
       keys < 2 * least_share ? 1 : std::clamp<int64_t>(threadgroups / std::max<int64_t>(busy, 1), least_splits, shares);
   const int64_t splits =
       wide && !large ? whole_steps(keys, busy, least_splits, most_splits, fill / (heavy ? 2 : 4)) : most_splits;
-  return {matrices, kernel_size, tile, tiles, splits, simdgroups, group, kv_heads, keys, general, tuning.narrow};
+  // Where a later kernel begins early, the cores that end first get more of its threadgroups than others. That counts
+  // for a long way of one threadgroup for each tile, where more threadgroups than these would fit.
+  const bool alone = !matrices && splits == 1 && bytes >= tuning.long_share && 4 * busy <= 3 * fill;
+  return {matrices, kernel_size, tile, tiles, splits, simdgroups, group, kv_heads, keys, general, tuning.narrow, alone};
 }
 
 // What comes before the sizes in a kernel's name.
@@ -195,6 +199,7 @@ AttentionDecodeParams params_of(const DecodeCall& call, const DecodePlan& plan) 
       .queries = grid_side(call.queries),
       .keys = grid_side(call.keys),
       .splits = grid_side(plan.splits),
+      .alone = plan.alone,
       .ragged = call.q_indptr.has_value(),
       .key_layout = call.pages      ? KEYS_PAGED
                     : call.k_indptr ? KEYS_RAGGED
