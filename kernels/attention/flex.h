@@ -22,7 +22,7 @@ struct FlexTables {
   int64_t q_block, k_block;  // queries and keys of a block
 };
 
-// Every number has 64 bits; metalcore/programs/flex/launches.py writes them in this order.
+// Every number has 64 bits; metalcore/programs/flex/kernels.py writes them in this order.
 struct FlexParams {
   AttentionStrides q, k, v, out, d_out, dq, dk, dv;
   FlexTables tables;
@@ -35,7 +35,7 @@ struct FlexParams {
   int64_t cuts;     // parts of `k_block / cuts` keys, rounded up, that a block of keys has for them
   int64_t vectors;  // rows can be loaded 16 bytes at a time
   int64_t chunk, first_piece, parts, items;  // of a head's pieces, those of a dispatch; tables for sums by places
-  int64_t sequences;                         // heads of all batch items
+  int64_t sequences, in_turn;                // heads of all batch items, and how many take turns
   int64_t has_full, has_lse_gradient;
   int64_t scale;  // the bits of a float
 
@@ -46,16 +46,14 @@ struct FlexParams {
 struct FlexPlace {
   uint batch, head, block, begin, end, part;
 };
-// Heads whose threadgroups take turns. Those of the longest walks of all of them come first, so that the last ones to
-// begin are short. The keys and values of more heads have no place in a cache.
-constexpr constant uint kHeadsInTurn = 2;
-
 // Threadgroups of long walks come first: for a causal mask these are those of the last queries, or of the first keys.
+// Some heads take turns, so that they come first among all of these heads, and the last threadgroups to begin are
+// short.
 METAL_FUNC FlexPlace flex_place(constant FlexParams& p, uint index, uint heads, uint block_rows, uint length, uint rows,
                                 bool from_last) {
   const uint pieces = uint(p.pieces), all = pieces * uint(p.tables.rows), chunk = uint(p.chunk);
-  const uint first = index / (kHeadsInTurn * chunk) * kHeadsInTurn;
-  const uint in_turn = metal::min(kHeadsInTurn, uint(p.sequences) - first), rest = index - first * chunk;
+  const uint heads_in_turn = uint(p.in_turn), first = index / (heads_in_turn * chunk) * heads_in_turn;
+  const uint in_turn = metal::min(heads_in_turn, uint(p.sequences) - first), rest = index - first * chunk;
   const uint part = rest / in_turn, walk = uint(p.first_piece) + part, sequence = first + rest % in_turn;
   const uint number = from_last ? all - 1 - walk : walk;
   const uint block = number / pieces;
@@ -144,12 +142,6 @@ METAL_FUNC FlexWalk flex_walk(constant FlexParams& p, FlexRow row, device const 
                    0};
   walk.seek();
   return walk;
-}
-METAL_FUNC FlexWalk flex_walk(constant FlexParams& p, device const int* counts, device const int* indices,
-                              device const int* full_counts, device const int* full_indices, uint batch, uint head,
-                              uint block, uint block_size, uint length, uint tile, uint cuts) {
-  const FlexRow row = flex_row(p, counts, indices, full_counts, full_indices, batch, head, block);
-  return flex_walk(p, row, indices, full_indices, block_size, length, tile, cuts);
 }
 
 // The place of a query's number among those of all.
@@ -276,29 +268,72 @@ METAL_FUNC void flex_captured(thread const Mods& mods, thread float* rows, float
   }
 }
 
+// RowsAhead where no row and no element is missing, and rows can be loaded 16 bytes at a time. A GPU fetches the code
+// of what never happens, too, where it stands between the rest.
+template <typename T, uint kRows, uint kSize, uint kPitch, uint kThreads>
+struct WholeRowsAhead {
+  static constexpr constant uint kPack = 16 / sizeof(T), kPacks = kSize / kPack, kStep = kThreads / kPacks;
+  static constexpr constant uint kShare = kRows * kPacks / kThreads;
+  static constexpr constant bool kColumn = true;
+
+  StridedRows<T> rows;
+  uint thread_index;
+  Pack<T> packs[kShare];
+
+  METAL_FUNC WholeRowsAhead(StridedRows<T> rows, uint, uint, bool, uint thread_index)
+      : rows(rows), thread_index(thread_index) {}
+
+  METAL_FUNC void load(uint first) {
+    device const T* from = rows.row(first + thread_index / kPacks) + thread_index % kPacks * kPack;
+#pragma unroll
+    for (uint s = 0; s < kShare; ++s) {
+      packs[s] = *reinterpret_cast<device const Pack<T>*>(from);
+      from += kStep * rows.stride;
+    }
+  }
+  METAL_FUNC void store(threadgroup T* tile, uint) const {
+    threadgroup T* const to = tile + thread_index / kPacks * kPitch + thread_index % kPacks * kPack;
+#pragma unroll
+    for (uint s = 0; s < kShare; ++s) *reinterpret_cast<threadgroup Pack<T>*>(to + s * kStep * kPitch) = packs[s];
+  }
+};
+template <bool kWhole, typename T, uint kRows, uint kSize, uint kPitch, uint kThreads>
+using FlexRowsAhead = metal::conditional_t<kWhole, WholeRowsAhead<T, kRows, kSize, kPitch, kThreads>,
+                                           RowsAhead<T, kRows, kSize, kPitch, kThreads, StridedRows<T>>>;
+
 // The rows of all simdgroups of a threadgroup on their way into fragments.
-template <typename T, uint kSize, uint kPitch, uint kDown, uint kSimds>
-struct OwnAhead : RowsAhead<T, 8 * kDown * kSimds, kSize, kPitch, 32 * kSimds, StridedRows<T>> {
+template <bool kIsWhole, typename T, uint kSize, uint kPitch, uint kDown, uint kSimds>
+struct OwnAhead : FlexRowsAhead<kIsWhole, T, 8 * kDown * kSimds, kSize, kPitch, 32 * kSimds> {
   static constexpr constant uint kOwnRows = 8 * kDown * kSimds, kWidth = 32 * kSimds;
-  using RowsAhead<T, kOwnRows, kSize, kPitch, kWidth, StridedRows<T>>::RowsAhead;
+  static constexpr constant bool kWhole = kIsWhole;
+  using Base = FlexRowsAhead<kWhole, T, kOwnRows, kSize, kPitch, kWidth>;
+
+  METAL_FUNC OwnAhead(StridedRows<T> rows, uint count, uint size, bool vectors, uint thread_index)
+      : Base(rows, count, size, vectors, thread_index) {}
 };
 
+template <uint kRows, uint kPitch, typename T, typename Ahead>
+METAL_FUNC void show_packs(threadgroup T* tile, thread const Ahead& ahead, uint begin) {
+#pragma unroll
+  for (uint s = 0; s < Ahead::kShare; ++s) {
+    const uint index = s * Ahead::kWidth + ahead.thread_index, row = index / Ahead::kPacks;
+    const bool is_here = Ahead::kColumn && kRows % Ahead::kStep == 0
+                             ? s * Ahead::kStep / kRows * kRows == begin
+                             : row >= begin && row < begin + kRows && row < Ahead::kOwnRows;
+    if (is_here)
+      *reinterpret_cast<threadgroup Pack<T>*>(tile + (row - begin) * kPitch + index % Ahead::kPacks * Ahead::kPack) =
+          ahead.packs[s];
+  }
+}
 // Puts kRows of the rows that the threadgroup has asked for into a tile, from row `begin` of them on. `first` is the
 // place of the first row in memory.
 template <uint kRows, uint kPitch, typename T, typename Ahead>
 METAL_FUNC void flex_show(threadgroup T* tile, thread const Ahead& ahead, uint first, uint begin) {
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  if (ahead.vectors) {
-#pragma unroll
-    for (uint s = 0; s < Ahead::kShare; ++s) {
-      const uint index = s * Ahead::kWidth + ahead.thread_index, row = index / Ahead::kPacks;
-      const bool is_here = Ahead::kColumn && kRows % Ahead::kStep == 0
-                               ? s * Ahead::kStep / kRows * kRows == begin
-                               : row >= begin && row < begin + kRows && row < Ahead::kOwnRows;
-      if (is_here)
-        *reinterpret_cast<threadgroup Pack<T>*>(tile + (row - begin) * kPitch + index % Ahead::kPacks * Ahead::kPack) =
-            ahead.packs[s];
-    }
+  if constexpr (Ahead::kWhole) {
+    show_packs<kRows, kPitch>(tile, ahead, begin);
+  } else if (ahead.vectors) {
+    show_packs<kRows, kPitch>(tile, ahead, begin);
   } else {
     load_rows<T, kRows, Ahead::kPacks * Ahead::kPack, kPitch, Ahead::kWidth>(
         tile, ahead.rows, first + begin, ahead.count, ahead.size, false, ahead.thread_index);
@@ -371,7 +406,7 @@ METAL_FUNC void flex_store(thread Fragments<float, kDown, kAcross>& sums, thread
 
 // The same by way of a tile that belongs to the simdgroup: neighbouring lanes write 16 bytes each. Rows of the tensor
 // begin at multiples of 16 bytes.
-template <uint kPitch, typename T, uint kDown, uint kAcross>
+template <bool kWhole, uint kPitch, typename T, uint kDown, uint kAcross>
 METAL_FUNC void flex_store_by_tile(thread Fragments<float, kDown, kAcross>& sums, thread const float* factors,
                                    threadgroup T* tile, device T* tensor, int64_t stride, uint first, uint count,
                                    uint size, uint lane, Place place) {
@@ -388,7 +423,7 @@ METAL_FUNC void flex_store_by_tile(thread Fragments<float, kDown, kAcross>& sums
 #pragma unroll
   for (uint index = lane; index < 8 * kDown * kPacks; index += 32) {
     const uint row = index / kPacks, column = index % kPacks * kPack;
-    if (first + row < count && column < size)
+    if (kWhole || (first + row < count && column < size))
       *reinterpret_cast<device Pack<T>*>(tensor + int64_t(first + row) * stride + column) =
           *reinterpret_cast<threadgroup const Pack<T>*>(tile + row * kPitch + column);
   }

@@ -4,7 +4,7 @@
 #include "flex.h"
 
 // `kOwn` of the operands that a threadgroup keeps, its values and then its keys, stay in threadgroup memory.
-template <typename T, uint kSize, uint kDown, uint kSimds, uint kQueries, bool kNarrow, bool kWithKeys,
+template <typename T, uint kSize, uint kDown, uint kSimds, uint kQueries, bool kNarrow, bool kWhole, bool kWithKeys,
           bool kWithValues, uint kOwn>
 constexpr uint flex_dkv_tile() {
   return ((kWithKeys && kWithValues ? 2 * kQueries : kQueries) + kOwn * 8 * kDown * kSimds) * (kSize + 16 / sizeof(T));
@@ -47,7 +47,7 @@ METAL_FUNC metal::float2 numbers_of_query(device const float* lse, device const 
   return metal::float2(logarithm == -INFINITY ? INFINITY : logarithm, delta[first + query]);
 }
 
-template <typename T, uint kSize, uint kDown, uint kSimds, uint kQueries, bool kNarrow, bool kWithKeys,
+template <typename T, uint kSize, uint kDown, uint kSimds, uint kQueries, bool kNarrow, bool kWhole, bool kWithKeys,
           bool kWithValues, uint kOwn, typename Mods>
 METAL_FUNC void flex_dkv(device T* dk, device T* dv, device const T* q, device const T* k, device const T* v,
                          device const int* counts, device const int* indices, device const int* full_counts,
@@ -72,7 +72,8 @@ METAL_FUNC void flex_dkv(device T* dk, device T* dv, device const T* q, device c
   const Place place = place_of(lane);
   const uint key = at.begin + simd * 8 * kDown;
   const float scale = p.scale_number();
-  const bool vectors = p.vectors != 0;
+  const bool vectors = kWhole || p.vectors != 0;
+  const uint head_size = kWhole ? kSize : uint(p.head_size), value_size = kWhole ? kSize : uint(p.value_size);
 
   OwnRows<kNarrow, T, kDown, kSize / 8, (kOwn > 1)> keys;
   OwnRows<kNarrow, T, kDown, kSize / 8, (kOwn > 0)> values;
@@ -80,17 +81,17 @@ METAL_FUNC void flex_dkv(device T* dk, device T* dv, device const T* q, device c
   const uint first_head = at.head * uint(p.group), last_head = first_head + uint(p.group) - 1;
   FlexRow row = flex_row(p, counts, indices, full_counts, full_indices, at.batch, first_head, at.block);
   if constexpr (kEarly) {
-    OwnAhead<T, kSize, kPitch, kDown, kSimds> keys_ahead(k_rows, at.end, uint(p.head_size), vectors, thread_index);
-    OwnAhead<T, kSize, kPitch, kDown, kSimds> values_ahead(v_rows, at.end, uint(p.value_size), vectors, thread_index);
+    OwnAhead<kWhole, T, kSize, kPitch, kDown, kSimds> keys_ahead(k_rows, at.end, head_size, vectors, thread_index);
+    OwnAhead<kWhole, T, kSize, kPitch, kDown, kSimds> values_ahead(v_rows, at.end, value_size, vectors, thread_index);
     keys_ahead.load(at.begin);
     values_ahead.load(at.begin);
     flex_take<kTileRows, kPitch, kSimds>(keys, tile, keys_ahead, at.begin, simd);
     flex_take<kTileRows, kPitch, kSimds>(values, tile, values_ahead, at.begin, simd);
   } else {
-    load_by_tile<kTileRows, kPitch, kSimds>(keys, own_keys, k_rows, at.begin, at.end, uint(p.head_size), vectors,
-                                            thread_index, simd);
+    load_by_tile<kTileRows, kPitch, kSimds>(keys, own_keys, k_rows, at.begin, at.end, head_size, vectors, thread_index,
+                                            simd);
     if (kWithKeys)
-      load_by_tile<kTileRows, kPitch, kSimds>(values, own_values, v_rows, at.begin, at.end, uint(p.value_size), vectors,
+      load_by_tile<kTileRows, kPitch, kSimds>(values, own_values, v_rows, at.begin, at.end, value_size, vectors,
                                               thread_index, simd);
   }
   float ones[kDown], factors[kDown];
@@ -103,9 +104,9 @@ METAL_FUNC void flex_dkv(device T* dk, device T* dv, device const T* q, device c
     const StridedRows<T> q_rows = rows_of(q, p.q, at.batch, head, 0);
     const StridedRows<T> gradient_rows = rows_of(d_out, p.d_out, at.batch, head, 0);
     const int64_t first_number = flex_number(p, at.batch, head, 0);
-    using Ahead = RowsAhead<T, kQueries, kSize, kPitch, 32 * kSimds, StridedRows<T>>;
-    Ahead queries_ahead(q_rows, q_length, uint(p.head_size), vectors, thread_index);
-    Ahead gradients_ahead(gradient_rows, q_length, uint(p.value_size), vectors, thread_index);
+    using Ahead = FlexRowsAhead<kWhole, T, kQueries, kSize, kPitch, 32 * kSimds>;
+    Ahead queries_ahead(q_rows, q_length, head_size, vectors, thread_index);
+    Ahead gradients_ahead(gradient_rows, q_length, value_size, vectors, thread_index);
     metal::float2 ahead;
     FlexWalk walk = flex_walk(p, row, indices, full_indices, uint(p.tables.q_block), q_length, kQueries, 1);
     if (kEarly && walk.more()) {
@@ -115,7 +116,7 @@ METAL_FUNC void flex_dkv(device T* dk, device T* dv, device const T* q, device c
     }
     while (walk.more()) {
       const uint query = walk.at;
-      const bool masked = walk.masked(), edge = masked || at.begin + kKeys > at.end;
+      const bool masked = walk.masked(), edge = masked || (!kWhole && at.begin + kKeys > at.end);
       uint seen = 0xffffffff;
       if (edge) seen = seen_scores<true, kDown, kAcross>(mods, masked, at.batch, head, key, query, at.end, place);
       const bool counts = metal::simd_any(seen != 0);  // of a simdgroup's scores, any
@@ -126,11 +127,11 @@ METAL_FUNC void flex_dkv(device T* dk, device T* dv, device const T* q, device c
         gradients_ahead.store(gradients, query);
       } else {
         if (kWithValues)
-          load_rows<T, kQueries, kSize, kPitch, 32 * kSimds>(queries, q_rows, query, q_length, uint(p.head_size),
-                                                             vectors, thread_index);
+          load_rows<T, kQueries, kSize, kPitch, 32 * kSimds>(queries, q_rows, query, q_length, head_size, vectors,
+                                                             thread_index);
         if (kWithKeys)
-          load_rows<T, kQueries, kSize, kPitch, 32 * kSimds>(gradients, gradient_rows, query, q_length,
-                                                             uint(p.value_size), vectors, thread_index);
+          load_rows<T, kQueries, kSize, kPitch, 32 * kSimds>(gradients, gradient_rows, query, q_length, value_size,
+                                                             vectors, thread_index);
       }
       if (thread_index < kQueries) {
         logarithms[thread_index] = ahead.x;
@@ -142,8 +143,8 @@ METAL_FUNC void flex_dkv(device T* dk, device T* dv, device const T* q, device c
       Fragments<float, kDown, kAcross> scores, products;
       if (!kWithValues) {
         if (counts) product_transposed<kPitch>(products, values, gradients);
-        exchange_rows<T, kQueries, kSize, kPitch, 32 * kSimds>(queries, q_rows, query, q_length, uint(p.head_size),
-                                                               vectors, thread_index);
+        exchange_rows<T, kQueries, kSize, kPitch, 32 * kSimds>(queries, q_rows, query, q_length, head_size, vectors,
+                                                               thread_index);
       }
       Fragments<metal::conditional_t<kNarrow, float, T>, kDown, kAcross> weights, slopes;
       if (counts) {
@@ -165,8 +166,8 @@ METAL_FUNC void flex_dkv(device T* dk, device T* dv, device const T* q, device c
       }
       if (kWithValues) {
         if (!kWithKeys)
-          exchange_rows<T, kQueries, kSize, kPitch, 32 * kSimds>(gradients, gradient_rows, query, q_length,
-                                                                 uint(p.value_size), vectors, thread_index);
+          exchange_rows<T, kQueries, kSize, kPitch, 32 * kSimds>(gradients, gradient_rows, query, q_length, value_size,
+                                                                 vectors, thread_index);
         if (counts)
           FlexSums<(!kNarrow && sizeof(T) == 2)>::template add<kPitch, kNarrow>(v_sums, ones, weights, gradients);
       }
@@ -177,9 +178,7 @@ METAL_FUNC void flex_dkv(device T* dk, device T* dv, device const T* q, device c
   }
 
   if (kWithValues)
-    flex_store(v_sums, ones, first_row(dv, p.dv, at.batch, at.head, 0), p.dv.row, key, at.end, uint(p.value_size),
-               place);
+    flex_store(v_sums, ones, first_row(dv, p.dv, at.batch, at.head, 0), p.dv.row, key, at.end, value_size, place);
   if (kWithKeys)
-    flex_store(k_sums, factors, first_row(dk, p.dk, at.batch, at.head, 0), p.dk.row, key, at.end, uint(p.head_size),
-               place);
+    flex_store(k_sums, factors, first_row(dk, p.dk, at.batch, at.head, 0), p.dk.row, key, at.end, head_size, place);
 }

@@ -4,7 +4,7 @@
 #include "flex.h"
 #include "products.h"
 
-template <typename T, uint kSize, uint kDown, uint kSimds, uint kKeys, bool kNarrow>
+template <typename T, uint kSize, uint kDown, uint kSimds, uint kKeys, bool kNarrow, bool kWhole>
 constexpr uint flex_dq_tile() {
   return ((kNarrow ? kKeys : 2 * kKeys) + (kNarrow ? 16 * kDown * kSimds : 0)) * (kSize + 16 / sizeof(T));
 }
@@ -53,7 +53,7 @@ METAL_FUNC void add_products(thread float (&sums)[kDown], thread Fragments<T, kD
   }
 }
 
-template <typename T, uint kSize, uint kDown, uint kSimds, uint kKeys, bool kNarrow, typename Mods>
+template <typename T, uint kSize, uint kDown, uint kSimds, uint kKeys, bool kNarrow, bool kWhole, typename Mods>
 METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, device const T* k, device const T* v,
                         device const int* counts, device const int* indices, device const int* full_counts,
                         device const int* full_indices, device const T* out, device const float* lse,
@@ -74,26 +74,27 @@ METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, de
   const Place place = place_of(lane);
   const uint query = at.begin + simd * 8 * kDown;
   const float scale = p.scale_number();
-  const bool vectors = p.vectors != 0;
+  const bool vectors = kWhole || p.vectors != 0;
+  const uint head_size = kWhole ? kSize : uint(p.head_size), value_size = kWhole ? kSize : uint(p.value_size);
 
   const StridedRows<T> k_rows = rows_of(k, p.k, at.batch, k_head, 0), v_rows = rows_of(v, p.v, at.batch, k_head, 0);
-  using Ahead = RowsAhead<T, kKeys, kSize, kPitch, 32 * kSimds, StridedRows<T>>;
-  Ahead keys_ahead(k_rows, k_length, uint(p.head_size), vectors, thread_index);
-  Ahead values_ahead(v_rows, k_length, uint(p.value_size), vectors, thread_index);
-  // The threadgroup asks for rows before it waits for any.
+  using Ahead = FlexRowsAhead<kWhole, T, kKeys, kSize, kPitch, 32 * kSimds>;
+  Ahead keys_ahead(k_rows, k_length, head_size, vectors, thread_index);
+  Ahead values_ahead(v_rows, k_length, value_size, vectors, thread_index);
+  // The threadgroup asks for rows before it waits for any. Loads of the tables come first.
+  const FlexRow row = flex_row(p, counts, indices, full_counts, full_indices, at.batch, at.head, at.block);
   const StridedRows<T> q_rows = rows_of(q, p.q, at.batch, at.head, 0);
   const StridedRows<T> out_rows = rows_of(out, p.out, at.batch, at.head, 0);
   const StridedRows<T> gradient_rows = rows_of(d_out, p.d_out, at.batch, at.head, 0);
-  using Own = OwnAhead<T, kSize, kPitch, kDown, kSimds>;
-  Own results_ahead(out_rows, at.end, uint(p.value_size), vectors, thread_index);
-  Own gradients_ahead(gradient_rows, at.end, uint(p.value_size), vectors, thread_index);
-  Own queries_ahead(q_rows, at.end, uint(p.head_size), vectors, thread_index);
+  using Own = OwnAhead<kWhole, T, kSize, kPitch, kDown, kSimds>;
+  Own results_ahead(out_rows, at.end, value_size, vectors, thread_index);
+  Own gradients_ahead(gradient_rows, at.end, value_size, vectors, thread_index);
+  Own queries_ahead(q_rows, at.end, head_size, vectors, thread_index);
   if (kEarly) {
     results_ahead.load(at.begin);
     gradients_ahead.load(at.begin);
   }
-  FlexWalk walk = flex_walk(p, counts, indices, full_counts, full_indices, at.batch, at.head, at.block,
-                            uint(p.tables.k_block), k_length, kKeys, 1);
+  FlexWalk walk = flex_walk(p, row, indices, full_indices, uint(p.tables.k_block), k_length, kKeys, 1);
   if (kEarly && walk.more()) {
     keys_ahead.load(walk.at);
     values_ahead.load(walk.at);
@@ -115,12 +116,12 @@ METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, de
     }
     flex_take<kTileRows, kPitch, kSimds>(queries, tile, queries_ahead, at.begin, simd);
   } else {  // results are in the place of the queries first
-    load_by_tile<kTileRows, kPitch, kSimds>(queries, own_queries, out_rows, at.begin, at.end, uint(p.value_size),
+    load_by_tile<kTileRows, kPitch, kSimds>(queries, own_queries, out_rows, at.begin, at.end, value_size, vectors,
+                                            thread_index, simd);
+    load_by_tile<kTileRows, kPitch, kSimds>(gradients, own_gradients, gradient_rows, at.begin, at.end, value_size,
                                             vectors, thread_index, simd);
-    load_by_tile<kTileRows, kPitch, kSimds>(gradients, own_gradients, gradient_rows, at.begin, at.end,
-                                            uint(p.value_size), vectors, thread_index, simd);
     add_products<kPitch>(subtracted, queries, gradients);
-    load_by_tile<kTileRows, kPitch, kSimds>(queries, own_queries, q_rows, at.begin, at.end, uint(p.head_size), vectors,
+    load_by_tile<kTileRows, kPitch, kSimds>(queries, own_queries, q_rows, at.begin, at.end, head_size, vectors,
                                             thread_index, simd);
   }
 #pragma unroll
@@ -148,17 +149,17 @@ METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, de
   const FlexSlots slots = flex_slots(p, at, kSimds, simd);
   while (walk.more()) {
     const uint key = walk.at, end = walk.end;
-    const bool masked = walk.masked(), edge = masked || key + kKeys > end;
+    const bool masked = walk.masked(), edge = masked || (!kWhole && key + kKeys > end);
     walk.next();
     uint seen = 0xffffffff;
     if (edge) seen = seen_scores<false, kDown, kAcross>(mods, masked, at.batch, at.head, query, key, end, place);
     const bool counts = metal::simd_any(seen != 0);  // of a simdgroup's scores, any
     Fragments<float, kDown, kAcross> scores, products;
     if (kNarrow) {
-      exchange_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(values, v_rows, key, k_length, uint(p.value_size), vectors,
+      exchange_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(values, v_rows, key, k_length, value_size, vectors,
                                                           thread_index);
       if (counts) product_transposed<kPitch>(products, gradients, values);
-      exchange_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(keys, k_rows, key, k_length, uint(p.head_size), vectors,
+      exchange_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(keys, k_rows, key, k_length, head_size, vectors,
                                                           thread_index);
     } else {
       if (!kEarly) {
@@ -200,6 +201,5 @@ METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, de
         mods.row_sums[i % Mods::kRows * mods.rows() + flex_number(p, at.batch, at.head, row)] = sum;
     }
   }
-  flex_store(sums, factors, first_row(dq, p.dq, at.batch, at.head, 0), p.dq.row, query, at.end, uint(p.head_size),
-             place);
+  flex_store(sums, factors, first_row(dq, p.dq, at.batch, at.head, 0), p.dq.row, query, at.end, head_size, place);
 }

@@ -4,7 +4,7 @@
 #include "flex.h"
 
 // What a threadgroup's tile has, in elements.
-template <typename T, uint kSize, uint kDown, uint kSimds, uint kKeys, bool kNarrow>
+template <typename T, uint kSize, uint kDown, uint kSimds, uint kKeys, bool kNarrow, bool kWhole>
 constexpr uint flex_forward_tile() {
   return ((kNarrow ? kKeys : 2 * kKeys) + (kNarrow ? 8 * kDown * kSimds : 0)) * (kSize + 16 / sizeof(T));
 }
@@ -75,8 +75,10 @@ METAL_FUNC void weigh(thread Fragments<float, kDown, kAcross>& scores, thread fl
   }
 }
 
-// `Out` is the type of results of all keys, or float for those of a part of them.
-template <typename T, uint kSize, uint kDown, uint kSimds, uint kKeys, bool kNarrow, typename Out, typename Mods>
+// `Out` is the type of results of all keys, or float for those of a part of them. `kWhole` says that no row or element
+// of a tile is missing, that rows can be loaded 16 bytes at a time, and that a threadgroup visits whole blocks.
+template <typename T, uint kSize, uint kDown, uint kSimds, uint kKeys, bool kNarrow, bool kWhole, typename Out,
+          typename Mods>
 METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* largest_scores, device const T* q,
                              device const T* k, device const T* v, device const int* counts, device const int* indices,
                              device const int* full_counts, device const int* full_indices, threadgroup T* tile,
@@ -95,10 +97,12 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
   threadgroup T* const values = kNarrow ? tile : tile + kKeys * kPitch;
   threadgroup T* const own = kNarrow ? tile + kTileRows * kPitch : tile;
 
-  const uint splits = uint(p.splits), index = uint(p.first) + group, split = index % splits;
+  const uint splits = kWhole ? 1 : uint(p.splits), index = uint(p.first) + group, split = index % splits;
   const FlexPlace at =
       flex_place(p, index / splits, uint(p.heads), uint(p.tables.q_block), uint(p.q_length), kQueries, true);
   if (at.begin >= at.end) return;
+  const bool vectors = kWhole || p.vectors != 0;
+  const uint head_size = kWhole ? kSize : uint(p.head_size), value_size = kWhole ? kSize : uint(p.value_size);
   const uint k_length = uint(p.k_length), k_head = at.head / uint(p.group);
   const Place place = place_of(lane);
   const uint query = at.begin + simd * 8 * kDown;
@@ -110,41 +114,43 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
 #pragma unroll
   for (uint m = 0; m < kDown; ++m) largest[m] = -INFINITY, total[m] = 0.0f;
 
-  // These loads wait for no table, and nothing waits for them before the first keys are on their way.
+  // Loads of the tables come first, and nothing waits for queries before the first keys are on their way.
+  const FlexRow row = flex_row(p, counts, indices, full_counts, full_indices, at.batch, at.head, at.block);
+  metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);  // keeps compilers from mixing them
   const StridedRows<T> q_rows = rows_of(q, p.q, at.batch, at.head, 0);
-  OwnAhead<T, kSize, kPitch, kDown, kSimds> queries_ahead(q_rows, at.end, uint(p.head_size), p.vectors != 0,
-                                                          thread_index);
+  OwnAhead<kWhole, T, kSize, kPitch, kDown, kSimds> queries_ahead(q_rows, at.end, head_size, vectors, thread_index);
   if (kAhead) queries_ahead.load(at.begin);
   const StridedRows<T> k_rows = rows_of(k, p.k, at.batch, k_head, 0), v_rows = rows_of(v, p.v, at.batch, k_head, 0);
-  using Ahead = RowsAhead<T, kKeys, kSize, kPitch, 32 * kSimds, StridedRows<T>>;
-  Ahead keys_ahead(k_rows, k_length, uint(p.head_size), p.vectors != 0, thread_index);
-  Ahead values_ahead(v_rows, k_length, uint(p.value_size), p.vectors != 0, thread_index);
-  FlexWalk walk = flex_walk(p, counts, indices, full_counts, full_indices, at.batch, at.head, at.block,
-                            uint(p.tables.k_block), k_length, kKeys, uint(p.cuts));
+  using Ahead = FlexRowsAhead<kWhole, T, kKeys, kSize, kPitch, 32 * kSimds>;
+  Ahead keys_ahead(k_rows, k_length, head_size, vectors, thread_index);
+  Ahead values_ahead(v_rows, k_length, value_size, vectors, thread_index);
+  FlexWalk walk =
+      flex_walk(p, row, indices, full_indices, uint(p.tables.k_block), k_length, kKeys, kWhole ? 1 : uint(p.cuts));
   if (splits > 1) walk.take(split, splits);
   if (kHasRegisters && walk.more()) {
     keys_ahead.load(walk.at);
-    values_ahead.load(walk.at);
+    if (kEarly) values_ahead.load(walk.at);
   }
   OwnRows<kNarrow, T, kDown, kSize / 8> queries;
   if constexpr (kAhead)
     flex_take<kTileRows, kPitch, kSimds>(queries, tile, queries_ahead, at.begin, simd);
   else
-    load_by_tile<kTileRows, kPitch, kSimds>(queries, own, q_rows, at.begin, at.end, uint(p.head_size), p.vectors != 0,
-                                            thread_index, simd);
+    load_by_tile<kTileRows, kPitch, kSimds>(queries, own, q_rows, at.begin, at.end, head_size, vectors, thread_index,
+                                            simd);
   while (walk.more()) {
     const uint key = walk.at, end = walk.end;
-    const bool is_masked = walk.masked(), edge = is_masked || key + kKeys > end;
+    const bool is_masked = walk.masked(), edge = is_masked || (!kWhole && key + kKeys > end);
     walk.next();
     uint seen = 0xffffffff;
     if (edge) seen = seen_scores<false, kDown, kAcross>(mods, is_masked, at.batch, at.head, query, key, end, place);
     const bool counts = metal::simd_any(seen != 0);  // of a simdgroup's scores, any
     if (kNarrow) {
-      exchange_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(keys, k_rows, key, k_length, uint(p.head_size),
-                                                          p.vectors != 0, thread_index);
+      exchange_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(keys, k_rows, key, k_length, head_size, vectors,
+                                                          thread_index);
     } else if (kInTurn) {  // no simdgroup reads keys since the last barrier
       keys_ahead.store(keys, key);
       metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      values_ahead.load(key);
     } else {
       if (!kEarly) {
         keys_ahead.load(key);
@@ -169,8 +175,7 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
     }
     if (kNarrow) {  // values come while softmax is computed
       metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-      load_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(values, v_rows, key, k_length, uint(p.value_size), p.vectors != 0,
-                                                      thread_index);
+      load_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(values, v_rows, key, k_length, value_size, vectors, thread_index);
     }
     Fragments<metal::conditional_t<kNarrow, float, T>, kDown, kAcross> weights;
     float shrink[kDown];
@@ -182,7 +187,6 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
     }
     if (kNarrow) metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     if (counts) FlexSums<(!kNarrow && sizeof(T) == 2)>::template add<kPitch, kNarrow>(sums, shrink, weights, values);
-    if (kInTurn && walk.more()) values_ahead.load(walk.at);
   }
 
   float factors[kDown];
@@ -191,7 +195,7 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
     total[m] += metal::simd_shuffle_xor(total[m], 1);
     total[m] += metal::simd_shuffle_xor(total[m], 8);
     const uint row = query + m * 8 + place.row;
-    if (place.column == 0 && row < at.end) {
+    if (place.column == 0 && (kWhole || row < at.end)) {
       const int64_t token = (int64_t(at.batch) * p.q_length + row) * splits + split;
       const int64_t number = splits == 1 ? flex_number(p, at.batch, at.head, row) : token * p.heads + at.head;
       lse[number] = total[m] == 0.0f ? -INFINITY : largest[m] + metal::precise::log2(total[m]);
@@ -201,12 +205,12 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
   }
   device Out* const rows = first_row(out + split * p.out_part, p.out, at.batch, at.head, 0);
   if constexpr (kByTile && sizeof(Out) == sizeof(T)) {
-    if (p.vectors != 0) {
+    if (kWhole || vectors) {
       metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-      flex_store_by_tile<kPitch>(sums, factors, tile + simd * 8 * kDown * kPitch, rows, p.out.row, query, at.end,
-                                 uint(p.value_size), lane, place);
+      flex_store_by_tile<kWhole, kPitch>(sums, factors, tile + simd * 8 * kDown * kPitch, rows, p.out.row, query,
+                                         at.end, value_size, lane, place);
       return;
     }
   }
-  flex_store(sums, factors, rows, p.out.row, query, at.end, uint(p.value_size), place);
+  flex_store(sums, factors, rows, p.out.row, query, at.end, value_size, place);
 }

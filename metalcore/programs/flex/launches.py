@@ -1,42 +1,28 @@
-"""Kernels of attention with the caller's functions in them, and their launches."""
+"""Plans of attention with the caller's functions: tiles, parts, and what each kernel takes and gives."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ... import _C
-from ..._core import generated_kernels
 from ..._core.operators import ops
 from ..._core.routing import device_type, on_cuda
-from ...msl.language.inline_headers import inline_headers
-from ..pointwise.functions import used
-from ..pointwise.numbers import MEMORY, Unsupported
-from ..pointwise.parts import MOST_BUFFERS
-from ..pointwise.source import HEAD
 from .captured import Plan, gradients_of, plan_of
 from .graphs import Captured
-from .mods import Mods, float_bits
-
-_PACKAGE = Path(__file__).parents[2]
-# The headers of kernels: in a wheel's package, or beside it in a checkout.
-_KERNELS = next(path for path in (_PACKAGE / "kernels", _PACKAGE.parent / "kernels") if path.exists())
+from .kernels import Launch
+from .mods import Mods
 
 __all__ = ["MOST_SIZE", "Call", "Functions", "Tables", "dkv", "dq", "forward", "like", "tables_of"]
 
 MOST_SIZE = 256
 _SIZES = (64, 96, 128, 192, 256)
-# What a dispatch may do where the system aborts long ones: 0.2 s of the slowest GPU (csrc/gpu/cost.h).
-_MOST_FLOPS = 0.2 * 0.23e12
 # Few queries: as many threadgroups as fill a large GPU twice, and keys of a block that one takes at least.
 _THREADGROUPS, _CUT = 256, 128
-_MADE, _KEPT = "metalcore_kernels", 64  # the key of a graph's meta, and how many kernels are kept there
 
 
 class Tables(NamedTuple):
@@ -159,11 +145,12 @@ def forward(call: Call, tables: Tables, functions: Functions) -> tuple[Tensor, T
     lse, largest = (torch.empty(numbers, dtype=torch.float32, device=q.device) for _ in range(2))
     inputs = [("T", q), ("T", call.k), ("T", call.v), *_tables(tables)]
     outputs = [("T" if splits == 1 else "float", parts), ("float", lse), ("float", largest)]
-    launch = _Launch("forward", call, tables, tiles, functions, outputs, inputs)
     place = parts if splits == 1 else parts[:, :, 0].transpose(1, 2)
+    blocks = (tables.q_block, tables.k_block) if splits == 1 else ()
+    launch = Launch("forward", call, tables, tiles, functions, {"out": place}, outputs, inputs, blocks)
     part = 0 if splits == 1 else parts.stride(2)
     work = 2 * call.k.shape[2]
-    launch.run({"out": place}, tables.q_block, length, heads, work, split=(splits, part, cuts))
+    launch.run(tables.q_block, length, heads, work, split=(splits, part, cuts))
     if splits == 1:
         return out, lse, largest
     merged, sums = ops.merge_states(parts.flatten(0, 1), lse.flatten(0, 1) * math.log(2))
@@ -218,9 +205,10 @@ def dq(call, tables, functions: Functions, out, lse, d_out, d_lse, wanted: Seque
     inputs = [("T", q), ("T", call.k), ("T", call.v), *_tables(tables)]
     inputs += [("T", out), ("float", lse), ("T", d_out), ("float", lse if d_lse is None else d_lse)]
     outputs = [("T", gradient), ("float", delta), *outputs]
-    launch = _Launch("dq", call, tables, tiles, functions, outputs, inputs)
     strides = {"out": out, "d_out": d_out, "dq": gradient}
-    launch.run(strides, tables.q_block, q.shape[2], q.shape[1], 3 * call.k.shape[2], has_lse=d_lse is not None)
+    blocks = tables.q_block, tables.k_block
+    launch = Launch("dq", call, tables, tiles, functions, strides, outputs, inputs, blocks)
+    launch.run(tables.q_block, q.shape[2], q.shape[1], 3 * call.k.shape[2], has_lse=d_lse is not None)
     if plan is None or functions.joint is None:
         captures = () if functions.score is None else functions.score.captures
         zeros = (torch.zeros_like(x) if want and isinstance(x, Tensor) else None for x, want in zip(captures, wanted))
@@ -241,9 +229,11 @@ def dkv(call, tables, functions: Functions, lse, delta, d_out):
     inputs = [("T", q), ("T", k), ("T", v), *_tables(tables), ("float", lse), ("float", delta), ("T", d_out)]
     for of_keys, of_values, own in kinds:
         more = f", {str(of_keys).lower()}, {str(of_values).lower()}, {own}"
-        launch = _Launch("dkv", call, tables, tiles, functions, [("T", dk), ("T", dv)], inputs, more)
+        strides, outputs = {"d_out": d_out, "dk": dk, "dv": dv}, [("T", dk), ("T", dv)]
+        blocks = tables.k_block, tables.q_block
+        launch = Launch("dkv", call, tables, tiles, functions, strides, outputs, inputs, blocks, more)
         work = 4 * q.shape[2] * (q.shape[1] // k.shape[1])
-        launch.run({"d_out": d_out, "dk": dk, "dv": dv}, tables.k_block, k.shape[2], k.shape[1], work)
+        launch.run(tables.k_block, k.shape[2], k.shape[1], work)
     return dk, dv
 
 
@@ -305,162 +295,3 @@ def like(tensor: Tensor, size: int) -> Tensor:
         strides[d] = step
         step *= max(shape[d], 1)
     return tensor.new_empty_strided(shape, strides)
-
-
-_STRIDES = ("q", "k", "v", "out", "d_out", "dq", "dk", "dv")
-
-
-class _Launch:
-    """A kernel and what it is launched with.
-
-    Args:
-        outputs, inputs: types of elements and tensors, in the order of the template's parameters.
-        more: template arguments after the tiles.
-    """
-
-    def __init__(self, kernel, call, tables, tiles, functions, outputs, inputs, more=""):
-        self.kernel, self.call, self.tables, self.tiles = kernel, call, tables, tiles
-        self.outputs, self.inputs = outputs, inputs
-        self.plan = functions.plan
-        self.name, self.numbers, self.captured = self._made(functions, more)
-
-    def _made(self, functions, more):
-        """Returns the kernel's name, the functions' numbers, and the captured tensors. Functions that are traced once
-        and capture tensors of one form have them at hand."""
-        captures = functions.captures
-        owner = next((graph for graph in functions.graphs if graph is not None), None)
-        known = {} if owner is None else owner.meta.setdefault(_MADE, {})
-        forms = tuple((x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else (type(x), repr(x)) for x in captures)
-        same = tuple(next(i for i, other in enumerate(captures) if other is x) for x in captures)
-        types = tuple(type_ for type_, _ in (*self.outputs, *self.inputs))
-        key = self.kernel, self.call.q.dtype, self.tiles, more, types, tuple(map(id, functions.graphs)), forms, same
-        key = *key, functions.packed
-        rows = math.prod(self.call.q.shape[:3])
-        if plan := functions.plan:
-            key = *key, plan.places, plan.batches, plan.heads, plan.parts, rows
-        if key not in known:
-            mods = functions.mods(rows, self.kernel)
-            places = [next(i for i, x in enumerate(captures) if x is tensor) for tensor in mods.tensors]
-            name = generated_kernels.add(f"flex_{self.kernel}", self._source(mods, more), convergent=True)
-            if len(known) >= _KEPT:
-                known.clear()
-            known[key] = name, mods.numbers, places, functions.graphs  # whose ids nothing else has as long as they live
-        name, numbers, places, _ = known[key]
-        return name, numbers, [captures[place] for place in places]
-
-    def _source(self, mods, more):
-        tiles, buffers = self.tiles, [*self.outputs, *self.inputs]
-        names = [f"x{i}" for i in range(len(buffers))]
-        declared = [
-            f"device {'' if i < len(self.outputs) else 'const '}{type_}* {name}"
-            for i, (name, (type_, _)) in enumerate(zip(names, buffers))
-        ]
-        declared += mods.members()
-        if len(declared) > MOST_BUFFERS:
-            raise Unsupported(
-                f"the functions capture {len(mods.tensors)} tensors, and a kernel has {MOST_BUFFERS} buffers"
-            )
-        signature = ",\n    ".join(f"{text} [[buffer({i})]]" for i, text in enumerate(declared))
-        captured = [f"c{i}" for i in range(len(mods.tensors))]
-        # A kernel of gradients that adds up those of captured tensors has sums behind its own two results.
-        sums = names[2 : len(self.outputs)] if self.kernel == "dq" else []
-        template = f"T, {tiles.arguments}{more}"
-        numbers = f"  threadgroup float numbers[{2 * tiles.across}];\n" if self.kernel == "dkv" else ""
-        passed = [
-            *(name for name in names if name not in sums),
-            "tile",
-            *(["numbers"] if numbers else []),
-            "p",
-            "mods",
-            "group",
-            "thread_index",
-            "simd",
-            "lane",
-        ]
-        methods = mods.text()
-        return (
-            f"{_header(self.kernel)}\n{HEAD}{used(methods)}\n"
-            f"typedef {MEMORY[self.call.q.dtype]} T;\n{methods}\n"
-            f"[[kernel]] [[max_total_threads_per_threadgroup({32 * tiles.simds})]] void {generated_kernels.MARK}(\n"
-            f"    {signature},\n"
-            "    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],\n"
-            "    uint simd [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {\n"
-            f"  constexpr uint kElements = flex_{self.kernel}_tile<{template}>();\n"
-            f"  alignas(16) threadgroup T tile[kElements];\n{numbers}"
-            "  constant FlexParams& p = *reinterpret_cast<constant FlexParams*>(n);\n"
-            f"  const Mods mods = {{{', '.join([*captured, 'n + sizeof(FlexParams) / sizeof(ulong)', *sums])}}};\n"
-            f"  flex_{self.kernel}<{template}>({', '.join(passed)});\n}}\n"
-        )
-
-    def run(self, tensors, block, length, heads, others, has_lse=False, split=(1, 0, 1)):
-        """Launches the kernel.
-
-        Args:
-            tensors: by the names of their strides, beside queries, keys and values.
-            block: rows of a block, of `length` rows that a head has.
-            others: rows of products that a row takes part in, for the time that a dispatch takes.
-            split: threadgroups that share the keys, from the results of one to those of the next, and cuts of blocks.
-        """
-        call, tables, tiles = self.call, self.tables, self.tiles
-        batch, q_heads, q_length, head_size = call.q.shape
-        tensors = {"q": call.q, "k": call.k, "v": call.v, **tensors}
-        strides = [
-            stride for name in _STRIDES for stride in (tensors[name].stride()[:3] if name in tensors else (0, 0, 0))
-        ]
-        pieces = -(-min(block, length) // tiles.rows)
-        group = q_heads // call.k.shape[1]
-        vectors = all(_has_vectors(tensor) for name, tensor in tensors.items() if name[:2] not in ("dq", "dk", "dv"))
-        sizes = [q_heads, group, q_length, call.k.shape[2], head_size, call.v.shape[3], pieces]
-        walks = chunk = tables.numbers[2] * pieces
-        items = batch * heads
-        if self.plan is not None and self.plan.tables:
-            chunk, items = self.plan.parts, self.plan.batches * self.plan.heads
-        longest = walks * batch * heads * split[0]
-        if device_type(call.q) == "mps":
-            longest = max(1, int(_MOST_FLOPS / (2.0 * tiles.rows * others * tiles.size)))
-        outs, ins = [t for _, t in self.outputs], [*(t for _, t in self.inputs), *self.captured]
-        dispatches = []
-        for piece in range(0, walks, chunk):
-            now = min(chunk, walks - piece)
-            count, most = batch * heads * now * split[0], min(longest, items * now * split[0])
-            dispatches += [(piece, now, first, min(most, count - first)) for first in range(0, count, most)]
-        for piece, now, first, groups in dispatches:
-            flags = [vectors, now, piece, chunk, items, batch * heads, tables.full is not None, has_lse]
-            numbers = [
-                *strides,
-                *tables.numbers,
-                *sizes,
-                first,
-                *split,
-                *flags,
-                float_bits(call.scale),
-                *self.numbers,
-            ]
-            threads = 32 * tiles.simds
-            grid = (groups * threads, 1, 1)
-            why = f"{tiles.rows} rows for a threadgroup, head size {head_size} in tiles for {tiles.size}"
-            variant = "narrow_flash" if tiles.is_narrow else "flash"
-            ops._run_generated(
-                self.name,
-                outs,
-                ins,
-                [int(n) for n in numbers],
-                True,
-                grid,
-                (threads, 1, 1),
-                f"flex_{self.kernel}",
-                variant,
-                why,
-            )
-
-
-def _has_vectors(tensor):
-    size = tensor.element_size()
-    strides = [stride for extent, stride in zip(tensor.shape[:3], tensor.stride()) if extent != 1]
-    return tensor.data_ptr() % 16 == 0 and all(n * size % 16 == 0 for n in (*strides, tensor.shape[3]))
-
-
-@functools.cache
-def _header(kernel):
-    text = f'#include "attention/flex_{kernel}.h"\n'
-    return inline_headers(text, f"flex_{kernel}.metal", [_KERNELS])

@@ -1,0 +1,209 @@
+"""Kernels that are made of templates and the caller's functions, and how they are launched."""
+
+from __future__ import annotations
+
+import functools
+import math
+from pathlib import Path
+
+from torch import Tensor
+
+from ..._core import generated_kernels
+from ..._core.operators import ops
+from ..._core.routing import device_type
+from ...msl.language.inline_headers import inline_headers
+from ..pointwise.functions import used
+from ..pointwise.numbers import MEMORY, Unsupported
+from ..pointwise.parts import MOST_BUFFERS
+from ..pointwise.source import HEAD
+from .mods import float_bits
+
+_PACKAGE = Path(__file__).parents[2]
+# The headers of kernels: in a wheel's package, or beside it in a checkout.
+_KERNELS = next(path for path in (_PACKAGE / "kernels", _PACKAGE.parent / "kernels") if path.exists())
+
+__all__ = ["Launch"]
+
+# What a dispatch may do where the system aborts long ones: 0.2 s of the slowest GPU (csrc/gpu/cost.h).
+_MOST_FLOPS = 0.2 * 0.23e12
+# Threadgroups of the heads that take turns: as many as a large GPU runs at once. Keys and values of more do not fit its
+# cache.
+_IN_TURN = 128
+_MADE, _KEPT = "metalcore_kernels", 64  # the key of a graph's meta, and how many kernels are kept there
+_STRIDES = ("q", "k", "v", "out", "d_out", "dq", "dk", "dv")
+
+
+class Launch:
+    """A kernel and what it is launched with.
+
+    Args:
+        tensors: by the names of their strides, beside queries, keys and values.
+        outputs, inputs: types of elements and tensors, in the order of the template's parameters.
+        blocks: rows of the blocks of a threadgroup's own rows, and of those that it visits; () where it visits parts.
+        more: template arguments after the tiles.
+    """
+
+    def __init__(self, kernel, call, tables, tiles, functions, tensors, outputs, inputs, blocks, more=""):
+        self.kernel, self.call, self.tables, self.tiles = kernel, call, tables, tiles
+        self.outputs, self.inputs = outputs, inputs
+        self.plan = functions.plan
+        self.tensors = {"q": call.q, "k": call.k, "v": call.v, **tensors}
+        self.vectors = all(_has_vectors(x) for name, x in self.tensors.items() if name not in ("dq", "dk", "dv"))
+        self.whole = bool(blocks) and self._is_whole(*blocks)
+        more = f", {str(self.whole).lower()}{more}"
+        self.name, self.numbers, self.captured = self._made(functions, more)
+
+    def _is_whole(self, own_block, other_block):
+        """Returns whether no row and no element of a tile is missing."""
+        call, tiles = self.call, self.tiles
+        packs, threads = tiles.size * call.q.element_size() // 16, 32 * tiles.simds
+        own, others = (call.k, call.q) if self.kernel == "dkv" else (call.q, call.k)
+        return (
+            not tiles.is_narrow
+            and self.vectors
+            and call.q.shape[3] == call.v.shape[3] == tiles.size
+            and threads % packs == tiles.across * packs % threads == 0
+            and all(n % tiles.rows == 0 for n in (own.shape[2], min(own_block, own.shape[2])))
+            and all(n % tiles.across == 0 for n in (others.shape[2], min(other_block, others.shape[2])))
+        )
+
+    def _made(self, functions, more):
+        """Returns the kernel's name, the functions' numbers, and the captured tensors. Functions that are traced once
+        and capture tensors of one form have them at hand."""
+        captures = functions.captures
+        owner = next((graph for graph in functions.graphs if graph is not None), None)
+        known = {} if owner is None else owner.meta.setdefault(_MADE, {})
+        forms = tuple((x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else (type(x), repr(x)) for x in captures)
+        same = tuple(next(i for i, other in enumerate(captures) if other is x) for x in captures)
+        types = tuple(type_ for type_, _ in (*self.outputs, *self.inputs))
+        key = self.kernel, self.call.q.dtype, self.tiles, more, types, tuple(map(id, functions.graphs)), forms, same
+        key = *key, functions.packed
+        rows = math.prod(self.call.q.shape[:3])
+        if plan := functions.plan:
+            key = *key, plan.places, plan.batches, plan.heads, plan.parts, rows
+        if key not in known:
+            mods = functions.mods(rows, self.kernel)
+            places = [next(i for i, x in enumerate(captures) if x is tensor) for tensor in mods.tensors]
+            name = generated_kernels.add(f"flex_{self.kernel}", self._source(mods, more), convergent=True)
+            if len(known) >= _KEPT:
+                known.clear()
+            known[key] = name, mods.numbers, places, functions.graphs  # whose ids nothing else has as long as they live
+        name, numbers, places, _ = known[key]
+        return name, numbers, [captures[place] for place in places]
+
+    def _source(self, mods, more):
+        tiles, buffers = self.tiles, [*self.outputs, *self.inputs]
+        names = [f"x{i}" for i in range(len(buffers))]
+        declared = [
+            f"device {'' if i < len(self.outputs) else 'const '}{type_}* {name}"
+            for i, (name, (type_, _)) in enumerate(zip(names, buffers))
+        ]
+        declared += mods.members()
+        if len(declared) > MOST_BUFFERS:
+            raise Unsupported(
+                f"the functions capture {len(mods.tensors)} tensors, and a kernel has {MOST_BUFFERS} buffers"
+            )
+        signature = ",\n    ".join(f"{text} [[buffer({i})]]" for i, text in enumerate(declared))
+        captured = [f"c{i}" for i in range(len(mods.tensors))]
+        # A kernel of gradients that adds up those of captured tensors has sums behind its own two results.
+        sums = names[2 : len(self.outputs)] if self.kernel == "dq" else []
+        template = f"T, {tiles.arguments}{more}"
+        numbers = f"  threadgroup float numbers[{2 * tiles.across}];\n" if self.kernel == "dkv" else ""
+        passed = [
+            *(name for name in names if name not in sums),
+            "tile",
+            *(["numbers"] if numbers else []),
+            "p",
+            "mods",
+            "group",
+            "thread_index",
+            "simd",
+            "lane",
+        ]
+        methods = mods.text()
+        return (
+            f"{_header(self.kernel)}\n{HEAD}{used(methods)}\n"
+            f"typedef {MEMORY[self.call.q.dtype]} T;\n{methods}\n"
+            f"[[kernel]] [[max_total_threads_per_threadgroup({32 * tiles.simds})]] void {generated_kernels.MARK}(\n"
+            f"    {signature},\n"
+            "    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],\n"
+            "    uint simd [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {\n"
+            f"  constexpr uint kElements = flex_{self.kernel}_tile<{template}>();\n"
+            f"  alignas(16) threadgroup T tile[kElements];\n{numbers}"
+            "  constant FlexParams& p = *reinterpret_cast<constant FlexParams*>(n);\n"
+            f"  const Mods mods = {{{', '.join([*captured, 'n + sizeof(FlexParams) / sizeof(ulong)', *sums])}}};\n"
+            f"  flex_{self.kernel}<{template}>({', '.join(passed)});\n}}\n"
+        )
+
+    def run(self, block, length, heads, others, has_lse=False, split=(1, 0, 1)):
+        """Launches the kernel.
+
+        Args:
+            block: rows of a block, of `length` rows that a head has.
+            others: rows of products that a row takes part in, for the time that a dispatch takes.
+            split: threadgroups that share the keys, from the results of one to those of the next, and cuts of blocks.
+        """
+        call, tables, tiles = self.call, self.tables, self.tiles
+        batch, q_heads, q_length, head_size = call.q.shape
+        strides = [
+            stride
+            for name in _STRIDES
+            for stride in (self.tensors[name].stride()[:3] if name in self.tensors else (0, 0, 0))
+        ]
+        pieces = -(-min(block, length) // tiles.rows)
+        group = q_heads // call.k.shape[1]
+        sizes = [q_heads, group, q_length, call.k.shape[2], head_size, call.v.shape[3], pieces]
+        walks = chunk = tables.numbers[2] * pieces
+        items = batch * heads
+        if self.plan is not None and self.plan.tables:
+            chunk, items = self.plan.parts, self.plan.batches * self.plan.heads
+        longest = walks * batch * heads * split[0]
+        if device_type(call.q) == "mps":
+            longest = max(1, int(_MOST_FLOPS / (2.0 * tiles.rows * others * tiles.size)))
+        outs, ins = [t for _, t in self.outputs], [*(t for _, t in self.inputs), *self.captured]
+        dispatches = []
+        for piece in range(0, walks, chunk):
+            now = min(chunk, walks - piece)
+            count, most = batch * heads * now * split[0], min(longest, items * now * split[0])
+            dispatches += [(piece, now, first, min(most, count - first)) for first in range(0, count, most)]
+        for piece, now, first, groups in dispatches:
+            in_turn = -(-_IN_TURN // now)
+            flags = [self.vectors, now, piece, chunk, items, batch * heads, in_turn, tables.full is not None, has_lse]
+            numbers = [
+                *strides,
+                *tables.numbers,
+                *sizes,
+                first,
+                *split,
+                *flags,
+                float_bits(call.scale),
+                *self.numbers,
+            ]
+            threads = 32 * tiles.simds
+            grid = (groups * threads, 1, 1)
+            why = f"{tiles.rows} rows for a threadgroup, head size {head_size} in tiles for {tiles.size}"
+            variant = "narrow_flash" if tiles.is_narrow else "flash"
+            ops._run_generated(
+                self.name,
+                outs,
+                ins,
+                [int(n) for n in numbers],
+                True,
+                grid,
+                (threads, 1, 1),
+                f"flex_{self.kernel}",
+                variant,
+                why,
+            )
+
+
+def _has_vectors(tensor):
+    size = tensor.element_size()
+    strides = [stride for extent, stride in zip(tensor.shape[:3], tensor.stride()) if extent != 1]
+    return tensor.data_ptr() % 16 == 0 and all(n * size % 16 == 0 for n in (*strides, tensor.shape[3]))
+
+
+@functools.cache
+def _header(kernel):
+    text = f'#include "attention/flex_{kernel}.h"\n'
+    return inline_headers(text, f"flex_{kernel}.metal", [_KERNELS])
