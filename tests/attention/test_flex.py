@@ -112,7 +112,7 @@ def test_gradients_of_captured_tensors(device, most, monkeypatch):
 
 @pytest.mark.parametrize(
     ("dtype", "size", "block", "length"),
-    [(torch.float16, 64, 64, KEYS), (torch.bfloat16, 128, 128, KEYS), (torch.bfloat16, 128, 128, 128)],
+    [(torch.float16, 64, 64, KEYS), (torch.bfloat16, 128, 128, KEYS), (torch.bfloat16, 64, 64, 128)],
     ids=str,
 )
 def test_wide_kernels(device, dtype, size, block, length):
