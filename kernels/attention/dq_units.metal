@@ -2,13 +2,15 @@
 #include <metal_tensor>
 
 #include "scores.h"
+#include "unit_masks.h"
 #include "unit_gradients.h"
 
-template <typename T, uint kSize>
+template <typename T, uint kSize, bool kGeneral>
 [[kernel]] [[max_total_threads_per_threadgroup(ATTENTION_UNIT_THREADS(kSize))]] void attention_dq_unit(
     device T* q [[buffer(0)]], device T* k [[buffer(1)]], device T* v [[buffer(2)]],
-    device const int* cu_seq_q [[buffer(4)]], device const int* cu_seq_k [[buffer(5)]],
-    device const T* out [[buffer(7)]], device const float* softmax_sums [[buffer(8)]], device T* d_out [[buffer(9)]],
+    device const uchar* mask [[buffer(3)]], device const int* cu_seq_q [[buffer(4)]],
+    device const int* cu_seq_k [[buffer(5)]], device const T* out [[buffer(7)]],
+    device const float* softmax_sums [[buffer(8)]], device T* d_out [[buffer(9)]],
     device const float* d_lse [[buffer(10)]], device T* dq [[buffer(11)]], device float* delta [[buffer(12)]],
     device const T* rests [[buffer(13)]], constant AttentionParams& p [[buffer(14)]],
     uint group [[threadgroup_position_in_grid]], uint simd [[simdgroup_index_in_threadgroup]],
@@ -22,7 +24,7 @@ template <typename T, uint kSize>
   const Sequence sequence = sequence_of(p, batch, cu_seq_q, cu_seq_k);
   if (block >= sequence.q_length) return;
   const uint rows = metal::min(kQueries, sequence.q_length - block), first = sequence.q_first + block;
-  const Visibility visibility = {nullptr, sequence, shift_of(p, sequence), batch, head, metal::uint2(0u)};
+  const Visibility visibility = visibility_of(p, mask, nullptr, sequence, batch, head, sizeof(T));
   const auto queries = head_rows(first_row(q, p.q, batch, head, first), p.head_size, rows, p.q.row);
   const auto gradients = head_rows(first_row(d_out, p.d_out, batch, head, first), p.value_size, rows, p.d_out.row);
   const auto keys =
@@ -66,13 +68,12 @@ template <typename T, uint kSize>
   for (uint key = begin; key < range.end; key += kKeys) {
     products.multiply(key);
     const bool edge = has_edge<false>(p, visibility, block + simd * 16, 16, key, kKeys);
+    const float scale = scale_and_mask<T, kGeneral, false>(p, visibility, products, edge, block, key);
 #pragma unroll
     for (ushort i = 0; i < products.scores.get_capacity(); ++i) {
-      const metal::uint2 place = products.place(i);
-      float score = products.scores[i];
-      if (edge) score = masked<T, false>(p, visibility, score, block + place.y, key + place.x);
-      products.scores[i] =
-          metal::fast::exp2(metal::min(metal::fma(score, p.product_scale, -largest[place.y]), 0.0f) - rest[place.y]);
+      const uint row = products.place(i).y;
+      const float score = metal::min(metal::fma(products.scores[i], scale, -largest[row]), 0.0f);
+      products.scores[i] = metal::fast::exp2(score - rest[row]);
     }
     products.wait();
 #pragma unroll
@@ -85,10 +86,13 @@ template <typename T, uint kSize>
 }
 
 // Names have the largest head size that a kernel takes.
-#define INSTANTIATE(T, size)                                           \
-  template [[host_name("attention_dq_unit_" #size "_" #T)]] [[kernel]] \
-  decltype(attention_dq_unit<T, size>) attention_dq_unit<T, size>;
-INSTANTIATE(half, 64)
-INSTANTIATE(half, 128)
-INSTANTIATE(bfloat, 64)
-INSTANTIATE(bfloat, 128)
+#define INSTANTIATE(name, T, size, general)                                 \
+  template [[host_name("attention_dq_unit_" name #size "_" #T)]] [[kernel]] \
+  decltype(attention_dq_unit<T, size, general>) attention_dq_unit<T, size, general>;
+#define INSTANTIATE_KINDS(T, size) \
+  INSTANTIATE("", T, size, false)  \
+  INSTANTIATE("general_", T, size, true)
+INSTANTIATE_KINDS(half, 64)
+INSTANTIATE_KINDS(half, 128)
+INSTANTIATE_KINDS(bfloat, 64)
+INSTANTIATE_KINDS(bfloat, 128)

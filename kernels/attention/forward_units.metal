@@ -4,40 +4,12 @@
 #include <metal_tensor>
 
 #include "scores.h"
+#include "unit_masks.h"
 #include "unit_products.h"
 
 // A rounded base beyond this may differ from the largest exponent by more than 2^-12. Then differences of scores are
 // scaled, which takes one instruction more for each.
 constexpr constant float kFarBase = 0x1p12f;
-
-// Applies the mask of a tile whose keys all exist and are in the band, from its first number on. Two numbers of a query
-// are read at once where the layout of scores has them together.
-template <typename M, typename Products, typename Apply>
-METAL_FUNC void mask_by(thread Products& products, device const M* mask, int64_t row, Apply apply) {
-#pragma unroll
-  for (ushort i = 0; i < products.scores.get_capacity(); i += 2) {
-    const metal::uint2 first = products.place(i), second = products.place(i + 1);
-    device const M* const at = mask + int64_t(first.y) * row + first.x;
-    metal::vec<M, 2> two;
-    if (first.x % 2 == 0 && second.x == first.x + 1 && second.y == first.y)
-      two = *reinterpret_cast<device const metal::vec<M, 2>*>(at);
-    else
-      two = metal::vec<M, 2>(*at, mask[int64_t(second.y) * row + second.x]);
-    products.scores[i] = apply(products.scores[i], two.x);
-    products.scores[i + 1] = apply(products.scores[i + 1], two.y);
-  }
-}
-template <typename T, typename Products>
-METAL_FUNC void mask_tile(constant AttentionParams& p, Visibility v, thread Products& products, uint query, uint key) {
-  const int64_t first = int64_t(query) * p.mask.row + key;
-  const auto add = [](float score, float number) { return plus_mask(score, number); };
-  if (p.mask_kind == ATTENTION_BOOL_MASK)
-    mask_by(products, v.mask + first, p.mask.row, [](float score, uchar sees) { return sees ? score : -INFINITY; });
-  else if (p.mask_kind == ATTENTION_ADDED_MASK)
-    mask_by(products, reinterpret_cast<device const T*>(v.mask) + first, p.mask.row, add);
-  else
-    mask_by(products, reinterpret_cast<device const float*>(v.mask) + first, p.mask.row, add);
-}
 
 // Makes weights of a tile's scores, and adds them to each query's total. The largest score may have grown, so that the
 // total and the results so far shrink. Tiles without edges have code of their own, which changes scores in place.
@@ -54,15 +26,7 @@ METAL_FUNC void weigh(constant AttentionParams& p, Visibility visibility, thread
     for (ushort i = 0; i < products.scores.get_capacity(); ++i)
       products.scores[i] = scaled<false>(p, products.scores[i]);
   }
-  if (kGeneral && p.mask_pairs && !edge) {
-    mask_tile<T>(p, visibility, products, block, key);
-  } else if (kMasks && (edge || (kGeneral && p.mask_kind != ATTENTION_NO_MASK))) {
-#pragma unroll
-    for (ushort i = 0; i < products.scores.get_capacity(); ++i) {
-      const metal::uint2 place = products.place(i);
-      products.scores[i] = masked<T, kGeneral>(p, visibility, products.scores[i], block + place.y, key + place.x);
-    }
-  }
+  if (kMasks) mask_tile<T, kGeneral, false>(p, visibility, products, edge, block, key);
   Numbers base;
   bool is_far = false;
   products.largest(base);

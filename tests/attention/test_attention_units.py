@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from attention_cases import by_torch, check, make
+from attention_cases import by_torch, check, computed, make
 from rows import tuned
 from test_attention_options import formula
 from test_attention_options import test_variable_lengths as variable_lengths
@@ -114,6 +114,30 @@ def test_masks(device, kind):
     assert (result.cpu() - exact).abs().max() <= 2 * torch.finfo(torch.float16).eps * exact.abs().max()
 
 
+@pytest.mark.parametrize("kind", ["bool", "added", "float"])
+def test_gradients_with_masks(device, kind):
+    """Of whole tiles and of tiles with an edge, where two heads of queries share keys."""
+    tensors = make((1, 2, 72, 64), (1, 1, 136, 64), (1, 1, 136, 64), torch.float16)
+    mask = torch.randn((72, 136), generator=torch.Generator().manual_seed(1))
+    mask = mask > 0 if kind == "bool" else mask.half() if kind == "added" else mask
+    if kind == "bool":
+        mask[3] = False  # a query that sees no key
+    given = mask.to(device)
+
+    def ours(q, k, v, _):
+        return metalcore.scaled_dot_product_attention(q, k, v, given, enable_gqa=True)
+
+    def formula(q, k, v, _):
+        result = by_torch(q, k, v, mask if kind == "bool" else mask.to(q), enable_gqa=True)
+        return result.masked_fill(~mask.any(1)[:, None], 0.0) if kind == "bool" else result
+
+    found = computed(ours, tensors, device, torch.float16, {})
+    exact = computed(formula, tensors, "cpu", torch.float64, {})
+    for a, b in zip(found, exact, strict=True):
+        # Weights, their derivatives, what these are made of, and results have a rounding each.
+        assert (a - b).abs().max() <= 2 * torch.finfo(torch.float16).eps * b.abs().max()
+
+
 @pytest.mark.parametrize("size", [2.0**6, 2.0**11, 2.0**13, 2.0**15])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_large_scores(device, size, sign):
@@ -136,6 +160,11 @@ def test_which_kernels_are_general(device):
     for options in ({"attn_mask": mask}, {"softcap": 2.0}, {"scale": -1.0}, {"scale": 0.0}):
         assert "unit_general" in kernels(q, k, v, **options)[0]
     assert "unit_64" in kernels(q, k, v)[0]
+    shapes, options = ((1, 2, 40, 64),) * 3, {"dtype": torch.float16, "backward": True}
+    explained = metalcore.explain("scaled_dot_product_attention", *shapes, attn_mask=(40, 40), **options)
+    assert explained.recording.kernels == ("attention_dq_unit_general_64_half", "attention_dkv_unit_general_64_half")
+    capped = metalcore.explain("scaled_dot_product_attention", *shapes, softcap=2.0, **options)
+    assert not any("unit" in kernel for kernel in capped.recording.kernels)
     assert "unit" not in kernels(q, k, v, dropout_p=0.5)[-1]
     assert "unit" not in kernels(q.float(), k.float(), v.float())[0]
 

@@ -156,13 +156,21 @@ def pages(device, dtype):
 
 def attention(device, dtype):
     """Wide and narrow kernels and those for units, for heads of every size, with and without a soft cap, which general
-    kernels know."""
+    kernels know. Units make gradients of calls with masks, and not of those with soft caps."""
     families, sizes = ("baseline", "apple7", "hopper"), (64, 96, 128, 192, 256)
-    for family, size, softcap in itertools.product(families, sizes, (0.0, 2.0)):
+    mask = torch.ones(9, 9, dtype=torch.bool, device=device)
+    cases = [
+        (family, size, {"is_causal": True, "softcap": cap})
+        for family in families
+        for size in sizes
+        for cap in (0.0, 2.0)
+    ]
+    cases += [("hopper", size, {"attn_mask": mask}) for size in (64, 128)]
+    for family, size, options in cases:
         with tuned(family):
             tensors = [random(device, dtype, 1, 2, 9, size) for _ in "qkv"]
-            run = functools.partial(metalcore.scaled_dot_product_attention, is_causal=True, softcap=softcap)
-            yield from with_gradients(f"attention {family} {size} {softcap}", run, *tensors)
+            run = functools.partial(metalcore.scaled_dot_product_attention, **options)
+            yield from with_gradients(f"attention {family} {size} {', '.join(options)}", run, *tensors)
 
 
 def conv1d(device, dtype):

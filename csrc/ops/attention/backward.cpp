@@ -23,7 +23,7 @@ Tensor numbers(const char* name, const Tensor& tensor, const Tensor& q) {
 
 // The head size of the kernels for units that take the call, or 0. Their tensors have strides of 32 bits.
 uint32_t gradient_unit_size(const Call& call, const Tensor& out, const Tensor& d_out) {
-  const uint32_t size = attention::is_general_for_units(call) ? 0 : attention::unit_size(call);
+  const uint32_t size = call.params.softcap > 0.0f ? 0 : attention::unit_size(call);
   return size <= ATTENTION_UNIT_MOST_GRADIENTS && std::max(out.stride(2), d_out.stride(2)) <= INT32_MAX ? size : 0;
 }
 
@@ -106,11 +106,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
   // three and two by themselves.
   const double product = 2.0 * std::max(params.head_size, params.value_size);
   const auto name = [&](gpu::Recording& recording, const char* stem, bool narrow) {
-    recording.kernel(stem, unit_size ? "unit_" : attention::kind_of(call, narrow), std::to_string(kernel_size), "_",
-                     suffix(q.scalar_type()));
-    recording.buffer(0, call.q).buffer(1, call.k).buffer(2, call.v);
+    const std::string kind = unit_size ? attention::unit_kind_of(call) : attention::kind_of(call, narrow);
+    recording.kernel(stem, kind, std::to_string(kernel_size), "_", suffix(q.scalar_type()));
+    recording.buffer(0, call.q).buffer(1, call.k).buffer(2, call.v).buffer(3, call.mask);
     recording.buffer(4, call.cu_seq_q).buffer(5, call.cu_seq_k);
-    if (!unit_size) recording.buffer(3, call.mask).buffer(6, call.seed);
+    if (!unit_size) recording.buffer(6, call.seed);
   };
   gpu::record(dq, [&](gpu::Recording& recording) {
     const int64_t q_groups = blocks(call.longest_q, q_rows) * call.heads;

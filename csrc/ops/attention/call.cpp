@@ -205,7 +205,9 @@ uint32_t unit_size(const Call& call) {
   return kernel_size(kUnitSizes, call.params.head_size, call.params.value_size);
 }
 
-bool is_general_for_units(const Call& call) { return is_general(call) || !(call.params.product_scale > 0.0f); }
+std::string unit_kind_of(const Call& call) {
+  return is_general(call) || !(call.params.product_scale > 0.0f) ? "unit_general_" : "unit_";
+}
 
 std::string kind_of(const Call& call, bool narrow) {
   return !narrow ? "" : is_general(call) ? "narrow_general_" : "narrow_";

@@ -48,8 +48,8 @@ std::string kind_text(const Call& call, bool narrow);
 
 // The head size of the kernels for units that take the call, or 0.
 uint32_t unit_size(const Call& call);
-// Whether it is one of those that know masks, soft caps, and scales that are not above 0.
-bool is_general_for_units(const Call& call);
+// What their names have before that size: some know masks, soft caps, and scales that are not above 0.
+std::string unit_kind_of(const Call& call);
 
 // Throws if no tiled kernel takes the call's head sizes.
 void check_size(const char* op, const Call& call);

@@ -82,9 +82,7 @@ void compute(const Call& call, const Tensor& out, const Tensor& lse, const Maybe
   const auto threads = static_cast<uint32_t>(unit_size ? ATTENTION_UNIT_FORWARD_THREADS(unit_size)
                                              : narrow  ? 32 * (rows / 8)
                                                        : 32 * ATTENTION_SIMDS);
-  const std::string kind = !unit_size                              ? attention::kind_of(call, narrow)
-                           : attention::is_general_for_units(call) ? "unit_general_"
-                                                                   : "unit_";
+  const std::string kind = unit_size ? attention::unit_kind_of(call) : attention::kind_of(call, narrow);
   gpu::record(out, [&](gpu::Recording& recording) {
     attention::record_blocks(recording, params, blocks * call.heads * call.batches, flops, 12, threads, [&] {
       recording.kernel("attention_forward_", kind, std::to_string(size), "_", suffix(out.scalar_type()));
