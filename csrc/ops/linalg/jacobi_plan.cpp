@@ -13,13 +13,17 @@ namespace metalcore {
 // TFLOP/s of float32 and 68 GB/s. A sweep of the blocked method has n / 16 rounds. Each reads the columns twice and
 // writes them once, and multiplies pairs of blocks by 32 x 32 matrices twice: 12 n³ flops with the accumulated V, whose
 // columns are twice as long. With 9 sweeps that is 108 n³ flops and 13 n³ bytes, where LAPACK needs about 22 n³ flops
-// (gesdd). eigh's row was estimated for the same method, which it no longer has above 128 rows: its tridiagonal form
-// takes fewer flops and bytes, and nobody has estimated the row anew. Published times of svd with Accelerate are 22 ms
-// for n = 500 and 105 ms for n = 1000, in float64 (ml3x.com/research/matrix-numpy-benchmark). The bytes alone take an
-// M1's GPU 0.19 s for n = 1000. For n = 500 they fit its cache, and the flops take 14 ms at 1 TFLOP/s. So the sides
-// meet between the two, and above 1024 a single matrix keeps the GPU busy for more than the 200 ms that a command
-// buffer may take, whatever the batch. Nobody has measured any of this on a Mac. The other factorizations have as many
-// flops on the GPU as in LAPACK, and stay there.
+// (gesdd). Published times of svd with Accelerate are 22 ms for n = 500 and 105 ms for n = 1000, in float64
+// (ml3x.com/research/matrix-numpy-benchmark). The bytes alone take an M1's GPU 0.19 s for n = 1000. For n = 500 they fit
+// its cache, and the flops take 14 ms at 1 TFLOP/s. So the sides meet between the two, and above 1024 a single matrix
+// keeps the GPU busy for more than the 200 ms that a command buffer may take, whatever the batch.
+//
+// eigh above 128 rows has tridiagonal form. `python -m metalcore estimate eigh 1x512x512 --gpu m1` says 8.9 ms (7.7 to
+// 10.3), and 5.2 ms for 384 rows and 2.8 ms for 256. Nobody has published LAPACK's time (syevd). By flops, 9 n³ beside
+// gesdd's 22 n³, it is 9 ms for n = 500 in float64. So the sides meet where its row begins.
+//
+// Nobody has measured any of this on a Mac. The other factorizations have as many flops on the GPU as in LAPACK, and
+// stay there.
 //
 // PyTorch has kernels of svd and eigh on mps since 2.14. Nobody has measured them beside these.
 constexpr TorchRegions kSlowOnApple = {{.above = 512, .max_batch = 1}, {.above = 1024}};
