@@ -35,7 +35,8 @@ struct QlReflector {
 inline QlReflector ql_reflector(float2 alpha, float squares_of_rest) {
   const float total = add_square(squares_of_rest, alpha);
   if (!(total > kNoColumn)) return {0.0f, float2(0.0f), float2(0.0f)};
-  const float inverse_norm = -copysign(exact_rsqrt(total), alpha.x);
+  const float reciprocal = rsqrt(total);
+  const float inverse_norm = -copysign(reciprocal * newton_factor(0.5f * total * reciprocal, reciprocal), alpha.x);
   const float beta = total * inverse_norm;
   const float2 difference = float2(alpha.x - beta, alpha.y);
   const float square = add_square(0.0f, difference), quotient = fast::divide(1.0f, square);

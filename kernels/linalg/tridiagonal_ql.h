@@ -12,11 +12,9 @@ constant constexpr uint kQlSteps = 60;              // for an eigenvalue; 2 are 
 constant constexpr float kQlNegligible = 0x1p-40f;  // an off-diagonal entry that is small beside the matrix's norm
 constant constexpr float kQlLeast = 0x1p-45f;       // of the magnitude of what a rotation turns, for its square's sake
 
-// The reciprocal root of a normal number, with a Newton step: sine and cosine must be as exact as others' roots.
-inline float exact_rsqrt(float value) {
-  const float root = metal::rsqrt(value);
-  return metal::fma(0.5f * root, metal::fma(-value * root, root, 1.0f), root);
-}
+// What a Newton step multiplies a number's reciprocal root by, so that it is as exact as other operations, given half
+// of the number times it.
+inline float newton_factor(float half_root, float reciprocal) { return metal::fma(-half_root, reciprocal, 1.5f); }
 
 inline float not_zero(float value) { return metal::copysign(metal::max(metal::abs(value), kQlLeast), value); }
 
@@ -29,14 +27,15 @@ inline void tridiagonal_ql(thread float& d, float e, uint n, uint lane, threadgr
       const float size = metal::abs(d) + metal::abs(metal::simd_shuffle_down(d, 1));
       const bool ends =
           lane >= l && (lane + 1 >= n || metal::abs(e) <= metal::max(0.5f * FLT_EPSILON * size, kQlNegligible));
-      const uint m = metal::ctz(static_cast<uint>(static_cast<metal::simd_vote::vote_t>(metal::simd_ballot(ends))));
-      if (m == l) break;
+      // Wilkinson's shift, while the lanes agree about the end.
       const float d_l = metal::simd_shuffle(d, ushort(l)), e_l = metal::simd_shuffle(e, ushort(l));
       const float half_difference = 0.5f * (metal::simd_shuffle(d, ushort(l + 1)) - d_l), square = e_l * e_l;
       const float sum = metal::fma(half_difference, half_difference, square);
       const float root = sum * metal::rsqrt(sum);
-      float above = metal::simd_shuffle(d, ushort(m));
       const float correction = metal::fast::divide(square, half_difference + metal::copysign(root, half_difference));
+      const uint m = metal::ctz(static_cast<uint>(static_cast<metal::simd_vote::vote_t>(metal::simd_ballot(ends))));
+      if (m == l) break;
+      float above = metal::simd_shuffle(d, ushort(m));
       float g = not_zero(above - d_l + correction);
       float sine = 1.0f, cosine = 1.0f, shift = 0.0f;
       float new_d = d, new_e = e;
@@ -46,9 +45,10 @@ inline void tridiagonal_ql(thread float& d, float e, uint n, uint lane, threadgr
         const ushort next = ushort((i - 1) % 32);  // of what is not used, after the last
         const float next_d = metal::simd_shuffle(d, next), next_e = metal::simd_shuffle(e, next);
         const float f = sine * e_i, b = cosine * e_i;
-        const float squares = metal::fma(f, f, g * g), inverse = exact_rsqrt(squares);
-        if (lane == i + 1) new_e = squares * inverse;
-        sine = f * inverse, cosine = g * inverse;
+        const float squares = metal::fma(f, f, g * g), inverse = metal::rsqrt(squares);
+        const float half_length = 0.5f * squares * inverse, factor = newton_factor(half_length, inverse);
+        if (lane == i + 1) new_e = 2.0f * half_length * factor;
+        sine = f * inverse * factor, cosine = g * inverse * factor;
         g = above - shift;
         const float r = metal::fma(d_i - g, sine, 2.0f * cosine * b);
         shift = sine * r;

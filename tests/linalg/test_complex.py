@@ -115,7 +115,7 @@ EIGH = [
     *(("block", n, 1) for n in (17, 33, 65, 128)),
     *(("tridiagonal", n, 1) for n in (129, 130)),
     # A simdgroup takes matrices of 17 to 32 rows where there are many.
-    *(("block", 17, 512), ("simd", 17, 513), ("simd", 32, 513)),
+    *(("block", 17, 400), ("simd", 17, 401), ("simd", 32, 401)),
 ]
 
 

@@ -14,9 +14,9 @@ namespace metalcore {
 // writes them once, and multiplies pairs of blocks by 32 x 32 matrices twice: 12 n³ flops with the accumulated V, whose
 // columns are twice as long. With 9 sweeps that is 108 n³ flops and 13 n³ bytes, where LAPACK needs about 22 n³ flops
 // (gesdd). Published times of svd with Accelerate are 22 ms for n = 500 and 105 ms for n = 1000, in float64
-// (ml3x.com/research/matrix-numpy-benchmark). The bytes alone take an M1's GPU 0.19 s for n = 1000. For n = 500 they fit
-// its cache, and the flops take 14 ms at 1 TFLOP/s. So the sides meet between the two, and above 1024 a single matrix
-// keeps the GPU busy for more than the 200 ms that a command buffer may take, whatever the batch.
+// (ml3x.com/research/matrix-numpy-benchmark). The bytes alone take an M1's GPU 0.19 s for n = 1000. For n = 500 they
+// fit its cache, and the flops take 14 ms at 1 TFLOP/s. So the sides meet between the two, and above 1024 a single
+// matrix keeps the GPU busy for more than the 200 ms that a command buffer may take, whatever the batch.
 //
 // eigh above 128 rows has tridiagonal form. `python -m metalcore estimate eigh 1x512x512 --gpu m1` says 8.9 ms (7.7 to
 // 10.3), and 5.2 ms for 384 rows and 2.8 ms for 256. Nobody has published LAPACK's time (syevd). By flops, 9 n³ beside
@@ -69,9 +69,9 @@ constexpr int64_t kComplexWithV = 64;  // the largest of svd whose threadgroup h
 int64_t most_of_simd(bool is_complex) { return is_complex ? kSimdSize / 2 : kSimdSize; }
 
 // A simdgroup takes larger complex matrices by QL where threads have registers enough. Its steps follow one another, so
-// that a threadgroup is faster with few matrices: on an H200 it takes 66 µs for 8 of 32 x 32, and a simdgroup 112; for
-// 1024 they take 228 and 140.
-constexpr int64_t kManyMatrices = 512;
+// that a threadgroup is faster with few matrices: on an H200 it takes 66 µs for 8 of 32 x 32, and a simdgroup 104; for
+// 512 they take 125 and 107.
+constexpr int64_t kManyMatrices = 400;
 
 // The lanes of a simdgroup that share a matrix: as many as it has columns, and more for complex ones.
 uint32_t lanes_of(uint32_t columns, bool is_complex) { return is_complex && columns > 8 ? gpu::kSimdWidth : columns; }

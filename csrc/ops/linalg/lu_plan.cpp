@@ -21,6 +21,7 @@ const gpu::Table<LuTuning> lu_tuning(
     {
         {.family = "baseline"},
         {.family = "hopper",
+         .blocked_columns = 64,
          .torch = {{.above = 4096, .max_batch = 3},
                    {.above = 1536, .min_batch = 2, .max_batch = 3},
                    {.above = 768, .min_batch = 160}},
