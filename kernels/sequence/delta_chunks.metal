@@ -8,6 +8,63 @@
 // chunks of a sequence with some columns of the state in threadgroup memory.
 #include "sequence/delta_walk.h"
 
+constexpr constant uint kTall = kChunk + 4;  // pitch of the products of positions
+
+// The inverse of I + M. M lies by columns, right of the diagonal, and its inverse takes the blocks of 16 by 16 on and
+// left of it. A simdgroup has a row of blocks.
+inline void invert(threadgroup float* system, uint simdgroup, uint lane) {
+  const uint own = simdgroup * kOwn;
+  threadgroup float* const diagonal = system + own * kTall + own;
+  float values[kOwn];  // a lane's column, by substitution
+#pragma unroll
+  for (uint i = 0; i < kOwn; ++i) values[i] = i == lane % kOwn ? 1.0f : 0.0f;
+#pragma unroll
+  for (uint i = 0; i < kOwn; ++i) {
+#pragma unroll
+    for (uint below = i + 1; below < kOwn; ++below) values[below] -= diagonal[i * kTall + below] * values[i];
+  }
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  if (lane < kOwn) {
+#pragma unroll
+    for (uint i = 0; i < kOwn; ++i) diagonal[i * kTall + lane] = values[i];
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  // The blocks at a distance from the diagonal need those that are nearer to it.
+  for (uint distance = 1; distance < kSimdgroups; ++distance) {
+    if (simdgroup >= distance) {
+      const uint column = own - distance * kOwn;
+      threadgroup float* const block = system + own * kTall + column;
+      Fragments<float, 2, 2> sums, rows;
+      RightFragments<float, 2, 2> terms;
+      clear(sums);
+      for (uint term = column; term < own; term += kOwn) {
+#pragma unroll
+        for (uint m = 0; m < 2; ++m) {
+#pragma unroll
+          for (uint k = 0; k < 2; ++k)
+            simdgroup_load(rows.at[m][k], system + (term + k * 8) * kTall + own + m * 8, kTall, ulong2(0), true);
+        }
+        load<kTall>(terms, system + term * kTall + column);
+        multiply(sums, rows, 0, terms);
+      }
+      store<kTall>(sums, block);
+      simdgroup_barrier(mem_flags::mem_threadgroup);
+      load<kTall>(terms, block);
+      load<kTall>(rows, diagonal);
+      clear(sums);
+      multiply(sums, rows, 0, terms);
+      simdgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+      for (uint m = 0; m < 2; ++m) {
+#pragma unroll
+        for (uint n = 0; n < 2; ++n) elements(sums.at[m][n]) *= -1.0f;
+      }
+      store<kTall>(sums, block);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+}
+
 template <typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(DELTA_THREADS)]] void gated_delta_rule_inverse(
     device const T* q [[buffer(0)]], device const T* k [[buffer(1)]], device const float* g [[buffer(2)]],
@@ -15,7 +72,7 @@ template <typename T>
     device float* scores [[buffer(6)]], device float* factors [[buffer(7)]],
     constant DeltaRuleParams& params [[buffer(8)]], uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
-  constexpr uint kWidth = 128 / sizeof(T), kPitch = kWidth + 16 / sizeof(T), kTall = kChunk + 4;
+  constexpr uint kWidth = 128 / sizeof(T), kPitch = kWidth + 16 / sizeof(T);
   constexpr uint kTerms = 4 / sizeof(T);  // fragments of a row at a time
   alignas(16) threadgroup T keys[2 * kChunk * kPitch];
   threadgroup T* const queries = keys + kChunk * kPitch;
@@ -25,6 +82,7 @@ template <typename T>
   threadgroup float high[kChunk], low[kChunk];  // the logarithm of d(i), in two parts, since differences count
   threadgroup float strengths[kChunk];
   const uint lane = thread_index % 32, simdgroup = thread_index / 32;
+  const Place place = place_of(lane);
   const uint head = group % params.value_heads, key_head = head / (params.value_heads / params.heads);
   const Span span = chunk_of(ends, params, group / params.value_heads);
   const uint count = span.end - span.begin;
@@ -36,43 +94,46 @@ template <typename T>
   if (thread_index < kChunk) strengths[thread_index] = strength_of(beta + at, thread_index, count, params);
   const ulong chunk = ulong(group) * kChunk;
   device float* const own_scores = scores + chunk * kChunk;
-  for (uint pass = 0; pass < (params.corrects ? 2 : 1); ++pass) {
-    const bool of_queries = pass == 0;
-    Fragments<float, 2, kChunk / 8> products;
-    clear(products);
-    for (uint first = 0; first < params.keys; first += kWidth) {
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      fetch_rows<kWidth, kPitch>(keys, k, params.k[1], count, first, params.keys, params.wide, thread_index);
-      if (of_queries)
-        fetch_rows<kWidth, kPitch>(queries, q, params.q[1], count, first, params.keys, params.wide, thread_index);
-      threadgroup_barrier(mem_flags::mem_threadgroup);
+  Fragments<float, 2, kChunk / 8> by_queries, by_keys;  // products with keys
+  clear(by_queries);
+  clear(by_keys);
+  for (uint first = 0; first < params.keys; first += kWidth) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    fetch_rows<kWidth, kPitch>(keys, k, params.k[1], count, first, params.keys, params.wide, thread_index);
+    fetch_rows<kWidth, kPitch>(queries, q, params.q[1], count, first, params.keys, params.wide, thread_index);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll 1
-      for (uint term = 0; term < kWidth; term += kTerms * 8) {
-        Fragments<T, 2, kTerms> rows;
-        RightFragments<T, kTerms, kChunk / 8> columns;
-        load<kPitch>(rows, (of_queries ? queries : keys) + simdgroup * kOwn * kPitch + term);
-        load_transposed<kPitch>(columns, keys + term);
-        multiply(products, rows, 0, columns);
+    for (uint term = 0; term < kWidth; term += kTerms * 8) {
+      Fragments<T, 2, kTerms> rows;
+      RightFragments<T, kTerms, kChunk / 8> columns;
+      load_transposed<kPitch>(columns, keys + term);
+      load<kPitch>(rows, queries + simdgroup * kOwn * kPitch + term);
+      multiply(by_queries, rows, 0, columns);
+      load<kPitch>(rows, keys + simdgroup * kOwn * kPitch + term);
+      if (params.corrects) multiply(by_keys, rows, 0, columns);
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+  for (uint m = 0; m < 2; ++m) {
+    const uint later = simdgroup * kOwn + m * 8 + place.row;
+    const float of_query = lengths[0][later] * params.scale, of_key = lengths[1][later];
+#pragma unroll
+    for (uint n = 0; n < kChunk / 8; ++n) {
+      const uint earlier = n * 8 + place.column;
+      float2 score = float2(0.0f), factor = float2(0.0f);
+      if (n * 8 < (simdgroup + 1) * kOwn) {  // others are zero
+        const float2 decay = float2(decay_of(high, low, later, earlier), decay_of(high, low, later, earlier + 1)) *
+                             float2(lengths[1][earlier], lengths[1][earlier + 1]);
+        const float2 found = decay * elements(by_queries.at[m][n]) * of_query;
+        const float2 of_system =
+            decay * elements(by_keys.at[m][n]) * float2(strengths[earlier], strengths[earlier + 1]) * of_key;
+        score = float2(earlier <= later ? found.x : 0.0f, earlier + 1 <= later ? found.y : 0.0f);
+        factor = float2(earlier < later ? of_system.x : 0.0f, earlier + 1 < later ? of_system.y : 0.0f);
       }
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-#pragma unroll
-    for (uint m = 0; m < 2; ++m) {
-#pragma unroll
-      for (uint n = 0; n < kChunk / 8; ++n)
-        simdgroup_store(products.at[m][n], system + (simdgroup * kOwn + m * 8) * kTall + n * 8, kTall);
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    // Products of keys lie by rows or by columns, which are the same.
-    for (uint i = thread_index; i < kChunk * kChunk; i += DELTA_THREADS) {
-      const uint later = of_queries ? i / kChunk : i % kChunk, earlier = of_queries ? i % kChunk : i / kChunk;
-      const float product =
-          decay_of(high, low, later, earlier) * lengths[1][earlier] * system[i / kChunk * kTall + i % kChunk];
-      if (of_queries)
-        own_scores[i] = earlier <= later ? product * lengths[0][later] * params.scale : 0.0f;
-      else
-        system[i / kChunk * kTall + i % kChunk] =
-            earlier < later ? product * strengths[earlier] * lengths[1][later] : 0.0f;
+      *reinterpret_cast<device float2*>(own_scores + later * kChunk + earlier) = score;
+      system[earlier * kTall + later] = factor.x;
+      system[(earlier + 1) * kTall + later] = factor.y;
     }
   }
   if (thread_index < kChunk) {
@@ -84,30 +145,13 @@ template <typename T>
     own_factors[3 * kChunk] = since;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  // A thread has a column of the inverse, by substitution of some rows at a time.
-  constexpr uint kBlock = 16;
-  if (params.corrects && thread_index < kChunk) {
-    // Its part below the diagonal lies on the other side of M's.
-    device float* const column = inverses + chunk * kChunk + thread_index;
-    threadgroup float* const found = system + thread_index;
-    for (uint first = 0; first < kChunk; first += kBlock) {
-      float values[kBlock];
-#pragma unroll
-      for (uint i = 0; i < kBlock; ++i) values[i] = first + i == thread_index ? 1.0f : 0.0f;
-      for (uint j = 0; j < first; ++j) {
-        const float known = j < thread_index ? 0.0f : j == thread_index ? 1.0f : found[j * kTall];
-#pragma unroll
-        for (uint i = 0; i < kBlock; ++i) values[i] -= system[j * kTall + first + i] * known;
-      }
-#pragma unroll
-      for (uint i = 0; i < kBlock; ++i) {
-#pragma unroll
-        for (uint below = i + 1; below < kBlock; ++below)
-          values[below] -= system[(first + i) * kTall + first + below] * values[i];
-        if (first + i > thread_index) found[(first + i) * kTall] = values[i];
-        column[(first + i) * kChunk] = values[i];
-      }
-    }
+  if (!params.corrects) return;
+  invert(system, simdgroup, lane);
+  device float4* const inverse = reinterpret_cast<device float4*>(inverses + chunk * kChunk);
+  for (uint i = thread_index; i < kChunk * kChunk / 4; i += DELTA_THREADS) {
+    const uint row = i / (kChunk / 4), column = i % (kChunk / 4) * 4;
+    threadgroup const float4* const found = reinterpret_cast<threadgroup const float4*>(system + row * kTall + column);
+    inverse[i] = column / kOwn <= row / kOwn ? *found : float4(0.0f);
   }
 }
 
@@ -156,12 +200,14 @@ template <uint KEYS, uint COLUMNS, typename T>
       load<kPitch>(by_query, updates + own * kPitch);
       scale_rows(by_query, own_factors + kChunk + own, 1.0f, lane);
     }
+    LowerRows inverse_rows, score_rows;
+    if (W::kAhead && params.corrects) inverse_rows.load<false>(inverses + chunk * kChunk * kChunk, simdgroup, place);
     Fragments<float, 2, W::kAcross> found =
         walk.read(keys, updates, own_keys, params.k[1], count, params, thread_index);
 #pragma unroll
     for (uint n = 0; n < W::kAcross; ++n) {
       const uint row = walk.position() + n * 8 + place.column;
-      const float2 factor = params.corrects ? float2(own_factors[row], own_factors[row + 1]) : float2(0.0f);
+      const float2 factor = params.corrects ? *reinterpret_cast<device const float2*>(own_factors + row) : float2(0.0f);
 #pragma unroll
       for (uint m = 0; m < 2; ++m) {
         const uint column = walk.first + m * 8 + place.row;
@@ -173,10 +219,14 @@ template <uint KEYS, uint COLUMNS, typename T>
       }
     }
     walk.put(found, updates);
+    if (W::kAhead && !params.for_derivative) score_rows.load<false>(scores + chunk * kChunk * kChunk, simdgroup, place);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (params.corrects) {
       clear(by_key);
-      add_lower<false, kPitch>(by_key, inverses + chunk * kChunk * kChunk, updates, simdgroup);
+      if (W::kAhead)
+        inverse_rows.add<false, kPitch>(by_key, updates, simdgroup);
+      else
+        add_lower<false, kPitch>(by_key, inverses + chunk * kChunk * kChunk, updates, simdgroup, place);
       threadgroup_barrier(mem_flags::mem_threadgroup);
     } else {
       load<kPitch>(by_key, updates + own * kPitch);
@@ -197,7 +247,10 @@ template <uint KEYS, uint COLUMNS, typename T>
     store<kPitch>(by_key, updates + own * kPitch);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (!params.for_derivative) {
-      add_lower<false, kPitch>(by_query, scores + chunk * kChunk * kChunk, updates, simdgroup);
+      if (W::kAhead)
+        score_rows.add<false, kPitch>(by_query, updates, simdgroup);
+      else
+        add_lower<false, kPitch>(by_query, scores + chunk * kChunk * kChunk, updates, simdgroup, place);
 #pragma unroll
       for (uint m = 0; m < 2; ++m) {
         const uint row = own + m * 8 + place.row;

@@ -45,33 +45,49 @@ inline void fetch_slice(threadgroup U* tile, device const T* x, long stride, uin
     *tile = static_cast<U>(inside && row < count ? static_cast<float>(*x) * factors[row] : 0.0f);
 }
 
-// The same as they are. Each RUN neighbouring columns of the tile are neighbours in x, `apart` from those before.
-template <uint WIDTH, uint kPitch, uint RUN = WIDTH, uint ROWS = kChunk, typename T>
+// Rows of x as they are, whole vectors, on their way into a tile: loads of several ones do not wait for each other.
+// Each RUN neighbouring columns of the tile are neighbours in x, `apart` from those before.
+template <uint WIDTH, uint kPitch, typename T, uint RUN = WIDTH, uint ROWS = kChunk, uint THREADS = DELTA_THREADS>
+struct Lines {
+  static constexpr constant uint kVector = 16 / sizeof(T), kStep = THREADS * kVector / WIDTH, kVectors = ROWS / kStep;
+  uint4 words[kVectors];
+
+  void load(device const T* x, long stride, uint count, uint first, uint size, uint thread_index, uint apart = 0) {
+    const uint column = thread_index % (WIDTH / kVector) * kVector, begin = thread_index / (WIDTH / kVector);
+    const uint from = first + column / RUN * apart + column % RUN;
+    x += begin * stride + from;
+#pragma unroll
+    for (uint i = 0; i < kVectors; ++i) {
+      words[i] = uint4(0);
+      if (from < size && begin + i * kStep < count) words[i] = *reinterpret_cast<device const uint4*>(x);
+      x += kStep * stride;
+    }
+  }
+  void store(threadgroup T* tile, uint thread_index) const {
+    tile += thread_index / (WIDTH / kVector) * kPitch + thread_index % (WIDTH / kVector) * kVector;
+#pragma unroll
+    for (uint i = 0; i < kVectors; ++i) *reinterpret_cast<threadgroup uint4*>(tile + i * kStep * kPitch) = words[i];
+  }
+};
+
+// Brings such rows into a tile, which need not be whole vectors.
+template <uint WIDTH, uint kPitch, uint RUN = WIDTH, uint ROWS = kChunk, uint THREADS = DELTA_THREADS, typename T>
 inline void fetch_rows(threadgroup T* tile, device const T* x, long stride, uint count, uint first, uint size,
                        bool wide, uint thread_index, uint apart = 0) {
-  constexpr uint kVector = 16 / sizeof(T);
-  const uint vectors = wide ? kVector : 1, step = DELTA_THREADS * vectors / WIDTH;
-  const uint column = thread_index % (WIDTH / vectors) * vectors, begin = thread_index / (WIDTH / vectors);
-  const uint from = first + column / RUN * apart + column % RUN;
-  const bool inside = from < size;
-  x += begin * stride + from;
-  tile += begin * kPitch + column;
-  if (!wide) {
-#pragma unroll 2
-    for (uint row = begin; row < ROWS; row += step, x += step * stride, tile += step * kPitch)
-      *tile = inside && row < count ? *x : T(0.0f);
+  if (wide) {
+    Lines<WIDTH, kPitch, T, RUN, ROWS, THREADS> lines;
+    lines.load(x, stride, count, first, size, thread_index, apart);
+    lines.store(tile, thread_index);
     return;
   }
-  constexpr uint kStep = DELTA_THREADS * kVector / WIDTH, kVectors = ROWS / kStep;
-  uint4 words[kVectors];
-#pragma unroll
-  for (uint i = 0; i < kVectors; ++i) {
-    words[i] = uint4(0);
-    if (inside && begin + i * kStep < count) words[i] = *reinterpret_cast<device const uint4*>(x);
-    x += kStep * stride;
-  }
-#pragma unroll
-  for (uint i = 0; i < kVectors; ++i) *reinterpret_cast<threadgroup uint4*>(tile + i * kStep * kPitch) = words[i];
+  constexpr uint kStep = THREADS / WIDTH;
+  const uint column = thread_index % WIDTH, begin = thread_index / WIDTH;
+  const uint from = first + column / RUN * apart + column % RUN;
+  x += begin * stride + from;
+  tile += begin * kPitch + column;
+#pragma unroll 2
+  for (uint row = begin; row < ROWS; row += kStep, x += kStep * stride, tile += kStep * kPitch)
+    *tile = from < size && row < count ? *x : T(0.0f);
 }
 
 // The inverse lengths of a chunk's queries and keys, or 1.
@@ -84,10 +100,20 @@ inline void measure(threadgroup float* of_queries, threadgroup float* of_keys, d
     const bool normalized = params.normalized && i < count;
     device const T* const row_q = q + i * params.q[1];
     device const T* const row_k = k + i * params.k[1];
+    if (normalized && params.wide) {
+#pragma unroll 4
+      for (uint n = lane % kLanes * 4; n < params.keys; n += kLanes * 4) {
+        const float4 of_q = static_cast<float4>(*reinterpret_cast<device const vec<T, 4>*>(row_q + n));
+        const float4 of_k = static_cast<float4>(*reinterpret_cast<device const vec<T, 4>*>(row_k + n));
+        sum_q += dot(of_q, of_q);
+        sum_k += dot(of_k, of_k);
+      }
+    } else {
 #pragma unroll 8
-    for (uint n = lane % kLanes; n < (normalized ? params.keys : 0); n += kLanes) {
-      sum_q += static_cast<float>(row_q[n]) * static_cast<float>(row_q[n]);
-      sum_k += static_cast<float>(row_k[n]) * static_cast<float>(row_k[n]);
+      for (uint n = lane % kLanes; n < (normalized ? params.keys : 0); n += kLanes) {
+        sum_q += static_cast<float>(row_q[n]) * static_cast<float>(row_q[n]);
+        sum_k += static_cast<float>(row_k[n]) * static_cast<float>(row_k[n]);
+      }
     }
 #pragma unroll
     for (ushort step = 1; step < kLanes; step *= 2) {
@@ -116,7 +142,7 @@ inline void add_gates(threadgroup float* high, threadgroup float* low, device co
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   float sum = 0.0f, rest = 0.0f;
-  for (uint i = 0; i <= min(thread_index, kChunk - 1); ++i) {
+  for (uint i = 0; thread_index < kChunk && i <= thread_index; ++i) {
     const float term = low[i] + rest, next = sum + term;
     const float part = next - sum;
     rest = (sum - (next - part)) + (term - part);
@@ -166,29 +192,53 @@ inline void store(thread const Fragments<float, 2, kAcross>& sums, threadgroup f
 
 // sums += a b or aᵀ b, where b is a tile, and a is lower triangular in device memory with rows of a chunk.
 template <bool TRANSPOSED>
-inline void load_lower(thread Fragments<float, 2, 2>& rows, device const float* a, uint own, uint first) {
+inline void load_lower(thread Fragments<float, 2, 2>& rows, device const float* a, uint own, uint first, Place place) {
+  // Places of fragments are constant distances apart.
+  a += TRANSPOSED ? (first + place.column) * kChunk + own + place.row
+                  : (own + place.row) * kChunk + first + place.column;
 #pragma unroll
   for (uint m = 0; m < 2; ++m) {
 #pragma unroll
     for (uint n = 0; n < 2; ++n) {
-      const uint row = own + m * 8, term = first + n * 8;
-      if (TRANSPOSED)
-        simdgroup_load(rows.at[m][n], a + term * kChunk + row, kChunk, ulong2(0), true);
-      else
-        simdgroup_load(rows.at[m][n], a + row * kChunk + term, kChunk);
+      device const float* const from = a + (TRANSPOSED ? n * 8 * kChunk + m * 8 : m * 8 * kChunk + n * 8);
+      elements(rows.at[m][n]) =
+          TRANSPOSED ? float2(from[0], from[kChunk]) : *reinterpret_cast<device const float2*>(from);
     }
   }
 }
+// All of a simdgroup's rows, which are not zero, and the same products with them.
+struct LowerRows {
+  Fragments<float, 2, 2> at[kChunk / 16];
+
+  template <bool TRANSPOSED>
+  void load(device const float* a, uint simdgroup, Place place) {
+#pragma unroll
+    for (uint i = 0; i < kChunk / 16; ++i) {
+      if (TRANSPOSED ? i >= simdgroup : i <= simdgroup)
+        load_lower<TRANSPOSED>(at[i], a, simdgroup * kOwn, i * 16, place);
+    }
+  }
+  template <bool TRANSPOSED, uint kPitch, uint kAcross>
+  void add(thread Fragments<float, 2, kAcross>& sums, threadgroup const float* tile, uint simdgroup) const {
+#pragma unroll
+    for (uint i = 0; i < kChunk / 16; ++i) {
+      if (TRANSPOSED ? i < simdgroup : i > simdgroup) continue;
+      RightFragments<float, 2, kAcross> terms;
+      ::load<kPitch>(terms, tile + i * 16 * kPitch);
+      metalcore_multiply_mixed(sums.at, at[i].at, 0, terms.at, 0);
+    }
+  }
+};
 template <bool TRANSPOSED, uint kPitch, uint kAcross, typename U>
 inline void add_lower(thread Fragments<float, 2, kAcross>& sums, device const float* a, threadgroup const U* tile,
-                      uint simdgroup) {
+                      uint simdgroup, Place place) {
   const uint own = simdgroup * kOwn, begin = TRANSPOSED ? own : 0, end = TRANSPOSED ? kChunk : own + kOwn;
   Fragments<float, 2, 2> next;
-  load_lower<TRANSPOSED>(next, a, own, begin);
+  load_lower<TRANSPOSED>(next, a, own, begin, place);
 #pragma unroll 1
   for (uint first = begin; first < end; first += 16) {
     const Fragments<float, 2, 2> rows = next;  // the next ones are on their way before these are needed
-    if (first + 16 < end) load_lower<TRANSPOSED>(next, a, own, first + 16);
+    if (first + 16 < end) load_lower<TRANSPOSED>(next, a, own, first + 16, place);
     RightFragments<U, 2, kAcross> terms;
     load<kPitch>(terms, tile + first * kPitch);
     metalcore_multiply_mixed(sums.at, rows.at, 0, terms.at, 0);  // fewer parts than of operands that may be infinite

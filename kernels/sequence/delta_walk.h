@@ -19,6 +19,10 @@ struct Walk {
   static constexpr constant uint kTiles = kParts > 2 ? 2 : 1;  // for sums over simdgroups
   static constexpr constant uint kTerms = 4 / sizeof(T);       // fragments of a product's operands
 
+  // Whether triangular matrices are loaded before they are needed. Few threadgroups walk with so few columns, so that
+  // little else runs while they wait for memory.
+  static constexpr constant bool kAhead = COLUMNS == 16 && kSlices == 1;
+
   Fragments<float, 2, kWidth / 8> state[kSlices];
   uint part, columns, first;  // the first column in tiles, and in the matrix
   Place place;
@@ -161,7 +165,7 @@ struct Walk {
 #pragma unroll
       for (uint k = 0; k < kTerms; ++k) {
         device const float* const own = factors + i + k * 8 + place.column;
-        const float2 factor = float2(own[0], own[1]) * sign;
+        const float2 factor = *reinterpret_cast<device const float2*>(own) * sign;
 #pragma unroll
         for (uint m = 0; m < 2; ++m) {
           simdgroup_load(rows.at[m][k], tile + (i + k * 8) * kPitch + columns + m * 8, kPitch, ulong2(0), true);

@@ -28,7 +28,7 @@ template <typename T>
     threadgroup_barrier(mem_flags::mem_threadgroup);
     Fragments<float, 2, kColumns / 8> sums;
     clear(sums);
-    add_lower<true, kPitch>(sums, scores + ulong(group) * kChunk * kChunk, grads, simdgroup);
+    add_lower<true, kPitch>(sums, scores + ulong(group) * kChunk * kChunk, grads, simdgroup, place);
 #pragma unroll
     for (uint m = 0; m < 2; ++m) {
       const uint row = simdgroup * kOwn + m * 8 + place.row;
@@ -74,6 +74,8 @@ template <uint KEYS, uint COLUMNS, typename T>
     device const float* const own_factors = factors + chunk * 4 * kChunk;
     device const T* const own_keys = k + begin * params.k[1];
     walk.store(kept + chunk * size, true, params);
+    LowerRows inverse_rows;
+    if (W::kAhead && params.corrects) inverse_rows.load<true>(inverses + chunk * kChunk * kChunk, simdgroup, place);
     Fragments<float, 2, W::kAcross> found = walk.read(keys, tile, own_keys, params.k[1], count, params, thread_index);
     walk.put(found, tile);
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -96,7 +98,10 @@ template <uint KEYS, uint COLUMNS, typename T>
       store<kPitch>(sums, tile + own * kPitch);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       clear(sums);
-      add_lower<true, kPitch>(sums, inverses + chunk * kChunk * kChunk, tile, simdgroup);
+      if (W::kAhead)
+        inverse_rows.add<true, kPitch>(sums, tile, simdgroup);
+      else
+        add_lower<true, kPitch>(sums, inverses + chunk * kChunk * kChunk, tile, simdgroup, place);
       threadgroup_barrier(mem_flags::mem_threadgroup);
     }
 #pragma unroll

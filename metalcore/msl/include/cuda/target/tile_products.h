@@ -225,6 +225,8 @@ METAL_FUNC void metalcore_multiply_mixed(simdgroup_matrix<float, 8, 8> (&sums)[k
                                          const simdgroup_matrix<A, 8, 8> (&left)[kDown][kDepth], uint32_t first,
                                          const simdgroup_matrix<B, 8, 8> (&right)[kTerms][kAcross], int) {
   constexpr uint32_t kJoined = msl::joined_count(kTerms, 2);
+  // Products that do not wait for each other, as far as their parts do not take many registers.
+  constexpr uint32_t kTogether = msl::joined_count(kAcross, msl::parts_in<B> == 1 ? 4 : 2);
   MSL_UNROLL
   for (uint32_t m = 0; m < kDown; m += 2) {
     const uint32_t below = m + 1 < kDown ? m + 1 : m;
@@ -235,25 +237,38 @@ METAL_FUNC void metalcore_multiply_mixed(simdgroup_matrix<float, 8, 8> (&sums)[k
       const msl::Words upper_next = msl::words_of(left[m][first + next]),
                        lower_next = msl::words_of(left[below][first + next]);
       MSL_UNROLL
-      for (uint32_t n = 0; n < kAcross; ++n) {
-        const msl::Words terms = msl::words_of(right[k][n]), terms_next = msl::words_of(right[next][n]);
-        msl::Accumulator sum = {};
+      for (uint32_t begin = 0; begin < kAcross; begin += kTogether) {
+        msl::Words terms[kTogether], terms_next[kTogether];
+        msl::Accumulator found[kTogether] = {};
+        MSL_UNROLL
+        for (uint32_t n = 0; n < kTogether; ++n) {
+          terms[n] = msl::words_of(right[k][begin + n]);
+          terms_next[n] = msl::words_of(right[next][begin + n]);
+        }
         MSL_UNROLL
         for (int parts = 2; parts >= 0; --parts) {
           MSL_UNROLL
           for (int i = 0; i <= parts; ++i) {
             const int j = parts - i;
             if (i >= msl::parts_in<A> || j >= msl::parts_in<B>) continue;
-            if constexpr (kJoined == 2)
-              msl::add_products(sum, bfloat(), upper.part[i], upper_next.part[i], lower.part[i], lower_next.part[i],
-                                terms.part[j], terms_next.part[j]);
-            else
-              msl::add_product(sum, bfloat(), upper.part[i], lower.part[i], terms.part[j]);
+            MSL_UNROLL
+            for (uint32_t n = 0; n < kTogether; ++n) {
+              if constexpr (kJoined == 2)
+                msl::add_products(found[n], bfloat(), upper.part[i], upper_next.part[i], lower.part[i],
+                                  lower_next.part[i], terms[n].part[j], terms_next[n].part[j]);
+              else
+                msl::add_product(found[n], bfloat(), upper.part[i], lower.part[i], terms[n].part[j]);
+            }
           }
         }
-        const msl::Floats high = sums[m][n].thread_elements(), low = sums[below][n].thread_elements();
-        sums[below][n].thread_elements() = msl::Floats(low.x + sum.lower[0], low.y + sum.lower[1]);
-        sums[m][n].thread_elements() = msl::Floats(high.x + sum.upper[0], high.y + sum.upper[1]);
+        MSL_UNROLL
+        for (uint32_t n = 0; n < kTogether; ++n) {
+          auto& of_upper = sums[m][begin + n].thread_elements();
+          auto& of_lower = sums[below][begin + n].thread_elements();
+          const msl::Floats high = of_upper, low = of_lower;
+          of_lower = msl::Floats(low.x + found[n].lower[0], low.y + found[n].lower[1]);
+          of_upper = msl::Floats(high.x + found[n].upper[0], high.y + found[n].upper[1]);
+        }
       }
     }
   }
