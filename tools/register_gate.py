@@ -84,9 +84,8 @@ OVER = {
     r"gated_delta_rule_chunks_(wide_)?(float|half|bfloat)": "a lane holds 64 sums, and 440 to 560 bytes of the rest "
     "spill, most of them addresses",
     r"gated_delta_rule_inverse_float": "the proxy's fault, as above: 40 bytes spill",
-    r"gated_delta_rule_walk_(back_)?128x(32|16)_(float|half|bfloat)|gated_delta_rule_walk_256x16_(float|half|bfloat)"
-    r"|gated_delta_rule_walk_back_256x16_(float|bfloat)": "the proxy's fault, as above: a lane holds 32 "
-    "numbers of the state and as many sums, and 8 to 208 bytes of the products' parts spill",
+    r"gated_delta_rule_walk_(back_)?(128x32|128x16|256x16)_(float|half|bfloat)": "the proxy's fault, as above: a "
+    "lane holds 32 numbers of the state and as many sums, and 8 to 208 bytes of the products' parts spill",
     r"attention_decode_narrow_576x4_(half|bfloat)": "a lane holds 64 sums, 12 words of a key and 8 of its value, and 8 "
     "bytes of the rest spill",
 }
