@@ -10,19 +10,156 @@
 // The gradient of g follows from these: with G, the sum of g from the chunk's beginning on, S is exp(G) times a sum of
 // terms that have a factor exp(-G) each, so that the gradient of G at a position is q dq + k dk, where the part of dk
 // that comes from adding to S, beta y, counts as negative, and at the chunk's last position the sum of S D is added.
-#include "sequence/delta_products.h"
+#include "sequence/delta_walk.h"
+
+constexpr constant uint kRows = 64;                           // of a state, which a chunk's positions meet at once
+constexpr constant uint kTall = kChunk + 4, kPitch = 16 + 4;  // of products, and of tiles of WIDTH columns
 
 // The products of two matrices' elements, of which a thread has some.
 inline float overlap_of(device const float* a, device const float* b, uint size, bool wide, uint thread_index) {
   float sum = 0.0f;
   if (wide) {
 #pragma unroll 4
-    for (uint i = 4 * thread_index; i < size; i += 4 * kThreads)
+    for (uint i = 4 * thread_index; i < size; i += 4 * DELTA_THREADS)
       sum += dot(*reinterpret_cast<device const float4*>(a + i), *reinterpret_cast<device const float4*>(b + i));
     return sum;
   }
-  for (uint i = thread_index; i < size; i += kThreads) sum += a[i] * b[i];
+  for (uint i = thread_index; i < size; i += DELTA_THREADS) sum += a[i] * b[i];
   return sum;
+}
+
+// sums += a bᵀ of rows in device memory.
+template <typename T, typename U>
+inline void add_products(thread Fragments<float, 2, 8>& sums, threadgroup float* tiles, device const T* a, long stride,
+                         uint count, device const U* b, long b_stride, uint b_count, uint size, bool vectors,
+                         uint thread_index) {
+  constexpr uint kWidth = 16, kLeft = kWidth + 16 / sizeof(T), kRight = kWidth + 16 / sizeof(U);
+  threadgroup T* const own = reinterpret_cast<threadgroup T*>(tiles);
+  threadgroup U* const others = reinterpret_cast<threadgroup U*>(tiles + kChunk * kPitch);
+  for (uint first = 0; first < size; first += kWidth) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    fetch_rows<kWidth, kLeft>(own, a, stride, count, first, size, vectors, thread_index);
+    fetch_rows<kWidth, kRight>(others, b, b_stride, b_count, first, size, vectors, thread_index);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    Fragments<T, 2, kWidth / 8> rows;
+    RightFragments<U, kWidth / 8, 8> terms;
+    load<kLeft>(rows, own + thread_index / 32 * kOwn * kLeft);
+    load_transposed<kRight>(terms, others);
+    if constexpr (sizeof(U) == 4)
+      metalcore_multiply_mixed(sums.at, rows.at, 0, terms.at, 0);  // fewer parts, as in add_lower()
+    else
+      multiply(sums, rows, 0, terms);
+  }
+}
+// The same where `a` is `narrow` or `wide`.
+template <typename T>
+inline void add_products(thread Fragments<float, 2, 8>& sums, threadgroup float* tiles, device const T* narrow,
+                         device const float* wide, bool is_narrow, long stride, uint count, device const float* b,
+                         long b_stride, uint b_count, uint size, bool vectors, uint thread_index) {
+  if (is_narrow)
+    add_products(sums, tiles, narrow, stride, count, b, b_stride, b_count, size, vectors, thread_index);
+  else
+    add_products(sums, tiles, wide, stride, count, b, b_stride, b_count, size, vectors, thread_index);
+}
+
+// sums += a b or aᵀ b, where a is the lower triangular tile of scores, and b has rows in device memory, times factors.
+template <bool TRANSPOSED, typename T>
+inline void add_scores(thread Fragments<float, 2, 8>& sums, threadgroup float* tiles, threadgroup const float* scores,
+                       device const T* x, long stride, uint count, uint first_column, uint size, bool wide,
+                       threadgroup const float* factors, uint thread_index) {
+  constexpr uint kPart = 32, kTerms = 4 / sizeof(T), kRight = kRows + 16 / sizeof(T);
+  threadgroup T* const tile = reinterpret_cast<threadgroup T*>(tiles);
+  const uint own = thread_index / 32 * kOwn, column = place_of(thread_index % 32).column;
+#pragma unroll 1
+  for (uint first = 0; first < kChunk; first += kPart) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    fetch_rows<kRows, kRight, kRows, kPart>(tile, x + first * stride, stride, max(count, first) - first, first_column,
+                                            size, wide, thread_index);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll 1
+    for (uint term = first; term < first + kPart; term += kTerms * 8) {
+      if (TRANSPOSED ? term + kTerms * 8 <= own : term >= own + kOwn) continue;  // zeros
+      Fragments<float, 2, kTerms> rows;
+#pragma unroll
+      for (uint k = 0; k < kTerms; ++k) {
+        threadgroup const float* const factor = factors + term + k * 8 + column;
+#pragma unroll
+        for (uint m = 0; m < 2; ++m) {
+          const uint row = own + m * 8;
+          if (TRANSPOSED)
+            simdgroup_load(rows.at[m][k], scores + (term + k * 8) * kTall + row, kTall, ulong2(0), true);
+          else
+            simdgroup_load(rows.at[m][k], scores + row * kTall + term + k * 8, kTall);
+          elements(rows.at[m][k]) *= float2(factor[0], factor[1]);
+        }
+      }
+      RightFragments<T, kTerms, 8> terms;
+      load<kRight>(terms, tile + (term - first) * kRight);
+      multiply(sums, rows, 0, terms);
+    }
+  }
+}
+
+// Adds the products of the rows of sums, times a sign, and of x, with its inverse lengths.
+template <typename T>
+inline void add_dots(threadgroup float* products, thread Fragments<float, 2, 8>& sums, float sign, device const T* x,
+                     long stride, threadgroup const float* lengths, uint count, uint first_column, uint size, bool wide,
+                     uint thread_index) {
+  const Place place = place_of(thread_index % 32);
+#pragma unroll
+  for (uint m = 0; m < 2; ++m) {
+    const uint row = thread_index / 32 * kOwn + m * 8 + place.row, column = first_column + place.column;
+    device const T* const other = x + row * stride;
+    float product = 0.0f;
+    if (row < count && wide) {
+      vec<T, 2> others[8];  // no load waits behind a branch
+#pragma unroll
+      for (uint n = 0; n < 8; ++n)
+        others[n] = *reinterpret_cast<device const vec<T, 2>*>(other + min(column + n * 8, size - 2));
+#pragma unroll
+      for (uint n = 0; n < 8; ++n)
+        product += column + n * 8 < size ? dot(elements(sums.at[m][n]), static_cast<float2>(others[n])) : 0.0f;
+    } else if (row < count) {
+#pragma unroll
+      for (uint n = 0; n < 8; ++n)
+        product += dot(elements(sums.at[m][n]), pair_of(other + column + n * 8, rest_of(column + n * 8, size)));
+    }
+    product += simd_shuffle_xor(product, 1);  // over the lanes of the row
+    product += simd_shuffle_xor(product, 8);
+    if (place.column == 0) products[row] += product * lengths[row] * sign;
+  }
+}
+
+// Writes sums times a factor for each row, or adds them to what is there.
+template <typename F>
+inline void put(thread Fragments<float, 2, 8>& sums, bool adds, float sign, F factors, device float* to, long stride,
+                uint count, uint first_column, uint size, bool wide, uint thread_index) {
+  const Place place = place_of(thread_index % 32);
+#pragma unroll
+  for (uint m = 0; m < 2; ++m) {
+    const uint row = thread_index / 32 * kOwn + m * 8 + place.row, column = first_column + place.column;
+    const float factor = factors[row] * sign;
+    device float* const own = to + row * stride;
+    if (row < count && wide) {
+      float2 before[8];
+#pragma unroll
+      for (uint n = 0; n < 8; ++n)
+        before[n] =  // others write what a lane behind the row's end would read
+            adds && column + n * 8 < size ? *reinterpret_cast<device const float2*>(own + column + n * 8)
+                                          : float2(0.0f);
+#pragma unroll
+      for (uint n = 0; n < 8; ++n)
+        if (column + n * 8 < size)
+          *reinterpret_cast<device float2*>(own + column + n * 8) = before[n] + elements(sums.at[m][n]) * factor;
+    } else if (row < count) {
+#pragma unroll
+      for (uint n = 0; n < 8; ++n) {
+        const uint rest = rest_of(column + n * 8, size);
+        const float2 before = pair_of(own + column + n * 8, adds ? rest : 0);
+        put_pair(own + column + n * 8, before + elements(sums.at[m][n]) * factor, rest);
+      }
+    }
+  }
 }
 
 // Sums over the positions i >= t > j of `scores`, whose diagonal and upper part are zero, for the thread's position t.
@@ -41,8 +178,8 @@ inline float sum_across(threadgroup float* scores, uint thread_index) {
   return sum;
 }
 
-template <typename T, bool WIDE>
-[[kernel]] [[max_total_threads_per_threadgroup(DELTA_CHUNK_PROMISE)]] void gated_delta_rule_chunks(
+template <typename T>
+[[kernel]] [[max_total_threads_per_threadgroup(DELTA_PROMISE)]] void gated_delta_rule_chunks(
     device const T* grad [[buffer(0)]], device const T* q [[buffer(1)]], device const T* k [[buffer(2)]],
     device const float* g [[buffer(3)]], device const float* beta [[buffer(4)]], device const int* ends [[buffer(5)]],
     device const float* errors [[buffer(6)]], device const float* value_grads [[buffer(7)]],
@@ -50,16 +187,15 @@ template <typename T, bool WIDE>
     device float* gq [[buffer(10)]], device float* gk [[buffer(11)]], device float* gg [[buffer(12)]],
     device float* gbeta [[buffer(13)]], constant DeltaRuleParams& params [[buffer(14)]],
     uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
-  // Tiles, or scores and a tile, or what simdgroups sum.
-  alignas(16) threadgroup float memory[kMemory];
+  alignas(16) threadgroup float scores[kChunk * kTall];
+  alignas(16) threadgroup float tiles[2 * kChunk * kPitch];
   threadgroup float lengths[2][kChunk];         // of q and k, their inverses
   threadgroup float high[kChunk], low[kChunk];  // the logarithm of d(i)
   threadgroup float since[kChunk], until[kChunk], strengths[kChunk], learned[kChunk];
-  threadgroup float* const scores = memory;
-  threadgroup float* const tile = memory + kChunk * kTall;
+  threadgroup float reads[kChunk], writes[kChunk], carried[kChunk];  // products of rows of q and k, and of gradients
+  threadgroup float overlaps[kSimdgroups];                           // parts of the sum of S D
   const uint lane = thread_index % 32, simdgroup = thread_index / 32;
   const uint head = group % params.value_heads, place = group / params.value_heads;
-  const Share share(thread_index);
   const Span span = chunk_of(ends, params, place);
   const uint count = span.end - span.begin;
   if (count == 0) return;
@@ -76,7 +212,7 @@ template <typename T, bool WIDE>
   gk += at * params.keys;
   states += ulong(group) * params.keys * params.values;
   state_grads += ulong(group) * params.keys * params.values;
-  if (simdgroup < kSimdgroups) measure(lengths[0], lengths[1], q, k, count, params, simdgroup, lane);
+  measure(lengths[0], lengths[1], q, k, count, params, simdgroup, lane);
   add_gates(high, low, g + at, count, params, thread_index);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (thread_index < kChunk) {
@@ -85,125 +221,111 @@ template <typename T, bool WIDE>
     until[thread_index] = decay_of(high, low, kChunk - 1, thread_index);
     strengths[thread_index] = strength;
     learned[thread_index] = strength * lengths[1][thread_index];
+    reads[thread_index] = writes[thread_index] = carried[thread_index] = 0.0f;
   }
-  float overlap = 0.0f, across = 0.0f;
-  // Products of the gradients' rows with rows of q and k, of this simdgroup's keys: y k is there before and after the
-  // chunk's own positions are added.
-  float reads[2] = {}, carried[2] = {}, written[2] = {};
+  Fragments<float, 2, 8> sums;
+  float overlap = 0.0f;
+  // What comes from behind the chunk.
   for (uint first = 0; first < params.keys; first += kRows) {
     const uint rows = min(kRows, params.keys - first);
     const ulong matrix = ulong(first) * params.values;
     if (params.has_gate)
-      overlap += overlap_of(states + matrix, state_grads + matrix, rows * params.values, WIDE, thread_index);
-    Part learns[2], sums[2];  // y, and what q or v reads
-    // What comes from behind the chunk.
-    multiply_rows(learns, memory, errors, value_stride, count, state_grads + matrix, params.values, rows, params.values,
-                  WIDE, share, thread_index);
-    scale_rows(learns, until + share.row, 1.0f, lane);
-    add_dots(carried, learns, 1.0f, k, params.k[1], lengths[1], count, first, params.keys, WIDE, share);
-    // The gradients of results, and then those of values.
-#pragma unroll 1
-    for (uint pass = 0; pass < (params.corrects ? 2 : 1); ++pass) {
-      const bool of_results = pass == 0;
-      const float scale = of_results ? params.scale : 1.0f, sign = of_results ? 1.0f : -1.0f;
-      device const T* const x = of_results ? q : k;
-      const long stride = of_results ? params.q[1] : params.k[1];
-      const long grad_stride = of_results ? params.grad[1] : value_stride;
-      multiply_rows(sums, memory, grad, value_grads, of_results, grad_stride, count, states + matrix, params.values,
-                    rows, params.values, WIDE, share, thread_index);
-      scale_rows(sums, since + share.row, scale, lane);
-      if (!params.corrects)
-        add_dots(reads, sums, 1.0f, q, params.q[1], lengths[0], count, first, params.keys, WIDE, share);
-      Part found[1];
-      multiply_rows(found, memory, grad, value_grads, of_results, grad_stride, count, errors, value_stride, count,
-                    params.values, WIDE, share, thread_index);
-#pragma unroll
-      for (uint m = 0; m < 2; ++m) {
-#pragma unroll
-        for (uint n = 0; n < 4; ++n) {
-          const uint later = share.row_of(m), earlier = share.column_of<1>(0, n);
-          const float2 pair = elements(found[0].at[m][n]) * scale;
-          elements(found[0].at[m][n]) =
-              float2(earlier < later + of_results ? pair.x * decay_of(high, low, later, earlier) : 0.0f,
-                     earlier + 1 < later + of_results ? pair.y * decay_of(high, low, later, earlier + 1) : 0.0f);
-        }
-      }
-      // Without corrections the products of all pairs of positions are known, and those between which the gate lies are
-      // summed by themselves. The difference of all that is read and written would lose what pairs on one side have.
-      if (params.has_gate && !params.corrects && first == 0) {
-        Part products[1];
-        multiply_rows(products, memory, q, params.q[1], count, k, params.k[1], count, params.keys, WIDE, share,
-                      thread_index);
-#pragma unroll
-        for (uint m = 0; m < 2; ++m) {
-#pragma unroll
-          for (uint n = 0; n < 4; ++n) {
-            const uint row = share.row_of(m), column = share.column_of<1>(0, n);
-            const float2 factors =
-                float2(column < row ? learned[column] : 0.0f, column + 1 < row ? learned[column + 1] : 0.0f);
-            elements(products[0].at[m][n]) *= elements(found[0].at[m][n]) * factors * lengths[0][row];
-          }
-        }
-        store_scores(products, scores, share);
-        across = sum_across(scores, thread_index);
-      }
-      store_scores(found, scores, share);
-      add_scores<false>(sums, scores, tile, 1.0f, k, params.k[1], count, first, params.keys, WIDE, learned, share,
-                        thread_index);
-      if (params.corrects)
-        add_dots(reads, sums, sign, x, stride, lengths[pass], count, first, params.keys, WIDE, share);
-      add_scores<true>(learns, scores, tile, sign, x, stride, count, first, params.keys, WIDE, lengths[pass], share,
-                       thread_index);
-      if (of_results) put(sums, gq, key_stride, count, first, params.keys, WIDE, share);
-    }
-    add_dots(written, learns, 1.0f, k, params.k[1], lengths[1], count, first, params.keys, WIDE, share);
-    scale_rows(learns, strengths + share.row, 1.0f, lane);
-    if (params.corrects) {
-#pragma unroll
-      for (uint m = 0; m < 2; ++m) {
-#pragma unroll
-        for (uint n = 0; n < 8; ++n) elements(learns[n / 4].at[m][n % 4]) -= elements(sums[n / 4].at[m][n % 4]);
-      }
-    }
-    put(learns, gk, key_stride, count, first, params.keys, WIDE, share);
+      overlap += overlap_of(states + matrix, state_grads + matrix, rows * params.values, params.wide, thread_index);
+    clear(sums);
+    add_products(sums, tiles, errors, value_stride, count, state_grads + matrix, params.values, rows, params.values,
+                 params.wide, thread_index);
+    scale_rows(sums, until + simdgroup * kOwn, 1.0f, lane);
+    add_dots(carried, sums, 1.0f, k, params.k[1], lengths[1], count, first, params.keys, params.wide, thread_index);
+    put(sums, false, 1.0f, strengths, gk, key_stride, count, first, params.keys, params.wide, thread_index);
   }
-  overlap = simd_sum(overlap);
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  threadgroup float* const read_sums = memory;
-  threadgroup float* const carried_sums = memory + 2 * kChunk;
-  threadgroup float* const written_sums = memory + 4 * kChunk;
-  threadgroup float* const overlaps = memory + 6 * kChunk;
-  if (share.place.column == 0) {
+  // The gradients of results, and then those of values.
+#pragma unroll 1
+  for (uint pass = 0; pass < (params.corrects ? 2 : 1); ++pass) {
+    const bool of_results = pass == 0;
+    const float scale = of_results ? params.scale : 1.0f, sign = of_results ? 1.0f : -1.0f;
+    device const T* const x = of_results ? q : k;
+    const long stride = of_results ? params.q[1] : params.k[1];
+    const long grad_stride = of_results ? params.grad[1] : value_stride;
+    clear(sums);
+    add_products(sums, tiles, grad, value_grads, of_results, grad_stride, count, errors, value_stride, count,
+                 params.values, params.wide, thread_index);
 #pragma unroll
     for (uint m = 0; m < 2; ++m) {
-      const uint own = share.half * kChunk + share.row_of(m);
-      read_sums[own] = reads[m];
-      carried_sums[own] = carried[m];
-      written_sums[own] = written[m];
+#pragma unroll
+      for (uint n = 0; n < 8; ++n)
+        simdgroup_store(sums.at[m][n], scores + (simdgroup * kOwn + m * 8) * kTall + n * 8, kTall);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint i = thread_index; i < kChunk * kChunk; i += DELTA_THREADS) {
+      const uint later = i / kChunk, earlier = i % kChunk;
+      threadgroup float* const score = scores + later * kTall + earlier;
+      *score = earlier < later + of_results ? *score * scale * decay_of(high, low, later, earlier) : 0.0f;
+    }
+    for (uint first = 0; first < params.keys; first += kRows) {
+      const uint rows = min(kRows, params.keys - first);
+      clear(sums);
+      add_products(sums, tiles, grad, value_grads, of_results, grad_stride, count,
+                   states + ulong(first) * params.values, params.values, rows, params.values, params.wide,
+                   thread_index);
+      scale_rows(sums, since + simdgroup * kOwn, scale, lane);
+      if (!params.corrects)
+        add_dots(reads, sums, 1.0f, q, params.q[1], lengths[0], count, first, params.keys, params.wide, thread_index);
+      add_scores<false>(sums, tiles, scores, k, params.k[1], count, first, params.keys, params.wide, learned,
+                        thread_index);
+      if (params.corrects)
+        add_dots(reads, sums, sign, x, stride, lengths[pass], count, first, params.keys, params.wide, thread_index);
+      put(sums, !of_results, sign, One(), of_results ? gq : gk, key_stride, count, first, params.keys, params.wide,
+          thread_index);
+      clear(sums);
+      add_scores<true>(sums, tiles, scores, x, stride, count, first, params.keys, params.wide, lengths[pass],
+                       thread_index);
+      add_dots(writes, sums, sign, k, params.k[1], lengths[1], count, first, params.keys, params.wide, thread_index);
+      put(sums, true, sign, strengths, gk, key_stride, count, first, params.keys, params.wide, thread_index);
     }
   }
+  // Without corrections the products of all pairs of positions are known, and those between which the gate lies are
+  // summed by themselves. The difference of all that is read and written would lose what pairs on one side have.
+  float across = 0.0f;
+  if (params.has_gate && !params.corrects) {
+    clear(sums);
+    add_products(sums, tiles, q, params.q[1], count, k, params.k[1], count, params.keys, params.wide, thread_index);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+    for (uint m = 0; m < 2; ++m) {
+      const uint row = simdgroup * kOwn + m * 8 + place_of(lane).row;
+#pragma unroll
+      for (uint n = 0; n < 8; ++n) {
+        const uint column = n * 8 + place_of(lane).column;
+        threadgroup float* const score = scores + row * kTall + column;
+        const float2 factors =
+            float2(column < row ? learned[column] : 0.0f, column + 1 < row ? learned[column + 1] : 0.0f);
+        const float2 pair = elements(sums.at[m][n]) * factors * lengths[0][row];
+        score[0] *= pair.x;
+        score[1] *= pair.y;
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    across = sum_across(scores, thread_index);
+  }
+  overlap = simd_sum(overlap);
   if (lane == 0) overlaps[simdgroup] = overlap;
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (thread_index >= count) return;
   const ulong own = at + ulong(thread_index) * params.value_heads;
-  if (params.weighted) gbeta[own] = written_sums[thread_index] + written_sums[kChunk + thread_index];
+  if (params.weighted) gbeta[own] = carried[thread_index] + writes[thread_index];
   if (!params.has_gate) return;
   float behind = 0.0f, sum = across;
 #pragma unroll
-  for (uint s = 0; s < kThreads / 32; ++s) behind += overlaps[s];
+  for (uint s = 0; s < kSimdgroups; ++s) behind += overlaps[s];
   behind *= since[kChunk - 1];
   for (uint i = count; i-- > 0;) {
     const bool later = i >= thread_index;
-    const float read = read_sums[i] + read_sums[kChunk + i];
-    if (params.corrects || !later) behind += strengths[i] * (carried_sums[i] + carried_sums[kChunk + i]);
-    if (later) sum += params.corrects ? read - strengths[i] * (written_sums[i] + written_sums[kChunk + i]) : read;
+    if (params.corrects || !later) behind += strengths[i] * carried[i];
+    if (later) sum += params.corrects ? reads[i] - strengths[i] * (carried[i] + writes[i]) : reads[i];
   }
   gg[own] = behind + sum;
 }
 
-#define INSTANTIATE_GRADIENTS(types, T)                                                \
-  INSTANTIATE("gated_delta_rule_chunks_wide", types, gated_delta_rule_chunks<T, true>) \
-  INSTANTIATE("gated_delta_rule_chunks", types, gated_delta_rule_chunks<T, false>)
-INSTANTIATE_GRADIENTS("_float", float)
-INSTANTIATE_GRADIENTS("_half", half)
-INSTANTIATE_GRADIENTS("_bfloat", bfloat)
+INSTANTIATE("gated_delta_rule_chunks", "_float", gated_delta_rule_chunks<float>)
+INSTANTIATE("gated_delta_rule_chunks", "_half", gated_delta_rule_chunks<half>)
+INSTANTIATE("gated_delta_rule_chunks", "_bfloat", gated_delta_rule_chunks<bfloat>)

@@ -9,9 +9,6 @@
 // What kernels that walk along chunks promise: as many threads as 128 registers each leave on Apple's GPUs, and 168 on
 // NVIDIA's, whose compiler takes more without a bound, so that fewer threadgroups run at once.
 #define DELTA_PROMISE 384
-#define DELTA_CHUNK_THREADS 256  // of a threadgroup that finds a chunk's gradients
-// What its kernel promises: two threadgroups run at once on a multiprocessor of NVIDIA's with 128 registers a thread.
-#define DELTA_CHUNK_PROMISE 512
 #define DELTA_STEPS 8   // positions whose keys and queries are in threadgroup memory at once
 #define DELTA_CHUNK 64  // positions between the states that the derivative keeps
 #define DELTA_SIZE 256  // the largest size of a head

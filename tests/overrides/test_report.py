@@ -48,6 +48,8 @@ def test_reasons(device):
     expected = {"aten::rms_norm": ["tensors of several dtypes"]}
     if device == "cuda":  # these overrides are for mps
         expected = {
+            "aten::_scaled_mm": ["PyTorch's operator computes on tensor cores"],
+            "aten::_scaled_mm_v2": ["PyTorch's operator computes on tensor cores"],
             "aten::rms_norm": ["it ends in aten::_fused_rms_norm there"],
             "aten::scaled_dot_product_attention": ["PyTorch's kernels are faster there"],
             "aten::threshold_backward": ["PyTorch's kernel is as fast there, and costs the host less"],

@@ -85,7 +85,9 @@ def test_what_may_be_changed(device, name, dtype):
         with metalcore.enable_pytorch_overrides(name):
             try:
                 expected = make(device).gradients()
-            except NotImplementedError:  # the override leaves it to PyTorch, which has no kernel on the device either
+            except RuntimeError:  # the override leaves it to PyTorch, which has no kernel on the device either
+                if where == device:
+                    raise
                 continue
             ours = [changed(lambda: make(device), which) for which in range(count)]
         for which, found in enumerate(ours):
@@ -93,7 +95,8 @@ def test_what_may_be_changed(device, name, dtype):
                 continue
             assert found is not None, f"{sample.name}: tensor {which} is saved, and PyTorch does not save it"
             for value, wanted in zip(found, expected, strict=True):
-                assert torch.equal(value, wanted), f"{sample.name}: tensor {which} is read backward"
+                same = torch.equal(value.nan_to_num(), wanted.nan_to_num())  # PyTorch's are NaN for some dtypes
+                assert same, f"{sample.name}: tensor {which} is read backward"
     assert tried or dtype is not torch.float32
 
 
