@@ -88,7 +88,7 @@ def test_long_ways_are_shared_though_tiles_fill_the_gpu(keys, heads, threadgroup
 
 @pytest.mark.parametrize("keys, splits", [(2816, 22), (3000, 16)])
 def test_threadgroups_have_whole_steps(keys, splits):
-    """22 threadgroups for each tile fill the GPU. Of 2,816 keys each has two steps of 64, and of 3,000 keys three, which
+    """22 threadgroups for each tile fill the GPU. Of 2816 keys each has two steps of 64, and of 3000 keys three, which
     16 of them need as well."""
     with tuned("hopper"):
         shapes = (24, 16, 1, 128), (24, 1, keys, 128), (24, 1, keys, 128)
