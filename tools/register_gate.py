@@ -63,6 +63,7 @@ NVIDIA = {
     r"svd_simd_32x32|svd_block_64": "jacobi.few_registers is off",
     r"trsm_block_\d+": "triangular.few_registers is off",
     r"qr_simd_(64|complex_32)x.*": "qr.simd_rows is 64",
+    r"eigh_ql_complex_(values_)?32": "jacobi.few_registers is off",
     r"attention_(forward|dq|dkv)_\d+_.*": "attention.narrow_forward, narrow_dq and narrow_dkv are on",
     r"attention_(forward|dq|dkv)_unit_.*": "attention.units is on",
     r"attention_decode_(matrices_)?\d+x\d+_.*": "attention_decode.narrow is on",

@@ -59,6 +59,13 @@ for field in ("wide_columns", "polar_columns"):
     assert (metalcore.svdvals(A.to("mps")).cpu() - torch.linalg.svdvals(A)).abs().max() < 1e-3
 measured("tridiagonalize", "panels_above", 64)
 assert (metalcore.eigvalsh(A.to("mps")).cpu() - torch.linalg.eigvalsh(A)).abs().max() < 1e-3
+A = torch.complex(A, A.mT)
+assert (metalcore.eigh(A.to("mps"))[0].cpu() - torch.linalg.eigvalsh(A)).abs().max() < 1e-3
+# The same for heads that share keys, in 16 bits.
+q, k = torch.randn(1, 8, 1, 128, dtype=torch.bfloat16), torch.randn(1, 1, 40, 128, dtype=torch.bfloat16)
+found = metalcore.scaled_dot_product_attention(q.to("mps"), k.to("mps"), k.to("mps"), enable_gqa=True).cpu()
+weights = torch.softmax(q.float() @ k.float().mT / 128**0.5, -1)
+assert (found - weights @ k.float()).abs().max() < 0.05
 encoders, dispatches, kernels = use_runtime.counts()
 assert encoders[0] > 100 and dispatches[0] > encoders[0]
 families = [set(line.split()[1:]) for line in open("build/metal_runtime/out/lib/index")]
