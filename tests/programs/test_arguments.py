@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from checks import agree
+from agreement import agree
 from torch import nn
 
 import metalcore

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from checks import agree, of_ours
+from agreement import agree, of_ours
 from nets import Decoder, ResNet
 from torch import nn
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from checks import Calls, agree, change
+from agreement import Calls, agree, change
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.torch_version import TorchVersion

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from checks import agree, alike, of_ours, operators
+from agreement import agree, alike, of_ours, operators
 from models import LINEAR
 from nets import Decoder, Decoding, Encoder, MobileNet, ResNet, UNet, perturb
 

@@ -4,7 +4,7 @@ programs join to generated kernels or to convolutions, and what they leave to Py
 import pytest
 import torch
 import torch.nn.functional as F
-from checks import Calls, agree, operators
+from agreement import Calls, agree, operators
 from nets import ConvNeXt, EfficientNet, Encoder, MobileNet, Pyramid, ResNet, Swin, UNet, perturb
 from torch import nn
 

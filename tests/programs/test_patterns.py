@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from checks import agree, operators
+from agreement import agree, operators
 from torch import nn
 
 import metalcore

@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from checks import agree, operators
+from agreement import agree, operators
 from nets import ResNet, perturb
 from torch import nn
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checks import agree, change, contents, write
+from agreement import agree, change, contents, write
 from torch import nn
 
 import metalcore

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 import torch.nn.functional as F
-from checks import agree, operators
+from agreement import agree, operators
 from torch import nn
 
 import metalcore

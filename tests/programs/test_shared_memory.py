@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from checks import Calls, agree
+from agreement import Calls, agree
 from opinfo import find_op
 from out_forms import check, find
 
