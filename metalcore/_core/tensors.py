@@ -77,6 +77,14 @@ def in_int32(numbers: Tensor) -> Tensor:
     return numbers.to(torch.int32)
 
 
+def check_written(op: str, name: str, tensor: Tensor) -> None:
+    """Raises RuntimeError where several elements of a tensor that is to be written are one memory location."""
+    if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride())):
+        raise RuntimeError(
+            f"{op}: {name} is to be written, but is an expanded tensor: several of its elements are one memory location"
+        )
+
+
 def call_on_cpu(function: Callable, *args: Any, **kwargs: Any) -> Any:
     """Returns the function's results for copies of its tensors on the CPU, copied to the device of the first tensor.
     Derivatives and torch.func's transforms pass through the copies."""

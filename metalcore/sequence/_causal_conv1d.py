@@ -9,6 +9,7 @@ from .._core.operators import autograd, cpu_kernel, derive, fake_kernel
 from .._core.registry import Op, Sample, register
 from .._core.routing import INT32_MAX, accelerated, alike, require_tensors
 from .._core.samples import integers
+from .._core.tensors import in_int32
 from ._taps import WIDTHS, check, convolve, gradients
 
 __all__ = ["causal_conv1d"]
@@ -65,7 +66,7 @@ def causal_conv1d(
     )
     if seq_idx is not None and (cu_seqlens is not None or initial_state is not None or return_final_state):
         raise ValueError("causal_conv1d: seq_idx goes with neither cu_seqlens nor a state: give cu_seqlens instead")
-    seq_idx, cu_seqlens = (None if t is None else t.to(torch.int32) for t in (seq_idx, cu_seqlens))
+    seq_idx, cu_seqlens = (None if t is None else in_int32(t) for t in (seq_idx, cu_seqlens))
     before = initial_state
     if before is not None and weight.dim() == 2 and before.dim() == 3:
         before = before[..., max(before.shape[-1] - weight.shape[1] + 1, 0) :]

@@ -10,6 +10,7 @@ from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import require_tensors
 from .._core.samples import integers
+from .._core.tensors import check_written, in_int32
 from ._causal_conv1d import is_silu, result_of, takes
 from ._taps import check, wide
 
@@ -58,7 +59,8 @@ def causal_conv1d_update(
     require_tensors(op, x=x, conv_state=conv_state, weight=weight)
     numbers = {"cache_seqlens": cache_seqlens, "conv_state_indices": conv_state_indices}
     require_tensors(op, optional=True, bias=bias, **numbers)
-    counts, rows = (None if t is None else t.to(torch.int32) for t in numbers.values())
+    check_written(op, "conv_state", conv_state)
+    counts, rows = (None if t is None else in_int32(t) for t in numbers.values())
     entries = x[..., None] if x.dim() == 2 else x
     tensors = x, conv_state, weight, bias
     differentiated = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)

@@ -11,6 +11,7 @@ from .._core.operators import autograd, cpu_kernel, derive, fake_kernel
 from .._core.registry import Op, Sample, register
 from .._core.routing import INT32_MAX, accelerated, alike, require_tensors
 from .._core.samples import integers
+from .._core.tensors import in_int32
 from ._delta_formulas import SIZES, check, gradients, rule
 from ._selective_scan import in_float32
 
@@ -128,7 +129,7 @@ def call(op, q, k, v, g, beta, scale, state, final_state_wanted, normalized, cu_
     if g is not None and g.dim() != (4 if by_key else 3):
         sizes = "batch, length, value heads" + ", keys" * by_key
         raise RuntimeError(f"metalcore.{op}: g must be [{sizes}], not {list(g.shape)}")
-    ends = None if cu_seqlens is None else cu_seqlens.to(torch.int32)
+    ends = None if cu_seqlens is None else in_int32(cu_seqlens)
     g, beta, state = (in_float32(t) for t in (g, beta, state))
     inputs = q, k, v, g, beta, state, ends
     if scale is None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from .._core.registry import Op, Sample, register
 from .._core.routing import require_tensors
 from .._core.samples import integers
+from .._core.tensors import in_int32
 from ._delta_rule import linear_attention
 from ._scan_formulas import check, scan
 from ._selective_scan import in_float32, run
@@ -87,7 +88,7 @@ def mamba_chunk_scan_combined(
     require_tensors(op, optional=True, **optional, seq_idx=seq_idx, cu_seqlens=cu_seqlens)
     if chunk_size < 1:
         raise ValueError(f"{op}: chunk_size must be at least 1, not {chunk_size}")
-    numbers = None if seq_idx is None else seq_idx.to(torch.int32)
+    numbers = None if seq_idx is None else in_int32(seq_idx)
     inputs = x, dt, A, B, C, D, z, dt_bias, initial_states
     options = dt_softplus, *dt_limit
     y, states = _scan(op, *inputs, numbers, *options)

@@ -12,6 +12,7 @@ from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import INT32_MAX, accelerated, alike, require_tensors
 from .._core.samples import integers
+from .._core.tensors import check_written, in_int32
 from ._selective_scan import in_float32
 from ._taps import wide
 
@@ -64,7 +65,8 @@ def selective_state_update(
     op = "selective_state_update"
     require_tensors(op, state=state, x=x, dt=dt, A=A, B=B, C=C)
     require_tensors(op, optional=True, D=D, z=z, dt_bias=dt_bias, state_batch_indices=state_batch_indices)
-    indices = None if state_batch_indices is None else state_batch_indices.to(torch.int32)
+    check_written(op, "state", state)
+    indices = None if state_batch_indices is None else in_int32(state_batch_indices)
     has_heads = state.dim() > 3
     dims = {"state": (state, 3), "x": (x, 2), "dt": (dt, 2), "B": (B, 2), "C": (C, 2), "z": (z, 2)}
     dims |= {"A": (in_float32(A), 2), "D": (D, 1), "dt_bias": (dt_bias, 1)}

@@ -326,7 +326,7 @@ def test_steps_are_the_scan(device):
 def test_rows_of_the_state(device, dtype, states):
     state, *rest = step_inputs(4, 3, states, heads=2, rows=5, dtype=dtype, device=device)
     state = state.to(dtype)
-    rows = torch.tensor([4, -1, 0, 9], device=device)
+    rows = torch.tensor([4, -1, 0, 2**32], device=device)  # no row; and one past all, as int32 it would be 0
     before, kept = state.clone(), state.clone()
     y = metalcore.selective_state_update(state, *rest, True, rows)
     own = [before[[4, 0]], *(t[[0, 2]] if t.shape[0] == 4 else t for t in rest)]
@@ -355,6 +355,7 @@ def test_errors_of_the_step(device):
         state, x, dt, A, B, C, *_ = (t.to(where) for t in step_inputs(2, 3, 4, heads=2))
         for message, attempt in {
             "x must be .batch, heads, channels.": lambda: function(state, x[None], dt, A, B, C),
+            "state is to be written, but is an expanded": lambda: function(state[:1].expand_as(state), x, dt, A, B, C),
             "state must be .2, 2, 3, states.": lambda: function(state[:1], x, dt, A, B, C),
             "B must be .2, a number that divides 2, 4.": lambda: function(state, x, dt, A, B.repeat(1, 3, 1), C),
             "A must be float32 of the shape .2, 3, 4.": lambda: function(state, x, dt, A[..., :3], B, C),
