@@ -11,7 +11,6 @@ few of the others.
 
 import argparse
 import functools
-import json
 import re
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from metalcore.msl import cache
 from metalcore.msl.check import check, clang
 from metalcore.msl.runtime.host import predefined_macros
 
+from . import register_gate
 from .build.families import with_includes
 from .register_gate import KERNELS, families
 
@@ -37,7 +37,7 @@ def findings(family):
 
 def recorded():
     """Returns {file of kernels: its digest when there was no finding}."""
-    return json.loads(RECORD.read_text(encoding="utf-8"))
+    return register_gate.recorded(RECORD)
 
 
 def digest(family):
@@ -74,8 +74,7 @@ def main(arguments=None):
         if not found:
             record[family] = digest(family)
     if options.record:
-        kept = {family: record[family] for family in families() if family in record}
-        RECORD.write_text(json.dumps(kept, indent=0) + "\n", encoding="utf-8")
+        register_gate.write_record(record, RECORD)
     print(f"{wrong} files have findings")
     return 1 if wrong else 0
 

@@ -82,7 +82,7 @@ OVER = {
     r"attention_forward_narrow_(general_)?256_float|attention_dq_narrow_(general_)?256_half"
     r"|attention_dq_narrow_(192|general_256)_float|attention_d[kv]_narrow_general_192_float": "the "
     "proxy's fault, as above: a lane holds 48 or 64 sums, and 24 to 120 bytes of the products' parts spill",
-    r"gated_delta_rule_chunks_(float|half|bfloat)": "the proxy's fault, as above: a lane holds 32 sums, and 32 bytes "
+    r"gated_delta_rule_chunks_(float|half)": "the proxy's fault, as above: a lane holds 32 sums, and 32 bytes "
     "spill, and with one multiplication in the place of the parts none",
     r"gated_delta_rule_inverse_float": "the proxy's fault, as above: 40 bytes spill",
     r"gated_delta_rule_walk_(back_)?(128x32|128x16|256x16)_(float|half|bfloat)": "the proxy's fault, as above: a "
@@ -227,9 +227,15 @@ def faults(family, uses):
     return alone.stdout + alone.stderr if alone.returncode else ""
 
 
-def recorded():
-    """{file of kernels: its digest when its kernels fitted}."""
-    return json.loads(RECORD.read_text(encoding="utf-8"))
+def recorded(path=RECORD):
+    """{file of kernels: its digest when it was right}."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def write_record(record, path=RECORD):
+    """Writes it without the files that are gone."""
+    kept = {family: record[family] for family in families() if family in record}
+    path.write_text(json.dumps(kept, indent=0) + "\n", encoding="utf-8")
 
 
 def digest(family):
@@ -317,8 +323,7 @@ def _record(prefixes):
             wrong.append(found)
         else:
             record[family] = now
-        kept = {family: record[family] for family in families() if family in record}
-        RECORD.write_text(json.dumps(kept, indent=0) + "\n", encoding="utf-8")
+        write_record(record)
     print(*wrong, f"{len(changed) - len(wrong)} files recorded", sep="\n")
     return 1 if wrong else 0
 
