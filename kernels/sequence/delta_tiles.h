@@ -45,49 +45,33 @@ inline void fetch_slice(threadgroup U* tile, device const T* x, long stride, uin
     *tile = static_cast<U>(inside && row < count ? static_cast<float>(*x) * factors[row] : 0.0f);
 }
 
-// Rows of x as they are, whole vectors, on their way into a tile: loads of several ones do not wait for each other.
-// Each RUN neighbouring columns of the tile are neighbours in x, `apart` from those before.
-template <uint WIDTH, uint kPitch, typename T, uint RUN = WIDTH, uint ROWS = kChunk, uint THREADS = DELTA_THREADS>
-struct Lines {
-  static constexpr constant uint kVector = 16 / sizeof(T), kStep = THREADS * kVector / WIDTH, kVectors = ROWS / kStep;
-  uint4 words[kVectors];
-
-  void load(device const T* x, long stride, uint count, uint first, uint size, uint thread_index, uint apart = 0) {
-    const uint column = thread_index % (WIDTH / kVector) * kVector, begin = thread_index / (WIDTH / kVector);
-    const uint from = first + column / RUN * apart + column % RUN;
-    x += begin * stride + from;
-#pragma unroll
-    for (uint i = 0; i < kVectors; ++i) {
-      words[i] = uint4(0);
-      if (from < size && begin + i * kStep < count) words[i] = *reinterpret_cast<device const uint4*>(x);
-      x += kStep * stride;
-    }
-  }
-  void store(threadgroup T* tile, uint thread_index) const {
-    tile += thread_index / (WIDTH / kVector) * kPitch + thread_index % (WIDTH / kVector) * kVector;
-#pragma unroll
-    for (uint i = 0; i < kVectors; ++i) *reinterpret_cast<threadgroup uint4*>(tile + i * kStep * kPitch) = words[i];
-  }
-};
-
-// Brings such rows into a tile, which need not be whole vectors.
-template <uint WIDTH, uint kPitch, uint RUN = WIDTH, uint ROWS = kChunk, uint THREADS = DELTA_THREADS, typename T>
+// The same as they are. Each RUN neighbouring columns of the tile are neighbours in x, `apart` from those before.
+template <uint WIDTH, uint kPitch, uint RUN = WIDTH, uint ROWS = kChunk, typename T>
 inline void fetch_rows(threadgroup T* tile, device const T* x, long stride, uint count, uint first, uint size,
                        bool wide, uint thread_index, uint apart = 0) {
-  if (wide) {
-    Lines<WIDTH, kPitch, T, RUN, ROWS, THREADS> lines;
-    lines.load(x, stride, count, first, size, thread_index, apart);
-    lines.store(tile, thread_index);
-    return;
-  }
-  constexpr uint kStep = THREADS / WIDTH;
-  const uint column = thread_index % WIDTH, begin = thread_index / WIDTH;
+  constexpr uint kVector = 16 / sizeof(T);
+  const uint vectors = wide ? kVector : 1, step = DELTA_THREADS * vectors / WIDTH;
+  const uint column = thread_index % (WIDTH / vectors) * vectors, begin = thread_index / (WIDTH / vectors);
   const uint from = first + column / RUN * apart + column % RUN;
+  const bool inside = from < size;
   x += begin * stride + from;
   tile += begin * kPitch + column;
+  if (!wide) {
 #pragma unroll 2
-  for (uint row = begin; row < ROWS; row += kStep, x += kStep * stride, tile += kStep * kPitch)
-    *tile = from < size && row < count ? *x : T(0.0f);
+    for (uint row = begin; row < ROWS; row += step, x += step * stride, tile += step * kPitch)
+      *tile = inside && row < count ? *x : T(0.0f);
+    return;
+  }
+  constexpr uint kStep = DELTA_THREADS * kVector / WIDTH, kVectors = ROWS / kStep;
+  uint4 words[kVectors];
+#pragma unroll
+  for (uint i = 0; i < kVectors; ++i) {
+    words[i] = uint4(0);
+    if (inside && begin + i * kStep < count) words[i] = *reinterpret_cast<device const uint4*>(x);
+    x += kStep * stride;
+  }
+#pragma unroll
+  for (uint i = 0; i < kVectors; ++i) *reinterpret_cast<threadgroup uint4*>(tile + i * kStep * kPitch) = words[i];
 }
 
 // The inverse lengths of a chunk's queries and keys, or 1.
@@ -142,7 +126,7 @@ inline void add_gates(threadgroup float* high, threadgroup float* low, device co
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   float sum = 0.0f, rest = 0.0f;
-  for (uint i = 0; thread_index < kChunk && i <= thread_index; ++i) {
+  for (uint i = 0; i <= min(thread_index, kChunk - 1); ++i) {
     const float term = low[i] + rest, next = sum + term;
     const float part = next - sum;
     rest = (sum - (next - part)) + (term - part);
