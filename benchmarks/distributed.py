@@ -29,7 +29,7 @@ CASES = {"qr": (1048576, 16, 16), "svd": (65536, 32, 32), "eigh": (131072, 32, 3
 
 
 def seconds(call, repeats):
-    """The median time of a call, of the slowest rank that takes part."""
+    """Returns the median time of a call, of the slowest rank that takes part."""
     call()
     found = []
     for _ in range(repeats):

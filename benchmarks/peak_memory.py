@@ -22,7 +22,7 @@ CALLS = {
 
 
 def measured(call, leaves, target):
-    """GiB beyond what is there before, and seconds, of the second run."""
+    """Returns GiB beyond what is there before, and seconds, of the second run."""
     found = 0.0, 0.0
     for _ in range(2):
         for leaf in leaves:

@@ -111,3 +111,15 @@ def derivatives(function, tensors, orders, parts=None):
         values = torch.autograd.grad(values, leaves, directions, create_graph=order + 1 < orders)
         found += [value.detach() for value in values]
     return found
+
+
+def leaf(value):
+    """A tensor of its own for a gradient, or None of None."""
+    return None if value is None else value.detach().requires_grad_()
+
+
+def second_derivatives(function, leaves, grad):
+    """Gradients, by x, by the weight and by grad, of the squares of a norm's gradients."""
+    leaves, grad = [leaf(tensor) for tensor in leaves], leaf(grad)
+    first = torch.autograd.grad(function(*leaves), leaves, grad, create_graph=True)
+    return torch.autograd.grad(sum(g.square().sum() for g in first), (*leaves[:2], grad))

@@ -41,8 +41,8 @@ class Result:
 
 
 def run(command, seconds, **environment):
-    """(exit status or None where time was up, all output). The process is interrupted before it is killed, so that
-    pytest can say what it has."""
+    """Returns (exit status or None where time was up, all output). The process is interrupted before it is killed, so
+    that pytest can say what it has."""
     process = subprocess.Popen(
         [str(word) for word in command],
         cwd=ROOT,
@@ -164,7 +164,7 @@ def environment(tool):
 
 
 def errors(output):
-    """How many errors a sanitizer's output counts, or None where it has no summary."""
+    """Returns how many errors a sanitizer's output counts, or None where it has no summary."""
     counts = re.findall(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)", output)
     return sum(int(number) for pair in counts for number in pair if number) if counts else None
 
@@ -173,7 +173,7 @@ FINDING = re.compile(r"Invalid|Uninit|Error|Warning|Race|Potential|Barrier|Diver
 
 
 def said(output):
-    """A sanitizer's findings without their backtraces on the host."""
+    """Returns a sanitizer's findings without their backtraces on the host."""
     lines = [line.removeprefix("=========").strip() for line in output.splitlines() if line.startswith("=========")]
     return [line for line in lines if FINDING.match(line) and "/lib" not in line]
 

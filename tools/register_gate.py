@@ -93,7 +93,8 @@ OVER = {
 
 
 def budget(promised):
-    """The registers of 32 bits that a thread of an Apple GPU has, in a kernel that promises so many threads or none."""
+    """Returns the registers of 32 bits that a thread of an Apple GPU has, in a kernel that promises so many threads or
+    none."""
     return max(halves for halves, threads in OCCUPANCY if threads >= (promised or LEAST_THREADS)) // 2
 
 
@@ -136,7 +137,7 @@ class Use:
 
 
 def reason_of(kernel, entries):
-    """The reason of the first entry whose pattern is the kernel's whole name, or ""."""
+    """Returns the reason of the first entry whose pattern is the kernel's whole name, or ""."""
     return next((reason for pattern, reason in entries.items() if re.fullmatch(pattern, kernel)), "")
 
 
@@ -144,14 +145,14 @@ HEADING = f"{'kernel':56} threads budget registers local bytes threadgroup bytes
 
 
 def families(prefixes=("",)):
-    """The files of kernels, as paths below kernels/ without the suffix."""
+    """Returns the files of kernels, as paths below kernels/ without the suffix."""
     names = (path.relative_to(KERNELS).with_suffix("").as_posix() for path in KERNELS.rglob("*.metal"))
     return sorted(name for name in names if name.startswith(tuple(prefixes)))
 
 
 def uses(family, free=False, kernels=None):
-    """What the kernels of a file use, each with its budget of registers, or with as many as it takes. `kernels` names
-    the only ones of them that matter."""
+    """Returns what the kernels of a file use, each with its budget of registers, or with as many as it takes. `kernels`
+    names the only ones of them that matter."""
     source, places = _file(family)
     return uses_of(source, free, kernels, **places)
 
@@ -187,7 +188,7 @@ def uses_of(source, free=False, kernels=None, **places):
 
 
 def _bounds(promised, free=False):
-    """({kernel: registers that it may have}, {kernel that is not measured: None}) of {kernel: threads}."""
+    """Returns ({kernel: registers that it may have}, {kernel that is not measured: None}) of {kernel: threads}."""
     unmeasured = {} if free else dict.fromkeys(name for name in promised if _is_unmeasured(name, promised))
     measured = {name: threads for name, threads in promised.items() if name not in unmeasured}
     return {name: _MOST if free else budget(threads) for name, threads in measured.items()}, unmeasured
@@ -217,8 +218,8 @@ def compile_for(family, capability):
 
 
 def faults(family, uses):
-    """What is wrong with the kernels of a file, as text. What NVRTC compiled before in a process changes its choice of
-    registers by a few: a new process decides about those that do not fit."""
+    """Returns what is wrong with the kernels of a file, as text. What NVRTC compiled before in a process changes its
+    choice of registers by a few: a new process decides about those that do not fit."""
     over = [use.kernel for use in uses if use.fault]
     if not over:
         return ""
@@ -228,7 +229,7 @@ def faults(family, uses):
 
 
 def recorded(path=RECORD):
-    """{file of kernels: its digest when it was right}."""
+    """Returns {file of kernels: its digest when it was right}."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -239,7 +240,7 @@ def write_record(record, path=RECORD):
 
 
 def digest(family):
-    """A digest of all that decides whether the kernels of a file fit."""
+    """Returns a digest of all that decides whether the kernels of a file fit."""
     source, places = _file(family)
     return digest_of(source, **places)
 
@@ -258,7 +259,7 @@ def digest_of(source, **places):
 
 
 def _headers(text):
-    """The files below msl/include that CUDA C++ includes."""
+    """Returns the files below msl/include that CUDA C++ includes."""
     from metalcore.msl.nvidia.nvrtc import INCLUDE
 
     found, texts = set(), [text]
@@ -283,8 +284,8 @@ def _is_unmeasured(kernel, described):
 
 
 def fast():
-    """NVRTC's flags where the speed of the kernels does not matter: it is several times as fast with much that is
-    unrolled, and finds the same errors."""
+    """Returns NVRTC's flags where the speed of the kernels does not matter: it is several times as fast with much that
+    is unrolled, and finds the same errors."""
     from metalcore.msl.nvidia import nvrtc
 
     return ("--Ofast-compile=mid",) if nvrtc.find().version >= (13, 0) else ()

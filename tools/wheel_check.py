@@ -106,7 +106,7 @@ print(json.dumps(found))
 
 
 def problems(path, sets="all"):
-    """All that is wrong with the only wheel in its folder, in words.
+    """Returns all that is wrong with the only wheel in its folder, in words.
 
     Args:
         sets: the instruction sets, as METALCORE_ISA names them; "all" are those of the wheel's machine.
@@ -119,7 +119,7 @@ def problems(path, sets="all"):
 
 
 def content_problems(path, sets="all"):
-    """What is wrong with what a wheel contains."""
+    """Returns what is wrong with what a wheel contains."""
     files, platform = _files(path), _platform(path)
     chosen = platform.instruction_sets if sets == "all" else [name for name in sets.split(",") if name]
     return [
@@ -210,12 +210,13 @@ def _binary_problems(files, platform, sets):
 
 
 def _families():
-    """The files of kernels/, by their paths there."""
+    """Returns the files of kernels/, by their paths there."""
     return sorted(_name(path) for path in _KERNELS.rglob("*.metal"))
 
 
 def _flushing_families():
-    """Those that have another variant for GPUs without float16's subnormal numbers (tools/build/families.py)."""
+    """Returns the families that have another variant for GPUs without float16's subnormal numbers
+    (tools/build/families.py)."""
     headers = {path: path.read_text() for path in _KERNELS.rglob("*.h")}
     sources = {path: path.read_text() for path in _KERNELS.rglob("*.metal")}
     found, more = {}, {path for path, text in headers.items() if "METALCORE_HALF_SUBNORMALS" in text}

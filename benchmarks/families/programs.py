@@ -20,13 +20,13 @@ AGAINST = {"gpu": ("eager", "Inductor"), "simulator": ("eager",), "quick": ("eag
 
 
 def inductor(function, **options):
-    """torch.compile's own compiler, for one set of shapes. It forgets what it compiled for other cases."""
+    """Returns torch.compile's own compiler, for one set of shapes. It forgets what it compiled for other cases."""
     torch._dynamo.reset()
     return torch.compile(function, fullgraph=True, dynamic=False, **options)
 
 
 def made_once(make):
-    """The function that make(*inputs) returns. It is made by the first call, for all inputs that take turns."""
+    """Returns the function that make(*inputs) returns. It is made by the first call, for all inputs that take turns."""
     made = []
 
     def call(*inputs):
@@ -198,7 +198,7 @@ BATCHES = {
 
 @family
 def train_step(scale):
-    """Training steps of models of Qwen2's shapes: compile_train_step(), against eager PyTorch and Inductor.
+    """Times training steps of models of Qwen2's shapes: compile_train_step(), against eager PyTorch and Inductor.
 
     A step is forward, backward, clipping and AdamW: PyTorch's fused one on its side. metalcore's side is one replay, of
     a model with metalcore's norms, gates, rotations and loss.

@@ -68,7 +68,8 @@ def _output(*command):
 
 
 def ceilings(device, quick):
-    """Bytes read and written per second by a copy, and operations per second of square matrix products, by PyTorch."""
+    """Returns bytes read and written per second by a copy, and operations per second of square matrix products, by
+    PyTorch."""
     gpu = device.scale == "gpu" and not quick
     torch.set_float32_matmul_precision("highest")  # no TF32
     with device.session():
@@ -103,13 +104,13 @@ def _median_seconds(device, call, calls=5):
 
 
 def stem(machine, families=()):
-    """The name of a run's files: its date, its device, and its families unless it had all."""
+    """Returns the name of a run's files: its date, its device, and its families unless it had all."""
     device = "".join(letter if letter.isalnum() else "-" for letter in machine["device_name"].lower())
     return "-".join([machine["date"][:10], *filter(None, device.split("-")), *families])
 
 
 def python(*arguments, **environment):
-    """What a new Python prints. It finds this metalcore first, whether it is installed or not.
+    """Returns what a new Python prints. It finds this metalcore first, whether it is installed or not.
 
     Raises:
         RuntimeError: it failed. The message begins with the last line that it wrote to stderr.

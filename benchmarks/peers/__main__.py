@@ -49,7 +49,7 @@ def parser():
 
 
 def launches(cases, device):
-    """The launches of the peers' kernels. A case's tensors are gone when the next one is bound."""
+    """Yields the launches of the peers' kernels. A case's tensors are gone when the next one is bound."""
     for _, case in cases:
         call = case.bind(case.theirs, *case.inputs(device))
         if isinstance(call, Launches):

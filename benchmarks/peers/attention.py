@@ -63,7 +63,7 @@ def random(dtype, *shapes):
 
 
 def first_head(causal, q, k, v):
-    """The first head of the first sequence, in float64."""
+    """Returns the first head of the first sequence, in float64."""
     q, k, v = (exact(tensor[:1, :1]) for tensor in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 

@@ -45,7 +45,7 @@ class Training:
         return LlamaForCausalLM(config).to(device, self.dtype).train()
 
     def measure(self, run, patch):
-        """(seconds of each step, the largest memory in GiB or None, the loss after some steps).
+        """Returns (seconds of each step, the largest memory in GiB or None, the loss after some steps).
 
         Args:
             patch: (model) -> a context manager in which the model is trained.

@@ -212,7 +212,7 @@ class _Program:
         return "\n".join(_Function(self, lines).written())
 
     def _is_service(self, head):
-        """Whether a function belongs to what instructions are made of, or to the executor."""
+        """Returns whether a function belongs to what instructions are made of, or to the executor."""
         file = self._file(head["debug"])
         return file.startswith(_OURS) and ("/target/" in file or file.endswith(("prelude.h", "stops.h")))
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from lu_cases import check_solution, solve_boundaries, solve_plan
+from lu_cases import LARGE, check_solution, solve_boundaries, solve_plan
 from matrices import EPS, ORDERS, matrices
 from references import assert_same_error
 from rows import FAMILIES, tuned
@@ -61,15 +61,7 @@ def check_inverse(A, X, names):
     check_solution(A, X, identity, names)
 
 
-@pytest.mark.parametrize(
-    "n",
-    [
-        256,
-        512,
-        pytest.param(1024, marks=pytest.mark.only_on("cuda", "mps")),
-        pytest.param(2048, marks=pytest.mark.only_on("cuda", "mps")),
-    ],
-)
+@pytest.mark.parametrize("n", LARGE)
 def test_large(device, n):
     A, B = torch.randn(n, n), torch.randn(n, 3)
     check_solution(A, solve(A, B, device)[0], B, ["random"])

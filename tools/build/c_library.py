@@ -30,8 +30,8 @@ _CONTEXTS = {"simulator": "cpu", "cuda": "cuda", "mps": "metal"}
 
 
 def c_library():
-    """[a setuptools.Extension]; none where the platform has no backend for it, or the simulator's kernels are compiled
-    on first use, which a C program cannot do."""
+    """Returns [a setuptools.Extension]; none where the platform has no backend for it, or the simulator's kernels are
+    compiled on first use, which a C program cannot do."""
     if not BACKENDS or on_first_use():
         return []
     extension = Extension(
@@ -46,7 +46,7 @@ def c_library():
 
 
 def sources(backends):
-    """The paths of its sources with some of csrc/backends, from the repository's root."""
+    """Returns the paths of its sources with some of csrc/backends, from the repository's root."""
     found = {CSRC / "ops" / f"{name}.cpp" for name in _OPS}
     found |= {*(CSRC / "gpu").glob("*.cpp"), *_C_API.glob("*.cpp"), *(_C_API / "program").glob("*.cpp")}
     for backend in backends:
@@ -81,7 +81,7 @@ def version():
 
 
 def c_files(tasks):
-    """lib/pkgconfig/metalcore.pc and lib/cmake/metalcore/, which find library and header from where they lie."""
+    """Writes lib/pkgconfig/metalcore.pc and lib/cmake/metalcore/, which find library and header from their place."""
     if not BACKENDS or on_first_use():
         return []
     values = {"VERSION": version(), "LIBRARY": C_LIBRARY, "SONAME": f"@rpath/{C_LIBRARY}" if MACOS else C_LIBRARY}

@@ -95,7 +95,8 @@ class MachO:
     # Symbols ----------------------------------------------------------------------------------------------------------
 
     def imports(self):
-        """{symbol: install name of the library that it is bound to, or None where any loaded image may have it}."""
+        """Returns {symbol: install name of the library that it is bound to, or None where any loaded image may have
+        it}."""
         found = {}
         first, count = self._undefined
         table, _, strings, _ = self._symbols
@@ -107,7 +108,7 @@ class MachO:
         return found
 
     def exports(self):
-        """The exported symbols."""
+        """Returns the exported symbols."""
         if not self._trie or not self._trie[1]:
             return set()
         trie, found, pending = self._bytes(*self._trie), set(), [(0, b"")]
@@ -126,7 +127,7 @@ class MachO:
         return found
 
     def has_selector(self, name):
-        """Whether an Objective-C method of this name is sent or implemented here."""
+        """Returns whether an Objective-C method of this name is sent or implemented here."""
         at, size = self._sections.get("__objc_methname", (0, 0))
         names = self._bytes(self._offset(at), size) if size else b""
         return b"\0" + name.encode() + b"\0" in b"\0" + names
@@ -134,7 +135,8 @@ class MachO:
     # Code signature ---------------------------------------------------------------------------------------------------
 
     def signature_problem(self):
-        """What is wrong with the code signature: None, or words. An ad-hoc one is right where every page matches."""
+        """Returns what is wrong with the code signature: None, or words. An ad-hoc one is right where every page
+        matches."""
         if not self._signature:
             return "there is none, and macOS runs no unsigned arm64 code"
         start, size = self._signature
@@ -164,7 +166,7 @@ class MachO:
     # Objective-C ------------------------------------------------------------------------------------------------------
 
     def protocols(self):
-        """{protocol: ({inherited protocols}, {(kind, selector): type encoding})}, kind being "-" or "+"."""
+        """Returns {protocol: ({inherited protocols}, {(kind, selector): type encoding})}, kind being "-" or "+"."""
         address, size = self._sections.get("__objc_protolist", (0, 0))
         found = {}
         for i in range(size // 8):

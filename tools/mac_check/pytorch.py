@@ -74,7 +74,7 @@ def check_encoders(version, library):
 
 
 def _calls(library, function):
-    """The functions that a function calls, from its disassembly."""
+    """Returns the functions that a function calls, from its disassembly."""
     listing = subprocess.run(
         ["llvm-objdump-19", "-d", f"--disassemble-symbols={function}", str(library)],
         capture_output=True,
@@ -85,7 +85,7 @@ def _calls(library, function):
 
 
 def facts(path="mac_kernels.py"):
-    """A module of metalcore, without the rest, which may not be built here."""
+    """Returns a module of metalcore, without the rest, which may not be built here."""
     spec = importlib.util.spec_from_file_location("facts", ROOT / "metalcore" / path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look for it
@@ -123,7 +123,7 @@ def _has(evidence, library, operators):
 
 
 def _operators(table):
-    """Those with a kernel for MPS."""
+    """Returns the operators with a kernel for MPS."""
     found = set()
     for entry in re.split(r"^- func: ", table, flags=re.MULTILINE)[1:]:
         dispatch = entry.partition("  dispatch:")[2]

@@ -13,12 +13,12 @@ NAMES = ("add", "mul", "div", "exp", "log", "sin", "matmul")
 
 
 def peer_device(device):
-    """Where PyTorch has float64: on the device, or else on the CPU."""
+    """Returns the device where PyTorch has float64: the given one, or else the CPU."""
     return device if device.type == "cuda" else torch.device("cpu")
 
 
 def numbers(device, shape):
-    """Two tensors as Doubles, and the same as float64 where PyTorch has it."""
+    """Returns two tensors as Doubles, and the same as float64 where PyTorch has it."""
     made = [torch.rand(shape, dtype=torch.float64) + 1 for _ in range(2)]
     return (*(Double(x, device) for x in made), *(x.to(peer_device(device)) for x in made))
 
@@ -53,7 +53,7 @@ def system(device, n):
 
 
 def refinement(name, n):
-    """A refined function of tensors of the CPU, whose results come back there, and LAPACK."""
+    """Returns a refined function of tensors of the CPU, whose results come back there, and LAPACK."""
     takes = 2 if name in ("solve", "lstsq") else 1
 
     def inputs(device):

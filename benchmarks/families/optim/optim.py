@@ -32,7 +32,7 @@ STATES = {
 
 @family
 def adamw(scale):
-    """A step of optim.AdamW on many parameters, against torch.optim.AdamW's fused and foreach steps.
+    """Times a step of optim.AdamW on many parameters, against torch.optim.AdamW's fused and foreach steps.
 
     metalcore keeps the moments of 16-bit parameters in float32 unless state_dtype says otherwise, and torch keeps them
     in 16 bits. The bytes, and with them the limit, are those of metalcore's step.
@@ -49,7 +49,8 @@ def adamw(scale):
 
 
 def adamw_case(count, shape, dtype, against, states="", captured=False):
-    """A step as a training loop calls it, with the host's work. A captured one has the GPU's work alone."""
+    """Returns the case of a step as a training loop calls it, with the host's work. A captured one has the GPU's work
+    alone."""
     elements = count * torch.Size(shape).numel()
     options = {"capturable": True} if captured else {}
     state_bytes = dtype.itemsize if states else 4
@@ -71,7 +72,7 @@ def adamw_case(count, shape, dtype, against, states="", captured=False):
 
 
 def adamw_8bit_case(count, shape, dtype):
-    """A step with moments of 8 bits, against PyTorch's with moments of the parameters' dtype."""
+    """Returns the case of a step with moments of 8 bits, against PyTorch's with moments of the parameters' dtype."""
     elements = count * torch.Size(shape).numel()
     return Comparison(
         name="adamw, states of 8 bits, against fused",

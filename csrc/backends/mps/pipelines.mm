@@ -1,5 +1,7 @@
 #import "pipelines.h"
 
+#import "device.h"
+
 #include "../../gpu/backend.h"
 #include "../../gpu/kernel_index.h"
 
@@ -273,12 +275,10 @@ Kernels& kernels() {
 template <typename Body>
 void noticing(const Body& body) {
   std::exception_ptr failure;
-  @autoreleasepool {
-    try {
-      body();
-    } catch (...) {
-      failure = std::current_exception();
-    }
+  try {
+    in_pool(body);
+  } catch (...) {
+    failure = std::current_exception();
   }
   for (const std::string& notice : kernels().take_notices()) tell(notice);
   if (failure) std::rethrow_exception(failure);

@@ -3,7 +3,7 @@
 #include "../../../kernels/linalg/spectral.h"
 
 #include "matrices.h"
-#include "tridiagonalize.h"
+#include "tridiagonal.h"
 
 #include <algorithm>
 
