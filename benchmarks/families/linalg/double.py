@@ -79,7 +79,7 @@ def refinement(name, n):
 
 @family
 def double(scale):
-    """Functions of 48 bits and refined linear algebra, against float64 on the GPU that has it, or else on the CPU."""
+    """Times functions of 48 bits and refined linear algebra, against float64 on the GPU or else on the CPU."""
     shapes = {"gpu": (4096, 4096), "simulator": (64, 64), "quick": (4, 4)}
     orders = {"gpu": (1024, 4096), "simulator": (64,), "quick": (4,)}
     found = [function(name, shapes[scale]) for name in NAMES]

@@ -132,7 +132,7 @@ class Kernels {
  public:
   Kernels() : folder_(library_folder() / "metal"), index_(library_folder()) {}
 
-  // Those that are not made are nullptr.
+  // Returns the pipelines of these kernels. A pipeline that is not made yet is nullptr.
   std::vector<const Pipeline*> made(const std::vector<std::string_view>& kernels) {
     const std::lock_guard lock(mutex_);
     std::vector<const Pipeline*> found;
