@@ -111,11 +111,11 @@ def each_section(arguments, deadline, command, **environment):
             words = [*command, sys.executable, PROGRAM, "--section", name, "--launched", Path(folder) / name]
             return run(words, deadline - time.time(), **environment)
 
-        found = dict(zip(names, pool.map(one, names)))
+        results = dict(zip(names, pool.map(one, names)))
         # The file of a section that was ended is empty.
         lists = [text for path in Path(folder).iterdir() if (text := path.read_text())]
         launched = {kernel for text in lists for kernel in json.loads(text)}
-    return found, sorted(built_in - launched), len(built_in)
+    return results, sorted(built_in - launched), len(built_in)
 
 
 def not_launched(kernels):
@@ -189,8 +189,8 @@ def sanitize(tool):
         findings = []
         if status != FOUND or not errors(log):
             findings += [f"the planted fault was not found (exit status {status})", *log.splitlines()[-12:]]
-        found, missing, count = each_section(arguments, deadline, command, **environment(tool))
-        for name, (status, output) in found.items():
+        results, missing, count = each_section(arguments, deadline, command, **environment(tool))
+        for name, (status, output) in results.items():
             log += f"### {name}: {status}\n{output}\n"
             if status != 0 or errors(output) != 0:
                 findings.append(f"{name}: exit status {status}, {errors(output)} errors")

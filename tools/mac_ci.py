@@ -100,10 +100,10 @@ def _install(interpreter, folder, requirements, **variables):
 
 def _versions(folder):
     """Returns what `info` says of PyTorch and of the Metal backend, or "" where there is none."""
-    found = re.search(
+    match = re.search(
         r"^ *torch +(\S+)(?s:.*)^ *metal +(\d+ kernels.*)", (folder / "info.txt").read_text(), re.MULTILINE
     )
-    return f"torch {found[1]}, Metal: {found[2]}" if found else ""
+    return f"torch {match[1]}, Metal: {match[2]}" if match else ""
 
 
 def _selftest(python, what):

@@ -175,10 +175,10 @@ def uses_of(source, free=False, kernels=None, **places):
         described = {name: kernel for name, kernel in described.items() if name in kernels}
     promised = {name: kernel["max_total_threads"] for name, kernel in described.items()}
     bounds, unmeasured = _bounds(promised, free)
-    found = resources.of(translation, described, bounds)
+    usage = resources.of(translation, described, bounds)
     for name, (*_, threadgroup_bytes) in resources.of(translation, described, unmeasured, *fast()).items():
-        found[name] = None, None, threadgroup_bytes
-    uses = {name: Use(name, promised[name], budget(promised[name]), *found[name]) for name in described}
+        usage[name] = None, None, threadgroup_bytes
+    uses = {name: Use(name, promised[name], budget(promised[name]), *usage[name]) for name in described}
     over = [name for name, use in uses.items() if not (use.fits or free or reason_of(name, OVER))]
     if over:  # a compiler that is told of a bound may choose worse than without
         for name, (registers, local_bytes, _) in resources.of(translation, described, dict.fromkeys(over)).items():
@@ -235,8 +235,8 @@ def recorded(path=RECORD):
 
 def write_record(record, path=RECORD):
     """Writes it without the files that are gone."""
-    kept = {family: record[family] for family in families() if family in record}
-    path.write_text(json.dumps(kept, indent=0) + "\n", encoding="utf-8")
+    current = {family: record[family] for family in families() if family in record}
+    path.write_text(json.dumps(current, indent=0) + "\n", encoding="utf-8")
 
 
 def digest(family):

@@ -219,23 +219,23 @@ def _flushing_families():
     (tools/build/families.py)."""
     headers = {path: path.read_text() for path in _KERNELS.rglob("*.h")}
     sources = {path: path.read_text() for path in _KERNELS.rglob("*.metal")}
-    found, more = {}, {path for path, text in headers.items() if "METALCORE_HALF_SUBNORMALS" in text}
+    flushing, more = {}, {path for path, text in headers.items() if "METALCORE_HALF_SUBNORMALS" in text}
     while more:  # what includes one of them, too
-        found |= dict.fromkeys(more)
-        more = _including(headers, more) - found.keys()
-    return {_name(path) for path in _including(sources, found)}
+        flushing |= dict.fromkeys(more)
+        more = _including(headers, more) - flushing.keys()
+    return {_name(path) for path in _including(sources, flushing)}
 
 
 def _including(files, headers):
     """Those of `files`, {path: text}, that include one of the headers themselves. Headers of two folders may share a
     name, of which the folder of the file comes first."""
-    found = set()
+    including = set()
     for path, text in files.items():
         for name in re.findall(r'#include "([^"]+)"', text):
             places = [Path(os.path.normpath(folder / name)) for folder in (path.parent, _KERNELS)]
             if next(filter(Path.exists, places), None) in headers:
-                found.add(path)
-    return found
+                including.add(path)
+    return including
 
 
 def _name(path):
@@ -274,8 +274,8 @@ def _resolved(path, machines):
 if __name__ == "__main__":
     wrong = 0
     for argument in map(Path, sys.argv[1:]):
-        found = problems(argument, os.environ.get("METALCORE_ISA", "all"))
-        wrong += len(found)
-        for text in found or [f"{summary(argument)}, right"]:
+        faults = problems(argument, os.environ.get("METALCORE_ISA", "all"))
+        wrong += len(faults)
+        for text in faults or [f"{summary(argument)}, right"]:
             print(f"{argument.name}: {text}")
     sys.exit(1 if wrong else 0)

@@ -58,8 +58,8 @@ class Row:
     @functools.cached_property
     def kind(self):
         """That of what takes longest."""
-        found = [(n, each, times(each, self.chip, Parameters())) for n, each in self.counted]
-        _, each, longest = max(found, key=lambda entry: entry[0] * entry[2].total)
+        timed = [(n, each, times(each, self.chip, Parameters())) for n, each in self.counted]
+        _, each, longest = max(timed, key=lambda entry: entry[0] * entry[2].total)
         return kind_of(each, longest, self.chip)
 
     def estimate(self, p: Parameters) -> float:
@@ -69,14 +69,14 @@ class Row:
 
 def rows(path, workloads, keep):
     """Returns the rows of the table whose kernels are at hand, and the names of the others."""
-    found, left, kept = [], [], {}
+    measured_rows, missing, kept = [], [], {}
     with open(path, encoding="utf-8") as file:
         table = list(csv.DictReader(file, delimiter="\t"))
     for entry in table:
         chip, program, what, unit = (entry[name].strip() for name in ("chip", "program", "what", "unit"))
         work = workloads.find(program, what)
         if work is None or unit not in UNITS or re.sub(r" ", "-", chip.lower()) not in chips.CHIPS:
-            left.append(f"{chip} {program}: {what}")
+            missing.append(f"{chip} {program}: {what}")
             continue
         on = chips.find(chip, int(entry["GPU cores"] or 0))
         key = re.sub(r"\W+", "_", f"{program} {what} {on.name} {on.cores}" if work.planned else f"{program} {what}")
@@ -85,8 +85,8 @@ def rows(path, workloads, keep):
             kept[key] = counts(work, keep / f"{key}.pkl", on)
         figure, scale = float(entry["figure"]), UNITS[unit]
         seconds = figure / 1e3 if scale is None else work.amount / (figure * scale)
-        found.append(Row(on, f"{program} {what}", seconds, work, kept[key], entry.get("doubt") or ""))
-    return found, left
+        measured_rows.append(Row(on, f"{program} {what}", seconds, work, kept[key], entry.get("doubt") or ""))
+    return measured_rows, missing
 
 
 def loss(p, some):

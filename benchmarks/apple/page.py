@@ -135,10 +135,10 @@ def counted_of(launches):
 
 
 def cell(counted, name):
-    found = Estimate(chips.find(name), counted)
-    if found.seconds is None:
+    estimate = Estimate(chips.find(name), counted)
+    if estimate.seconds is None:
         return "none"
-    return f"{time_text(found.seconds)} ({time_text(found.low)} to {time_text(found.high)})"
+    return f"{time_text(estimate.seconds)} ({time_text(estimate.low)} to {time_text(estimate.high)})"
 
 
 def rows(job):

@@ -301,11 +301,11 @@ def counts(workload, kept: Path, chip):
     is there."""
     if kept.exists():
         return pickle.loads(kept.read_bytes())
-    found = []
+    launches = []
     for times, launch in workload.steps:
         plans = {"family": chip.family, "cores": chip.cores} if workload.planned else {}
         with counting(events=1_000_000, registers=True, **plans) as counted:
             launch.by(CountedLibrary)() if isinstance(launch, Launch) else launch(CountedLibrary)
-        found += [(times, each) for each in counted]
-    kept.write_bytes(pickle.dumps(found))
-    return found
+        launches += [(times, each) for each in counted]
+    kept.write_bytes(pickle.dumps(launches))
+    return launches

@@ -28,11 +28,11 @@ TARGETS = {"no_grad": {"excess": 2e-6}, "forward": {}, "forward+backward": {"spe
 
 @family
 def call_overhead(scale):
-    found = [case for op in OPS.values() for case in cases_of(op, scale)]
-    found.append(Sampled(name="operator no_grad", sample=functools.partial(operator_alone, scale)))
+    cases = [case for op in OPS.values() for case in cases_of(op, scale)]
+    cases.append(Sampled(name="operator no_grad", sample=functools.partial(operator_alone, scale)))
     for name, functions in DERIVATIVES.items():
-        found.append(Sampled(name=name, sample=functools.partial(derivative_in_python, functions, scale)))
-    return [*found, Sampled(name="bare launch", sample=lambda run: launch(run, scale))] if scale == "gpu" else found
+        cases.append(Sampled(name=name, sample=functools.partial(derivative_in_python, functions, scale)))
+    return [*cases, Sampled(name="bare launch", sample=lambda run: launch(run, scale))] if scale == "gpu" else cases
 
 
 def cases_of(op, scale):

@@ -27,12 +27,12 @@ def inductor(function, **options):
 
 def made_once(make):
     """Returns the function that make(*inputs) returns. It is made by the first call, for all inputs that take turns."""
-    made = []
+    calls = []
 
     def call(*inputs):
-        if not made:
-            made.append(make(*inputs))
-        return made[0](*inputs)
+        if not calls:
+            calls.append(make(*inputs))
+        return calls[0](*inputs)
 
     return call
 
@@ -55,13 +55,13 @@ FUSIONS = {"": None, ", all fusions": [*(pattern.name for pattern in metalcore.p
 @family
 def programs(scale):
     sides = [(fusions, against) for fusions in FUSIONS for against in AGAINST[scale]]
-    found = [
+    comparisons = [
         images(scale, batch, dtype, *side)
         for batch in IMAGES[scale][-1]
         for dtype in (torch.float32, torch.float16)
         for side in sides
     ]
-    return found + [token(scale, *side) for side in sides]
+    return comparisons + [token(scale, *side) for side in sides]
 
 
 def images(scale, batch, dtype, fusions, against):

@@ -71,16 +71,16 @@ def samples(found):
 def process_times(device, rounds):
     """Returns {state: [{name: seconds, or the text of an error} for each round]}. A round is a process with an empty
     cache, and a second one after it."""
-    found = {state: [] for state in TARGETS}
+    times = {state: [] for state in TARGETS}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as cache:
             for state in TARGETS:
                 try:
                     printed = python("-m", "benchmarks.families.startup", device, METALCORE_CACHE_DIR=cache)
-                    found[state].append(json.loads(printed))
+                    times[state].append(json.loads(printed))
                 except RuntimeError as error:
-                    found[state].append(dict.fromkeys(NAMES, str(error)))
-    return found
+                    times[state].append(dict.fromkeys(NAMES, str(error)))
+    return times
 
 
 def main(name):

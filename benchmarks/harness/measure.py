@@ -92,12 +92,12 @@ class Side:
 
 def in_turns(calls, count):
     """Returns a function that makes `count` calls, and keeps each result until its call's next turn."""
-    kept = [None] * len(calls)
+    results = [None] * len(calls)
 
     def batch():
         for index in range(count):
             turn = index % len(calls)
-            kept[turn] = calls[turn]()
+            results[turn] = calls[turn]()
 
     return batch
 

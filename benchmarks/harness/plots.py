@@ -96,11 +96,11 @@ def _times(axes, results, against):
 
 
 def _points(axes, results, side, marker, colour, label):
-    found = [(row, result[side]["median"] * 1e3) for row, result in enumerate(results) if side in result]
-    if found:
+    points = [(row, result[side]["median"] * 1e3) for row, result in enumerate(results) if side in result]
+    if points:
         axes.scatter(
-            [time for _, time in found],
-            [row for row, _ in found],
+            [time for _, time in points],
+            [row for row, _ in points],
             s=32,
             marker=marker,
             color=colour,

@@ -85,12 +85,12 @@ def merge(runs):
         values = {run["machine"].get(name) for run in runs}
         if len(values) > 1:
             raise ValueError(f"--report: the runs differ in {name}: {', '.join(sorted(map(str, values)))}")
-    found = {
+    results = {
         tuple(result[key] for key in ("family", "name", "shape", "dtype")): result
         for run in runs
         for result in run["results"]
     }
-    return {**runs[-1], "results": sorted(found.values(), key=lambda result: result["family"])}
+    return {**runs[-1], "results": sorted(results.values(), key=lambda result: result["family"])}
 
 
 def by_family(data):
@@ -169,8 +169,8 @@ def cells(result):
 
 def methods(results):
     """Returns the clocks that measured the results, in words."""
-    found = sorted({result["method"] for result in results if "error" not in result})
-    return "measured by " + ", ".join(found) if found else ""
+    names = sorted({result["method"] for result in results if "error" not in result})
+    return "measured by " + ", ".join(names) if names else ""
 
 
 def brief(result):
@@ -183,23 +183,23 @@ def brief(result):
 
 def facts(data):
     """Returns what was measured where, as (name, text)."""
-    found = [(name.replace("_", " "), str(value)) for name, value in data["machine"].items() if name != "cache_bytes"]
+    rows = [(name.replace("_", " "), str(value)) for name, value in data["machine"].items() if name != "cache_bytes"]
     ceilings = data["ceilings"]
-    found += [
+    rows += [
         ("copy bandwidth", rate_text(ceilings["copy"], "B/s")),
         ("matmul float32", rate_text(ceilings["matmul_float32"], "FLOP/s")),
         ("matmul bfloat16", rate_text(ceilings["matmul_bfloat16"], "FLOP/s")),
         ("rounds", str(data["settings"]["rounds"])),
     ]
-    return found + [("settings", name) for name in ("quick", "eager") if data["settings"][name]]
+    return rows + [("settings", name) for name in ("quick", "eager") if data["settings"][name]]
 
 
 def totals(data):
     """Returns how many targets were met, and how many cases raised; empty where there is nothing to say."""
     targets = [target for result in data["results"] for target in result.get("targets", ())]
     errors = sum("error" in result for result in data["results"])
-    found = [f"{sum(target['met'] for target in targets)} of {len(targets)} targets met"] if targets else []
-    return ", ".join(found + ([f"{errors} cases failed"] if errors else []))
+    sentences = [f"{sum(target['met'] for target in targets)} of {len(targets)} targets met"] if targets else []
+    return ", ".join(sentences + ([f"{errors} cases failed"] if errors else []))
 
 
 # Formats

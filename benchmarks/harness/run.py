@@ -69,10 +69,10 @@ def select(names, scale, words):
 def matching(cases, words):
     """Returns the pairs of [(family, case)] whose family and label contain all words."""
     words = (words or "").lower().split()
-    found = [(name, case) for name, case in cases if all(word in f"{name} {case.label}".lower() for word in words)]
-    if not found:
+    matches = [(name, case) for name, case in cases if all(word in f"{name} {case.label}".lower() for word in words)]
+    if not matches:
         raise ValueError(f"no case contains {' and '.join(map(repr, words))}")
-    return found
+    return matches
 
 
 def scale(device_scale, quick):

@@ -31,10 +31,10 @@ def limit(bytes_, flops, ceilings, peak="matmul_float32"):
 
 
 def identity(family, case):
-    found = {"family": family, "name": case.name, "shape": case.shape, "dtype": dtype_name(case.dtype)}
+    facts = {"family": family, "name": case.name, "shape": case.shape, "dtype": dtype_name(case.dtype)}
     if isinstance(case, Cell):
-        found["cell"] = {"n": case.n, "batch": case.batch}
-    return found
+        facts["cell"] = {"n": case.n, "batch": case.batch}
+    return facts
 
 
 def failure(family, case, error):
@@ -70,14 +70,14 @@ def summarize(family, case, samples, ceilings, with_targets):
 def rates(case, seconds, cached, ceilings):
     """Returns achieved rates and the share of the limit. Memory is no limit for inputs that come from the cache."""
     least, bound = limit(case.bytes, case.flops, ceilings, case.peak)
-    found = {"bytes": case.bytes, "flops": case.flops, "limit": least, "bound": bound}
+    facts = {"bytes": case.bytes, "flops": case.flops, "limit": least, "bound": bound}
     if case.bytes:
-        found["bytes_per_second"] = case.bytes / seconds
+        facts["bytes_per_second"] = case.bytes / seconds
     if case.flops:
-        found["flops_per_second"] = case.flops / seconds
+        facts["flops_per_second"] = case.flops / seconds
     if least and not (cached and bound == "memory"):
-        found["share"] = least / seconds
-    return found
+        facts["share"] = least / seconds
+    return facts
 
 
 def check(result, quantity, bound):

@@ -47,8 +47,8 @@ def error_of(result, expected):
     """Returns the largest error over the largest number, of tensors or of tuples of tensors."""
     if isinstance(expected, tuple):
         return max(error_of(*pair) for pair in zip(result, expected, strict=True))
-    found = exact(result.detach()[tuple(map(slice, expected.shape))])
-    error = ((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30)).item()
+    result_part = exact(result.detach()[tuple(map(slice, expected.shape))])
+    error = ((result_part - expected).abs().max() / expected.abs().max().clamp_min(1e-30)).item()
     return math.inf if math.isnan(error) else error
 
 

@@ -173,11 +173,11 @@ def matmul_constants(simdgroups):
 def attention_constants(size, mask, simdgroups):
     """Returns the constants of the mask's pass (100), of many queries (300), of few (400) and of the joining kernel
     (500)."""
-    found = {100: mask, 125: 64, 224: 8, 225: 64, 310: False, 500: size, 501: WORKGROUPS, 423: WORKGROUPS}
+    constants = {100: mask, 125: 64, 224: 8, 225: 64, 310: False, 500: size, 501: WORKGROUPS, 423: WORKGROUPS}
     for base in (300, 400):
-        found |= {base: mask, **dict.fromkeys(range(base + 1, base + 5), False)}
-        found |= {base + 20: size, base + 21: size, base + 22: simdgroups}
-    return found
+        constants |= {base: mask, **dict.fromkeys(range(base + 1, base + 5), False)}
+        constants |= {base + 20: size, base + 21: size, base + 22: simdgroups}
+    return constants
 
 
 def attention_parameters(q, k, v, mask, out):

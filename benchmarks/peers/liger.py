@@ -83,14 +83,14 @@ LOSSES = {
 
 def cases(options, scale):
     functions = liger("liger_kernel.transformers.functional")
-    found = []
+    comparisons = []
     for shape in SHAPES[scale]:
         for name in OPS:
             for dtype in (torch.bfloat16, torch.float32):
-                found += [op_case(functions, name, kind, shape, dtype) for kind in ("forward", "backward")]
+                comparisons += [op_case(functions, name, kind, shape, dtype) for kind in ("forward", "backward")]
     for shape in LOSS_SHAPES[scale]:
-        found += [loss_case(functions, name, shape) for name in LOSSES]
-    return found + training.cases(scale, liger("liger_kernel.transformers"))
+        comparisons += [loss_case(functions, name, shape) for name in LOSSES]
+    return comparisons + training.cases(scale, liger("liger_kernel.transformers"))
 
 
 def liger(module):
@@ -213,7 +213,7 @@ def peaks(ours, theirs, *inputs):
     """Returns what a call of either side needs beyond what is there before, on a GPU that counts it."""
     if not inputs[0].is_cuda:
         return ""
-    found = []
+    gibibytes = []
     for make in (ours, theirs):
         call = make(*inputs)
         torch.cuda.synchronize()
@@ -221,5 +221,5 @@ def peaks(ours, theirs, *inputs):
         before = torch.cuda.memory_allocated()
         call()
         torch.cuda.synchronize()
-        found.append((torch.cuda.max_memory_allocated() - before) / 2**30)
-    return "{:.2f} GiB, Liger {:.2f}".format(*found)
+        gibibytes.append((torch.cuda.max_memory_allocated() - before) / 2**30)
+    return "{:.2f} GiB, Liger {:.2f}".format(*gibibytes)

@@ -103,11 +103,11 @@ def cases(scale, functions):
 
 def case(training, name, patch):
     def sample(run):
-        found = []
+        seconds = []
         for which in (metalcores, patch):
-            found.append(training.measure(run, which))
+            seconds.append(training.measure(run, which))
             run.device.release()
-        (ours, memory, loss), (theirs, their_memory, their_loss) = found
+        (ours, memory, loss), (theirs, their_memory, their_loss) = seconds
         if not abs(loss - their_loss) <= LOSS_LIMIT:
             raise ArithmeticError(f"the losses differ after {WARM_UP} steps: {loss:.4f} and {their_loss:.4f}")
         return Samples(

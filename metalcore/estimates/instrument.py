@@ -239,12 +239,12 @@ class _Function:
 
     def _find_hidden(self):
         """Returns the variables through which functions that are one instruction take and give their values."""
-        found = set()
+        names = set()
         for line in self.lines:
             call = _CALL.search(line)
             if call and (call["to"][0] == "%" or call["to"] in self.program.single):
-                found.update(map(self._variable, _LOCAL.findall(call["given"])))
-        return found - {""}
+                names.update(map(self._variable, _LOCAL.findall(call["given"])))
+        return names - {""}
 
     def _variable(self, pointer):
         """Returns the local variable that a pointer leads to, or "" where it leads elsewhere."""

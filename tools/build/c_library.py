@@ -47,13 +47,13 @@ def c_library():
 
 def sources(backends):
     """Returns the paths of its sources with some of csrc/backends, from the repository's root."""
-    found = {CSRC / "ops" / f"{name}.cpp" for name in _OPS}
-    found |= {*(CSRC / "gpu").glob("*.cpp"), *_C_API.glob("*.cpp"), *(_C_API / "program").glob("*.cpp")}
+    paths = {CSRC / "ops" / f"{name}.cpp" for name in _OPS}
+    paths |= {*(CSRC / "gpu").glob("*.cpp"), *_C_API.glob("*.cpp"), *(_C_API / "program").glob("*.cpp")}
     for backend in backends:
         for folder in (CSRC / "backends" / backend, _C_API / _CONTEXTS[backend]):
-            found |= {path for path in folder.rglob("*") if path.suffix in (".cpp", ".mm")}
+            paths |= {path for path in folder.rglob("*") if path.suffix in (".cpp", ".mm")}
     replaced = {CSRC / name for name in _REPLACED}
-    return sorted(path.relative_to(ROOT).as_posix() for path in found if path.with_suffix("") not in replaced)
+    return sorted(path.relative_to(ROOT).as_posix() for path in paths if path.with_suffix("") not in replaced)
 
 
 def _link_flags():

@@ -16,15 +16,15 @@ def families(folder=KERNELS):
 
 def with_includes(source, folder=KERNELS, seen=()):
     """Returns a kernel's source and the headers of ours that it includes, directly or not."""
-    found = [source]
+    paths = [source]
     for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', source.read_text(encoding="utf-8"), re.MULTILINE):
         for parent in (source.parent, folder):
             path = parent / name
             if path.exists():
                 if path not in seen:
-                    found += with_includes(path, folder, (*seen, source))
+                    paths += with_includes(path, folder, (*seen, source))
                 break
-    return found
+    return paths
 
 
 def translation(source, folder=KERNELS, defines=()):

@@ -64,8 +64,8 @@ def native(cpuinfo="/proc/cpuinfo"):
     machine = PLATFORM.split("-")[-1]
     if machine != "x86_64":
         return machine
-    found = re.search(r"^flags\s*:(.*)$", Path(cpuinfo).read_text(), re.MULTILINE)
-    flags = set(found[1].split()) if found else set()
+    match = re.search(r"^flags\s*:(.*)$", Path(cpuinfo).read_text(), re.MULTILINE)
+    flags = set(match[1].split()) if match else set()
     return next(isa for isa, needed in _FLAGS.items() if needed <= flags)
 
 

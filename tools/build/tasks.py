@@ -32,8 +32,8 @@ def available_memory(root=Path("/")):
     all."""
     sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     if (root / "proc/meminfo").exists():
-        found = re.search(r"MemAvailable:\s+(\d+) kB", (root / "proc/meminfo").read_text())
-        sizes += [int(found[1]) << 10] if found else []
+        match = re.search(r"MemAvailable:\s+(\d+) kB", (root / "proc/meminfo").read_text())
+        sizes += [int(match[1]) << 10] if match else []
     limits = [(root / name).read_text().strip() for name in _LIMITS if (root / name).exists()]
     return min([*sizes, *(int(limit) for limit in limits if limit.isdecimal())])  # "max" stands for none
 

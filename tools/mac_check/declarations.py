@@ -141,14 +141,14 @@ def _metal_cpp(folder):
         name: "Q" if "UInteger" in base else "q"
         for base, name in re.findall(r"_(?:ENUM|OPTIONS)\(\s*([\w:]+),\s*(\w+)\s*\)", text)
     }
-    found = {}
+    encodings = {}
     for result, prefix, owner, parameters, body in _METHOD.findall(text):
         types = [re.sub(r"\b\w+$", "", parameter.strip()) for parameter in parameters.split(",") if parameter]
         encoding = "".join(_encoding(cpp_type, enumerations) for cpp_type in [result, *types])
         for name in re.findall(r"_PRIVATE_SEL\((\w+)\)", body):
             if name in selectors:
-                found.setdefault((prefix + owner, selectors[name]), set()).add(encoding)
-    return found
+                encodings.setdefault((prefix + owner, selectors[name]), set()).add(encoding)
+    return encodings
 
 
 def _encoding(cpp_type, enumerations):

@@ -97,15 +97,15 @@ class MachO:
     def imports(self):
         """Returns {symbol: install name of the library that it is bound to, or None where any loaded image may have
         it}."""
-        found = {}
+        imported = {}
         first, count = self._undefined
         table, _, strings, _ = self._symbols
         for i in range(first, first + count):
             name, _, _, description, _ = self._unpack("<IBBHQ", table + 16 * i)
             ordinal = description >> 8
             two_level = self.flags & _TWO_LEVEL and 0 < ordinal <= len(self.dylibs)
-            found[self._string(strings + name)] = self.dylibs[ordinal - 1] if two_level else None
-        return found
+            imported[self._string(strings + name)] = self.dylibs[ordinal - 1] if two_level else None
+        return imported
 
     def exports(self):
         """Returns the exported symbols."""
@@ -168,15 +168,15 @@ class MachO:
     def protocols(self):
         """Returns {protocol: ({inherited protocols}, {(kind, selector): type encoding})}, kind being "-" or "+"."""
         address, size = self._sections.get("__objc_protolist", (0, 0))
-        found = {}
+        protocols = {}
         for i in range(size // 8):
             protocol = self._pointer(address + 8 * i)
             if protocol:
                 methods = {}
                 for field, kind in ((24, "-"), (32, "+"), (40, "-"), (48, "+")):  # required, then optional
                     methods.update(self._methods(self._pointer(protocol + field), kind))
-                found[self._name_of(protocol)] = (self._inherited(self._pointer(protocol + 16)), methods)
-        return found
+                protocols[self._name_of(protocol)] = (self._inherited(self._pointer(protocol + 16)), methods)
+        return protocols
 
     def _offset(self, address):
         for _, start, offset, length in self._segments:
@@ -211,7 +211,7 @@ class MachO:
         if not table:
             return {}
         flags, count = self._unpack("<2I", self._offset(table))
-        found = {}
+        strings = {}
         for i in range(count):
             entry = table + 8 + i * (flags & 0xFFFC)
             if flags >> 31:  # relative method lists
@@ -219,8 +219,8 @@ class MachO:
                 name, encoding = self._text(self._pointer(entry + selector)), self._text(entry + 4 + types)
             else:
                 name, encoding = self._text(self._pointer(entry)), self._text(self._pointer(entry + 8))
-            found[kind, name] = encoding
-        return found
+            strings[kind, name] = encoding
+        return strings
 
 
 def _uleb128(data, at):

@@ -103,9 +103,9 @@ def check_kernels(torch, kernels=None):
         library = (folder / "lib" / "libtorch_cpu.dylib").read_bytes()
         operators = _operators((folder.parent / TABLE).read_text())
         for name, kernel in kernels.items():
-            found = any(_has(part, library, operators) for part in kernel.evidence.split("|"))
-            if found != (release >= kernel.since):
-                has = "has" if found else "has not"
+            has_evidence = any(_has(part, library, operators) for part in kernel.evidence.split("|"))
+            if has_evidence != (release >= kernel.since):
+                has = "has" if has_evidence else "has not"
                 first = ".".join(map(str, kernel.since))
                 wrong.append(f"torch {version} {has} {kernel.evidence}: {name} is said to have a kernel since {first}")
         needed = system.oldest_macos(release)[0]
@@ -124,9 +124,9 @@ def _has(evidence, library, operators):
 
 def _operators(table):
     """Returns the operators with a kernel for MPS."""
-    found = set()
+    operators = set()
     for entry in re.split(r"^- func: ", table, flags=re.MULTILINE)[1:]:
         dispatch = entry.partition("  dispatch:")[2]
         if re.search(r"^ +(?:\w+, )*MPS(?:, \w+)*:", dispatch, re.MULTILINE):
-            found.add(entry.split("(", 1)[0])
-    return found
+            operators.add(entry.split("(", 1)[0])
+    return operators

@@ -47,9 +47,9 @@ def complex_linalg(scale):
         ("solve_ex", {"inputs": normal}),
         ("inv_ex", {"inputs": normal}),
     )
-    found = []
+    comparisons = []
     for name, more in cases:
         text = words.format(",4" if name == "solve_ex" else "")
         least = NO_SLOWER if scale == "gpu" else None
-        found += matrices(name, text, label=name, dtype=torch.complex64, least=least, **more)
-    return found
+        comparisons += matrices(name, text, label=name, dtype=torch.complex64, least=least, **more)
+    return comparisons

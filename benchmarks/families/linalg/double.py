@@ -19,8 +19,8 @@ def peer_device(device):
 
 def numbers(device, shape):
     """Returns two tensors as Doubles, and the same as float64 where PyTorch has it."""
-    made = [torch.rand(shape, dtype=torch.float64) + 1 for _ in range(2)]
-    return (*(Double(x, device) for x in made), *(x.to(peer_device(device)) for x in made))
+    values = [torch.rand(shape, dtype=torch.float64) + 1 for _ in range(2)]
+    return (*(Double(x, device) for x in values), *(x.to(peer_device(device)) for x in values))
 
 
 def function(name, shape):
@@ -82,9 +82,9 @@ def double(scale):
     """Times functions of 48 bits and refined linear algebra, against float64 on the GPU or else on the CPU."""
     shapes = {"gpu": (4096, 4096), "simulator": (64, 64), "quick": (4, 4)}
     orders = {"gpu": (1024, 4096), "simulator": (64,), "quick": (4,)}
-    found = [function(name, shapes[scale]) for name in NAMES]
+    comparisons = [function(name, shapes[scale]) for name in NAMES]
     for n in orders[scale]:
-        found += [
+        comparisons += [
             refinement(name, n) for name in ("solve", "inv", "lstsq", "qr", *(("eigh", "svd") if n < 4096 else ()))
         ]
-    return found
+    return comparisons

@@ -89,7 +89,7 @@ def spectral(scale):
     weights = {"gpu": "4096x4096 11008x4096 64x1024x256", "simulator": "512x256", "quick": "40x20"}
     wanted = {"least": NO_SLOWER, "options": None}
     ours, theirs = (functools.partial(function, hermitian=True) for function in (metalcore.pinv, torch.linalg.pinv))
-    found = [
+    comparisons = [
         *matrices("pinv", words[scale], **wanted),
         *matrices("pinv", square[scale], label="pinv, hermitian", ours=ours, theirs=theirs, **wanted),
         *matrices("matrix_rank", words[scale], **wanted),
@@ -98,5 +98,5 @@ def spectral(scale):
     for q in (6, 32) if scale == "gpu" else (6,):
         ours, theirs = (functools.partial(function, q=q) for function in (metalcore.svd_lowrank, torch.svd_lowrank))
         label = f"svd_lowrank of rank {q}"
-        found += matrices("svd_lowrank", weights[scale], label=label, ours=ours, theirs=theirs, **wanted)
-    return found
+        comparisons += matrices("svd_lowrank", weights[scale], label=label, ours=ours, theirs=theirs, **wanted)
+    return comparisons
