@@ -208,6 +208,12 @@ _MLX = _Format("scales", ("weight",), _convert_mlx, ("biases",))
 _MLX_LEAVES = ("scales", "weight", "biases")
 
 
+def _require_scale(name, found):
+    """Raises a ValueError where numbers of 8 bits have no scale: a layer would take them as they are."""
+    if found["weight"].dtype in (torch.float8_e4m3fn, torch.float8_e5m2) and "weight_scale" not in found:
+        raise ValueError(f"{name}: the file has its weight in {found['weight'].dtype}, and no weight_scale")
+
+
 class _Files(HfQuantizer):
     """Loads what a library has packed."""
 
@@ -222,6 +228,8 @@ class _Files(HfQuantizer):
         form = _COMPRESSED[config.format] if isinstance(config, CompressedConfig) else self.format
         for key in tensors:
             name, _, leaf = key.rpartition(".")
+            if leaf == form.others[0] == "weight" and form is not _MLX:
+                _require_scale(name, tensors.leaves(name))
             if leaf != form.first or form.others[0] not in tensors.leaves(name):
                 packed = form is not _MLX or isinstance(
                     modules.get(place_of(name, model, modules)), (torch.nn.Linear, torch.nn.Embedding)
@@ -318,7 +326,7 @@ def _config_instead_of(theirs):
     class Config(theirs):
         @classmethod
         def from_dict(cls, config_dict, *args, **kwargs):
-            ours = config_dict.get("format") in _COMPRESSED and _is_ours("compressed_tensors")
+            ours = str(config_dict.get("format")) in _COMPRESSED and _is_ours("compressed_tensors")
             return (CompressedConfig if ours else theirs).from_dict(config_dict, *args, **kwargs)
 
     Config.__name__ = Config.__qualname__ = theirs.__name__

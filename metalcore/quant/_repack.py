@@ -265,6 +265,10 @@ def scaled_from_compressed(
         ValueError: shapes or dtypes do not go together.
     """
     if weight.dtype == torch.uint8:
+        of_scales = (torch.uint8, torch.float8_e8m0fnu) if divisor is None else (torch.float8_e4m3fn,)
+        if scale.dtype not in of_scales or divisor is not None and not divisor.is_floating_point():
+            found = scale.dtype if divisor is None else f"{scale.dtype}, and their divisor {divisor.dtype}"
+            raise ValueError(f"scales must be {' or '.join(map(str, of_scales))}, not {found}")
         factor = None if divisor is None else 1.0 / divisor.float().view(-1)
         format = "mxfp4" if divisor is None else "nvfp4"
         return _checked(weight, scale.contiguous().view(torch.uint8), format, (), factor, length)

@@ -286,6 +286,14 @@ def test_compressed_floats(device, tmp_path, name, format, block, weights):
     safetensors.save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match="up_proj: "):
         loaded(tmp_path, device)
+    scale = state.pop("model.layers.0.mlp.up_proj.weight_scale")
+    message = "no weight_scale"
+    if format != "e4m3":
+        state["model.layers.0.mlp.up_proj.weight_scale"] = scale.view(torch.int8)
+        message = "up_proj: scales must be torch.(uint8 or torch.float8_e8m0fnu|float8_e4m3fn), not torch.int8"
+    safetensors.save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=message):
+        loaded(tmp_path, device)
 
 
 @pytest.mark.parametrize("tie", [False, True])
