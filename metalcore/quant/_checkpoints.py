@@ -178,6 +178,9 @@ def _convert_scaled(tensors, length, config):
 
 
 def _convert_mlx(tensors, length, config):
+    for leaf in ("weight", "scales"):
+        if tensors[leaf].dim() != 2:
+            raise ValueError(f"{leaf} {list(tensors[leaf].shape)} must have 2 dimensions")
     if tensors["scales"].dtype != torch.uint8:
         if "biases" not in tensors:
             raise ValueError("the file has its scales, and no biases")

@@ -361,6 +361,10 @@ def test_what_is_not_read(device, tmp_path):
     safetensors.save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match=r"up_proj: the file has its scales, and no weight"):
         loaded(tmp_path, device)
+    state["model.layers.0.mlp.up_proj.weight"] = weight[0, 0].clone()
+    safetensors.save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"up_proj: weight \[\] must have 2 dimensions"):
+        loaded(tmp_path, device)
     state["model.layers.0.mlp.up_proj.weight"] = weight
     state |= {f"model.layers.0.mlp.switch.{leaf}": tensor for leaf, tensor in mlx(64, 64)[0].items()}
     safetensors.save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
