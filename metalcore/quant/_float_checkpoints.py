@@ -120,10 +120,11 @@ def _on_mps(theirs):
             if not _ours() or self.quantization_config.dequantize:
                 super().validate_environment(*args, **kwargs)
 
-        def _process_model_before_weight_loading(self, model, checkpoint_files=None, **kwargs):
-            if _ours() and checkpoint_files and all(str(file).endswith(".safetensors") for file in checkpoint_files):
-                _require_scales(read_headers(checkpoint_files))
-            return super()._process_model_before_weight_loading(model, checkpoint_files=checkpoint_files, **kwargs)
+        def _process_model_before_weight_loading(self, model, **kwargs):
+            files = kwargs.get("checkpoint_files")
+            if _ours() and files and all(str(file).endswith(".safetensors") for file in files):
+                _require_scales(read_headers(files))
+            return super()._process_model_before_weight_loading(model, **kwargs)
 
     Quantizer.__name__ = Quantizer.__qualname__ = theirs.__name__
     return Quantizer
