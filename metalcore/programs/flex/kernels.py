@@ -177,7 +177,8 @@ class Launch:
             count, most = batch * heads * now * split[0], min(longest, items * now * split[0])
             dispatches += [(piece, now, first, min(most, count - first)) for first in range(0, count, most)]
         for piece, now, first, groups in dispatches:
-            in_turn = max(-(-_IN_TURN // now), heads_in_cache)
+            # Heads that have the same tables do not work at once.
+            in_turn = items if items < batch * heads else max(-(-_IN_TURN // now), heads_in_cache)
             flags = [self.vectors, now, piece, chunk, items, batch * heads, in_turn, tables.full is not None, has_lse]
             numbers = [
                 *strides,
