@@ -381,4 +381,5 @@ struct TileProduct {
 #include "target/held_products.h"
 #include "target/unit_gradients.h"
 #include "target/unit_patches.h"
+#include "target/unit_state.h"
 #include "target/unit_unpacked.h"
