@@ -1,6 +1,6 @@
 // Gradients of what a function of scores captures. A score gives numbers, which `Mods` has by kinds, `k...` of each:
 //   Rows: sums over the keys of a query. A lane has its part of them in registers.
-//   Pairs, Columns, Diagonals: sums by a query and a key, by a key, and by the difference of both. Threadgroup memory
+//   Pairs, Keys, Diagonals: sums by a query and a key, by a key, and by the difference of both. Threadgroup memory
 //     has what a row of fragments gives a difference.
 //   Tables: sums by places that nothing is known of.
 //   Vectors: sums of vectors by such places.
@@ -68,12 +68,12 @@ METAL_FUNC void flex_captured(thread const Mods& mods, thread float* rows, threa
         mods.tables[mods.pair_place(i, of_head, of_simd, b, h, q, k)] +=
             mods.pair_value(i, score, gradient, b, h, q, k);
 #pragma unroll
-    for (uint i = 0; i < Mods::kColumns; ++i) {
-      float sum = counts ? mods.column_value(i, score, gradient, b, h, q, k) : 0.0f;
+    for (uint i = 0; i < Mods::kKeys; ++i) {
+      float sum = counts ? mods.key_value(i, score, gradient, b, h, q, k) : 0.0f;
       sum += metal::simd_shuffle_xor(sum, 2);
       sum += metal::simd_shuffle_xor(sum, 4);
       sum += metal::simd_shuffle_xor(sum, 16);
-      if (place.row == 0 && sum != 0.0f) mods.tables[mods.column_place(i, of_head, of_simd, b, h, q, k)] += sum;
+      if (place.row == 0 && sum != 0.0f) mods.tables[mods.key_place(i, of_head, of_simd, b, h, q, k)] += sum;
     }
     if (Mods::kDiagonals > 0) *column = counts ? mods.diagonal_value(0, score, gradient, b, h, q, k) : 0.0f;
 #pragma unroll

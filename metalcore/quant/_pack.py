@@ -74,7 +74,7 @@ def largest_of(numbers: Tensor) -> float:
     """Returns the largest absolute value, or NaN."""
     if not numbers.numel():
         return 0.0
-    # abs() would be one more tensor of this size. aminmax reads it once, and MPS lacks that in some releases of PyTorch.
+    # abs() would be one more tensor of this size. aminmax reads it once, and some releases of PyTorch lack it on MPS.
     on_cpu = numbers.device.type == "cpu"
     least, most = torch.aminmax(numbers) if on_cpu else (numbers.amin(), numbers.amax())
     return max(-least.item(), most.item())

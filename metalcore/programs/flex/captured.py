@@ -24,7 +24,7 @@ from .scatters import FIRST, SCORE, B, D, H, K, Q, Scatter, captured_of, depende
 
 __all__ = ["KINDS", "Place", "Plan", "gradients_of", "plan_of"]
 
-KINDS = ("row", "pair", "column", "diagonal", "table", "vector")  # see kernels/attention/flex_captured.h
+KINDS = ("row", "pair", "key", "diagonal", "table", "vector")  # see kernels/attention/flex_captured.h
 
 # Bytes of tables: as many of them as this allows work at once, and no more than `_MOST_BYTES` in all.
 _BYTES, _MOST_BYTES = 1 << 28, 1 << 31
@@ -115,7 +115,7 @@ def _place(joint, scatter, length, keys, may_be_diagonal):
         dims += [name] if is_number or elements >= extent else of
     dims += [d for d, kind in enumerate(kinds) if kind == Q | K]
     extents = tuple({"q": length, "k": keys}.get(d) or scatter.sizes[d] for d in dims)
-    kind = {("q", "k"): "pair", ("k",): "column"}.get(tuple(dims), "table") if scatter.elements == 1 else "vector"
+    kind = {("q", "k"): "pair", ("k",): "key"}.get(tuple(dims), "table") if scatter.elements == 1 else "vector"
     return Place(tuple(dims), extents, scatter.elements, kind, "q" in dims)
 
 
