@@ -8,7 +8,6 @@
 #pragma once
 
 #include <metal_stdlib>
-#include <metal_tensor>
 #include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>
 
 #include "sequence/delta_state.h"
@@ -65,8 +64,10 @@ struct UnitState {
   void put_state() { put(memory + thread_index / 128 * kTile, state); }
   void put(uint tile) { put(memory + (2 + tile) * kTile, products); }
 
-  // The products of all positions' keys or queries with the matrix.
-  void read(bool of_queries) {
+  // The products of all positions' keys or queries with the matrix. Meanwhile something else may be done.
+  template <typename Meanwhile>
+  void read(bool of_queries, Meanwhile meanwhile) {
+    meanwhile();
     const UnitChunk chunk = chunks[stage];
     for (uint i = 0; i < kUnitNumbers; ++i) {
       const uint row = unit_row(i / 2, thread_index), column = unit_column(i / 2, thread_index) + i % 2;
@@ -95,8 +96,9 @@ struct UnitState {
     }
   }
   // Multiplies the matrix by a factor, and adds the products of keys and a tile, and of queries and another one.
-  template <bool BOTH>
-  void learn(float factor) {
+  template <bool BOTH, typename Meanwhile>
+  void learn(float factor, Meanwhile meanwhile) {
+    meanwhile();
     const UnitChunk chunk = chunks[stage];
     for (uint i = 0; i < kUnitNumbers; ++i) {
       const uint row = unit_row(i / 2, thread_index), column = unit_column(i / 2, thread_index) + i % 2;

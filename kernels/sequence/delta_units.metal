@@ -1,6 +1,8 @@
 // The walks of delta_chunks.metal and delta_walk_back.metal by units that multiply matrices, for heads of 128 bfloats.
 // The inverses and the scores are sums of three bfloats an element. Half of a threadgroup's threads find errors or
 // values' gradients, the other half results. All of them add to the matrix that they have columns of.
+#include <metal_tensor>
+
 #include "sequence/delta_units.h"
 
 // What a threadgroup walks along.
@@ -43,8 +45,14 @@ inline void store_pairs(device float* to, thread const float* from, uint thread_
   for (uint pair = 0; pair < kUnitNumbers / 2; ++pair) {
     const uint row = thread_index / 128 * 64 + unit_row(pair, thread_index);
     const uint at = row * kUnitKeys + unit_column(pair, thread_index);
-    *reinterpret_cast<device float2*>(to + at) = float2(from[2 * pair], from[2 * pair + 1]);
+    *reinterpret_cast<device ulong*>(to + at) = as_type<ulong>(float2(from[2 * pair], from[2 * pair + 1]));
   }
+}
+inline void put_row_pair(device float* to, float x, float y) {
+  *reinterpret_cast<device ulong*>(to) = as_type<ulong>(float2(x, y));
+}
+inline void put_row_pair(device bfloat* to, float x, float y) {
+  *reinterpret_cast<device uint*>(to) = as_type<uint>(vec<bfloat, 2>(bfloat(x), bfloat(y)));
 }
 template <typename T>
 inline void store_rows(device T* to, thread const float* from, uint stride, uint count, uint thread_index) {
@@ -52,8 +60,7 @@ inline void store_rows(device T* to, thread const float* from, uint stride, uint
   for (uint pair = 0; pair < kUnitNumbers / 2; ++pair) {
     const uint row = unit_row(pair, thread_index);
     if (row < count)
-      *reinterpret_cast<device vec<T, 2>*>(to + ulong(row) * stride + unit_column(pair, thread_index)) =
-          vec<T, 2>(T(from[2 * pair]), T(from[2 * pair + 1]));
+      put_row_pair(to + ulong(row) * stride + unit_column(pair, thread_index), from[2 * pair], from[2 * pair + 1]);
   }
 }
 
@@ -140,18 +147,19 @@ template <bool FOR_DERIVATIVE>
     walk.template begin_chunk<FOR_DERIVATIVE>();
     const bool has_next = i + 1 < chunks;
     if (has_next) walk.ask(chunk_of(i + 1));
-    if (FOR_DERIVATIVE)
-      store_pairs(kept + at.chunk(i, params) * kUnitKeys * kUnitKeys + at.block, &walk.state[0], thread_index);
-    const UnitRows own = rows;
-    if (has_next) load_rows(i + 1);
+    const auto keep = [&] {
+      if (FOR_DERIVATIVE)
+        store_pairs(kept + at.chunk(i, params) * kUnitKeys * kUnitKeys + at.block, &walk.state[0], thread_index);
+    };
     if (is_first) {
-      walk.read(false);
+      walk.read(false, keep);
 #pragma unroll
       for (uint n = 0; n < kUnitNumbers; ++n)
-        walk.products[n] = static_cast<float>(own.values[n / 2][n % 2]) - own.by_key[n / 2 % 2] * walk.products[n];
+        walk.products[n] = static_cast<float>(rows.values[n / 2][n % 2]) - rows.by_key[n / 2 % 2] * walk.products[n];
       walk.put(kUnitErrors);
-    } else if (!FOR_DERIVATIVE && i > 0) {
-      finish(i - 1);
+    } else {
+      keep();
+      if (!FOR_DERIVATIVE && i > 0) finish(i - 1);
     }
     walk.wait();
     if (!FOR_DERIVATIVE && has_next) walk.ask_scores(chunk_of(i + 1));
@@ -161,21 +169,23 @@ template <bool FOR_DERIVATIVE>
         store_rows(errors + at.position(i, params) * kUnitKeys + at.block, &walk.products[0], stride, at.count(i),
                    thread_index);
 #pragma unroll
-      for (uint n = 0; n < kUnitNumbers; ++n) walk.products[n] *= own.strengths[n / 2 % 2];
+      for (uint n = 0; n < kUnitNumbers; ++n) walk.products[n] *= rows.strengths[n / 2 % 2];
       if (!FOR_DERIVATIVE) walk.put(kUnitResults);
     } else if (!FOR_DERIVATIVE) {
-      walk.read(true);
+      walk.read(true, [] {});
 #pragma unroll
-      for (uint n = 0; n < kUnitNumbers; ++n) results[n] = own.by_query[n / 2 % 2] * walk.products[n];
+      for (uint n = 0; n < kUnitNumbers; ++n) results[n] = rows.by_query[n / 2 % 2] * walk.products[n];
     }
     walk.wait();
     if (is_first) {
 #pragma unroll
-      for (uint n = 0; n < kUnitNumbers; ++n) walk.products[n] *= own.until[n / 2 % 2];
+      for (uint n = 0; n < kUnitNumbers; ++n) walk.products[n] *= rows.until[n / 2 % 2];
       walk.put(kUnitErrors);
     }
     walk.wait();
-    walk.template learn<false>(own.decay);
+    walk.template learn<false>(rows.decay, [&] {
+      if (has_next) load_rows(i + 1);
+    });
     walk.put_state();
   }
   if (FOR_DERIVATIVE) return;
@@ -219,27 +229,35 @@ template <typename T>
                           at.count(i)};
     walk.ask(asked);
     walk.ask_scores(asked);
-    rows.load(asked.rows, params.grad[1], factors + at.chunk(i, params) * 4 * DELTA_CHUNK,
-              beta + at.position(i, params), params.value_heads, asked.count, thread_index);
   };
-  if (at.chunks() > 0) ask(at.chunks() - 1);
+  const auto load_rows = [&](uint i) {
+    rows.load(grad + (at.span.begin + i * DELTA_CHUNK) * params.grad[1], params.grad[1],
+              factors + at.chunk(i, params) * 4 * DELTA_CHUNK, beta + at.position(i, params), params.value_heads,
+              at.count(i), thread_index);
+  };
+  if (at.chunks() > 0) {
+    ask(at.chunks() - 1);
+    load_rows(at.chunks() - 1);
+  }
   for (uint i = at.chunks(); i-- > 0;) {
     walk.template begin_chunk<true>();
-    store_pairs(kept + at.chunk(i, params) * kUnitKeys * kUnitKeys + at.block, &walk.state[0], thread_index);
-    const UnitRows own = rows;
     if (i > 0) ask(i - 1);
+    const auto keep = [&] {
+      store_pairs(kept + at.chunk(i, params) * kUnitKeys * kUnitKeys + at.block, &walk.state[0], thread_index);
+    };
     if (is_first) {
-      walk.read(false);
+      walk.read(false, keep);
 #pragma unroll
-      for (uint n = 0; n < kUnitNumbers; ++n) walk.products[n] *= own.until[n / 2 % 2];
+      for (uint n = 0; n < kUnitNumbers; ++n) walk.products[n] *= rows.until[n / 2 % 2];
       walk.spread();
 #pragma unroll
-      for (uint n = 0; n < kUnitNumbers; ++n) walk.products[n] *= own.strengths[n / 2 % 2];
+      for (uint n = 0; n < kUnitNumbers; ++n) walk.products[n] *= rows.strengths[n / 2 % 2];
       walk.put(kUnitErrors);
     } else {
+      keep();
 #pragma unroll
       for (uint n = 0; n < kUnitNumbers; ++n)
-        walk.products[n] = static_cast<float>(own.values[n / 2][n % 2]) * own.by_query[n / 2 % 2];
+        walk.products[n] = static_cast<float>(rows.values[n / 2][n % 2]) * rows.by_query[n / 2 % 2];
       walk.put(kUnitResults);
     }
     walk.wait();
@@ -252,11 +270,13 @@ template <typename T>
     walk.wait();
     if (is_first) {
 #pragma unroll
-      for (uint n = 0; n < kUnitNumbers; ++n) walk.products[n] *= -own.by_key[n / 2 % 2];
+      for (uint n = 0; n < kUnitNumbers; ++n) walk.products[n] *= -rows.by_key[n / 2 % 2];
       walk.put(kUnitErrors);
     }
     walk.wait();
-    walk.template learn<true>(own.decay);
+    walk.template learn<true>(rows.decay, [&] {
+      if (i > 0) load_rows(i - 1);
+    });
     walk.put_state();
   }
   if (params.has_state) store_pairs(state_grad + at.state, &walk.state[0], thread_index);

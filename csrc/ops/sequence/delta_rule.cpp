@@ -335,19 +335,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_back
       recording.dispatch_threadgroups({column_groups(params)}, {DELTA_THREADS});
     }
 
-    const bool units = chunks && chunks->by_units;
     if (params.by_channel)
       recording.kernel("gated_delta_rule_rows", padded(params.values), type);
-    else if (units)
-      recording.kernel("gated_delta_rule_chunks_unit_", type);
     else
       recording.kernel("gated_delta_rule_chunks", "_", type);
     recording.buffer(0, given).buffer(1, call.q).buffer(2, call.k).buffer(3, call.g).buffer(4, call.beta);
     recording.buffer(5, call.ends).buffer(6, errors).buffer(7, value_grads).buffer(8, kept).buffer(9, kept_grads);
     recording.buffer(10, parts_q).buffer(11, parts_k).buffer(12, gg);
     recording.buffer(13, params.by_channel ? beta_parts : gbeta).bytes(14, params);
-    recording.dispatch_threadgroups({grid_side(call.chunks * params.value_heads * params.row_blocks)},
-                                    {units ? DELTA_UNIT_THREADS : DELTA_THREADS});
+    recording.dispatch_threadgroups({grid_side(call.chunks * params.value_heads * params.row_blocks)}, {DELTA_THREADS});
 
     recording.kernel("gated_delta_rule_keys", "_", type);
     recording.buffer(0, call.q).buffer(1, call.k).buffer(2, parts_q).buffer(3, parts_k);

@@ -23,8 +23,10 @@ struct PartSums {
     fence();
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
   }
-  METAL_FUNC void end() {
+  template <class Meanwhile>
+  METAL_FUNC void end(const Meanwhile& meanwhile) {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    meanwhile();
     wait_for_products();
     fence();
   }
@@ -60,19 +62,24 @@ struct UnitState {
 
   template <class Chunk>
   METAL_FUNC void ask(const Chunk& chunk) const {
+    if (half == 0) return;
     const uint32_t to = stage_tile(1 - stage, 0);
     copy_rows(to + kKeys * kTile, chunk.keys, chunk.key_stride, int(chunk.count));
     if (chunk.queries) copy_rows(to + kQueries * kTile, chunk.queries, chunk.query_stride, int(chunk.count));
     copy_parts(to + kInverse * kTile, chunk.inverse);
     if (chunk.rows) {
-      const int row = thread / 4, pack = thread % 4;
-      copy(tile(kRows) + place(row, (1 - stage) * 4 + pack), chunk.rows + row * chunk.row_stride + pack * kPackElements,
-           row < int(chunk.count));
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = thread % 128 / 4 + 32 * i, pack = thread % 4;
+        copy(tile(kRows) + place(row, (1 - stage) * 4 + pack),
+             chunk.rows + row * chunk.row_stride + pack * kPackElements, row < int(chunk.count));
+      }
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
   template <class Chunk>
   METAL_FUNC void ask_scores(const Chunk& chunk) const {
+    if (half == 0) return;
     copy_parts(stage_tile(1 - stage, kScores), chunk.scores);
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
@@ -93,7 +100,8 @@ struct UnitState {
     put(tile(kPositions + int(of)), tile(kLowPositions), 4 * int(of), products);
   }
 
-  METAL_FUNC void read(bool of_queries) {
+  template <class Meanwhile>
+  METAL_FUNC void read(bool of_queries, const Meanwhile& meanwhile) {
     const uint32_t rows = stage_tile(stage, of_queries ? kQueries : kKeys);
     PartSums sums;
     sums.begin();
@@ -105,7 +113,7 @@ struct UnitState {
       add<32, false>(step == 0, sums.small.elements, left,
                      Across::descriptor(tile(kLowState), step / 4 * 32, step % 4 * 16));
     }
-    sums.end();
+    sums.end(meanwhile);
 #pragma unroll
     for (int i = 0; i < kNumbers; ++i) products[i] = sums.large[i] + (sums.large[kNumbers + i] + sums.small[i]);
   }
@@ -129,12 +137,12 @@ struct UnitState {
         add<32, true>(step == 0, of_part, Across::descriptor(parts + part * kTile, 0, 16 * step), right);
       }
     }
-    sums.end();
+    sums.end([] {});
 #pragma unroll
     for (int i = 0; i < kNumbers; ++i) products[i] += sums.large[i] + (sums.middle[i] + sums.small[i]);
   }
-  template <bool kBoth>
-  METAL_FUNC void learn(float factor) {
+  template <bool kBoth, class Meanwhile>
+  METAL_FUNC void learn(float factor, const Meanwhile& meanwhile) {
     PartSums sums;
     sums.begin();
 #pragma unroll
@@ -149,7 +157,7 @@ struct UnitState {
                       Across::descriptor(tile(kLowPositions), 32 * both, 16 * step));
       }
     }
-    sums.end();
+    sums.end(meanwhile);
 #pragma unroll
     for (int i = 0; i < kNumbers; ++i)
       state[i] = fmaf(state[i], factor, sums.large[i] + (sums.large[kNumbers + i] + sums.small[i]));
@@ -165,13 +173,13 @@ struct UnitState {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16 : 0)
                  : "memory");
   }
-  // Rows of 128 elements, into two tiles. A thread has the same pack of each 32nd line.
+  // Rows of 128 elements, into two tiles. A thread of the second half has the same pack of each 16th line.
   template <class T>
   METAL_FUNC void copy_rows(uint32_t to, const T* from, int64_t stride, int count) const {
     const int pack = thread % 8;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int line = thread / 8 + 32 * i;
+    for (int i = 0; i < 4; ++i) {
+      const int line = thread % 128 / 8 + 16 * i;
       const T* const row = from + (line < count ? line : 0) * stride + pack * kPackElements;
       copy(to + place(line, pack), row, line < count);
       copy(to + kTile + place(line, pack), row + kInner, line < count);
@@ -182,8 +190,8 @@ struct UnitState {
   METAL_FUNC void copy_parts(uint32_t to, const T* from) const {
     const int pack = thread % 8;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int line = thread / 8 + 32 * i;
+    for (int i = 0; i < 4; ++i) {
+      const int line = thread % 128 / 8 + 16 * i;
       if (pack > line / 8) continue;
 #pragma unroll
       for (int part = 0; part < 3; ++part)
@@ -233,7 +241,7 @@ struct UnitState {
       add<32, kTransposed>(step == 0, sums.small.elements, left[0], low);
       add<32, kTransposed>(false, sums.small.elements, left[2], high);
     }
-    sums.end();
+    sums.end([] {});
 #pragma unroll
     for (int i = 0; i < kNumbers; ++i)
       products[i] =
