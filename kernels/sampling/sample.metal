@@ -6,6 +6,9 @@
 // left reaches a random part of the whole, in the order of the threads.
 #include "sampling/candidates.h"
 
+// The elements that a thread loads before it looks at the first of them, where it does little with each.
+constexpr constant uint kWalkAhead = 8;
+
 // NaN has no probability, and -0 is 0.
 template <typename T>
 struct Row {
@@ -121,32 +124,33 @@ inline uint drawn(Logits<Source> logits, SampleOptions options, float uniform, t
   logits.floor = min(logits.floor, logits.maximum);
 
   float own = 0.0f;
-  for (uint first = part.first; first < part.end; first += kAhead * part.step) {
-    float values[kAhead];
+  for (uint first = part.first; first < part.end; first += kWalkAhead * part.step) {
+    float values[kWalkAhead];
     load_ahead(values, logits, first, part.step, part.end);
 #pragma unroll
-    for (uint j = 0; j < kAhead; ++j)
+    for (uint j = 0; j < kWalkAhead; ++j)
       own += first + j * part.step < part.end && logits.keeps(values[j]) ? logits.mass(values[j]) : 0.0f;
   }
   const Sums sums(own, totals, team);
   float point = uniform * sums.all;
   point = point < sums.all ? point : 0.0f;
-  if (!(sums.begin <= point && point < sums.end)) return ~0u;
-  float sum = sums.begin;
+  const bool has_point = sums.begin <= point && point < sums.end;
+  const uint owner = simd_min(has_point ? team.lane : 32u);
+  if (owner == 32u) return ~0u;
+  // The owner's simdgroup looks at 32 of its elements at a time.
+  const uint end = simd_broadcast(part.end, owner);
+  float sum = simd_broadcast(sums.begin, owner);
   uint chosen = 0;
-  for (uint first = part.first; first < part.end && sum <= point; first += kAhead * part.step) {
-    float values[kAhead];
-    load_ahead(values, logits, first, part.step, part.end);
-#pragma unroll
-    for (uint j = 0; j < kAhead; ++j) {
-      const uint i = first + j * part.step;
-      const float mass = i < part.end && logits.keeps(values[j]) ? logits.mass(values[j]) : 0.0f;
-      if (mass == 0.0f || sum > point) continue;
-      chosen = i;
-      sum += mass;
-    }
+  for (uint first = simd_broadcast(part.first, owner); first < end && sum <= point; first += 32 * part.step) {
+    const uint i = first + team.lane * part.step;
+    const float value = logits.at(min(i, end - 1));
+    const float mass = i < end && logits.keeps(value) ? logits.mass(value) : 0.0f;
+    const float through = sum + simd_prefix_inclusive_sum(mass), previous = simd_shuffle_up(through, 1);
+    const float before = team.lane > 0 ? previous : sum;
+    chosen = max(chosen, simd_max(mass > 0.0f && before <= point ? i : 0u));
+    sum = simd_broadcast(through, 31);
   }
-  return chosen;
+  return has_point ? chosen : ~0u;
 }
 
 template <typename T>
@@ -183,11 +187,11 @@ template <typename T>
     }
   }
   float maximum = -INFINITY;
-  for (uint first = thread_index; first < params.length; first += kAhead * threads) {
-    float values[kAhead];
+  for (uint first = thread_index; first < params.length; first += kWalkAhead * threads) {
+    float values[kWalkAhead];
     load_ahead(values, logits, first, threads, params.length);
 #pragma unroll
-    for (uint j = 0; j < kAhead; ++j) maximum = max(maximum, values[j]);
+    for (uint j = 0; j < kWalkAhead; ++j) maximum = max(maximum, values[j]);
   }
   logits.maximum = team.maximum(maximum, 0);
   threadgroup_barrier(mem_flags::mem_threadgroup);
