@@ -1,13 +1,17 @@
 // Draws a class from the distribution of each row of logits, without a sort. A threadgroup has a row.
 //
-// With a small top_k it is drawn from the logits that may be among the k largest, in their order. Else the k-th largest
-// logit and the one at which the largest have a mass of top_p are found digit by digit of their ordered bits: one walk
-// sums the logits' counts or masses by the digit's 16 values. The class is then where the sum of the masses of what is
-// left reaches a random part of the whole, in the order of the threads.
+// With a small top_k it is drawn from the logits that may be among the k largest, in their order, and with top_p alone
+// from a few of the largest if these have that mass. Else the k-th largest logit and the one at which the largest have
+// a mass of top_p are found digit by digit of their ordered bits: one walk sums the logits' counts or masses by the
+// digit's 16 values. The class is then where the sum of the masses of what is left reaches a random part of the whole,
+// in the order of the threads.
 #include "sampling/candidates.h"
 
 // The elements that a thread loads before it looks at the first of them, where it does little with each.
 constexpr constant uint kWalkAhead = 8;
+
+// So many of the largest logits often have a mass of top_p.
+constexpr constant uint kNucleus = 256;
 
 // NaN has no probability, and -0 is 0.
 template <typename T>
@@ -85,6 +89,20 @@ struct Sums {
   }
 };
 
+// The mass of the thread's logits that are kept.
+template <uint loads, typename Source>
+inline float own_mass(Logits<Source> logits, Own part) {
+  float own = 0.0f;
+  for (uint first = part.first; first < part.end; first += loads * part.step) {
+    float values[loads];
+    load_ahead(values, logits, first, part.step, part.end);
+#pragma unroll
+    for (uint j = 0; j < loads; ++j)
+      own += first + j * part.step < part.end && logits.keeps(values[j]) ? logits.mass(values[j]) : 0.0f;
+  }
+  return own;
+}
+
 // The key of the last of those sorted logits that are needed for a mass of top_p.
 inline uint last_of(Logits<Keys> logits, Own part, float top_p, threadgroup float* totals, threadgroup uint* last,
                     Threadgroup team) {
@@ -108,30 +126,22 @@ inline uint last_of(Logits<Keys> logits, Own part, float top_p, threadgroup floa
 
 // Where the thread has the point: the place of the class. Else ~0. `totals` has room for 32 numbers and another.
 template <typename T, typename Source>
-inline uint drawn(Logits<Source> logits, SampleOptions options, float uniform, threadgroup float* totals,
+inline uint drawn(Logits<Source> logits, SampleOptions options, float top_p, float uniform, threadgroup float* totals,
                   Threadgroup team) {
   const Own part(logits.length, Source::sorted, team);
-  if (options.top_p < 1.0f) {
+  if (top_p < 1.0f) {
     uint last;
     if constexpr (Source::sorted)
-      last = last_of(logits, part, options.top_p, totals, reinterpret_cast<threadgroup uint*>(totals + 32), team);
+      last = last_of(logits, part, top_p, totals, reinterpret_cast<threadgroup uint*>(totals + 32), team);
     else
-      last = selected<true, T>(logits, options.top_p, team);
+      last = selected<true, T>(logits, top_p, team);
     logits.least = max(logits.least, last);
   }
   if (options.min_p > 0.0f) logits.floor = logits.maximum + options.temperature * log(options.min_p);
   // The largest one stays, whatever roundings do.
   logits.floor = min(logits.floor, logits.maximum);
 
-  float own = 0.0f;
-  for (uint first = part.first; first < part.end; first += kWalkAhead * part.step) {
-    float values[kWalkAhead];
-    load_ahead(values, logits, first, part.step, part.end);
-#pragma unroll
-    for (uint j = 0; j < kWalkAhead; ++j)
-      own += first + j * part.step < part.end && logits.keeps(values[j]) ? logits.mass(values[j]) : 0.0f;
-  }
-  const Sums sums(own, totals, team);
+  const Sums sums(own_mass<Source::sorted ? 1 : kWalkAhead>(logits, part), totals, team);
   float point = uniform * sums.all;
   point = point < sums.all ? point : 0.0f;
   const bool has_point = sums.begin <= point && point < sums.end;
@@ -174,16 +184,31 @@ template <typename T>
   const float scale = greedy ? 1.0f : 1.0f / options.temperature;
   Logits<Row<T>> logits = {{x + row * params.x_stride}, params.length, scale, -INFINITY, 0, -INFINITY};
   const bool limited = options.top_k > 0.0f && options.top_k < length;
-  if (limited && !greedy && options.top_k <= static_cast<float>(TOP_K_MOST)) {
-    const uint k = static_cast<uint>(ceil(options.top_k));
+  const bool nucleus = !limited && options.top_p < 1.0f && params.length > kNucleus;
+  if (!greedy && (nucleus || (limited && options.top_k <= static_cast<float>(TOP_K_MOST)))) {
+    const uint k = nucleus ? kNucleus : static_cast<uint>(ceil(options.top_k));
     const uint past = (params.start + row * params.x_stride) % kPackElements<T>;
     const uint count = candidates<T>(logits, logits.source.x, past, k, keys, places, counters, team);
     if (count <= kCandidates) {
       const Logits<Keys> few = {{keys}, count, scale, number_of(keys[0]), keys[k - 1], -INFINITY};
-      const uint place =
-          few.maximum == -INFINITY ? (thread_index == 0 ? 0 : ~0u) : drawn<T>(few, options, uniform[row], totals, team);
-      if (place != ~0u) classes[row] = places[place];
-      return;
+      float top_p = options.top_p;
+      bool enough = true;
+      if (nucleus) {
+        Logits<Row<T>> whole = logits;
+        whole.maximum = few.maximum;
+        const float all = Sums(own_mass<kAhead>(whole, Own(params.length, false, team)), totals, team).all;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        const float of_few = Sums(own_mass<1>(few, Own(count, true, team)), totals, team).all;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        enough = of_few >= top_p * all;
+        top_p = min(top_p * all / of_few, 1.0f);
+      }
+      if (enough) {
+        const uint place = few.maximum == -INFINITY ? (thread_index == 0 ? 0 : ~0u)
+                                                    : drawn<T>(few, options, top_p, uniform[row], totals, team);
+        if (place != ~0u) classes[row] = places[place];
+        return;
+      }
     }
   }
   float maximum = -INFINITY;
@@ -204,7 +229,7 @@ template <typename T>
     return;
   }
   if (limited) logits.least = selected<false, T>(logits, options.top_k, team);
-  const uint place = drawn<T>(logits, options, uniform[row], totals, team);
+  const uint place = drawn<T>(logits, options, options.top_p, uniform[row], totals, team);
   if (place != ~0u) classes[row] = place;
 }
 

@@ -73,6 +73,20 @@ def test_what_is_kept(device, dtype):
 
 
 @each_dtype
+@pytest.mark.parametrize("length", [256, 257, 700])
+def test_top_p_of_long_rows(device, dtype, length):
+    """A few of the largest have the mass of a peaked row, and not of a flat one. Some classes have no probability."""
+    points = (torch.arange(2000) + 0.5) / 2000
+    for spread, top_p, min_p in ((3.0, 0.9, 0.0), (3.0, 0.9, 0.2), (0.1, 0.9, 0.0)):
+        logits = torch.randn(length).mul(spread).to(dtype)
+        logits[20:40], logits[5] = -torch.inf, torch.nan
+        x = logits.to(device).expand(2000, length)
+        drawn = torch.ops.metalcore.sample(x, points.to(device), 1.0, 0, top_p, min_p).cpu()
+        wanted = distribution(logits.double().nan_to_num(nan=-torch.inf), 1.0, 0, top_p, min_p) * 2000
+        assert (drawn.bincount(minlength=length) - wanted).abs().max() <= 1.01
+
+
+@each_dtype
 @pytest.mark.parametrize("place", ["cpu", "device"])
 def test_options_of_each_row(device, dtype, place):
     """Each point of a grid through each row's distribution, and the same numbers for all rows as tensors."""
