@@ -12,138 +12,9 @@
 // For the gradients of what the first captures: see flex_captured.h.
 #pragma once
 
+#include "flex_walk.h"
 #include "fragments.h"
 #include "logarithm.h"
-
-// Tables of blocks are dense: the one of an item and a head has `rows` counts, and `columns` numbers of blocks for
-// each.
-struct FlexTables {
-  int64_t batches, heads;  // that have a table; others have the one of their number modulo these
-  int64_t rows, partial_columns, full_columns;
-  int64_t q_block, k_block;  // queries and keys of a block
-};
-
-// Every number has 64 bits; metalcore/programs/flex/kernels.py writes them in this order.
-struct FlexParams {
-  AttentionStrides q, k, v, out, d_out, dq, dk, dv;
-  FlexTables tables;
-  int64_t heads, group;  // of queries; of queries that share a head of keys and values
-  int64_t q_length, k_length, head_size, value_size;
-  int64_t pieces;  // threadgroups for a block
-  int64_t first;   // threadgroup of the dispatch: a long dispatch is made in pieces
-  int64_t splits,
-      out_part;     // threadgroups that share the keys of a block of queries, and from one's results to the next
-  int64_t cuts;     // parts of `k_block / cuts` keys, rounded up, that a block of keys has for them
-  int64_t vectors;  // rows can be loaded 16 bytes at a time
-  int64_t chunk, first_piece, parts, items;  // of a head's pieces, those of a dispatch; tables for sums by places
-  int64_t sequences, in_turn;                // heads of all batch items, and how many take turns
-  int64_t has_full, has_lse_gradient;
-  int64_t scale;  // the bits of a float
-
-  float scale_number() const constant { return as_type<float>(uint(scale)); }
-};
-
-// Where a threadgroup works: a part of the rows of a block.
-struct FlexPlace {
-  uint batch, head, block, begin, end, part;
-};
-// Threadgroups of long walks come first: for a causal mask these are those of the last queries, or of the first keys.
-// Some heads take turns, so that they come first among all of these heads, and the last threadgroups to begin are
-// short.
-METAL_FUNC FlexPlace flex_place(constant FlexParams& p, uint index, uint heads, uint block_rows, uint length, uint rows,
-                                bool from_last) {
-  const uint pieces = uint(p.pieces), all = pieces * uint(p.tables.rows), chunk = uint(p.chunk);
-  const uint heads_in_turn = uint(p.in_turn), first = index / (heads_in_turn * chunk) * heads_in_turn;
-  const uint in_turn = metal::min(heads_in_turn, uint(p.sequences) - first), rest = index - first * chunk;
-  const uint part = rest / in_turn, walk = uint(p.first_piece) + part, sequence = first + rest % in_turn;
-  const uint number = from_last ? all - 1 - walk : walk;
-  const uint block = number / pieces;
-  const uint begin = block * block_rows + number % pieces * rows;
-  const uint end = metal::min((block + 1) * block_rows, length);
-  return {sequence / heads, sequence % heads, block, begin, end, part};
-}
-
-// What a walk begins with: the numbers of blocks with a mask and without one, and the first of each.
-struct FlexRow {
-  int64_t at;
-  uint partial, full, first_partial, first_full;
-};
-METAL_FUNC FlexRow flex_row(constant FlexParams& p, device const int* counts, device const int* indices,
-                            device const int* full_counts, device const int* full_indices, uint batch, uint head,
-                            uint block) {
-  const uint heads = uint(p.tables.heads), table = batch % uint(p.tables.batches) * heads + head % heads;
-  const int64_t at = int64_t(table) * p.tables.rows + block;
-  // The first blocks come along with the counts, and not behind them.
-  const uint first = p.tables.partial_columns > 0 ? uint(indices[at * p.tables.partial_columns]) : 0;
-  const uint first_full =
-      p.has_full != 0 && p.tables.full_columns > 0 ? uint(full_indices[at * p.tables.full_columns]) : 0;
-  return {at, uint(counts[at]), p.has_full != 0 ? uint(full_counts[at]) : 0, first, first_full};
-}
-
-// A walk over the tiles of the blocks that a row of the tables names: first blocks with a mask, then those without. The
-// number of a block is loaded while the one before is visited.
-struct FlexWalk {
-  device const int* partial;
-  device const int* full;
-  uint partial_count, count, blocks, block_size, length, tile;
-  uint cuts, cut_size;
-  uint ahead;  // the number of the next block
-  uint number, at, end;
-
-  METAL_FUNC bool more() const { return number < count; }
-  METAL_FUNC bool masked() const { return number < partial_count; }
-  // The place of a part of the walk in its table, and the part's place in the block.
-  METAL_FUNC metal::uint2 place(uint which) const {
-    which = which < partial_count ? which : which - partial_count;
-    const uint index = cuts == 1 ? which : which / cuts;
-    return metal::uint2(index, which - index * cuts);
-  }
-  METAL_FUNC uint entry(uint which) const { return uint((which < partial_count ? partial : full)[place(which).x]); }
-  METAL_FUNC void seek() {
-    for (; number < count; ++number) {
-      const uint cut = place(number).y * cut_size, block = ahead;
-      if (number + 1 < count) ahead = entry(number + 1);
-      if (block >= blocks) continue;  // such a number must not lead outside of the tensors
-      at = block * block_size + cut;
-      end = metal::min(at + metal::min(cut_size, block_size - cut), length);
-      if (at < end) return;
-    }
-  }
-  // Leaves one of several parts of the walk.
-  METAL_FUNC void take(uint part, uint parts) {
-    number = count * part / parts;
-    count = count * (part + 1) / parts;
-    if (number < count) ahead = entry(number);
-    seek();
-  }
-  METAL_FUNC void next() {
-    at += tile;
-    if (at < end) return;
-    ++number;
-    seek();
-  }
-};
-METAL_FUNC FlexWalk flex_walk(constant FlexParams& p, FlexRow row, device const int* indices,
-                              device const int* full_indices, uint block_size, uint length, uint tile, uint cuts) {
-  const uint partial = metal::min(row.partial, uint(p.tables.partial_columns));
-  const uint full = metal::min(row.full, uint(p.tables.full_columns));
-  FlexWalk walk = {indices + row.at * p.tables.partial_columns,
-                   p.has_full != 0 ? full_indices + row.at * p.tables.full_columns : indices,
-                   partial * cuts,
-                   (partial + full) * cuts,
-                   (length + block_size - 1) / block_size,
-                   block_size,
-                   length,
-                   tile,
-                   cuts,
-                   (metal::min(block_size, length) + cuts - 1) / cuts,
-                   partial > 0 ? row.first_partial : row.first_full,
-                   0,
-                   0,
-                   0};
-  walk.seek();
-  return walk;
-}
 
 // The place of a query's number among those of all.
 METAL_FUNC int64_t flex_number(constant FlexParams& p, uint batch, uint head, uint query) {
@@ -307,15 +178,20 @@ struct OwnAhead : FlexRowsAhead<kIsWhole, T, 8 * kDown * kSimds, kSize, kPitch, 
 
 template <uint kRows, uint kPitch, typename T, typename Ahead>
 METAL_FUNC void show_packs(threadgroup T* tile, thread const Ahead& ahead, uint begin) {
+  constexpr uint kPacks = Ahead::kPacks, kPack = Ahead::kPack, kStep = Ahead::kStep;
+  if constexpr (Ahead::kColumn && kRows % kStep == 0) {
+    threadgroup T* const to = tile + ahead.thread_index / kPacks * kPitch + ahead.thread_index % kPacks * kPack;
 #pragma unroll
-  for (uint s = 0; s < Ahead::kShare; ++s) {
-    const uint index = s * Ahead::kWidth + ahead.thread_index, row = index / Ahead::kPacks;
-    const bool is_here = Ahead::kColumn && kRows % Ahead::kStep == 0
-                             ? s * Ahead::kStep / kRows * kRows == begin
-                             : row >= begin && row < begin + kRows && row < Ahead::kOwnRows;
-    if (is_here)
-      *reinterpret_cast<threadgroup Pack<T>*>(tile + (row - begin) * kPitch + index % Ahead::kPacks * Ahead::kPack) =
-          ahead.packs[s];
+    for (uint s = 0; s < kRows / kStep && begin / kStep + s < Ahead::kShare; ++s)
+      *reinterpret_cast<threadgroup Pack<T>*>(to + s * kStep * kPitch) = ahead.packs[begin / kStep + s];
+  } else {
+#pragma unroll
+    for (uint s = 0; s < Ahead::kShare; ++s) {
+      const uint index = s * Ahead::kWidth + ahead.thread_index, row = index / kPacks;
+      if (row >= begin && row < begin + kRows && row < Ahead::kOwnRows)
+        *reinterpret_cast<threadgroup Pack<T>*>(tile + (row - begin) * kPitch + index % kPacks * kPack) =
+            ahead.packs[s];
+    }
   }
 }
 // Puts kRows of the rows that the threadgroup has asked for into a tile, from row `begin` of them on. `first` is the
@@ -413,11 +289,23 @@ METAL_FUNC void flex_store_by_tile(thread Fragments<float, kDown, kAcross>& sums
   }
   metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
   constexpr uint kPack = 16 / sizeof(T), kPacks = 8 * kAcross / kPack;
+  if constexpr (kWhole && 32 % kPacks == 0) {  // a lane's packs are in one column
+    constexpr uint kStep = 32 / kPacks;
+    const uint row = lane / kPacks, column = lane % kPacks * kPack;
+    threadgroup const T* const from = tile + row * kPitch + column;
+    device T* to = tensor + int64_t(first + row) * stride + column;
 #pragma unroll
-  for (uint index = lane; index < 8 * kDown * kPacks; index += 32) {
-    const uint row = index / kPacks, column = index % kPacks * kPack;
-    if (kWhole || (first + row < count && column < size))
-      *reinterpret_cast<device Pack<T>*>(tensor + int64_t(first + row) * stride + column) =
-          *reinterpret_cast<threadgroup const Pack<T>*>(tile + row * kPitch + column);
+    for (uint s = 0; s < 8 * kDown / kStep; ++s) {
+      *reinterpret_cast<device Pack<T>*>(to) = *reinterpret_cast<threadgroup const Pack<T>*>(from + s * kStep * kPitch);
+      to += kStep * stride;
+    }
+  } else {
+#pragma unroll
+    for (uint index = lane; index < 8 * kDown * kPacks; index += 32) {
+      const uint row = index / kPacks, column = index % kPacks * kPack;
+      if (kWhole || (first + row < count && column < size))
+        *reinterpret_cast<device Pack<T>*>(tensor + int64_t(first + row) * stride + column) =
+            *reinterpret_cast<threadgroup const Pack<T>*>(tile + row * kPitch + column);
+    }
   }
 }
