@@ -86,6 +86,7 @@ struct AttentionParams {
   uint32_t q_length, k_length;     // without cu_seq_q and cu_seq_k; the length of all sequences together with them
   uint32_t head_size, value_size;  // of queries and keys; of values and results
   uint32_t blocks;                 // of rows, of the longest sequence
+  uint32_t turns;                  // heads whose threadgroups take turns; it divides heads times batch items
   uint32_t first;                  // threadgroup of the dispatch: a long dispatch is made in pieces
   uint32_t variable;               // cu_seq_q and cu_seq_k hold where sequences begin
   uint32_t mask_kind;

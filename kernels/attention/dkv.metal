@@ -34,9 +34,9 @@ template <typename T, uint kSize, bool kNarrow, bool kGeneral, uint kOf>
   threadgroup T* const own_values = kNarrow && kWithKeys ? own_keys + kKeys * kPitch : own_keys;
   threadgroup float largest[kQueries], rest[kQueries], subtracted[kQueries];
 
-  const uint k_heads = p.heads / p.group;
-  const uint index = p.first + group, k_head = index / p.blocks % k_heads, batch = index / p.blocks / k_heads;
-  const uint block = index % p.blocks * kKeys;  // blocks with many queries come first
+  const HeadBlock given = block_of(p, p.first + group, p.heads / p.group);
+  const uint k_head = given.head, batch = given.batch,
+             block = given.number * kKeys;  // blocks with many queries come first
   const Sequence sequence = sequence_of(p, batch, cu_seq_q, cu_seq_k);
   if (block >= sequence.k_length) return;
   const Place place = place_of(lane);

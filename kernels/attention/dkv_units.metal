@@ -26,9 +26,9 @@ template <typename T, uint kSize, bool kGeneral>
     uint simd [[simdgroup_index_in_threadgroup]]) {
   constexpr uint kSimds = ATTENTION_UNIT_THREADS(kSize) / 32, kKeys = ATTENTION_UNIT_ROWS(kSize);
 
-  const uint k_heads = p.heads / p.group;
-  const uint index = p.first + group, k_head = index / p.blocks % k_heads, batch = index / p.blocks / k_heads;
-  const uint block = index % p.blocks * kKeys;  // blocks with many queries come first
+  const HeadBlock given = block_of(p, p.first + group, p.heads / p.group);
+  const uint k_head = given.head, batch = given.batch,
+             block = given.number * kKeys;  // blocks with many queries come first
   const Sequence sequence = sequence_of(p, batch, cu_seq_q, cu_seq_k);
   if (block >= sequence.k_length) return;
   const uint rows = metal::min(kKeys, sequence.k_length - block), first = sequence.k_first + block;

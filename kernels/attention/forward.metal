@@ -28,8 +28,8 @@ template <typename T, uint kSize, bool kNarrow, bool kGeneral>
   threadgroup T* const own = kNarrow ? tile + kTileRows * kPitch : tile;
 
   // Blocks with many keys come first.
-  const uint index = p.first + group, head = index / p.blocks % p.heads, batch = index / p.blocks / p.heads;
-  const uint block = (p.blocks - 1 - index % p.blocks) * kQueries;
+  const HeadBlock given = block_of(p, p.first + group, p.heads);
+  const uint head = given.head, batch = given.batch, block = (p.blocks - 1 - given.number) * kQueries;
   const Sequence sequence = sequence_of(p, batch, cu_seq_q, cu_seq_k);
   if (block >= sequence.q_length) return;
   const Place place = place_of(lane);

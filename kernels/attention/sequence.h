@@ -28,6 +28,19 @@ METAL_FUNC Sequence sequence_of(constant AttentionParams& p, uint batch, device 
   return {q_first, k_first, q_end - q_first, k_end - k_first};
 }
 
+// What a threadgroup has.
+struct HeadBlock {
+  uint batch, head;
+  uint number;  // of p.blocks
+};
+// Returns what threadgroup `index` has, where a batch item has `heads` heads. Of heads that take turns the first blocks
+// come before all of the second ones.
+METAL_FUNC HeadBlock block_of(constant AttentionParams& p, uint index, uint heads) {
+  const uint of_turn = p.turns * p.blocks, turn = index / of_turn, within = index - turn * of_turn;
+  const uint head = turn * p.turns + within % p.turns;
+  return {head / heads, head % heads, within / p.turns};
+}
+
 // The rows of a head of a batch item's sequence, which begins at row `first`.
 template <typename T>
 METAL_FUNC StridedRows<T> rows_of(device const T* tensor, AttentionStrides strides, uint batch, uint head, uint first) {

@@ -9,6 +9,7 @@
 // The pixels of a tile, and its threads, on GPUs whose units multiply tensors.
 #define CONV_UNIT_PIXELS 128
 #define CONV_UNIT_THREADS 128
+#define CONV_UNIT_STEP 64
 // A threadgroup of the kernel for another order has so many elements in each direction.
 #define CONV_ORDER_SIDE 64
 #define CONV_ORDER_THREADS 256
@@ -42,6 +43,7 @@ struct ConvParams {
   uint32_t activation;     // GEMM_RELU …
   uint32_t has_scale, has_bias, has_residual;
   int32_t scale_step, bias_step;
+  uint32_t split_terms;  // where units multiply tensors: a threadgroup's terms, or more
 };
 
 // An image is a matrix of `rows` by `columns` before, and its transposed one after.

@@ -1,5 +1,7 @@
 // Convolutions of images on GPUs whose units multiply tensors: a threadgroup has a tile of pixels by channels of one
-// group. The channels of x, and of the result, are neighbours, and so are the weight's terms.
+// group. The channels of x, and of the result, are neighbours, and so are the weight's terms. Threadgroups that share a
+// tile have a part of the terms each, and leave their sums in `result`, each behind those of the one before.
+// conv2d_unit_sum adds them.
 #include <metal_tensor>
 
 #include "conv/patches.h"
@@ -12,8 +14,8 @@ template <typename T, uint kColumns>
 [[kernel]] [[max_total_threads_per_threadgroup(CONV_UNIT_THREADS)]] void conv2d_unit(
     device T* x [[buffer(0)]], device T* weight [[buffer(1)]], device const T* scale [[buffer(2)]],
     device const T* bias [[buffer(3)]], device const T* residual [[buffer(4)]], device T* result [[buffer(5)]],
-    constant ConvParams& p [[buffer(6)]], uint2 threadgroup_place [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]]) {
+    constant ConvParams& p [[buffer(6)]], uint3 threadgroup_place [[threadgroup_position_in_grid]],
+    uint3 threadgroups [[threadgroups_per_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
   constexpr uint kRows = CONV_UNIT_PIXELS, kSimds = CONV_UNIT_THREADS / 32;
   using Extents = dextents<int, 2>;
   using Matrix = tensor<device T, Extents, tensor_inline>;
@@ -25,13 +27,21 @@ template <typename T, uint kColumns>
   const uint group = threadgroup_place.x / column_tiles, column = threadgroup_place.x % column_tiles * kColumns;
   const uint pixel = (p.first + threadgroup_place.y) * kRows, channel = group * p.outputs + column;
   const uint rows = min(kRows, p.pixels - pixel), columns = min(kColumns, p.outputs - column);
-  const PatchRows<T> patches = {p, x + group * p.channels, pixel};
-  const Matrix factors(weight + int64_t(channel) * p.weight.image, Extents(int(p.terms), int(columns)),
+  const uint all = p.groups * p.outputs, begin = min(threadgroup_place.z * p.split_terms, p.terms);
+  const uint terms = min(p.split_terms, p.terms - begin);
+  const PatchRows<T> patches = {p, x + group * p.channels, pixel, begin};
+  const Matrix factors(weight + int64_t(channel) * p.weight.image + begin, Extents(int(terms), int(columns)),
                        array<int, 2>{1, int(p.weight.image)});
   auto sums = multiply.template get_destination_cooperative_tensor<Matrix, Matrix, float>();
 #pragma unroll
   for (ushort i = 0; i < sums.get_capacity(); ++i) sums[i] = 0.0f;
   metalcore_multiply_patches<kRows, kColumns, kSimds>(patches, factors, tile, sums, thread_index, 0);
+  if (threadgroups.z > 1) {
+    device float* const parts = reinterpret_cast<device float*>(result) + int64_t(threadgroup_place.z) * p.pixels * all;
+    sums.store(tensor<device float, Extents, tensor_inline>(
+        parts + int64_t(pixel) * all + channel, Extents(int(columns), int(rows)), array<int, 2>{1, int(all)}));
+    return;
+  }
 
   const auto channel_of = [&](ushort i) {
     return int(channel + min(uint(sums.get_multidimensional_index(i)[0]), columns - 1));
@@ -56,13 +66,37 @@ template <typename T, uint kColumns>
   auto values = multiply.template get_destination_cooperative_tensor<Matrix, Matrix, T>();
 #pragma unroll
   for (ushort i = 0; i < sums.get_capacity(); ++i) values[i] = T(sums[i]);
-  const uint all = p.groups * p.outputs;
   values.store(
       Matrix(result + int64_t(pixel) * all + channel, Extents(int(columns), int(rows)), array<int, 2>{1, int(all)}));
 }
 
-#define INSTANTIATE(T)                                                                                     \
-  template [[host_name("conv2d_unit_64_" #T)]] [[kernel]] decltype(conv2d_unit<T, 64>) conv2d_unit<T, 64>; \
-  template [[host_name("conv2d_unit_128_" #T)]] [[kernel]] decltype(conv2d_unit<T, 128>) conv2d_unit<T, 128>;
+// A thread has CONV_RUN channels of a pixel, next to each other.
+template <typename T>
+[[kernel]] void conv2d_unit_sum(device const float* parts [[buffer(0)]], device const T* scale [[buffer(2)]],
+                                device const T* bias [[buffer(3)]], device const T* residual [[buffer(4)]],
+                                device T* result [[buffer(5)]], constant ConvParams& p [[buffer(6)]],
+                                uint index [[thread_position_in_grid]]) {
+  const uint all = p.groups * p.outputs, count = p.pixels * all, first_result = index * CONV_RUN;
+  if (first_result >= count) return;
+  const uint pixel = first_result / all, channel = first_result % all;
+  float4 sums = float4(0.0f);
+  for (uint first = 0; first < p.terms; first += p.split_terms, parts += count)
+    sums += *reinterpret_cast<device const float4*>(parts + first_result);
+  vec<T, CONV_RUN> results;
+#pragma unroll
+  for (uint i = 0; i < CONV_RUN; ++i) {
+    const int own = int(channel + i);
+    float value = p.has_scale ? sums[i] * static_cast<float>(scale[own * p.scale_step]) : sums[i];
+    if (p.has_bias) value += static_cast<float>(bias[own * p.bias_step]);
+    if (p.has_residual) value += static_cast<float>(residual[int64_t(pixel) * p.residual.x + own * p.residual.channel]);
+    results[i] = T(activated<T>(value, p.activation));
+  }
+  *reinterpret_cast<device vec<T, CONV_RUN>*>(result + first_result) = results;
+}
+
+#define INSTANTIATE(T)                                                                                        \
+  template [[host_name("conv2d_unit_64_" #T)]] [[kernel]] decltype(conv2d_unit<T, 64>) conv2d_unit<T, 64>;    \
+  template [[host_name("conv2d_unit_128_" #T)]] [[kernel]] decltype(conv2d_unit<T, 128>) conv2d_unit<T, 128>; \
+  template [[host_name("conv2d_unit_sum_" #T)]] [[kernel]] decltype(conv2d_unit_sum<T>) conv2d_unit_sum<T>;
 INSTANTIATE(half)
 INSTANTIATE(bfloat)

@@ -17,6 +17,7 @@ struct PatchRows {
   constant ConvParams& p;
   device T* x;  // the group's first channel
   uint first;   // pixel
+  uint begin;   // term
 
   // The pixel of a row: the place in the image that its window's first element has, and where that would lie.
   struct Row {
@@ -30,7 +31,7 @@ struct PatchRows {
     return {x + int64_t(pixel.image) * p.x.image + int64_t(place.y) * p.x.y + int64_t(place.x) * p.x.x, place.y,
             place.x};
   }
-  METAL_FUNC Term term(uint index) const { return term_at(p, index); }
+  METAL_FUNC Term term(uint index) const { return term_at(p, begin + index); }
   // Goes to a later term.
   METAL_FUNC void skip(thread Term& term, uint count) const {
     term.channel += count;
@@ -49,9 +50,8 @@ struct PatchRows {
   }
 };
 
-#define CONV_UNIT_STEP 64u  // terms of a tile
-
-// Adds the products of kRows rows of patches and the weight, which has a term in each of its columns.
+// Adds the products of kRows rows of patches and the weight, which has a term in each of its columns: as many terms as
+// the weight has.
 template <uint kRows, uint kColumns, uint kSimds, typename T, typename Weight, typename Sums>
 METAL_FUNC void metalcore_multiply_patches(PatchRows<T> patches, Weight weight, threadgroup T* tile, thread Sums& sums,
                                            uint thread_index, long) {
@@ -64,7 +64,7 @@ METAL_FUNC void metalcore_multiply_patches(PatchRows<T> patches, Weight weight, 
   Term term = patches.term(own * kPack);
   auto left = metal::tensor<threadgroup T, metal::extents<int, CONV_UNIT_STEP, kRows>, metal::tensor_inline>(
       tile, metal::extents<int, CONV_UNIT_STEP, kRows>());
-  for (uint first = 0; first < patches.p.terms; first += CONV_UNIT_STEP) {
+  for (uint first = 0; first < uint(weight.get_extent(0)); first += CONV_UNIT_STEP) {
     for (uint line = thread_index / kPacks; line < kRows; line += kThreads / kPacks) {
       const auto row = patches.row(line);
       Pack<T> pack = Pack<T>();

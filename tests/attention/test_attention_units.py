@@ -68,6 +68,12 @@ def test_whole_tiles_before_an_edge(device, size):
     assert (result.cpu() - exact).abs().max() <= 2 * torch.finfo(torch.bfloat16).eps * exact.abs().max()
 
 
+def test_heads_take_turns(device):
+    """18 heads of queries do so by 6, and 9 heads of keys by 3: more than one turn, of two blocks."""
+    shapes = (3, 6, 70, 64), (3, 3, 70, 64), (3, 3, 70, 64)
+    check(device, make(*shapes, torch.bfloat16), is_causal=True, enable_gqa=True)
+
+
 def test_windows_and_sinks(device):
     """Queries that see no key, keys that no query of a block sees, and sinks."""
     tensors = make((1, 2, 150, 64), (1, 2, 290, 64), (1, 2, 290, 64), torch.float16)

@@ -68,6 +68,24 @@ def test_wide_tiles_and_a_weight_in_another_order(device):
     check(x, weight, "conv2d_unit_128_bfloat", padding=1)
 
 
+@pytest.mark.parametrize(
+    ("shape", "channels", "kernels"),
+    [
+        ((1, 96, 5, 5), 24, ["conv2d_unit_64_half", "conv2d_unit_sum_half"]),  # 864 terms are 14 steps: 2 threadgroups
+        ((1, 64, 5, 5), 24, ["conv2d_unit_64_half"]),  # 576 are 9: shares would be too short
+        ((1, 96, 5, 5), 22, ["conv2d_unit_64_half"]),  # no packs of sums
+        ((1, 344, 4, 4), 160, ["conv2d_unit_128_half", "conv2d_unit_sum_half"]),  # 49 steps, and wide tiles
+    ],
+    ids=["shared", "short", "no packs", "wide"],
+)
+def test_threadgroups_share_terms(device, shape, channels, kernels):
+    x, weight = operands(device, torch.float16, shape, (channels, shape[1], 3, 3))
+    _, recording = record(metalcore.conv2d, x, weight, padding=1)
+    assert list(recording.kernels) == kernels
+    for residual in (None, tensor(1, channels, *shape[2:], dtype=torch.float16, device=device)):
+        check(x, weight, kernels[-1], residual, padding=1)
+
+
 def test_contiguous_images_are_copied_in_another_order(device):
     """Images of 63 to 66 channels and pixels lie at and beside the tiles of the copy."""
     for shape, channels in (((2, 64, 8, 8), 65), ((3, 72, 7, 9), 63), ((1, 8, 5, 13), 66)):

@@ -210,7 +210,7 @@ def gemm(device, dtype):
         yield "matmul, large tiles", metalcore.matmul(a, b)
         yield "matmul, large tiles, transposed", metalcore.matmul(b.T, a.T)
     with tuned("hopper"):
-        sizes = ((72 * 128, 200, 40), (136 * 128, 100, 40), (300, 100, 2100), (300, 40, 2100), (300, 12, 2100))
+        sizes = ((72 * 128, 200, 40), (136 * 128, 100, 40), (2560, 200, 2100), (300, 40, 2100), (300, 12, 2100))
         for rows, columns, terms in sizes:
             b = random(device, dtype, terms, columns)
             for a in (random(device, dtype, rows, terms), random(device, dtype, terms, rows).T):
@@ -226,6 +226,8 @@ def conv2d(device, dtype):
             weight = random(device, dtype, channels, 16, 3, 3)
             yield f"conv2d, units, {channels} channels", metalcore.conv2d(x, weight)
         yield "conv2d, units, contiguous", metalcore.conv2d(x.contiguous(), weight)
+        x = random(device, dtype, 1, 96, 5, 5).contiguous(memory_format=torch.channels_last)
+        yield "conv2d, units, shared terms", metalcore.conv2d(x, random(device, dtype, 24, 96, 3, 3))
 
 
 def rope(device, dtype):

@@ -19,11 +19,15 @@ pytestmark = pytest.mark.only_on("simulator", "cuda")
 
 @pytest.fixture(autouse=True)
 def units(device):
-    """Units take what they can, wide tiles too, with threadgroups as many as a Hopper GPU runs at once."""
-    numbers = [("gemm", "units", [1]), ("gemm", "wide_tiles", [1]), ("gemm", "unit_threadgroups", [132])]
-    _C.use_measured(device, _C.gpu_family(device), numbers)
+    """Units take what they can, wide tiles too, on a GPU that runs few threadgroups at once."""
+    use_threadgroups(device, 2)
     yield
     _C.use_measured(device, _C.gpu_family(device), [])
+
+
+def use_threadgroups(device, count):
+    numbers = [("gemm", "units", [1]), ("gemm", "wide_tiles", [1]), ("gemm", "unit_threadgroups", [count])]
+    _C.use_measured(device, _C.gpu_family(device), numbers)
 
 
 @HALVES
@@ -61,11 +65,14 @@ def test_what_is_made_of_sums(device, dtype, shape):
 @HALVES
 @pytest.mark.parametrize("shape", [(16, 80, 2500), (70, 40, 3100), (130, 70, 2049)], ids=str)
 def test_threadgroups_share_terms(device, dtype, shape):
-    """The last part of the terms is shorter."""
+    """The last part of the terms is shorter. As many threadgroups as a Hopper GPU runs at once have small tiles."""
+    use_threadgroups(device, 132)
     rows, columns, terms = shape
     a, b = tensor(rows, terms, dtype=dtype, device=device), tensor(columns, terms, dtype=dtype, device=device).T
     bias = tensor(columns, dtype=dtype, device=device)
     result, recording = record(metalcore.matmul, a, b, bias=bias, activation="relu")
+    tile = "some" if min(rows, columns) > 16 else "few"
+    assert tile in recording.kernels[0]
     assert recording.kernels[1] == f"gemm_unit_sum_{NAMES[dtype]}"
     assert_near(result, a, b, function=torch.relu, added=wide(bias))
 

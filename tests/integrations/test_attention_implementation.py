@@ -267,7 +267,8 @@ def test_sdpa_on_mps_is_ours_while_patched(device):
 
 
 def test_sdpa_on_cuda_is_ours_with_bands(device, monkeypatch):
-    """The rule of `cuda`, on any device: metalcore takes masks that are bands, in 16 bits, and nothing else."""
+    """The rule of `cuda`, on any device: metalcore takes masks that are bands, in 16 bits, and nothing else. With padding
+    there have to be many queries."""
     from metalcore.overrides.libraries import sdpa
 
     monkeypatch.setitem(sdpa._TAKES, device, sdpa._takes_on_cuda)
@@ -275,12 +276,14 @@ def test_sdpa_on_cuda_is_ours_with_bands(device, monkeypatch):
     model = decoder("Mistral", device, attn_implementation="sdpa", sliding_window=3).eval()
     plain = decoder("Mistral", device, attn_implementation="sdpa", sliding_window=None).eval()
     some = padded(device, False)
-    for dtype, mask, trains, runs in (
-        (torch.float32, None, True, 0),
-        (torch.bfloat16, None, True, 2),
-        (torch.bfloat16, some, True, 0),
-        (torch.bfloat16, some, False, 2),
+    for dtype, mask, trains, least, runs in (
+        (torch.float32, None, True, 1, 0),
+        (torch.bfloat16, None, True, 99, 2),
+        (torch.bfloat16, some, True, tokens(device).shape[1] + 1, 0),
+        (torch.bfloat16, some, True, tokens(device).shape[1], 2),
+        (torch.bfloat16, some, False, tokens(device).shape[1], 2),
     ):
+        monkeypatch.setattr(sdpa, "_LEAST_PADDED", least)
         model, plain = model.to(dtype), plain.to(dtype)
         expected = model(tokens(device), attention_mask=mask).logits
         with integration.patch("scaled_dot_product_attention"), torch.set_grad_enabled(trains):

@@ -224,6 +224,14 @@ void check_size(const char* op, const Call& call) {
         std::max(call.params.head_size, call.params.value_size));
 }
 
+uint32_t turns_of(const AttentionParams& params, int64_t heads) {
+  constexpr int64_t kMostTurns = 8;
+  if (params.band.right == ATTENTION_UNLIMITED && params.band.left == ATTENTION_UNLIMITED) return 1;
+  int64_t turns = std::clamp<int64_t>(heads, 1, kMostTurns);
+  while (heads % turns != 0) --turns;
+  return static_cast<uint32_t>(turns);
+}
+
 std::string size_text(const Call& call, uint32_t size) {
   const std::string q = std::to_string(call.params.head_size), v = std::to_string(call.params.value_size);
   return "head size " + q + (q == v ? "" : " (" + v + " of values)") + " in tiles for " + std::to_string(size);

@@ -63,11 +63,16 @@ AttentionStrides strides_of(const Tensor& tensor, bool variable);
 // Whether rows of `size` elements begin and end at multiples of 16 bytes.
 bool has_vectors(const Tensor& tensor, int64_t size);
 
+// How many of these heads take turns: the longest walks of all of them come first, so that the last ones to begin are
+// short. More heads would leave few threadgroups at once that share the keys of one.
+uint32_t turns_of(const AttentionParams& params, int64_t heads);
+
 // Records threadgroups of `threads`, which do `flops` each. `bind` names the kernel and binds all except the
 // parameters, which are at `index`.
 template <typename Bind>
 void record_blocks(gpu::Recording& recording, AttentionParams params, int64_t threadgroups, double flops,
                    uint32_t index, uint32_t threads, const Bind& bind) {
+  params.turns = turns_of(params, threadgroups / std::max(params.blocks, 1u));
   gpu::in_pieces(recording, threadgroups, {flops, 0}, [&](const gpu::Piece& piece) {
     params.first = grid_side(piece.first);
     bind();

@@ -34,6 +34,7 @@ struct ConvPlan {
   uint32_t across;   // threadgroups side by side, for each tile of pixels
   uint32_t threads;  // of a threadgroup that has a tile; 0 where there are no tiles
   double item_flops;
+  uint32_t splits = 1;  // threadgroups that share the terms of a tile
 };
 
 // Groups with up to so many channels of the result leave nearly all of a tile empty.
@@ -134,17 +135,29 @@ bool units_take_images(const ConvProblem& problem) {
 
 // `cores` is a number of threadgroups that keep the GPU busy.
 ConvPlan unit_plan(const ConvProblem& problem, int64_t cores) {
+  constexpr int64_t kLeastSteps = 6, kManySteps = 48;  // of a threadgroup that shares a tile, and of a whole tile
   ConvParams p = problem.params;
   p.channels_last = true, p.weight_term = 1;
   p.residual.x = static_cast<int32_t>(row_distance(p.residual, p, problem.images).value_or(0));
-  const int64_t tiles = up(p.pixels, CONV_UNIT_PIXELS);
-  const bool wide = p.outputs > 64 && tiles * p.groups * up(p.outputs, 128) >= cores;
+  const int64_t tiles = up(p.pixels, CONV_UNIT_PIXELS), steps = up(p.terms, CONV_UNIT_STEP);
+  const auto threadgroups = [&](int64_t columns) { return tiles * p.groups * up(p.outputs, columns); };
+  // Threadgroups share the terms where there are few of them. Where that is nearly as many as the GPU has cores, wide
+  // tiles do so, which read less.
+  const bool can_share = p.groups * p.outputs % CONV_RUN == 0;
+  const bool shares_wide =
+      can_share && steps >= kManySteps && threadgroups(64) <= cores && 2 * threadgroups(64) > cores;
+  const bool wide = p.outputs > 64 && threadgroups(128) >= (shares_wide ? 1 : cores);
+  const int64_t splits = can_share ? std::clamp<int64_t>(cores / threadgroups(wide ? 128 : 64), 1,
+                                                         std::max<int64_t>(steps / kLeastSteps, 1))
+                                   : 1;
+  p.split_terms = static_cast<uint32_t>(up(steps, splits) * CONV_UNIT_STEP);
   return {.variant = wide ? "unit_128" : "unit_64",
           .params = p,
           .items = tiles,
           .across = p.groups * static_cast<uint32_t>(up(p.outputs, wide ? 128 : 64)),
           .threads = CONV_UNIT_THREADS,
-          .item_flops = 2.0 * CONV_UNIT_PIXELS * p.groups * p.outputs * p.terms};
+          .item_flops = 2.0 * CONV_UNIT_PIXELS * p.groups * p.outputs * p.terms,
+          .splits = static_cast<uint32_t>(up(p.terms, p.split_terms))};
 }
 
 ConvPlan plan_conv(const ConvProblem& problem, int64_t element_size) {
@@ -161,7 +174,8 @@ std::string why_conv(const ConvPlan& plan) {
   }
   if (std::string_view(plan.variant).starts_with("unit"))
     return "units that multiply tensors make tiles of " + std::to_string(CONV_UNIT_PIXELS) + " pixels by " +
-           std::string(plan.variant).substr(5) + " channels";
+           std::string(plan.variant).substr(5) + " channels" +
+           (plan.splits > 1 ? ", of which " + std::to_string(plan.splits) + " threadgroups share the terms" : "");
   const std::string sizes = std::to_string(GEMM_ROWS) + " pixels by " + std::to_string(GEMM_COLUMNS) + " channels";
   const std::string along = p.weight.image == 1 ? "outputs" : p.channels_last ? "channels" : "terms";
   return "tiles of " + sizes + "; x is read " +
@@ -365,19 +379,25 @@ Tensor conv2d(const Tensor& x, const Tensor& weight_, const MaybeTensor& scale, 
   gpu::note_plan(kOp, plan.variant, [&] { return why_conv(plan); });
   const int64_t elements = x.numel() + weight.numel() + result.numel() * (residual ? 2 : 1);
   const double bytes = static_cast<double>(elements * x.element_size()) / static_cast<double>(plan.items);
+  MaybeTensor parts;
+  if (plan.splits > 1) parts = new_tensor({{plan.splits, p.pixels, channels}}, ScalarType::Float, result);
   gpu::record(result, [&](gpu::Recording& recording) {
     gpu::in_pieces(recording, plan.items, {plan.item_flops, bytes}, [&](const gpu::Piece& piece) {
       plan.params.first = static_cast<uint32_t>(piece.first);
       recording.kernel("conv2d_", plan.variant, "_", suffix(x.scalar_type()));
       recording.buffer(0, x).buffer(1, weight).buffer(2, scale).buffer(3, bias);
-      recording.buffer(4, residual).buffer(5, result).bytes(6, plan.params);
+      recording.buffer(4, residual).buffer(5, parts ? *parts : result).bytes(6, plan.params);
       recording.work(piece.work.flops, piece.work.bytes);
       const uint32_t count = grid_side(piece.count);
       if (plan.threads != 0)
-        recording.dispatch_threadgroups({plan.across, count}, {plan.threads});
+        recording.dispatch_threadgroups({plan.across, count, plan.splits}, {plan.threads});
       else
         recording.dispatch_threads({count}, {std::min<uint32_t>(count, CONV_THREADS)});
     });
+    if (!parts) return;
+    recording.kernel("conv2d_unit_sum_", suffix(x.scalar_type())).buffer(0, *parts).buffer(2, scale).buffer(3, bias);
+    recording.buffer(4, residual).buffer(5, result).bytes(6, plan.params);
+    recording.dispatch_threads({static_cast<uint32_t>(result.numel() / CONV_RUN)}, {256});
   });
   return result;
 }

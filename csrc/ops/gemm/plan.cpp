@@ -200,15 +200,22 @@ GemmPlan unit_plan(const GemmProblem& p, GemmParams params, const GemmTuning& tu
   const uint32_t widest = wide >= tuning.wide_tiles ? GEMM_UNIT_WIDE : GEMM_UNIT_COLUMNS;
   const UnitTile* tile = kUnitTiles;
   while (p.columns > tile->columns && tile->columns < widest) ++tile;
+  // Where small tiles are few, too, more of them share the GPU's cores.
+  const bool can_share = p.grouped == 0 && p.batch.empty();
+  const int64_t cores = tuning.unit_threadgroups;
+  if (can_share && tile->columns > GEMM_UNIT_SOME &&
+      up(p.rows, GEMM_UNIT_NARROW_ROWS) * up(p.columns, GEMM_UNIT_SOME) <= cores)
+    tile = kUnitTiles + 1;
   params.row_tiles = static_cast<uint32_t>(std::max<int64_t>(up(p.rows, tile->rows), 1));
   const bool rows_free = p.grouped != GEMM_GROUPED_ROWS;
   const int64_t tiles = rows_free ? members(p) * params.row_tiles : params.row_tiles + int64_t{p.groups};
   const int64_t across = up(p.columns, tile->columns);
-  if (tile->columns == GEMM_UNIT_COLUMNS && tiles * across <= tuning.unit_threadgroups) tile = &kDeepTile;
+  if (tile->columns == GEMM_UNIT_COLUMNS && tiles * across <= cores) tile = &kDeepTile;
   params.split_terms = params.terms;
   uint32_t splits = 1;
-  if (p.grouped == 0 && p.batch.empty()) {
-    const int64_t wanted = std::min<int64_t>(tuning.unit_threadgroups / (tiles * across), p.terms / kLeastSplitTerms);
+  if (can_share) {
+    const int64_t least = 4 * tiles * across <= cores ? kLeastSplitTerms / 4 : kLeastSplitTerms;
+    const int64_t wanted = std::min<int64_t>(cores / (tiles * across), p.terms / least);
     if (wanted > 1) {
       params.split_terms = static_cast<uint32_t>(up(up(p.terms, wanted), 64) * 64);
       splits = static_cast<uint32_t>(up(p.terms, params.split_terms));

@@ -1,6 +1,6 @@
 """transformers' attention "sdpa", with its mask function: on `mps` it is metalcore's. On `cuda` metalcore takes the
-calls that PyTorch has no fast kernel for: those with windows, packed sequences, padding, soft caps and sinks. All
-others stay PyTorch's."""
+calls that PyTorch has no fast kernel for: those with windows, packed sequences, padding of long causal ones, soft caps
+and sinks. All others stay PyTorch's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 
 from ... import _C
 from ..._core.environment import after_import, require_transformers
-from ..._core.operators import needs_gradient
 from ..._core.routing import accelerated
 from .. import _report, _switches
 from .kinds import Kind
@@ -31,18 +30,22 @@ def _takes_on_mps(tensors, mask, is_band, options):
 
 def _takes_on_cuda(tensors, mask, is_band, options):
     """Returns whether metalcore is faster: PyTorch's kernels read masks that are written out, and compute all of their
-    scores. Gradients of padded tokens are slower here."""
+    scores. Where padding hides keys, that is so from some length on, and if the band leaves out keys as well."""
     if tensors[0].dtype not in _IN_16_BITS or _C.gpu_family("cuda") != "hopper":
         return False
     if any(options.get(name) is not None for name in ("softcap", "s_aux", "sinks")):
         return True
-    return is_band and (mask.padding is None or not any(map(needs_gradient, tensors)))
+    if not is_band or mask.padding is None:
+        return is_band
+    queries = tensors[0].shape[2]
+    return queries == 1 or (queries >= _LEAST_PADDED and mask.band.right >= 0)
 
 
 # By the type of device, whether metalcore takes a call with this query, key and value. The mask may be one of
 # masks.Mask, a band.
 _TAKES = {"mps": _takes_on_mps, "cuda": _takes_on_cuda}
 _IN_16_BITS = (torch.float16, torch.bfloat16)
+_LEAST_PADDED = 1024  # queries
 
 
 class TransformersSdpa(Kind):

@@ -3,9 +3,9 @@
 // Warpgroups multiply (wgmma) 64 queries each, whose scores, weights and results stay in registers.
 //
 // Step t adds the values of tile t. While it computes weights, the products of step t - 1 go on; then it begins the
-// scores of tile t + 1, and the products of its own. Its stage of the pipeline has these keys and these values. Barriers
-// in shared memory tell which stages are filled and which are free, so that a warpgroup can be a step ahead of another
-// one, and one computes weights while the other multiplies.
+// scores of tile t + 1, and the products of its own. Its stage of the pipeline has these keys and these values. Where a
+// threadgroup has two warpgroups, barriers in shared memory tell which stages are filled and which are free, so that a
+// warpgroup can be a step ahead of another one, and one computes weights while the other multiplies.
 #pragma once
 
 #include "target/tensor_product.h"
@@ -71,6 +71,7 @@ struct UnitProducts {
   // Two stages where a multiprocessor has room for several threadgroups.
   static constexpr int stages = simdgroups > 4 ? smaller(3, (225 * 1024 - query_bytes) / stage_bytes) : 2;
   static constexpr int kib = (query_bytes + stages * stage_bytes) / 1024 + 2;  // with the barriers
+  static constexpr bool has_barriers = simdgroups > 4;
   static constexpr uint32_t kKeys = keys;
   using Numbers = HeldNumbers<2>;  // of the rows of a lane: lane / 4, and that row + 8
 
@@ -110,21 +111,24 @@ struct UnitProducts {
     skip_keys(int(begin));
     value_copies.data += int64_t(value_copies.line_stride) * begin;
     value_copies.inner -= int(begin);
-    if (index_in_block() == 0) {
+    if (has_barriers && index_in_block() == 0) {
 #pragma unroll
       for (int i = 0; i < stages; ++i) {
         begin_barrier(filled(i), threads);
         begin_barrier(free(i), simdgroups);
       }
     }
-    __syncthreads();
+    if (has_barriers) __syncthreads();
 #pragma unroll 1
     for (int step = 0; step < size / kInner; ++step) query_copies.copy(memory + step * Queries::bytes, step);
     copy_keys(place_of(0));
     arrive_filled(0);
     copy(1, 0);
-    wait_for_barrier(filled(0), 0);
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    if constexpr (has_barriers)
+      wait_for_barrier(filled(0), 0);
+    else
+      wait_for_copies<1>();
+    share();
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
     multiply_keys(place_of(0));
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
@@ -168,24 +172,27 @@ struct UnitProducts {
     int next = stage, next_parity = parity;
     advance(next, next_parity);
     // This comes first, since its branch keeps the compiler from beginning weights behind the products.
-    wait_for_barrier(filled(next), next_parity);
+    if constexpr (has_barriers) wait_for_barrier(filled(next), next_parity);
     finish();  // the step before, whose stage and weights are free then
-    if (tile_lane() == 0) arrive(free(stage));
+    if (has_barriers && tile_lane() == 0) arrive(free(stage));
     stage = next, parity = next_parity;
+    // All lanes have the same number. The exchange tells the compiler so, which computes descriptors once for all then.
+    const uint32_t here = __shfl_sync(kEveryLane, place_of(stage), 0);
 #pragma unroll
     for (int i = 0; i < keys / 4; ++i) weights[i / 4][i % 4] = packed(T(), scores[2 * i], scores[2 * i + 1]);
     scale(factors);
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    if constexpr (!has_barriers) wait_for_copies<0>();
+    share();
     sums.fence();
     scores.fence();
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-    multiply_keys(place_of(stage));  // behind the last tile of what the stage happens to have, for nobody
+    multiply_keys(here);  // behind the last tile of what the stage happens to have, for nobody
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #pragma unroll
     for (int inner = 0; inner < keys; inner += 16)
       multiply_warpgroup<true>(
           Columns<size>(), T(), sums.elements, weights[inner / 16],
-          Values::descriptor(place_of(stage) + key_bytes + inner / kInner * Values::bytes, 0, inner % kInner));
+          Values::descriptor(here + key_bytes + inner / kInner * Values::bytes, 0, inner % kInner));
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
     if (--tiles > 0) {
       advance(next, next_parity);
@@ -220,8 +227,15 @@ struct UnitProducts {
     stage = stage + 1 == stages ? 0 : stage + 1;
     parity ^= stage == 0;
   }
+  // What the copies brought is seen by the tensor cores.
+  METAL_FUNC void share() const {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    if (!has_barriers) __syncthreads();
+  }
   METAL_FUNC void arrive_filled(int stage) const {
-    if (is_asynchronous) {
+    if constexpr (!has_barriers) {
+      asm volatile("cp.async.commit_group;" ::: "memory");
+    } else if (is_asynchronous) {
       arrive_after_copies(filled(stage));
     } else {
       asm volatile("cp.async.wait_all;" ::: "memory");
@@ -239,7 +253,7 @@ struct UnitProducts {
   }
   // A step's keys, which may be none, and its values.
   METAL_FUNC void copy(int stage, int parity) {
-    wait_for_barrier(free(stage), parity ^ 1);
+    if constexpr (has_barriers) wait_for_barrier(free(stage), parity ^ 1);
     if (tiles > 1) copy_keys(place_of(stage));
 #pragma unroll 1
     for (int step = 0; step < keys / kInner; ++step)
