@@ -70,28 +70,18 @@ template <typename T, uint kColumns>
       Matrix(result + int64_t(pixel) * all + channel, Extents(int(columns), int(rows)), array<int, 2>{1, int(all)}));
 }
 
-// A thread has CONV_RUN channels of a pixel, next to each other.
 template <typename T>
 [[kernel]] void conv2d_unit_sum(device const float* parts [[buffer(0)]], device const T* scale [[buffer(2)]],
                                 device const T* bias [[buffer(3)]], device const T* residual [[buffer(4)]],
                                 device T* result [[buffer(5)]], constant ConvParams& p [[buffer(6)]],
                                 uint index [[thread_position_in_grid]]) {
-  const uint all = p.groups * p.outputs, count = p.pixels * all, first_result = index * CONV_RUN;
-  if (first_result >= count) return;
-  const uint pixel = first_result / all, channel = first_result % all;
-  float4 sums = float4(0.0f);
-  for (uint first = 0; first < p.terms; first += p.split_terms, parts += count)
-    sums += *reinterpret_cast<device const float4*>(parts + first_result);
-  vec<T, CONV_RUN> results;
-#pragma unroll
-  for (uint i = 0; i < CONV_RUN; ++i) {
-    const int own = int(channel + i);
-    float value = p.has_scale ? sums[i] * static_cast<float>(scale[own * p.scale_step]) : sums[i];
-    if (p.has_bias) value += static_cast<float>(bias[own * p.bias_step]);
-    if (p.has_residual) value += static_cast<float>(residual[int64_t(pixel) * p.residual.x + own * p.residual.channel]);
-    results[i] = T(activated<T>(value, p.activation));
-  }
-  *reinterpret_cast<device vec<T, CONV_RUN>*>(result + first_result) = results;
+  const uint all = p.groups * p.outputs, count = p.pixels * all;
+  if (index >= count) return;
+  const uint pixel = index / all, channel = index % all;
+  float sum = 0.0f;
+  for (uint first = 0; first < p.terms; first += p.split_terms, parts += count) sum += parts[index];
+  const ConvEpilogue<T> epilogue = {scale, bias, residual, result};
+  epilogue.store(p, pixel_at(p, pixel), channel, sum);
 }
 
 #define INSTANTIATE(T)                                                                                        \

@@ -267,8 +267,8 @@ def test_sdpa_on_mps_is_ours_while_patched(device):
 
 
 def test_sdpa_on_cuda_is_ours_with_bands(device, monkeypatch):
-    """The rule of `cuda`, on any device: metalcore takes masks that are bands, in 16 bits, and nothing else. With padding
-    there have to be many queries."""
+    """The rule of `cuda`, on any device: metalcore takes masks that are bands, in 16 bits, and nothing else. Those with
+    padding need many queries."""
     from metalcore.overrides.libraries import sdpa
 
     monkeypatch.setitem(sdpa._TAKES, device, sdpa._takes_on_cuda)

@@ -143,13 +143,10 @@ ConvPlan unit_plan(const ConvProblem& problem, int64_t cores) {
   const auto threadgroups = [&](int64_t columns) { return tiles * p.groups * up(p.outputs, columns); };
   // Threadgroups share the terms where there are few of them. Where that is nearly as many as the GPU has cores, wide
   // tiles do so, which read less.
-  const bool can_share = p.groups * p.outputs % CONV_RUN == 0;
-  const bool shares_wide =
-      can_share && steps >= kManySteps && threadgroups(64) <= cores && 2 * threadgroups(64) > cores;
+  const bool shares_wide = steps >= kManySteps && threadgroups(64) <= cores && 2 * threadgroups(64) > cores;
   const bool wide = p.outputs > 64 && threadgroups(128) >= (shares_wide ? 1 : cores);
-  const int64_t splits = can_share ? std::clamp<int64_t>(cores / threadgroups(wide ? 128 : 64), 1,
-                                                         std::max<int64_t>(steps / kLeastSteps, 1))
-                                   : 1;
+  const int64_t splits =
+      std::clamp<int64_t>(cores / threadgroups(wide ? 128 : 64), 1, std::max<int64_t>(steps / kLeastSteps, 1));
   p.split_terms = static_cast<uint32_t>(up(steps, splits) * CONV_UNIT_STEP);
   return {.variant = wide ? "unit_128" : "unit_64",
           .params = p,
@@ -397,7 +394,7 @@ Tensor conv2d(const Tensor& x, const Tensor& weight_, const MaybeTensor& scale, 
     if (!parts) return;
     recording.kernel("conv2d_unit_sum_", suffix(x.scalar_type())).buffer(0, *parts).buffer(2, scale).buffer(3, bias);
     recording.buffer(4, residual).buffer(5, result).bytes(6, plan.params);
-    recording.dispatch_threads({static_cast<uint32_t>(result.numel() / CONV_RUN)}, {256});
+    recording.dispatch_threads({static_cast<uint32_t>(result.numel())}, {256});
   });
   return result;
 }

@@ -204,7 +204,7 @@ GemmPlan unit_plan(const GemmProblem& p, GemmParams params, const GemmTuning& tu
   const bool can_share = p.grouped == 0 && p.batch.empty();
   const int64_t cores = tuning.unit_threadgroups;
   if (can_share && tile->columns > GEMM_UNIT_SOME &&
-      up(p.rows, GEMM_UNIT_NARROW_ROWS) * up(p.columns, GEMM_UNIT_SOME) <= cores)
+      2 * up(p.rows, GEMM_UNIT_NARROW_ROWS) * up(p.columns, GEMM_UNIT_SOME) <= cores)
     tile = kUnitTiles + 1;
   params.row_tiles = static_cast<uint32_t>(std::max<int64_t>(up(p.rows, tile->rows), 1));
   const bool rows_free = p.grouped != GEMM_GROUPED_ROWS;

@@ -45,7 +45,7 @@ def _takes_on_cuda(tensors, mask, is_band, options):
 # masks.Mask, a band.
 _TAKES = {"mps": _takes_on_mps, "cuda": _takes_on_cuda}
 _IN_16_BITS = (torch.float16, torch.bfloat16)
-_LEAST_PADDED = 1024  # queries
+_LEAST_PADDED = 2048  # queries
 
 
 class TransformersSdpa(Kind):

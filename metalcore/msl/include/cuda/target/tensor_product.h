@@ -16,11 +16,6 @@ struct alignas(kPackBytes) Pack {
   uint32_t words[4];
 };
 
-template <class T>
-struct alignas(2 * sizeof(T)) Pair {
-  T first, second;
-};
-
 METAL_FUNC constexpr int smaller(int a, int b) { return a < b ? a : b; }
 // The largest divisor that is not above `most`.
 METAL_FUNC constexpr int divisor(int number, int most) {
@@ -62,8 +57,6 @@ struct TileLayout {
         for (int half = 0; half < 4; half += 2) store_packs(to, elements + i + half, place(i + half));
     } else {
       const int row_end = smaller(rows, int(to.get_extent(1))), end = smaller(columns, int(to.get_extent(0)));
-      const bool are_pairs = sizeof(T) == 4 && to.get_stride(0) == 1 && to.get_stride(1) % 2 == 0 &&
-                             uintptr_t(to.get_data_handle()) % sizeof(Pair<T>) == 0;
 #pragma unroll
       for (int i = 0; i < capacity; i += 4 * own_blocks)
 #pragma unroll
@@ -74,10 +67,6 @@ struct TileLayout {
 #pragma unroll
             for (int block = 0; block < own_blocks; ++block, at += 8 * ptrdiff_t(to.get_stride(0))) {
               const T* const from = elements + i + half + 4 * block;
-              if (are_pairs && first.column + 8 * block + 1 < end) {
-                *reinterpret_cast<Pair<T>*>(at) = {from[0], from[1]};
-                continue;
-              }
               if (first.column + 8 * block < end) at[0] = from[0];
               if (first.column + 8 * block + 1 < end) at[to.get_stride(0)] = from[1];
             }
