@@ -145,13 +145,13 @@ struct AttentionDecodeParams {
   int64_t mask_batch, mask_head, mask_query, mask_key;
   int64_t mask_first;      // the place of the first query and key; strides may be negative
   uint32_t mask_elements;  // of a mask that holds the queries times the keys of one request after the other
-  uint32_t split_step;     // 2^32 / splits
+  uint32_t split_step;     // 2^32 / splits, or one less
   int64_t rests;           // see AttentionMergeParams; 0 where `lse` takes natural logarithms
 };
 
 // Parts that a simdgroup of the merging kernel has at a time.
 #define ATTENTION_MERGE_PARTS 8u
-// Elements of a value that a threadgroup of it has.
+// Elements of a value that a team of simdgroups of it has.
 #define ATTENTION_MERGE_ELEMENTS 64u
 
 // Results of parts of the keys become one. A part's logarithm is a natural one, or if `rests` is not 0, it has base 2
@@ -159,6 +159,7 @@ struct AttentionDecodeParams {
 // behind it the logarithm of the rest.
 struct AttentionMergeParams {
   uint32_t heads, parts, value_size;
+  uint32_t team;     // simdgroups that share the parts
   uint32_t queries;  // of each request; tokens are numbered over all of them
   uint32_t out_type, sink_type;
   DecodeStrides in, in_lse;  // by token

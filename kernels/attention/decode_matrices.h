@@ -169,7 +169,7 @@ template <typename T, uint D, uint R, uint kSimdgroups>
       find_rows<R>(params.first_tile + group.x, group.z, group.y % params.kv_heads, params, qo_indptr, lane);
   if (rows.request == params.batch) return;
   const KeyRows keys(rows.request, rows.kv_head, params, kv_indptr, kv_last_page_len);
-  const Seen seen = find_keys(rows, keys.length, split, kTileKeys, params);
+  const Seen seen = find_keys(rows, keys.length, split, kSimdgroups * kTileKeys, params);
   const uint start = seen.begin + simdgroup * kTileKeys;
   MatrixWalk<T, D> walk(keys, k, v, params, lane);
   const bool paged = params.key_layout == KEYS_PAGED, begins = seen.begin < seen.end;

@@ -172,7 +172,7 @@ struct Seen {
   bool bounded;
 };
 // Those of one of `splits` threadgroups, of the keys that any of the rows sees. Each has as many times `unit` keys as
-// the others, or one more. There is no division, since the first keys wait for it.
+// the others, and the first ones may have one more. There is no division, since the first keys wait for it.
 inline Seen find_keys(TileRows rows, uint keys, uint split, uint unit, constant AttentionDecodeParams& params) {
   const int offset = offset_of(rows, keys, params);
   const int first_position = static_cast<int>(rows.first / params.group) + offset;
@@ -181,9 +181,11 @@ inline Seen find_keys(TileRows rows, uint keys, uint split, uint unit, constant 
   const int high = min(static_cast<int>(keys), last_position + params.right + 1);
   const uint count = static_cast<uint>(max(0, high - low));
   const uint units = (count + unit - 1) / unit;
-  const uint begin = mulhi(units, split * params.split_step) * unit;
-  const uint end = mulhi(units, (split + 1) * params.split_step) * unit;
-  return {static_cast<uint>(low) + begin, static_cast<uint>(low) + (split + 1 < params.splits ? end : count),
+  uint each = mulhi(units, params.split_step);  // or one too few
+  each += units - each * params.splits >= params.splits ? 1 : 0;
+  const uint more = units - each * params.splits;
+  const uint begin = split * each + min(split, more), end = begin + each + (split < more ? 1 : 0);
+  return {static_cast<uint>(low) + begin * unit, static_cast<uint>(low) + min(end * unit, count),
           first_position != last_position};
 }
 

@@ -8,8 +8,9 @@ constexpr constant uint kEach = ATTENTION_MERGE_ELEMENTS / 32;  // elements of a
 
 inline float exponential(float x, bool binary) { return binary ? exp2(x) : exp(x); }
 
-// A threadgroup has a token, a head, and some elements of the value. Each of its simdgroups has some parts, and asks
-// for their results before it knows what they weigh. The simdgroups' sums become one at the end.
+// A team of simdgroups has a token, a head, and some elements of the value, and a threadgroup has one team or more.
+// Each simdgroup has some parts, and asks for their results before it knows what they weigh. The sums of a team's
+// simdgroups become one at the end.
 template <typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(32 * kMaxSimdgroups)]] void attention_merge(
     device const T* parts [[buffer(0)]], device const float* part_lse [[buffer(1)]],
@@ -20,10 +21,16 @@ template <typename T>
   threadgroup float values[kMaxSimdgroups * ATTENTION_MERGE_ELEMENTS];
   threadgroup float tops[kMaxSimdgroups];
   threadgroup float totals[kMaxSimdgroups];
-  const uint head = group.x;
+  const uint first_simdgroup = simdgroup / params.team * params.team;  // of the team
+  const uint chunks = (params.value_size + ATTENTION_MERGE_ELEMENTS - 1) / ATTENTION_MERGE_ELEMENTS;
+  const uint unit = group.x * (threads.x / 32 / params.team) + simdgroup / params.team;
+  const bool exists = unit < params.heads * chunks;  // the last threadgroup may have too many teams
+  const uint head = exists ? unit / chunks : 0;
   const uint token = group.y;
-  const uint element = group.z * ATTENTION_MERGE_ELEMENTS + lane;
-  const uint simdgroups = threads.x / 32;
+  const uint element = unit % chunks * ATTENTION_MERGE_ELEMENTS + lane;
+  const uint each = (params.parts + params.team - 1) / params.team;
+  const uint begin = (simdgroup - first_simdgroup) * each;
+  const uint end = exists ? min(begin + each, params.parts) : 0;
   const bool binary = params.rests != 0;
   device const float* const logarithms = part_lse + token * params.in_lse.token + head * params.in_lse.head;
   device const T* const results = parts + token * params.in.token + head * params.in.head;
@@ -34,8 +41,8 @@ template <typename T>
   float top = -INFINITY;
   float total = 0.0f;
   float value[kEach] = {};
-  for (uint first = simdgroup * kPartsAtOnce; first < params.parts; first += simdgroups * kPartsAtOnce) {
-    const uint last = params.parts - 1 - first;
+  for (uint first = begin; first < end; first += kPartsAtOnce) {
+    const uint last = end - 1 - first;
     const uint mine = lane % kPartsAtOnce;
     device const float* const logarithm = logarithms + (first + min(mine, last)) * params.in_lse.part;
     device const T* places[kPartsAtOnce];
@@ -49,8 +56,8 @@ template <typename T>
     for (uint i = 0; i < kPartsAtOnce; ++i) {
 #pragma unroll
       for (uint e = 0; e < kEach; ++e) {
-        const T number = places[i][elements[e]];
-        numbers[i][e] = i <= last ? number : T(0.0f);
+        numbers[i][e] = T(0.0f);
+        if (i <= last) numbers[i][e] = places[i][elements[e]];
       }
     }
     const float raised = max(top, simd_max(found));
@@ -81,16 +88,16 @@ template <typename T>
     totals[simdgroup] = total;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  if (simdgroup > 0) return;
+  if (simdgroup != first_simdgroup || !exists) return;
   const bool sinking = params.sink_type != NUMBER_NONE;
   const float sink = sinking ? number_at(sinks, head, params.sink_type) * (binary ? kLog2E : 1.0f) : -INFINITY;
   top = sink;
-  for (uint i = 0; i < simdgroups; ++i) top = max(top, tops[i]);
+  for (uint i = simdgroup; i < simdgroup + params.team; ++i) top = max(top, tops[i]);
   const float base = base_of(top);
   total = sinking ? exponential(sink - base, binary) : 0.0f;
 #pragma unroll
   for (uint e = 0; e < kEach; ++e) value[e] = 0.0f;
-  for (uint i = 0; i < simdgroups; ++i) {
+  for (uint i = simdgroup; i < simdgroup + params.team; ++i) {
     const float factor = exponential(tops[i] - base, binary);
     total = fma(factor, totals[i], total);
 #pragma unroll

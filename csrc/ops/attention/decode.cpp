@@ -21,13 +21,15 @@ struct DecodeTuning {
   int64_t most_plain_rows = 4;     // more rows of up to 128 16-bit numbers multiply matrices
   int64_t long_share = INT64_MAX;  // bytes of keys and values from which threadgroups of full GPUs take turns
   bool narrow = false;             // threads have at most 128 registers
+  uint32_t merge_simdgroups = 1;   // of a threadgroup that merges results of several heads
 };
 const gpu::Table<DecodeTuning> decode_tuning("attention_decode",
                                              {{"fill_threadgroups", &DecodeTuning::fill_threadgroups, {1, 2048}},
                                               {"simdgroups", &DecodeTuning::simdgroups, {1, 4}},
                                               {"least_share", &DecodeTuning::least_share, {32, 4096}},
                                               {"fill_matrices", &DecodeTuning::fill_matrices, {1, 2048}},
-                                              {"narrow", &DecodeTuning::narrow}},
+                                              {"narrow", &DecodeTuning::narrow},
+                                              {"merge_simdgroups", &DecodeTuning::merge_simdgroups, {1, 16}}},
                                              {{.family = "baseline"},
                                               {.family = "apple7", .narrow = true},
                                               {.family = "apple8", .narrow = true},
@@ -38,7 +40,8 @@ const gpu::Table<DecodeTuning> decode_tuning("attention_decode",
                                                .least_share = 32,
                                                .fill_matrices = gpu::per_core(2),
                                                .most_plain_rows = 1,
-                                               .long_share = 1 << 19},
+                                               .long_share = 1 << 19,
+                                               .merge_simdgroups = 8},
                                               {.family = "simulator", .fill_threadgroups = 2, .fill_matrices = 2}});
 
 struct Sizes2 {
@@ -56,7 +59,6 @@ const Sizes2* sizes_for(int64_t head_size, int64_t value_size) {
 
 // Keys that a threadgroup with matrices has at a time.
 constexpr int64_t kMatrixStep = 64;
-constexpr int64_t kMatrixTile = 16;  // of a simdgroup
 // The most keys of a wide threadgroup whose sums the tensor cores' rounding does not show in.
 constexpr int64_t kMostMatrixKeys = 8192;
 
@@ -102,8 +104,8 @@ bool takes_matrices(const DecodeCall& call, int64_t kernel_size, bool general, b
 int64_t whole_steps(int64_t keys, int64_t busy, int64_t least, int64_t most, int64_t cores) {
   int64_t best = most, best_time = 0;
   for (int64_t splits = most; splits >= least; --splits) {
-    const int64_t share = ceil_div(ceil_div<int64_t>(keys, kMatrixTile), splits) * kMatrixTile;
-    const int64_t time = ceil_div(share, kMatrixStep) * (6 + 5 * ceil_div(busy * splits, std::max<int64_t>(cores, 1)));
+    const int64_t steps = ceil_div(ceil_div(keys, kMatrixStep), splits);
+    const int64_t time = steps * (6 + 5 * ceil_div(busy * splits, std::max<int64_t>(cores, 1)));
     if (splits == most || 8 * time < 7 * best_time) best = splits, best_time = time;
   }
   return best;
@@ -159,6 +161,22 @@ DecodePlan plan_decode(const DecodeCall& call) {
   // for a long way of one threadgroup for each tile, where more threadgroups than these would fit.
   const bool alone = !matrices && splits == 1 && bytes >= tuning.long_share && 4 * busy <= 3 * fill;
   return {matrices, kernel_size, tile, tiles, splits, simdgroups, group, kv_heads, keys, general, tuning.narrow, alone};
+}
+
+// How the results of `parts` threadgroups become one, for each of `units` of each token: a head, and some elements.
+struct MergePlan {
+  int64_t team;        // simdgroups that share the parts of a unit
+  int64_t simdgroups;  // of a threadgroup, which has one team or more
+};
+// A kernel that begins early gives more threadgroups to the cores that end the one before it first. NVIDIA's GPUs have
+// larger ones here, of which fewer fit a core, as long as most cores have one.
+MergePlan plan_merge(const DecodeTuning& tuning, int64_t units, int64_t tokens, int64_t parts) {
+  constexpr int64_t kMostSimdgroups = 16;
+  const int64_t least = static_cast<int64_t>(tuning.fill_threadgroups) / 4;  // threadgroups
+  int64_t team = 1, teams = 1;
+  while (team < kMostSimdgroups && team * ATTENTION_MERGE_PARTS < parts) team *= 2;
+  while (2 * teams * team <= tuning.merge_simdgroups && 2 * teams * least <= units * tokens) teams *= 2;
+  return {team, team * std::min(teams, units)};
 }
 
 // What comes before the sizes in a kernel's name.
@@ -220,7 +238,7 @@ AttentionDecodeParams params_of(const DecodeCall& call, const DecodePlan& plan) 
       .v = strides_of(call.v, call.key_dims),
       .out = strides_of(call.out, call.query_dims),
       .lse = strides_of(call.lse, call.query_dims),
-      .split_step = static_cast<uint32_t>((uint64_t{1} << 32) / static_cast<uint64_t>(plan.splits)),
+      .split_step = static_cast<uint32_t>(UINT32_MAX / plan.splits),
   };
   if (call.pages) {
     params.pages = grid_side(call.k.size(call.key_dims.batch));
@@ -272,10 +290,13 @@ DecodeStrides strides_of(const Tensor& tensor, Dims dims) {
 void record_merge(gpu::Recording& recording, const Tensor& parts, const Tensor& part_lse, const MaybeTensor& sinks,
                   const Tensor& out, const Tensor& lse, Dims dims, int64_t queries, int64_t rests) {
   const int64_t tokens = parts.size(0), count = parts.size(1), heads = parts.size(2), size = parts.size(3);
+  const int64_t units = heads * ceil_div<int64_t>(size, ATTENTION_MERGE_ELEMENTS);  // of a token
+  const auto [team, simdgroups] = plan_merge(decode_tuning(out), units, tokens, count);
   const AttentionMergeParams params{
       .heads = grid_side(heads),
       .parts = grid_side(count),
       .value_size = grid_side(size),
+      .team = grid_side(team),
       .queries = grid_side(queries),
       .out_type = number_type(out),
       .sink_type = sinks ? number_type(*sinks) : NUMBER_NONE,
@@ -285,16 +306,13 @@ void record_merge(gpu::Recording& recording, const Tensor& parts, const Tensor& 
       .lse = strides_of(lse, dims),
       .rests = rests,
   };
-  constexpr int64_t kMostSimdgroups = 16;
-  const int64_t simdgroups = std::clamp<int64_t>(ceil_div<int64_t>(count, ATTENTION_MERGE_PARTS), 1, kMostSimdgroups);
   recording.kernel("attention_merge_", suffix(parts.scalar_type()))
       .buffer(0, parts)
       .buffer(1, part_lse)
       .buffer(2, sinks);
   recording.buffer(3, out).buffer(4, lse).bytes(5, params);
-  recording.dispatch_threadgroups(
-      {grid_side(heads), grid_side(tokens), grid_side(ceil_div<int64_t>(size, ATTENTION_MERGE_ELEMENTS))},
-      {static_cast<uint32_t>(gpu::kSimdWidth * simdgroups)});
+  recording.dispatch_threadgroups({grid_side(ceil_div(units, simdgroups / team)), grid_side(tokens)},
+                                  {static_cast<uint32_t>(gpu::kSimdWidth * simdgroups)});
 }
 
 void decode(const char* op, const DecodeCall& call) {
