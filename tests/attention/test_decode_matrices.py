@@ -96,6 +96,15 @@ def test_threadgroups_have_whole_steps(keys, splits):
     assert plan.steps[0].grid == (1, splits, 24)
 
 
+@pytest.mark.parametrize("batch, grid", [(6, (32, 6, 1)), (7, (16, 7, 1))])
+def test_a_threadgroup_merges_results_of_several_heads(batch, grid):
+    """As long as three quarters of the 132 cores have one."""
+    with tuned("hopper"):
+        shapes = (batch, 32, 1, 64), (batch, 1, 512, 64), (batch, 1, 512, 64)
+        plan = metalcore.explain("scaled_dot_product_attention", *shapes, dtype=torch.bfloat16, enable_gqa=True)
+    assert plan.steps[1].grid == grid
+
+
 @pytest.mark.parametrize("keys, splits", [(8192, 1), (8193, 2)])
 def test_sums_of_many_keys_are_shared_though_tiles_fill_the_gpu(keys, splits):
     """The rounding of tensor cores is towards zero, and grows with the keys of a threadgroup."""
