@@ -66,6 +66,21 @@ template <typename T>
 inline float4 four_of(device const T* x, bool given) {
   return given ? static_cast<float4>(*reinterpret_cast<device const vec<T, 4>*>(x)) : float4(0.0f);
 }
+// The same, which are words until somebody computes with them.
+template <typename T>
+struct Four {
+  uint2 words;
+  Four() = default;
+  Four(device const T* x, bool given) : words(given ? *reinterpret_cast<device const uint2*>(x) : uint2(0u)) {}
+  float4 numbers() const { return static_cast<float4>(as_type<vec<T, 4>>(words)); }
+};
+template <>
+struct Four<float> {
+  float4 words;
+  Four() = default;
+  Four(device const float* x, bool given) : words(four_of(x, given)) {}
+  float4 numbers() const { return words; }
+};
 template <typename T>
 inline void put_four(device T* to, float4 values) {
   *reinterpret_cast<device vec<T, 4>*>(to) = static_cast<vec<T, 4>>(values);
@@ -104,13 +119,19 @@ template <typename T>
 #pragma unroll
   for (uint s = 0; s + 1 < kWindow; ++s)
     window[s] = four_of(x + (long(strip.begin) - 1 - s) * params.x[2], strip.begin > s);
-  for (uint first = strip.begin; first < strip.end; first += kSome) {
-    float4 next[kSome];
+  Four<T> ahead[kSome];
 #pragma unroll
-    for (uint i = 0; i < kSome; ++i) next[i] = four_of(x + (first + i) * params.x[2], first + i < strip.end);
+  for (uint i = 0; i < kSome; ++i) ahead[i] = Four<T>(x + (strip.begin + i) * params.x[2], strip.begin + i < strip.end);
+  for (uint first = strip.begin; first < strip.end; first += kSome) {
+    Four<T> next[kSome];
+#pragma unroll
+    for (uint i = 0; i < kSome; ++i) next[i] = ahead[i];
+#pragma unroll
+    for (uint i = 0; i < kSome; ++i)
+      ahead[i] = Four<T>(x + (first + kSome + i) * params.x[2], first + kSome + i < strip.end);
 #pragma unroll
     for (uint i = 0; i < kSome; ++i) {
-      push(window, next[i]);
+      push(window, next[i].numbers());
       const float4 result = activated<T>(taps.product(window), params);
       if (first + i < strip.end) put_four(y + (first + i) * params.out[2], result);
     }

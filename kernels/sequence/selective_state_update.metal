@@ -124,8 +124,11 @@ template <uint LANES, uint ROWS, bool VECTORS, bool SHARED, typename T, typename
   INSTANTIATE_UPDATE("shared_64", types, UPDATE_LANES(64, bytes), true, __VA_ARGS__)   \
   INSTANTIATE_UPDATE("shared_128", types, UPDATE_LANES(128, bytes), true, __VA_ARGS__) \
   INSTANTIATE("selective_state_update_any", types, selective_state_update<4, 4, false, false, __VA_ARGS__>)
-INSTANTIATE_LANES("_float_float", 4, float, float)
+#define INSTANTIATE_FLOATS(types, ...)     \
+  INSTANTIATE_LANES(types, 4, __VA_ARGS__) \
+  INSTANTIATE_UPDATE("16", types, UPDATE_LANES(16, 4), false, __VA_ARGS__)
+INSTANTIATE_FLOATS("_float_float", float, float)
 INSTANTIATE_LANES("_half_half", 2, half, half)
-INSTANTIATE_LANES("_half_float", 4, half, float)
+INSTANTIATE_FLOATS("_half_float", half, float)
 INSTANTIATE_LANES("_bfloat_bfloat", 2, bfloat, bfloat)
-INSTANTIATE_LANES("_bfloat_float", 4, bfloat, float)
+INSTANTIATE_FLOATS("_bfloat_float", bfloat, float)

@@ -56,6 +56,8 @@ MODELS = {
     "Qwen3Next": lambda device: decoder("Qwen3Next", device),
     "OlmoHybrid": lambda device: decoder("OlmoHybrid", device),
     "Lfm2": lambda device: decoder("Lfm2", device),
+    "Mamba2": lambda device: decoder("Mamba2", device),
+    "GraniteMoeHybrid": lambda device: decoder("GraniteMoeHybrid", device),
     "GPT-2": gpt2,
     "BERT": bert,
     "ViT": vit,

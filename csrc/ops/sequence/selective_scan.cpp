@@ -356,8 +356,8 @@ Tensor selective_state_update(const Tensor& state, const Tensor& x, const Tensor
   const int64_t lanes = vectors ? UPDATE_LANES(padded_states, bytes) : 4;
   const int64_t channels = SCAN_THREADS / lanes * UPDATE_ROWS(lanes, vectors && shared);  // of a threadgroup
   const int64_t parts = ceil_div(dim, channels) * heads;
-  // Where channels have few states and a rate for each, threadgroups walk over batch entries if they stay enough.
-  const bool walks = vectors && !shared && padded_states == 16;
+  // Where rates have more bytes than states, threadgroups walk over batch entries if they stay enough.
+  const bool walks = vectors && !shared && padded_states == 16 && bytes == 2;
   const int64_t fill = int64_t{gpu::parallelism(x).fill_threadgroups} * 2;  // these have half of the threads
   params.entries = walks ? grid_side(ceil_div(batch, std::min(batch, ceil_div(fill, parts)))) : 1;
   const std::string size = walks      ? "walk"
