@@ -8,7 +8,7 @@
 //   bool mask(int b, int h, int q, int k) const;  // what else is true of a score that counts, where kMask says so
 // For the gradients of keys and values, `ends` is that of the queries that may see a key.
 // For the gradients of what the first captures, it has numbers for `kRows` sums over the keys of a query, and for
-// `kTables` sums by places: see metalcore/programs/flex/captured.py.
+// `kTables` sums by places, and `kVectors` vectors by places: see metalcore/programs/flex/captured.py.
 #pragma once
 
 #include "fragments.h"
@@ -245,7 +245,7 @@ METAL_FUNC void flex_captured(thread const Mods& mods, thread float* rows, float
   if constexpr (Mods::kRows > 0) {
 #pragma unroll
     for (uint i = 0; i < Mods::kRows; ++i)
-      if (weight != 0.0f) rows[i] += mods.row_sum(i, score, gradient, b, h, q, k);
+      if (weight != 0.0f) rows[i] += mods.row_value(i, score, gradient, b, h, q, k);
   }
   if constexpr (Mods::kTables > 0) {
 #pragma unroll
@@ -263,6 +263,21 @@ METAL_FUNC void flex_captured(thread const Mods& mods, thread float* rows, float
         const float sum = metal::simd_sum(is_mine ? value : 0.0f);
         if (lane == chosen % 32) mods.tables[chosen] += sum;
         waits = waits && !is_mine;
+      }
+    }
+  }
+  if constexpr (Mods::kVectors > 0) {  // lanes share the elements of one score's vector
+    for (uint i = 0; i < Mods::kVectors; ++i) {
+      uint place = 0xffffffff;
+      if (weight != 0.0f) place = mods.vector_place(i, slots.of_head, slots.of_simd, b, h, q, k);
+      const uint elements = mods.vector_elements(i);
+      for (uint other = 0; other < 32; ++other) {
+        const uint first = metal::simd_shuffle(place, other);
+        const float its_score = metal::simd_shuffle(score, other), slope = metal::simd_shuffle(gradient, other);
+        const int its_q = metal::simd_shuffle(q, other), its_k = metal::simd_shuffle(k, other);
+        if (first == 0xffffffff) continue;
+        for (uint e = lane; e < elements; e += 32)
+          mods.tables[first + e] += mods.vector_value(i, e, its_score, slope, b, h, its_q, its_k);
       }
     }
   }

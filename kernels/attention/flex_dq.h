@@ -28,7 +28,7 @@ METAL_FUNC void gradients_of_queries(thread Fragments<float, kDown, kAcross>& sc
         float weight = two[i], slope = gradient[i];
         flex_gradient<kEdge, true>(mods, weight, slope, scale, logarithms[m], subtracted[m],
                                    (seen >> flex_bit(kAcross, m, n, i) & 1) != 0, at.batch, at.head, row, column);
-        if constexpr (Mods::kRows + Mods::kTables > 0)
+        if constexpr (Mods::kRows + Mods::kTables + Mods::kVectors > 0)
           flex_captured(mods, rows + m * Mods::kRows, weight, two[i] * scale, weight * (gradient[i] - subtracted[m]),
                         at, slots, row, column, lane);
         two[i] = slope;

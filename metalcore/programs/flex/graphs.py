@@ -18,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
 from ..ir import one_tracer
+from .decompositions import DECOMPOSITIONS, read_at, without_writes
 
 __all__ = ["Captured", "derivative_of", "place_of_node", "returned_by", "trace_mod", "with_captures"]
 
@@ -63,7 +64,7 @@ def trace_mod(function: Callable, kind: str, score_dtype: torch.dtype | None, de
 
     try:
         with one_tracer, torch.no_grad(), mode, fx_traceback.preserve_node_meta(), _Places():
-            graph = make_fx(of_tensors)(*examples, *tensors)
+            graph = without_writes(make_fx(of_tensors, DECOMPOSITIONS)(*examples, *tensors))
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if "data-dependent" in str(error) or "DataDependent" in type(error).__name__ or "_local_scalar" in reason:
@@ -106,24 +107,12 @@ def derivative_of(score: Captured, dtype: torch.dtype, device) -> GraphModule:
         )
     with one_tracer, torch.enable_grad(), TransformGetItemToIndex():
         joint: Any = create_fw_bw_graph(_Scattering(score.graph).run, values, score.captures)[1]  # pyright: ignore[reportArgumentType]
-    score.graph.meta[_DERIVATIVE] = joint
+    score.graph.meta[_DERIVATIVE] = without_writes(joint)
     return joint
 
 
 class _Scattering(Interpreter):
     """Runs a graph whose reads of captured tensors have a derivative that adds to elements, which vmap knows."""
-
-    def run(self, *args, **kwargs):
-        self._count = 0
-        return super().run(*args, **kwargs)
-
-    def placeholder(self, target, args, kwargs):
-        value = super().placeholder(target, args, kwargs)
-        self._count += 1
-        is_captured = self._count > 1 + INDICES and isinstance(value, Tensor)
-        if is_captured and value.requires_grad and not value.dim():
-            return mod_index(value.reshape(1), [torch.zeros((), dtype=torch.int64, device=value.device)])
-        return value
 
     def call_function(self, target, args, kwargs):
         if target is torch.ops.aten.index.Tensor and all(index is not None for index in tree_leaves(args[1])):
@@ -176,6 +165,10 @@ class _Places(TransformGetItemToIndex):
         if frame is not None:
             place = f'File "{frame.f_code.co_filename}", line {frame.f_lineno}, in {frame.f_code.co_name}'
             fx_traceback.current_meta["stack_trace"] = place
+        if func is torch.Tensor.__getitem__:
+            found = read_at(*args)
+            if found is not None:
+                return found
         return super().__torch_function__(func, types, args, kwargs)
 
 

@@ -80,7 +80,7 @@ class Launch:
         key = *key, functions.packed
         rows = math.prod(self.call.q.shape[:3])
         if plan := functions.plan:
-            key = *key, plan.places, plan.batches, plan.heads, plan.parts, rows
+            key = *key, plan.scatters, plan.places, plan.batches, plan.heads, plan.parts, rows
         if key not in known:
             mods = functions.mods(rows, self.kernel)
             places = [next(i for i, x in enumerate(captures) if x is tensor) for tensor in mods.tensors]

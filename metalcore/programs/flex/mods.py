@@ -27,6 +27,7 @@ from ..pointwise.support import check
 from .bounds import parts_of
 from .captured import Plan
 from .graphs import Captured, place_of_node, returned_by
+from .scatters import SCATTER
 
 __all__ = ["Mods", "float_bits"]
 
@@ -170,56 +171,73 @@ class Mods:
         )
 
     def no_sums(self) -> None:
-        self._methods.append("  static constexpr constant uint kRows = 0, kTables = 0;\n")
+        self._methods.append("  static constexpr constant uint kRows = 0, kTables = 0, kVectors = 0;\n")
 
     def sums(self, joint: Captured, plan: Plan, rows: int) -> None:
         """Adds what scores give to the gradients of captured tensors: sums of `rows` rows, and by places of tables."""
         arguments = ", ".join(f"int {argument}" for argument in ARGUMENTS)
         scores = f"float score, float gradient, {arguments}"
-        constants = [f"kRows = {len(plan.rows)}", f"kTables = {len(plan.tables)}"]
-        self._methods.append(f"  static constexpr constant uint {', '.join(constants)};\n")
-        self._outputs = ["row_sums"] * bool(plan.rows) + ["tables"] * bool(plan.tables)
-        names = {True: ("row_sum", []), False: ("table_value", [])}
-        is_plain = self._is_plain
-        places: list[list[str]] = []
-        for place, (base, copies) in zip(plan.tables, plan.bases()):
-            numbers = [self.number(n) for n in (base, copies)]
-            slot = "of_head" if place.is_shared else "of_simd"
-            places.append([f"uint({numbers[0]}) + {slot} * uint({numbers[1]})"])
+        bases = iter(plan.bases())
+        values: dict[str, list[list[str]]] = {"row": [], "table": [], "vector": []}
+        places: dict[str, list[list[str]]] = {"table": [], "vector": []}
+        elements, is_plain = [], self._is_plain
         for scatter, place in zip(plan.scatters, plan.places):
+            of = "row" if place.is_row else "table" if place.elements == 1 else "vector"
             try:
-                name, bodies = names[place.is_row]
-                which = len(bodies)
-                bodies.append(self._lines(joint, scatter.value, ("score", "gradient"), "float"))
-                if not place.is_row:
-                    places[which] = self._place(joint, scatter, place, *places[which])
+                values[of].append(self._value(joint, scatter))
+                if of != "row":
+                    places[of].append(self._place(joint, scatter, place, *next(bases)))
             except Unsupported as reason:
                 raise Unsupported(f"metalcore.flex_attention: the derivative of score_mod: {reason}") from None
+            if of == "vector":
+                elements.append([f"return {place.elements};"])
         self._is_plain = is_plain
-        for name, bodies in names.values():
-            texts = [_case(i, body) for i, body in enumerate(bodies)]
-            self._methods.append(
-                f"  float {name}(uint which, {scores}) const {{\n{''.join(texts)}    return 0.0f;\n  }}\n"
-            )
+        counts = ", ".join(f"k{of.capitalize()}s = {len(bodies)}" for of, bodies in values.items())
+        self._methods.append(f"  static constexpr constant uint {counts};\n")
+        self._outputs = ["row_sums"] * bool(plan.rows) + ["tables"] * bool(plan.tables)
+        for of, bodies in values.items():
+            element = ", uint e" if of == "vector" else ""
+            self._cases("float", f"{of}_value", f"{element}, {scores}", bodies, "0.0f")
+        for of, bodies in places.items():
+            self._cases("uint", f"{of}_place", f", uint of_head, uint of_simd, {arguments}", bodies, "0")
+        self._cases("uint", "vector_elements", "", elements, "0")
         self._methods.append(f"  ulong rows() const {{ return {self.number(rows)}; }}\n")
-        texts = [_case(i, body) for i, body in enumerate(places)]
-        self._methods.append(
-            f"  uint table_place(uint which, uint of_head, uint of_simd, {arguments}) const {{\n{''.join(texts)}"
-            "    return 0;\n  }\n"
-        )
 
-    def _place(self, joint, scatter, place, base):
-        """Returns the statements of the element that a score adds to, and -1 for one outside."""
+    def _cases(self, result, name, more, bodies, otherwise):
+        """Adds a method with a text for each number `which`."""
+        texts = []
+        for i, body in enumerate(bodies):
+            lines = "".join(f"      {line}\n" for line in body)
+            texts.append(f"    if (which == {i}) {{\n{lines}    }}\n")
+        text = f"  {result} {name}(uint which{more}) const {{\n{''.join(texts)}    return {otherwise};\n  }}\n"
+        self._methods.append(text)
+
+    def _value(self, joint, scatter):
+        """Returns the statements of a number that a score adds, for a vector that of its element `e`."""
         lowering = self._lowering(joint, ("score", "gradient"))
+        free, below = [], scatter.elements
+        for size in scatter.free:
+            rest, below = ("e" if below == scatter.elements else f"e % {below}"), below // max(size, 1)
+            free.append("0" if size == 1 else lowering.index(f"int({rest}) / {below}" if below > 1 else f"int({rest})"))
+        return self._lines(joint, scatter.value, ("score", "gradient"), "float", scatter.value_at(free), lowering)
+
+    def _place(self, joint, scatter, place, first, copies):
+        """Returns the statements of the first element that a score adds to, and -1 for one outside."""
+        lowering = self._lowering(joint, ("score", "gradient"))
+        slot = "of_head" if place.is_shared else "of_simd"
+        base = f"uint({self.number(first)}) + {slot} * uint({self.number(copies)})"
         at, inside = "0", []
         for d, extent in zip(place.dims, place.extents):
             size = f"uint({self.number(extent)})"
-            number = d if isinstance(d, str) else lowering.value(scatter.indices[d], ()).text
-            if not isinstance(d, str):
+            if isinstance(d, str):
+                number = d
+            else:
+                index = scatter.indices[d]
+                number = lowering.value(index, tuple(map(str, scatter.index_at(index)))).text
                 number = lowering.statement("long", f"{number} < 0 ? long({number}) + long({size}) : long({number})")
                 inside.append(f"ulong({number}) < {size}")
             at = f"({at}) * {size} + uint({number})"
-        place = f"{base} + {at}"
+        place = f"{base} + ({at}) * {place.elements}"
         return [*lowering.statements, f"return {' && '.join(inside) or 'true'} ? {place} : 0xffffffff;"]
 
     def _lowering(self, mod, more):
@@ -233,11 +251,11 @@ class Mods:
         lowering.module = mod.graph
         return lowering
 
-    def _lines(self, mod, returned, more, result):
-        lowering = self._lowering(mod, more)
+    def _lines(self, mod, returned, more, result, at=(), lowering=None):
+        lowering = lowering or self._lowering(mod, more)
         if returned is None:
             returned = returned_by(mod.graph)
-        value = lowering.value(returned, ())
+        value = lowering.value(returned, at)
         text = value.text if result == "float" or value.dtype == torch.bool else f"({value.text} != 0)"
         if result == "float":
             self._is_plain &= text == more[-1]
@@ -256,11 +274,6 @@ class Mods:
             f"  static constexpr constant bool kPlain = {str(self._is_plain).lower()};  // scores stay as they are\n"
         )
         return f"struct Mods {{\n{plain}{members}\n{''.join(self._methods)}}};\n"
-
-
-def _case(which, lines):
-    body = "".join(f"      {line}\n" for line in lines)
-    return f"    if (which == {which}) {{\n{body}    }}\n"
 
 
 class _ModLowering(Lowering):
@@ -305,6 +318,8 @@ class _ModLowering(Lowering):
                 return self._constant(node)
             if name_of(node) == "lift_fresh_copy.default":
                 return self.value(node.args[0], at)
+            if node.target is SCATTER:
+                return self._scattered(node, at)
             if node.op == "call_function":
                 if read := self._indexed(node):
                     return read
@@ -359,6 +374,19 @@ class _ModLowering(Lowering):
         exists, at = self.statement("bool", inside), self.statement(wide, offset)
         number = self.statement(register(dtype), from_memory(f"c{place}[{exists} ? {at} : 0]", dtype))
         return Value(self.statement(register(dtype), f"{exists} ? {number} : {missing(dtype)}"), dtype)
+
+    def _scattered(self, node, at):
+        """Returns an element of a tensor that has numbers at a place, and nothing elsewhere."""
+        _, indices, value = node.args
+        dtype, conditions = result_dtype(node), []
+        for index, size, own in zip(indices, fake(node).shape, at):
+            if fake(index).dim():
+                raise Unsupported("a tensor of indices")
+            number = self.value(index, ()).text
+            conditions.append(f"({number} < 0 ? long({number}) + {size} : long({number})) == {own}")
+        free = at[len(indices) :][-fake(value).dim() :] if fake(value).dim() else ()
+        place = " && ".join(conditions)
+        return Value(self.when(place, dtype, literal(0, dtype), lambda: self.value(value, free).text), dtype)
 
     def _reduced(self, node, at):
         """Returns the results of a reduction of captured vectors, such as a sum: a loop for each of its dimensions."""

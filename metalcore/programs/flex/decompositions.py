@@ -1,0 +1,81 @@
+"""Operations on captured vectors as simpler ones: look-ups by indices, products and sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import get_decompositions
+from torch._dynamo._trace_wrapped_higher_order_op import mod_index
+from torch.fx import GraphModule
+
+__all__ = ["DECOMPOSITIONS", "read_at", "without_writes"]
+
+aten = torch.ops.aten
+
+
+def _mm(left: Tensor, right: Tensor) -> Tensor:
+    return (left.unsqueeze(-1) * right.unsqueeze(-3)).sum(-2)
+
+
+def _index_select(source: Tensor, dim: int, index: Tensor) -> Tensor:
+    if not source.dim():
+        return source.expand(index.shape)
+    return source.movedim(dim, 0)[index.reshape(-1)].movedim(0, dim)
+
+
+def _gather(source: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Tensor:
+    return source[index] if source.dim() == index.dim() == 1 else NotImplemented
+
+
+def _take(source: Tensor, index: Tensor) -> Tensor:
+    return aten.index.Tensor(source.reshape(-1), [index])
+
+
+DECOMPOSITIONS: dict[Any, Callable] = {
+    **get_decompositions(
+        [
+            *(aten._softmax, aten._log_softmax, aten.logsumexp, aten.linalg_vector_norm, aten.norm),
+            *(aten.mv, aten.addmv, aten.addmm, aten.baddbmm, aten.embedding),
+        ]
+    ),
+    aten.mm.default: _mm,
+    aten.bmm.default: _mm,
+    aten.index_select.default: _index_select,
+    aten.gather.default: _gather,
+    aten.take.default: _take,
+}
+
+
+def read_at(source: Tensor, index: Any) -> Tensor | None:
+    """Returns source[index] for numbers in tensors beside slices, or None for another index. Python would ask for the
+    numbers."""
+    index = index if isinstance(index, tuple) else (index,)
+    numbers = [x for x in index if isinstance(x, Tensor)]
+    if len(numbers) == len(index) or any(x.dim() or x.dtype not in (torch.int32, torch.int64) for x in numbers):
+        return None
+    if not numbers or any(isinstance(x, (list, bool)) for x in index):
+        return None
+    missing = source.dim() - sum(x is not None and x is not Ellipsis for x in index)
+    every: list[Any] = []
+    for x in index:
+        every += [slice(None)] * missing if x is Ellipsis else [x]
+    view = source[tuple(slice(None) if isinstance(x, Tensor) else x for x in every)]
+    left = [x for x in every if not isinstance(x, int)]  # which are dimensions of the view
+    places = [d for d, x in enumerate(left) if isinstance(x, Tensor)]
+    return mod_index(view.movedim(places, [*range(len(places))]), numbers)
+
+
+def without_writes(module: GraphModule) -> GraphModule:
+    """Lets the operations of a traced graph that write into their first argument make another tensor: what reads that
+    argument later reads their result in such a graph."""
+    for node in module.graph.nodes:
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        packet = node.target.overloadpacket.__name__
+        if packet.endswith("_") and not packet.startswith("_"):
+            node.target = getattr(getattr(aten, packet[:-1]), node.target._overloadname)
+    module.recompile()
+    return module
