@@ -7,8 +7,7 @@
 //   int2 ends(int b, int h, int q) const;  // of the keys that a query may see, where kEnds says that there are such
 //   bool mask(int b, int h, int q, int k) const;  // what else is true of a score that counts, where kMask says so
 // For the gradients of keys and values, `ends` is that of the queries that may see a key.
-// For the gradients of what the first captures, it has numbers for `kRows` sums over the keys of a query, and for
-// `kTables` sums by places, and `kVectors` vectors by places: see metalcore/programs/flex/captured.py.
+// For the gradients of what the first captures: see flex_captured.h.
 #pragma once
 
 #include "fragments.h"
@@ -225,62 +224,6 @@ METAL_FUNC void flex_gradient(thread const Mods& mods, thread float& product, th
   // What is hidden has no slope, also where the function has an infinite one.
   const float slope = mods.derivative(score, product * (gradient - subtracted), b, h, q, k);
   gradient = product == 0.0f ? 0.0f : slope;
-}
-
-// Tables of a head, and of a simdgroup of a part of its pieces.
-struct FlexSlots {
-  uint of_head, of_simd;
-};
-METAL_FUNC FlexSlots flex_slots(constant FlexParams& p, FlexPlace at, uint simds, uint simd) {
-  const uint head = (at.batch * uint(p.heads) + at.head) % uint(p.items);
-  return {head, (head * uint(p.parts) + at.part) * simds + simd};
-}
-
-// Adds what a score gives to the gradients of what is captured. Only one lane ever touches an element of a table, so
-// that no barrier orders what it adds.
-template <typename Mods>
-METAL_FUNC void flex_captured(thread const Mods& mods, thread float* rows, float weight, float score, float gradient,
-                              FlexPlace at, FlexSlots slots, uint query, uint key, uint lane) {
-  const int b = int(at.batch), h = int(at.head), q = int(query), k = int(key);
-  if constexpr (Mods::kRows > 0) {
-#pragma unroll
-    for (uint i = 0; i < Mods::kRows; ++i)
-      if (weight != 0.0f) rows[i] += mods.row_value(i, score, gradient, b, h, q, k);
-  }
-  if constexpr (Mods::kTables > 0) {
-#pragma unroll
-    for (uint i = 0; i < Mods::kTables; ++i) {
-      float value = 0.0f;
-      uint place = 0xffffffff;
-      if (weight != 0.0f) {
-        value = mods.table_value(i, score, gradient, b, h, q, k);
-        place = mods.table_place(i, slots.of_head, slots.of_simd, b, h, q, k);
-      }
-      bool waits = place != 0xffffffff && value != 0.0f;
-      while (metal::simd_any(waits)) {
-        const uint chosen = metal::simd_min(waits ? place : 0xffffffff);
-        const bool is_mine = waits && place == chosen;
-        const float sum = metal::simd_sum(is_mine ? value : 0.0f);
-        if (lane == chosen % 32) mods.tables[chosen] += sum;
-        waits = waits && !is_mine;
-      }
-    }
-  }
-  if constexpr (Mods::kVectors > 0) {  // lanes share the elements of one score's vector
-    for (uint i = 0; i < Mods::kVectors; ++i) {
-      uint place = 0xffffffff;
-      if (weight != 0.0f) place = mods.vector_place(i, slots.of_head, slots.of_simd, b, h, q, k);
-      const uint elements = mods.vector_elements(i);
-      for (uint other = 0; other < 32; ++other) {
-        const uint first = metal::simd_shuffle(place, other);
-        const float its_score = metal::simd_shuffle(score, other), slope = metal::simd_shuffle(gradient, other);
-        const int its_q = metal::simd_shuffle(q, other), its_k = metal::simd_shuffle(k, other);
-        if (first == 0xffffffff) continue;
-        for (uint e = lane; e < elements; e += 32)
-          mods.tables[first + e] += mods.vector_value(i, e, its_score, slope, b, h, its_q, its_k);
-      }
-    }
-  }
 }
 
 // RowsAhead where no row and no element is missing, and rows can be loaded 16 bytes at a time. A GPU fetches the code

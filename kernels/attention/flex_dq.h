@@ -1,7 +1,7 @@
 // The gradient of queries, and for each query what softmax's derivative subtracts: see dq.metal.
 #pragma once
 
-#include "flex.h"
+#include "flex_captured.h"
 #include "products.h"
 
 template <typename T, uint kSize, uint kDown, uint kSimds, uint kKeys, bool kNarrow, bool kWhole>
@@ -9,13 +9,21 @@ constexpr uint flex_dq_tile() {
   return ((kNarrow ? kKeys : 2 * kKeys) + (kNarrow ? 16 * kDown * kSimds : 0)) * (kSize + 16 / sizeof(T));
 }
 
+// What diagonals have of threadgroup memory.
+template <uint kKeys, uint kSimds>
+constexpr uint flex_dq_numbers() {
+  return 8 * flex_numbers_pitch<kKeys>() * kSimds;
+}
+
 // The gradients of scores, in the place of `scores`.
 template <bool kEdge, typename Mods, uint kDown, uint kAcross>
 METAL_FUNC void gradients_of_queries(thread Fragments<float, kDown, kAcross>& scores,
                                      thread Fragments<float, kDown, kAcross>& products, thread const Mods& mods,
-                                     thread float* rows, float scale, thread const float* logarithms,
-                                     thread const float* subtracted, uint seen, FlexPlace at, FlexSlots slots,
-                                     uint query, uint key, Place place, uint lane) {
+                                     thread float* rows, threadgroup float* numbers, float scale,
+                                     thread const float* logarithms, thread const float* subtracted, uint seen,
+                                     FlexPlace at, FlexSlots slots, uint query, uint key, uint keys, Place place,
+                                     uint lane) {
+  constexpr uint kPitch = flex_numbers_pitch<8 * kAcross>();
 #pragma unroll
   for (uint m = 0; m < kDown; ++m) {
 #pragma unroll
@@ -28,12 +36,14 @@ METAL_FUNC void gradients_of_queries(thread Fragments<float, kDown, kAcross>& sc
         float weight = two[i], slope = gradient[i];
         flex_gradient<kEdge, true>(mods, weight, slope, scale, logarithms[m], subtracted[m],
                                    (seen >> flex_bit(kAcross, m, n, i) & 1) != 0, at.batch, at.head, row, column);
-        if constexpr (Mods::kRows + Mods::kTables + Mods::kVectors > 0)
-          flex_captured(mods, rows + m * Mods::kRows, weight, two[i] * scale, weight * (gradient[i] - subtracted[m]),
-                        at, slots, row, column, lane);
+        if constexpr (Mods::kCaptured)
+          flex_captured(mods, rows + m * Mods::kRows, numbers + place.row * kPitch + n * 8 + place.column + i, weight,
+                        two[i] * scale, weight * (gradient[i] - subtracted[m]), at, slots, row, column, place, lane);
         two[i] = slope;
       }
     }
+    if constexpr (Mods::kDiagonals > 0)
+      flex_diagonals<8 * kAcross>(mods, numbers, at, slots, query + m * 8, key, keys, lane);
   }
 }
 
@@ -57,8 +67,9 @@ template <typename T, uint kSize, uint kDown, uint kSimds, uint kKeys, bool kNar
 METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, device const T* k, device const T* v,
                         device const int* counts, device const int* indices, device const int* full_counts,
                         device const int* full_indices, device const T* out, device const float* lse,
-                        device const T* d_out, device const float* d_lse, threadgroup T* tile, constant FlexParams& p,
-                        thread const Mods& mods, uint group, uint thread_index, uint simd, uint lane) {
+                        device const T* d_out, device const float* d_lse, threadgroup T* tile,
+                        threadgroup float* numbers, constant FlexParams& p, thread const Mods& mods, uint group,
+                        uint thread_index, uint simd, uint lane) {
   constexpr uint kPitch = kSize + 16 / sizeof(T), kAcross = kKeys / 8, kQueries = 8 * kDown * kSimds;
   constexpr bool kEarly = !kNarrow && sizeof(T) == 2;  // there are registers to load the next tiles into meanwhile
   constexpr uint kTileRows = kNarrow ? kKeys : 2 * kKeys;
@@ -147,6 +158,7 @@ METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, de
   float rows[kDown * Mods::kRows + 1];
   fill(rows, 0.0f);
   const FlexSlots slots = flex_slots(p, at, kSimds, simd);
+  threadgroup float* const own_numbers = numbers + (Mods::kDiagonals > 0 ? simd * flex_dq_numbers<kKeys, 1>() : 0);
   while (walk.more()) {
     const uint key = walk.at, end = walk.end;
     const bool masked = walk.masked(), edge = masked || (!kWhole && key + kKeys > end);
@@ -180,11 +192,11 @@ METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, de
     product_transposed<kPitch>(scores, queries, keys);
     if (!kNarrow) product_transposed<kPitch>(products, gradients, values);
     if (edge && metal::simd_any(seen != all_bits<kDown, kAcross>()))
-      gradients_of_queries<true>(scores, products, mods, rows, scale, logarithms, subtracted, seen, at, slots, query,
-                                 key, place, lane);
+      gradients_of_queries<true>(scores, products, mods, rows, own_numbers, scale, logarithms, subtracted, seen, at,
+                                 slots, query, key, k_length, place, lane);
     else
-      gradients_of_queries<false>(scores, products, mods, rows, scale, logarithms, subtracted, seen, at, slots, query,
-                                  key, place, lane);
+      gradients_of_queries<false>(scores, products, mods, rows, own_numbers, scale, logarithms, subtracted, seen, at,
+                                  slots, query, key, k_length, place, lane);
     Fragments<metal::conditional_t<kNarrow, float, T>, kDown, kAcross> rounded;
     round_to(rounded, scores);
     FlexSums<(!kNarrow && sizeof(T) == 2)>::template add<kPitch, kNarrow>(sums, ones, rounded, keys);

@@ -108,6 +108,29 @@ def learned_tables(device, dtype):
     return score, causal(device, dtype)[1], (pairs, steps, scales, ends, nested, groups)
 
 
+def learned_vectors(device, dtype):
+    """Vectors at places of every kind: embeddings of distances, vectors of heads and of pairs, several at once, tensors
+    that are no tables, parts of them, products and look-ups. Two tables have a number for each distance."""
+    seeds = iter(range(30, 40))
+
+    def table(*shape):
+        return (numbers(shape, next(seeds)) - 0.5).to(device, dtype).requires_grad_()
+
+    distances, heads, corners = table(QUERIES + KEYS, 35), table(HEADS, 35), table(4, 5, 2, 3)
+    words, mix, factors, gaps = table(KEYS, 3), table(3), table(3, QUERIES), table(2, QUERIES + KEYS)
+    ids = (torch.arange(KEYS, device=device) // 40).to(torch.int32)
+    neighbors = (torch.arange(KEYS, device=device)[:, None] * torch.tensor([3, 7], device=device)) % KEYS
+
+    def score(s, b, h, q, k):
+        s = s + (distances[q - k + KEYS] * heads[h]).sum(-1) + corners[ids[q], k % 5].square().sum((-1, -2))
+        s = s + (words[neighbors[k]].prod(-2) * mix).sum(-1)
+        s = s + torch.einsum("...i,...i->...", words[q].softmax(-1), words[-k - 1] * mix[1])
+        scaled = (factors * heads[h, 0])[1][q] if not s.dim() else factors[1, q] * heads[h, 0]
+        return s * (1 + gaps[0, q - k + KEYS]) + gaps[1, (k - q).abs()] + scaled
+
+    return score, causal(device, dtype)[1], (distances, heads, corners, words, mix, factors, gaps)
+
+
 def distances(device, dtype):
     """Reductions of vectors that both places have, in loops."""
     places = numbers((max(QUERIES, KEYS), 3), 4).to(device, dtype)

@@ -10,7 +10,6 @@ to the tensor, so that no time goes by the number of all scores but that of the 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,9 +20,11 @@ from ..._core.operators import ops
 from ..pointwise.nodes import fake
 from ..pointwise.numbers import Unsupported
 from .graphs import INDICES
-from .scatters import FIRST, SCORE, B, H, K, Q, Scatter, captured_of, dependence, scatters_of
+from .scatters import FIRST, SCORE, B, D, H, K, Q, Scatter, captured_of, dependence, differences_of, scatters_of
 
-__all__ = ["Place", "Plan", "gradients_of", "plan_of"]
+__all__ = ["KINDS", "Place", "Plan", "gradients_of", "plan_of"]
+
+KINDS = ("row", "pair", "column", "diagonal", "table", "vector")  # see kernels/attention/flex_captured.h
 
 # Bytes of tables: as many of them as this allows work at once, and no more than `_MOST_BYTES` in all.
 _BYTES, _MOST_BYTES = 1 << 28, 1 << 31
@@ -33,18 +34,23 @@ class Place(NamedTuple):
     """How sums of a scatter are kept.
 
     Attributes:
-        dims: of a table: "q" and "k" are the numbers themselves, and numbers are dimensions of the captured tensor.
+        dims: of a table: "q" and "k" are the numbers themselves, "d" is their difference, and numbers are dimensions of
+            the captured tensor.
         extents: of these dimensions.
         elements: of the vector that each place has.
-        is_row: a row of scores has one sum, and `dims` is ("q",).
+        kind: of `KINDS`.
         is_shared: no two simdgroups add to one element.
     """
 
     dims: tuple[Any, ...]
     extents: tuple[int, ...]
     elements: int
-    is_row: bool
+    kind: str
     is_shared: bool
+
+    @property
+    def is_row(self) -> bool:
+        return self.kind == "row"
 
     @property
     def size(self) -> int:
@@ -88,13 +94,17 @@ class Plan(NamedTuple):
         return [place for place in self.places if place.is_row]
 
 
-def _place(joint, scatter, bits, length, keys):
+def _place(joint, scatter, length, keys, may_be_diagonal):
+    bits = dependence(joint)
     numbers = [node for node in joint.graph.nodes if node.op == "placeholder"][3:5]
     kinds = [bits[index] & (Q | K | (bits[index] & SCORE)) for index in scatter.indices]
     if any(kind & SCORE for kind in kinds):
         raise Unsupported("the place in a captured tensor depends on a score")
     if scatter.elements == 1 and not any(kind & K for kind in kinds):
-        return Place(("q",), (length,), 1, True, True)
+        return Place(("q",), (length,), 1, "row", True)
+    by_difference = dependence(joint, of_differences=True)
+    if scatter.elements == 1 and may_be_diagonal and not any(by_difference[x] & (Q | K) for x in scatter.indices):
+        return Place(("d",), (length + keys - 1,), 1, "diagonal", False)
     dims: list[Any] = []
     for name, bit, extent in (("q", Q, length), ("k", K, keys)):
         of = [d for d, kind in enumerate(kinds) if kind == bit]
@@ -105,7 +115,8 @@ def _place(joint, scatter, bits, length, keys):
         dims += [name] if is_number or elements >= extent else of
     dims += [d for d, kind in enumerate(kinds) if kind == Q | K]
     extents = tuple({"q": length, "k": keys}.get(d) or scatter.sizes[d] for d in dims)
-    return Place(tuple(dims), extents, scatter.elements, False, "q" in dims)
+    kind = {("q", "k"): "pair", ("k",): "column"}.get(tuple(dims), "table") if scatter.elements == 1 else "vector"
+    return Place(tuple(dims), extents, scatter.elements, kind, "q" in dims)
 
 
 def plan_of(joint: GraphModule, wanted, call, simds: int, pieces: int) -> Plan | None:
@@ -120,7 +131,10 @@ def plan_of(joint: GraphModule, wanted, call, simds: int, pieces: int) -> Plan |
         return None
     bits = dependence(joint)
     batches, heads, length, _ = call.q.shape
-    places = tuple(_place(joint, scatter, bits, length, call.k.shape[2]) for scatter in scatters)
+    places: list[Place] = []
+    for scatter in scatters:
+        has_diagonal = any(place.kind == "diagonal" for place in places)  # threadgroup memory has numbers of one
+        places.append(_place(joint, scatter, length, call.k.shape[2], not has_diagonal))
     shared = 4 * sum(place.size for place in places if place.is_shared and not place.is_row)
     own = 4 * simds * sum(place.size for place in places if not place.is_shared)
     needs = 0
@@ -134,7 +148,7 @@ def plan_of(joint: GraphModule, wanted, call, simds: int, pieces: int) -> Plan |
     parts = max(1, min(pieces, (_BYTES // items - shared) // own)) if own else pieces
     if items * (shared + own * parts) > _MOST_BYTES or max(shared, own) >= 1 << 34:
         raise Unsupported("the tables of a captured tensor's gradient take too much memory")
-    return Plan(scatters, places, batches, heads, parts)
+    return Plan(scatters, tuple(places), batches, heads, parts)
 
 
 class _Part(Interpreter):
@@ -156,26 +170,29 @@ class _Part(Interpreter):
         return [None if node is None else self.env[node] for node in nodes]
 
 
-def _numbers(joint, node, element, captures, batches, heads, axis, extent, device):
-    """Returns an element of an index for all batch items, heads, and queries or keys: (batches, heads, extent)."""
+def _numbers(joint, node, element, captures, items, axis, extent, keys, device):
+    """Returns an element of an index for all batch items, heads, and queries, keys or differences: (batches, heads, extent)."""
 
     def run(b, h, q, k):
         nothing = torch.zeros((), device=device)
-        return _Part(joint).values((nothing, b, h, q, k, nothing, *captures), {}, [node])[0][element].long()
+        known = {} if axis != "d" else {x: sign * q for x, sign in differences_of(joint).items()}
+        return _Part(joint).values((nothing, b, h, q, k, nothing, *captures), known, [node])[0][element].long()
 
     for dims in ((None, None, 0, 0), (None, 0, None, None), (0, None, None, None)):
         run = torch.vmap(run, in_dims=dims, out_dims=0)
-    b, h, at = (torch.arange(n, dtype=torch.int32, device=device) for n in (batches, heads, extent))
+    b, h, at = (torch.arange(n, dtype=torch.int32, device=device) for n in (*items, extent))
     zero = torch.zeros_like(at)
-    return run(b, h, *((at, zero) if axis == "q" else (zero, at)))
+    if axis == "d":
+        at = at - (keys - 1)
+    return run(b, h, *((zero, at) if axis == "k" else (at, zero)))
 
 
-def _scattered(joint, scatter, place, sums, captures):
+def _scattered(joint, scatter, place, sums, keys, captures):
     """Returns the tensor that a scatter makes, from sums (batches, heads, *extents, elements)."""
-    bits = dependence(joint)
+    bits = dependence(joint, of_differences="d" in place.dims)
     b, h, q, k = [node for node in joint.graph.nodes if node.op == "placeholder"][1 : INDICES + 1]
     axes = {d: 2 + i for i, d in enumerate(place.dims)}
-    of_bits = ((0, B, b), (1, H, h), (axes.get("q"), Q, q), (axes.get("k"), K, k))
+    of_bits = ((0, B, b), (1, H, h), (axes.get("q"), Q, q), (axes.get("k"), K, k), (axes.get("d"), D, None))
     own, used = {}, set()  # dimensions whose number is that of an axis of the sums; axes that any depends on
     for d, index in enumerate(scatter.indices):
         if d in axes:
@@ -204,11 +221,11 @@ def _scattered(joint, scatter, place, sums, captures):
             shape[own[d]] = total.shape[own[d]]
             number = torch.arange(shape[own[d]], device=sums.device).view(shape)
         else:
-            axis = "k" if bits[index] & K else "q"
-            last = axes.get(axis) if bits[index] & (Q | K) else None
+            axis = next((name for name, bit in (("k", K), ("d", D)) if bits[index] & bit), "q")
+            last = axes.get(axis) if bits[index] & (Q | K | D) else None
             extent = 1 if last is None else total.shape[last]
-            element, items = scatter.index_at(index), total.shape[:2]
-            number: Any = _numbers(joint, index, element, captures, *items, axis, extent, sums.device)
+            element, items = scatter.index_at(index), (total.shape[0], total.shape[1])
+            number: Any = _numbers(joint, index, element, captures, items, axis, extent, keys, sums.device)
             shape[:2] = items
             if last is not None:
                 shape[last] = extent
@@ -223,13 +240,14 @@ def _scattered(joint, scatter, place, sums, captures):
 
 
 def gradients_of(
-    joint: GraphModule, plan: Plan, captures, wanted, rows: Tensor | None, tables: Tensor | None, simds: int
+    joint: GraphModule, plan: Plan, captures, wanted, rows: Tensor | None, tables: Tensor | None, simds: int, keys: int
 ):
     """Returns the gradients of captured tensors, or None where none is wanted.
 
     Args:
         rows: (scatters with sums of rows, batch, heads, length).
         tables: of all items: first what is shared, and then for each part and simdgroup what is not.
+        keys: of a head.
     """
     known, row, items = {}, 0, (plan.batches, plan.heads)
     bases = iter(plan.bases())
@@ -244,7 +262,7 @@ def gradients_of(
                 (*items, copies, place.size), (items[1] * copies * step, copies * step, step, 1), base
             )
             sums = every.sum(2).view(*items, *place.extents, place.elements)
-        added = _scattered(joint, scatter, place, sums, captures)
+        added = _scattered(joint, scatter, place, sums, keys, captures)
         known[scatter.node] = known[scatter.node] + added if scatter.node in known else added
     for scatter in plan.scatters:
         known[scatter.node] = known[scatter.node].to(fake(scatter.node).dtype)

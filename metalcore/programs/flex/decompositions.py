@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.fx import GraphModule
 __all__ = ["DECOMPOSITIONS", "read_at", "without_writes"]
 
 aten = torch.ops.aten
+_MOST_FACTORS = 16
 
 
 def _mm(left: Tensor, right: Tensor) -> Tensor:
@@ -34,6 +36,14 @@ def _take(source: Tensor, index: Tensor) -> Tensor:
     return aten.index.Tensor(source.reshape(-1), [index])
 
 
+def _prod(source: Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Multiplies few elements one by one: the derivative of a whole product takes scans."""
+    if not 0 < source.shape[dim] <= _MOST_FACTORS or dtype is not None or not source.is_floating_point():
+        return NotImplemented
+    product = functools.reduce(torch.mul, (source.select(dim, i) for i in range(source.shape[dim])))
+    return product.unsqueeze(dim) if keepdim else product
+
+
 DECOMPOSITIONS: dict[Any, Callable] = {
     **get_decompositions(
         [
@@ -46,6 +56,7 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten.index_select.default: _index_select,
     aten.gather.default: _gather,
     aten.take.default: _take,
+    aten.prod.dim_int: _prod,
 }
 
 

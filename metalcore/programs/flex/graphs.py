@@ -166,7 +166,7 @@ class _Places(TransformGetItemToIndex):
             place = f'File "{frame.f_code.co_filename}", line {frame.f_lineno}, in {frame.f_code.co_name}'
             fx_traceback.current_meta["stack_trace"] = place
         if func is torch.Tensor.__getitem__:
-            found = read_at(*args)
+            found = read_at(*args)  # pyright: ignore[reportArgumentType]
             if found is not None:
                 return found
         return super().__torch_function__(func, types, args, kwargs)

@@ -16,7 +16,7 @@ from ..pointwise.functions import used
 from ..pointwise.numbers import MEMORY, Unsupported
 from ..pointwise.parts import MOST_BUFFERS
 from ..pointwise.source import HEAD
-from .mods import float_bits
+from .lowering import float_bits
 
 _PACKAGE = Path(__file__).parents[2]
 # The headers of kernels: in a wheel's package, or beside it in a checkout.
@@ -108,7 +108,10 @@ class Launch:
         # A kernel of gradients that adds up those of captured tensors has sums behind its own two results.
         sums = names[2 : len(self.outputs)] if self.kernel == "dq" else []
         template = f"T, {tiles.arguments}{more}"
-        numbers = f"  threadgroup float numbers[{2 * tiles.across}];\n" if self.kernel == "dkv" else ""
+        has_diagonal = self.plan is not None and any(place.kind == "diagonal" for place in self.plan.places)
+        of_dq = f"flex_dq_numbers<{tiles.across}, {tiles.simds}>()" if has_diagonal else "1"
+        count = {"dkv": str(2 * tiles.across), "dq": of_dq}.get(self.kernel)
+        numbers = f"  threadgroup float numbers[{count}];\n" if count else ""
         passed = [
             *(name for name in names if name not in sums),
             "tile",

@@ -214,7 +214,7 @@ def dq(call, tables, functions: Functions, out, lse, d_out, d_lse, wanted: Seque
         zeros = (torch.zeros_like(x) if want and isinstance(x, Tensor) else None for x, want in zip(captures, wanted))
         return gradient, delta, tuple(zeros)
     joint, captures = functions.joint
-    return gradient, delta, gradients_of(joint, plan, captures, wanted, rows, kept, tiles.simds)
+    return gradient, delta, gradients_of(joint, plan, captures, wanted, rows, kept, tiles.simds, call.k.shape[2])
 
 
 def dkv(call, tables, functions: Functions, lse, delta, d_out):

@@ -14,10 +14,24 @@ from ..pointwise.nodes import fake, name_of
 from ..pointwise.numbers import Unsupported
 from .graphs import INDICES
 
-__all__ = ["B", "FIRST", "H", "K", "Q", "SCATTER", "SCORE", "Scatter", "captured_of", "dependence", "scatters_of"]
+__all__ = [
+    "FIRST",
+    "SCATTER",
+    "SCORE",
+    "B",
+    "D",
+    "H",
+    "K",
+    "Q",
+    "Scatter",
+    "captured_of",
+    "dependence",
+    "differences_of",
+    "scatters_of",
+]
 
 SCATTER = torch.ops.flex_lib.zeros_and_scatter.default
-B, H, Q, K, SCORE = 1, 2, 4, 8, 16  # what a number depends on
+B, H, Q, K, SCORE, D = 1, 2, 4, 8, 16, 32  # what a number depends on; D is a query's number less a key's
 FIRST = INDICES + 2  # arguments of the derivative's graph before what is captured
 _MOST_TOGETHER = 32  # elements of a tensor of indices that a score reads at once
 _MOST_DENSE = 4096  # elements of a gradient that each score has as a whole
@@ -63,14 +77,29 @@ def _last(at, node):
     return at[len(at) - fake(node).dim() :]
 
 
-def dependence(graph: GraphModule) -> dict[Node, int]:
-    """Returns for each node which numbers of a score it depends on."""
+def differences_of(joint: GraphModule) -> dict[Node, int]:
+    """Returns the nodes of a query's number less a key's, 1, and of a key's less a query's, -1."""
+    query, key = [node for node in joint.graph.nodes if node.op == "placeholder"][3:5]
+    signs = {(query, key): 1, (key, query): -1}
+    nodes = [node for node in joint.graph.nodes if name_of(node) == "sub.Tensor" and not node.kwargs]
+    return {node: signs[node.args] for node in nodes if node.args in signs}
+
+
+def dependence(joint: GraphModule, of_differences: bool = False) -> dict[Node, int]:
+    """Returns for each node which numbers of a score it depends on.
+
+    Args:
+        of_differences: whether a difference of a query and a key is a number of its own.
+    """
     bits: dict[Node, int] = {}
     own = iter((SCORE, B, H, Q, K, SCORE))
-    for node in graph.graph.nodes:
+    differences = differences_of(joint) if of_differences else {}
+    for node in joint.graph.nodes:
         bits[node] = next(own, 0) if node.op == "placeholder" else 0
         for other in node.all_input_nodes:
             bits[node] |= bits[other]
+        if node in differences:
+            bits[node] = D
     return bits
 
 
