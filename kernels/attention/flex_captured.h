@@ -61,30 +61,33 @@ METAL_FUNC void flex_captured(thread const Mods& mods, thread float* rows, threa
 #pragma unroll
   for (uint i = 0; i < Mods::kRows; ++i)
     if (counts) rows[i] += mods.row_value(i, score, gradient, b, h, q, k);
+  if constexpr (Mods::kInMemory) {
 #pragma unroll
-  for (uint i = 0; i < Mods::kPairs; ++i)
-    if (counts)
-      mods.tables[mods.pair_place(i, of_head, of_simd, b, h, q, k)] += mods.pair_value(i, score, gradient, b, h, q, k);
+    for (uint i = 0; i < Mods::kPairs; ++i)
+      if (counts)
+        mods.tables[mods.pair_place(i, of_head, of_simd, b, h, q, k)] +=
+            mods.pair_value(i, score, gradient, b, h, q, k);
 #pragma unroll
-  for (uint i = 0; i < Mods::kColumns; ++i) {
-    float sum = counts ? mods.column_value(i, score, gradient, b, h, q, k) : 0.0f;
-    sum += metal::simd_shuffle_xor(sum, 2);
-    sum += metal::simd_shuffle_xor(sum, 4);
-    sum += metal::simd_shuffle_xor(sum, 16);
-    if (place.row == 0 && sum != 0.0f) mods.tables[mods.column_place(i, of_head, of_simd, b, h, q, k)] += sum;
-  }
-  if (Mods::kDiagonals > 0) *column = counts ? mods.diagonal_value(0, score, gradient, b, h, q, k) : 0.0f;
-#pragma unroll
-  for (uint i = 0; i < Mods::kTables; ++i) {
-    float value = 0.0f;
-    uint element = 0xffffffff;
-    if (counts) {
-      value = mods.table_value(i, score, gradient, b, h, q, k);
-      element = mods.table_place(i, of_head, of_simd, b, h, q, k);
+    for (uint i = 0; i < Mods::kColumns; ++i) {
+      float sum = counts ? mods.column_value(i, score, gradient, b, h, q, k) : 0.0f;
+      sum += metal::simd_shuffle_xor(sum, 2);
+      sum += metal::simd_shuffle_xor(sum, 4);
+      sum += metal::simd_shuffle_xor(sum, 16);
+      if (place.row == 0 && sum != 0.0f) mods.tables[mods.column_place(i, of_head, of_simd, b, h, q, k)] += sum;
     }
-    flex_add(mods.tables, value, element, lane);
+    if (Mods::kDiagonals > 0) *column = counts ? mods.diagonal_value(0, score, gradient, b, h, q, k) : 0.0f;
+#pragma unroll
+    for (uint i = 0; i < Mods::kTables; ++i) {
+      float value = 0.0f;
+      uint element = 0xffffffff;
+      if (counts) {
+        value = mods.table_value(i, score, gradient, b, h, q, k);
+        element = mods.table_place(i, of_head, of_simd, b, h, q, k);
+      }
+      flex_add(mods.tables, value, element, lane);
+    }
+    if (Mods::kVectors > 0) flex_add_vectors(mods, weight, score, gradient, b, h, slots, q, k, lane);
   }
-  if (Mods::kVectors > 0) flex_add_vectors(mods, weight, score, gradient, b, h, slots, q, k, lane);
 }
 
 // Adds the numbers of eight rows of fragments, in threadgroup memory, to their diagonals. The one of a query less a key

@@ -56,8 +56,8 @@ class Mods:
     def buffer(self, tensor: Tensor) -> tuple[int, list[str], list[str]]:
         """Returns the number of a captured tensor, and the texts of its sizes and strides."""
         if id(tensor) not in self._buffers:
-            texts = ([self.number(n) for n in of] for of in (tensor.shape, tensor.stride()))
-            self._buffers[id(tensor)] = (len(self.tensors), *texts)
+            sizes, strides = ([self.number(n) for n in of] for of in (tensor.shape, tensor.stride()))
+            self._buffers[id(tensor)] = len(self.tensors), sizes, strides
             last = sum((size - 1) * abs(stride) for size, stride in zip(tensor.shape, tensor.stride()))
             if last >= 1 << 32:
                 self.large.add(len(self.tensors))
@@ -172,7 +172,8 @@ class Mods:
                 elements.append([f"return {place.elements};"])
         self._is_plain = is_plain
         counts = ", ".join(f"k{kind.capitalize()}s = {len(bodies)}" for kind, bodies in values.items())
-        self._methods.append("  static constexpr constant bool kCaptured = true;\n")
+        in_memory = str(bool(plan.tables)).lower()
+        self._methods.append(f"  static constexpr constant bool kCaptured = true, kInMemory = {in_memory};\n")
         self._methods.append(f"  static constexpr constant uint {counts};\n")
         self._outputs = ["row_sums"] * bool(plan.rows) + ["tables"] * bool(plan.tables)
         for kind, bodies in values.items():
