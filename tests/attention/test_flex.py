@@ -16,6 +16,7 @@ from flex_cases import (
     latent,
     learned_cap,
     learned_tables,
+    learned_vectors,
     natten,
     no_keys,
     prefix_lm,
@@ -96,17 +97,19 @@ def test_gradients(device, case):
         check(device, case, inputs(torch.float32), backward=True)
 
 
-@pytest.mark.parametrize("most", [1 << 28, 1 << 12], ids=["side by side", "one after another"])
-def test_gradients_of_captured_tensors(device, most, monkeypatch):
+@pytest.mark.parametrize(
+    ("case", "most"),
+    [(learned_tables, 1 << 28), (learned_tables, 1 << 12), (learned_vectors, 1 << 16)],
+    ids=["side by side", "one after another", "vectors"],
+)
+def test_gradients_of_captured_tensors(device, case, most, monkeypatch):
     """By sums of rows and of tables, also where there is memory for few tables at once; no operation of PyTorch's over
     all scores takes part. The same bits come again."""
     monkeypatch.setattr(captured, "_BYTES", most)
     monkeypatch.setattr(running, "sdpa_dense_backward", None)
     with tuned("apple7"):
-        check(device, learned_tables, inputs(torch.float32), backward=True)
-        first, second = (
-            computed(ours, learned_tables, inputs(torch.float32), device, torch.float32, True) for _ in range(2)
-        )
+        check(device, case, inputs(torch.float32), backward=True)
+        first, second = (computed(ours, case, inputs(torch.float32), device, torch.float32, True) for _ in range(2))
     assert all(map(torch.equal, first, second))
 
 

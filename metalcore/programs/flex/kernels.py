@@ -29,6 +29,7 @@ _MOST_FLOPS = 0.2 * 0.23e12
 # Threadgroups of the heads that take turns: as many as a large GPU runs at once. Keys and values of more do not fit its
 # cache.
 _IN_TURN = 128
+_MOST_NUMBERS = 448  # Metal takes 512 by value, and FlexParams are fewer than 64
 _MADE, _KEPT = "metalcore_kernels", 64  # the key of a graph's meta, and how many kernels are kept there
 _STRIDES = ("q", "k", "v", "out", "d_out", "dq", "dk", "dv")
 
@@ -103,6 +104,8 @@ class Launch:
             raise Unsupported(
                 f"the functions capture {len(mods.tensors)} tensors, and a kernel has {MOST_BUFFERS} buffers"
             )
+        if len(mods.numbers) > _MOST_NUMBERS:
+            raise Unsupported(f"the functions have {len(mods.numbers)} numbers, and a kernel takes {_MOST_NUMBERS}")
         signature = ",\n    ".join(f"{text} [[buffer({i})]]" for i, text in enumerate(declared))
         captured = [f"c{i}" for i in range(len(mods.tensors))]
         # A kernel of gradients that adds up those of captured tensors has sums behind its own two results.

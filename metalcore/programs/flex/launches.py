@@ -12,6 +12,7 @@ from torch import Tensor
 from ... import _C
 from ..._core.operators import ops
 from ..._core.routing import device_type, on_cuda
+from ..pointwise.numbers import Unsupported
 from .captured import Plan, gradients_of, plan_of
 from .graphs import Captured
 from .kernels import Launch
@@ -190,7 +191,10 @@ def dq(call, tables, functions: Functions, out, lse, d_out, d_lse, wanted: Seque
     outputs: list = []
     if any(wanted) and functions.joint is not None:
         pieces = -(-min(tables.q_block, q.shape[2]) // tiles.rows) * tables.numbers[2]
-        plan = plan_of(functions.joint.graph, wanted, call, tiles.simds, pieces)
+        try:
+            plan = plan_of(functions.joint.graph, wanted, call, tiles.simds, pieces)
+        except Unsupported as reason:
+            raise Unsupported(f"metalcore.flex_attention: the gradient of what score_mod captures: {reason}") from None
     rows = kept = None
     if plan is not None:
         if plan.rows:
