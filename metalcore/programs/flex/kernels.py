@@ -173,7 +173,8 @@ class Launch:
             count, most = batch * heads * now * split[0], min(longest, items * now * split[0])
             dispatches += [(piece, now, first, min(most, count - first)) for first in range(0, count, most)]
         for piece, now, first, groups in dispatches:
-            in_turn = -(-_IN_TURN // now)
+            # Heads that have the same tables do not work at once.
+            in_turn = items if items < batch * heads else -(-_IN_TURN // now)
             flags = [self.vectors, now, piece, chunk, items, batch * heads, in_turn, tables.full is not None, has_lse]
             numbers = [
                 *strides,
