@@ -6,6 +6,7 @@ other numbers is the same kernel.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -151,7 +152,7 @@ class Mods:
 
     def no_sums(self) -> None:
         self._methods.append("  static constexpr constant bool kCaptured = false;\n")
-        self._methods.append("  static constexpr constant uint kRows = 0, kDiagonals = 0;\n")
+        self._methods.append("  static constexpr constant uint kRows = 0, kColumns = 0, kDiagonals = 0;\n")
 
     def sums(self, joint: Captured, plan: Plan, rows: int) -> None:
         """Adds what scores give to the gradients of captured tensors: sums of `rows` rows, and by places of tables."""
@@ -171,18 +172,21 @@ class Mods:
             if place.kind == "vector":
                 elements.append([f"return {place.elements};"])
         self._is_plain = is_plain
-        counts = ", ".join(f"k{kind.capitalize()}s = {len(bodies)}" for kind, bodies in values.items())
-        in_memory = str(bool(plan.tables)).lower()
-        self._methods.append(f"  static constexpr constant bool kCaptured = true, kInMemory = {in_memory};\n")
+        counts = ", ".join(f"k{name.capitalize()}s = {len(bodies)}" for name, bodies in values.items())
+        in_memory, once = (str(bool(x)).lower() for x in (plan.tables, plan.is_once))
+        flags = f"kCaptured = true, kInMemory = {in_memory}, kOnce = {once}"
+        self._methods.append(f"  static constexpr constant bool {flags};\n")
         self._methods.append(f"  static constexpr constant uint {counts};\n")
         self._outputs = ["row_sums"] * bool(plan.rows) + ["tables"] * bool(plan.tables)
-        for kind, bodies in values.items():
-            element = ", uint e" if kind == "vector" else ""
-            self._cases("float", f"{kind}_value", f"{element}, {scores}", bodies, "0.0f")
-        for kind, bodies in places.items():
-            self._cases("uint", f"{kind}_place", f", uint of_head, uint of_simd, {arguments}", bodies, "0")
+        for name, bodies in values.items():
+            element = ", uint e" if name == "vector" else ""
+            self._cases("float", f"{name}_value", f"{element}, {scores}", bodies, "0.0f")
+        for name, bodies in places.items():
+            self._cases("uint", f"{name}_place", f", uint of_head, uint of_simd, {arguments}", bodies, "0")
         self._cases("uint", "vector_elements", "", elements, "0")
         self._methods.append(f"  ulong rows() const {{ return {self.number(rows)}; }}\n")
+        heads = self.number(math.prod(plan.shared_items))
+        self._methods.append(f"  uint heads_with_tables() const {{ return uint({heads}); }}\n")
 
     def _cases(self, result, name, more, bodies, otherwise):
         """Adds a method with a text for each number `which`."""
