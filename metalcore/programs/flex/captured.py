@@ -26,7 +26,8 @@ __all__ = ["KINDS", "Place", "Plan", "gradients_of", "plan_of"]
 
 KINDS = ("row", "pair", "column", "diagonal", "table", "vector")  # see kernels/attention/flex_captured.h
 
-# Bytes of tables: as many of them as this allows work at once, and no more than `_MOST_BYTES` in all.
+# Bytes of tables: as many of them as this allows work at once, and in all no more than `_MOST_BYTES` beyond those of the
+# gradients.
 _BYTES, _MOST_BYTES = 1 << 29, 1 << 31
 _FEW = 4096  # elements of a table that all heads have, where an index is that of a head
 
@@ -164,7 +165,8 @@ def plan_of(joint: GraphModule, wanted, call, simds: int, pieces: int) -> Plan |
             own = 1, next(n for n in range(min(most, total), 0, -1) if total % n == 0)
     parts = max(1, min(pieces, _BYTES // math.prod(own) // sizes[False])) if sizes[False] else pieces
     in_all = math.prod(shared) * sizes[True] + math.prod(own) * parts * sizes[False]
-    if in_all > _MOST_BYTES or max(sizes.values()) >= 1 << 34:
+    of_gradients = 4 * sum(math.prod(scatter.sizes) for scatter in scatters)
+    if in_all > _MOST_BYTES + of_gradients or in_all >= 1 << 34:  # 32 bits count the elements
         raise Unsupported("the tables of a captured tensor's gradient take too much memory")
     at_once = math.prod(own) if sizes[False] else math.prod(shared)
     return Plan(scatters, tuple(places), shared, own, parts, at_once, shared == every)
