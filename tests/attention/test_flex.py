@@ -20,6 +20,7 @@ from flex_cases import (
     learned_vectors,
     natten,
     no_keys,
+    other_reads,
     prefix_lm,
     relative_positions,
     sliding_window,
@@ -34,7 +35,7 @@ from metalcore.programs.flex import captured, kernels, running
 from metalcore.recording import on_meta, record
 
 FORWARD = (sliding_window, prefix_lm, documents, natten, softcap, distances, latent)
-BACKWARD = (no_keys, alibi, relative_positions, learned_cap)
+BACKWARD = (no_keys, alibi, relative_positions, learned_cap, other_reads)
 
 
 @functools.cache
