@@ -29,16 +29,16 @@ CASES = {"qr": (1048576, 16, 16), "svd": (65536, 32, 32), "eigh": (131072, 32, 3
 
 
 def seconds(call, repeats):
-    """The median time of a call, of the slowest rank that takes part."""
+    """Returns the median time of a call, of the slowest rank that takes part."""
     call()
-    found = []
+    seconds_of_calls = []
     for _ in range(repeats):
         torch.cuda.synchronize()
         start = time.perf_counter()
         call()
         torch.cuda.synchronize()
-        found.append(time.perf_counter() - start)
-    return statistics.median(found)
+        seconds_of_calls.append(time.perf_counter() - start)
+    return statistics.median(seconds_of_calls)
 
 
 def slowest(value):
@@ -101,12 +101,12 @@ def tokens_per_second(mesh, ours, layers, batch, length, repeats):
 def training(mesh, layers, batch, length, repeats):
     import metalcore.integrations.transformers as integration
 
-    found = {"torch": [], "metalcore": []}
+    times = {"torch": [], "metalcore": []}
     for _ in range(2):
-        found["torch"].append(tokens_per_second(mesh, False, layers, batch, length, repeats))
+        times["torch"].append(tokens_per_second(mesh, False, layers, batch, length, repeats))
         with integration.patch(), metalcore.enable_pytorch_overrides():
-            found["metalcore"].append(tokens_per_second(mesh, True, layers, batch, length, repeats))
-    best = {name: max(values) for name, values in found.items()}
+            times["metalcore"].append(tokens_per_second(mesh, True, layers, batch, length, repeats))
+    best = {name: max(values) for name, values in times.items()}
     return {**best, "ratio": best["metalcore"] / best["torch"]}
 
 

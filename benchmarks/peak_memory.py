@@ -22,8 +22,8 @@ CALLS = {
 
 
 def measured(call, leaves, target):
-    """GiB beyond what is there before, and seconds, of the second run."""
-    found = 0.0, 0.0
+    """Returns GiB beyond what is there before, and seconds, of the second run."""
+    peak_and_seconds = 0.0, 0.0
     for _ in range(2):
         for leaf in leaves:
             leaf.grad = None
@@ -33,8 +33,8 @@ def measured(call, leaves, target):
         before, start = torch.cuda.memory_allocated(), time.perf_counter()
         call(*leaves, target).backward()
         torch.cuda.synchronize()
-        found = (torch.cuda.max_memory_allocated() - before) / 2**30, time.perf_counter() - start
-    return found
+        peak_and_seconds = (torch.cuda.max_memory_allocated() - before) / 2**30, time.perf_counter() - start
+    return peak_and_seconds
 
 
 def main():

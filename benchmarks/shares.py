@@ -25,7 +25,7 @@ FREE = set(
 
 
 def models():
-    """(name, model, a call of it)."""
+    """Yields (name, model, a call of it)."""
     from diffusers import AutoencoderKL, SD3Transformer2DModel, UNet2DConditionModel
     from transformers import ResNetConfig, ResNetForImageClassification
 
@@ -68,7 +68,7 @@ class Counted(TorchDispatchMode):
 
 @contextmanager
 def overridden(counted):
-    """Attention and gates are one op each, as under overrides."""
+    """Makes attention and gates one op each, as overrides do."""
     from diffusers.models.activations import GEGLU
 
     attention, gate = F.scaled_dot_product_attention, GEGLU.forward

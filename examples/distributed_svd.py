@@ -55,7 +55,7 @@ def atomically(path, tensors):
 
 
 def inputs(rank, world):
-    """The files of matrices. Each rank makes some of those that are missing."""
+    """Returns the files of matrices. Each rank makes some of those that are missing."""
     folder = arguments.data / "input"
     folder.mkdir(parents=True, exist_ok=True)
     files = []
@@ -71,7 +71,7 @@ def inputs(rank, world):
 
 
 def read(files, mesh):
-    """The matrices of the files as a DTensor. A rank maps the files and copies its own part to the device."""
+    """Returns the matrices of the files as a DTensor. A rank maps the files and copies its own part to the device."""
     maps = [safe_open(path, "pt").get_slice("A") for path in files]
     lengths = [each.get_shape()[0] for each in maps]
     total, rank, world = sum(lengths), mesh.get_local_rank(), mesh.size()

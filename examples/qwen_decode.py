@@ -27,7 +27,7 @@ LENGTH = arguments.prompt + arguments.tokens
 
 
 def write(prefill, decode, prompt):
-    """The tokens, and the seconds for the prompt and for all that follow."""
+    """Returns the tokens, and the seconds for the prompt and for all that follow."""
     begin = time.perf_counter()
     token = prefill(prompt, torch.zeros((), dtype=torch.int64, device=DEVICE))
     tokens = [token.item()]

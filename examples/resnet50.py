@@ -46,19 +46,19 @@ with torch.no_grad():
     expected = model(batch)
     on_device, x = copy.deepcopy(model).to(DEVICE, dtype), batch.to(DEVICE, dtype)
     program = metalcore.compile(on_device, (x,))
-    found = program(x).float().cpu()
+    logits = program(x).float().cpu()
     eager_time = milliseconds(lambda: on_device(x), arguments.repeats)
 program_time = milliseconds(lambda: program(x), arguments.repeats)
 
 print(program.report())
 print(f"\n{'class':>8} {'program':>9} {'PyTorch, CPU':>14}   (the first image's five)")
-for number in found[0].topk(5).indices.tolist():
-    print(f"{number:8} {found[0, number]:9.4f} {expected[0, number]:14.4f}")
-correlation = torch.corrcoef(torch.stack([expected.flatten(), found.flatten()]))[0, 1].item()
+for number in logits[0].topk(5).indices.tolist():
+    print(f"{number:8} {logits[0, number]:9.4f} {expected[0, number]:14.4f}")
+correlation = torch.corrcoef(torch.stack([expected.flatten(), logits.flatten()]))[0, 1].item()
 print(f"\nPearson's r: {correlation:.8f}")
 print(f"{arguments.dtype}, batch of {arguments.batch}, on {DEVICE}: {program_time:.1f} ms as a program, ", end="")
 print(f"{eager_time:.1f} ms with PyTorch's operators one by one")
 if dtype is torch.float32:
-    assert correlation > 0.9999 and torch.equal(expected.topk(5).indices, found.topk(5).indices)
+    assert correlation > 0.9999 and torch.equal(expected.topk(5).indices, logits.topk(5).indices)
 else:
     assert correlation > 0.99

@@ -93,3 +93,33 @@ def check_operator(op, *inputs):
     if inputs[0].device.type != "mps":
         tests.append("test_autograd_registration")
     opcheck(op.default, inputs, test_utils=tests)
+
+
+def derivatives(function, tensors, orders, parts=None):
+    """Gradients of random linear functions of the results in `parts` (of all that have a gradient), then of those
+    gradients and so on."""
+    leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+    results = function(*leaves)
+    results = (results,) if isinstance(results, torch.Tensor) else results
+    values = [result for result in results if result.requires_grad] if parts is None else [results[i] for i in parts]
+    found = []
+    for order in range(orders):
+        directions = [
+            torch.randn(v.shape, generator=torch.Generator().manual_seed(10 * order + i)).to(v)
+            for i, v in enumerate(values)
+        ]
+        values = torch.autograd.grad(values, leaves, directions, create_graph=order + 1 < orders)
+        found += [value.detach() for value in values]
+    return found
+
+
+def leaf(value):
+    """A tensor of its own for a gradient, or None of None."""
+    return None if value is None else value.detach().requires_grad_()
+
+
+def second_derivatives(function, leaves, grad):
+    """Gradients, by x, by the weight and by grad, of the squares of a norm's gradients."""
+    leaves, grad = [leaf(tensor) for tensor in leaves], leaf(grad)
+    first = torch.autograd.grad(function(*leaves), leaves, grad, create_graph=True)
+    return torch.autograd.grad(sum(g.square().sum() for g in first), (*leaves[:2], grad))

@@ -41,8 +41,8 @@ class Result:
 
 
 def run(command, seconds, **environment):
-    """(exit status or None where time was up, all output). The process is interrupted before it is killed, so that
-    pytest can say what it has."""
+    """Returns (exit status or None where time was up, all output). The process is interrupted before it is killed, so
+    that pytest can say what it has."""
     process = subprocess.Popen(
         [str(word) for word in command],
         cwd=ROOT,
@@ -111,11 +111,11 @@ def each_section(arguments, deadline, command, **environment):
             words = [*command, sys.executable, PROGRAM, "--section", name, "--launched", Path(folder) / name]
             return run(words, deadline - time.time(), **environment)
 
-        found = dict(zip(names, pool.map(one, names)))
+        results = dict(zip(names, pool.map(one, names)))
         # The file of a section that was ended is empty.
         lists = [text for path in Path(folder).iterdir() if (text := path.read_text())]
         launched = {kernel for text in lists for kernel in json.loads(text)}
-    return found, sorted(built_in - launched), len(built_in)
+    return results, sorted(built_in - launched), len(built_in)
 
 
 def not_launched(kernels):
@@ -164,7 +164,7 @@ def environment(tool):
 
 
 def errors(output):
-    """How many errors a sanitizer's output counts, or None where it has no summary."""
+    """Returns how many errors a sanitizer's output counts, or None where it has no summary."""
     counts = re.findall(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)", output)
     return sum(int(number) for pair in counts for number in pair if number) if counts else None
 
@@ -173,7 +173,7 @@ FINDING = re.compile(r"Invalid|Uninit|Error|Warning|Race|Potential|Barrier|Diver
 
 
 def said(output):
-    """A sanitizer's findings without their backtraces on the host."""
+    """Returns a sanitizer's findings without their backtraces on the host."""
     lines = [line.removeprefix("=========").strip() for line in output.splitlines() if line.startswith("=========")]
     return [line for line in lines if FINDING.match(line) and "/lib" not in line]
 
@@ -189,8 +189,8 @@ def sanitize(tool):
         findings = []
         if status != FOUND or not errors(log):
             findings += [f"the planted fault was not found (exit status {status})", *log.splitlines()[-12:]]
-        found, missing, count = each_section(arguments, deadline, command, **environment(tool))
-        for name, (status, output) in found.items():
+        results, missing, count = each_section(arguments, deadline, command, **environment(tool))
+        for name, (status, output) in results.items():
             log += f"### {name}: {status}\n{output}\n"
             if status != 0 or errors(output) != 0:
                 findings.append(f"{name}: exit status {status}, {errors(output)} errors")

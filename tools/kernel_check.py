@@ -68,10 +68,10 @@ def main(arguments=None):
     for family in families(options.prefixes):
         if options.record and record.get(family) == digest(family):
             continue
-        found = findings(family)
-        print(family, *found, sep="\n", flush=True)
-        wrong += bool(found)
-        if not found:
+        faults = findings(family)
+        print(family, *faults, sep="\n", flush=True)
+        wrong += bool(faults)
+        if not faults:
             record[family] = digest(family)
     if options.record:
         register_gate.write_record(record, RECORD)

@@ -71,7 +71,7 @@ def main(files):
 
 
 def _try_python(version, wheel):
-    """(the Python of an environment with the wheel, or None; its rows)."""
+    """Returns (the Python of an environment with the wheel, or None; its rows)."""
     what = f"Python {version}: pip install, info"
     if not shutil.which(f"python{version}"):
         return None, [Row(what, NOT_RUN, f"there is no python{version}")]
@@ -83,7 +83,7 @@ def _try_python(version, wheel):
 
 
 def _install(interpreter, folder, requirements, **variables):
-    """(the Python of a new environment in which pip installed that and `info` ran, what failed or "")."""
+    """Returns (the Python of a new environment in which pip installed that and `info` ran, what failed or "")."""
     environment = folder / "venv"
     python = environment / "bin" / "python"
     steps = {
@@ -99,11 +99,11 @@ def _install(interpreter, folder, requirements, **variables):
 
 
 def _versions(folder):
-    """What `info` says of PyTorch and of the Metal backend, or "" where there is none."""
-    found = re.search(
+    """Returns what `info` says of PyTorch and of the Metal backend, or "" where there is none."""
+    match = re.search(
         r"^ *torch +(\S+)(?s:.*)^ *metal +(\d+ kernels.*)", (folder / "info.txt").read_text(), re.MULTILINE
     )
-    return f"torch {found[1]}, Metal: {found[2]}" if found else ""
+    return f"torch {match[1]}, Metal: {match[2]}" if match else ""
 
 
 def _selftest(python, what):
@@ -164,7 +164,7 @@ def _try_source_distribution(sdist):
 
 
 def _unpack_kernels(wheel):
-    """{family: its source in one file, as it is in the wheel}."""
+    """Returns {family: its source in one file, as it is in the wheel}."""
     kernels = {}
     with zipfile.ZipFile(wheel) as archive:
         for name in sorted(archive.namelist()):
@@ -216,7 +216,7 @@ def _check_kernels(kernels, python):
 
 
 def _llvm():
-    """The variable that names Homebrew's Clang, where it is: Apple's does not read Metal as OpenCL's C++."""
+    """Returns the variable that names Homebrew's Clang, where it is: Apple's does not read Metal as OpenCL's C++."""
     if os.environ.get("CLANG") or not shutil.which("brew"):
         return {}
     prefix = subprocess.run(["brew", "--prefix", "llvm"], capture_output=True, text=True).stdout.strip()
@@ -225,7 +225,7 @@ def _llvm():
 
 
 def _run(command, log, timeout=None, **variables):
-    """The finished process. Its output, both streams in one, is also in the file `log`.
+    """Returns the finished process. Its output, both streams in one, is also in the file `log`.
 
     It runs in the file's folder, since Python would import the checkout's metalcore in the checkout's.
     """

@@ -66,6 +66,7 @@ NVIDIA = {
     r"eigh_ql_complex_(values_)?32": "jacobi.few_registers is off",
     r"attention_(forward|dq|dkv)_\d+_.*": "attention.narrow_forward, narrow_dq and narrow_dkv are on",
     r"attention_(forward|dq|dkv)_unit_.*": "attention.units is on",
+    r"gated_delta_rule_((walk|walk_back|chunks)_unit|inverse_parts)_.*": "delta_rule.units is on",
     r"attention_decode_(matrices_)?\d+x\d+_.*": "attention_decode.narrow is on",
 }
 
@@ -93,7 +94,8 @@ OVER = {
 
 
 def budget(promised):
-    """The registers of 32 bits that a thread of an Apple GPU has, in a kernel that promises so many threads or none."""
+    """Returns the registers of 32 bits that a thread of an Apple GPU has, in a kernel that promises so many threads or
+    none."""
     return max(halves for halves, threads in OCCUPANCY if threads >= (promised or LEAST_THREADS)) // 2
 
 
@@ -136,7 +138,7 @@ class Use:
 
 
 def reason_of(kernel, entries):
-    """The reason of the first entry whose pattern is the kernel's whole name, or ""."""
+    """Returns the reason of the first entry whose pattern is the kernel's whole name, or ""."""
     return next((reason for pattern, reason in entries.items() if re.fullmatch(pattern, kernel)), "")
 
 
@@ -144,14 +146,14 @@ HEADING = f"{'kernel':56} threads budget registers local bytes threadgroup bytes
 
 
 def families(prefixes=("",)):
-    """The files of kernels, as paths below kernels/ without the suffix."""
+    """Returns the files of kernels, as paths below kernels/ without the suffix."""
     names = (path.relative_to(KERNELS).with_suffix("").as_posix() for path in KERNELS.rglob("*.metal"))
     return sorted(name for name in names if name.startswith(tuple(prefixes)))
 
 
 def uses(family, free=False, kernels=None):
-    """What the kernels of a file use, each with its budget of registers, or with as many as it takes. `kernels` names
-    the only ones of them that matter."""
+    """Returns what the kernels of a file use, each with its budget of registers, or with as many as it takes. `kernels`
+    names the only ones of them that matter."""
     source, places = _file(family)
     return uses_of(source, free, kernels, **places)
 
@@ -174,10 +176,10 @@ def uses_of(source, free=False, kernels=None, **places):
         described = {name: kernel for name, kernel in described.items() if name in kernels}
     promised = {name: kernel["max_total_threads"] for name, kernel in described.items()}
     bounds, unmeasured = _bounds(promised, free)
-    found = resources.of(translation, described, bounds)
+    usage = resources.of(translation, described, bounds)
     for name, (*_, threadgroup_bytes) in resources.of(translation, described, unmeasured, *fast()).items():
-        found[name] = None, None, threadgroup_bytes
-    uses = {name: Use(name, promised[name], budget(promised[name]), *found[name]) for name in described}
+        usage[name] = None, None, threadgroup_bytes
+    uses = {name: Use(name, promised[name], budget(promised[name]), *usage[name]) for name in described}
     over = [name for name, use in uses.items() if not (use.fits or free or reason_of(name, OVER))]
     if over:  # a compiler that is told of a bound may choose worse than without
         for name, (registers, local_bytes, _) in resources.of(translation, described, dict.fromkeys(over)).items():
@@ -187,7 +189,7 @@ def uses_of(source, free=False, kernels=None, **places):
 
 
 def _bounds(promised, free=False):
-    """({kernel: registers that it may have}, {kernel that is not measured: None}) of {kernel: threads}."""
+    """Returns ({kernel: registers that it may have}, {kernel that is not measured: None}) of {kernel: threads}."""
     unmeasured = {} if free else dict.fromkeys(name for name in promised if _is_unmeasured(name, promised))
     measured = {name: threads for name, threads in promised.items() if name not in unmeasured}
     return {name: _MOST if free else budget(threads) for name, threads in measured.items()}, unmeasured
@@ -217,8 +219,8 @@ def compile_for(family, capability):
 
 
 def faults(family, uses):
-    """What is wrong with the kernels of a file, as text. What NVRTC compiled before in a process changes its choice of
-    registers by a few: a new process decides about those that do not fit."""
+    """Returns what is wrong with the kernels of a file, as text. What NVRTC compiled before in a process changes its
+    choice of registers by a few: a new process decides about those that do not fit."""
     over = [use.kernel for use in uses if use.fault]
     if not over:
         return ""
@@ -228,18 +230,18 @@ def faults(family, uses):
 
 
 def recorded(path=RECORD):
-    """{file of kernels: its digest when it was right}."""
+    """Returns {file of kernels: its digest when it was right}."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def write_record(record, path=RECORD):
     """Writes it without the files that are gone."""
-    kept = {family: record[family] for family in families() if family in record}
-    path.write_text(json.dumps(kept, indent=0) + "\n", encoding="utf-8")
+    current = {family: record[family] for family in families() if family in record}
+    path.write_text(json.dumps(current, indent=0) + "\n", encoding="utf-8")
 
 
 def digest(family):
-    """A digest of all that decides whether the kernels of a file fit."""
+    """Returns a digest of all that decides whether the kernels of a file fit."""
     source, places = _file(family)
     return digest_of(source, **places)
 
@@ -258,7 +260,7 @@ def digest_of(source, **places):
 
 
 def _headers(text):
-    """The files below msl/include that CUDA C++ includes."""
+    """Returns the files below msl/include that CUDA C++ includes."""
     from metalcore.msl.nvidia.nvrtc import INCLUDE
 
     found, texts = set(), [text]
@@ -283,8 +285,8 @@ def _is_unmeasured(kernel, described):
 
 
 def fast():
-    """NVRTC's flags where the speed of the kernels does not matter: it is several times as fast with much that is
-    unrolled, and finds the same errors."""
+    """Returns NVRTC's flags where the speed of the kernels does not matter: it is several times as fast with much that
+    is unrolled, and finds the same errors."""
     from metalcore.msl.nvidia import nvrtc
 
     return ("--Ofast-compile=mid",) if nvrtc.find().version >= (13, 0) else ()

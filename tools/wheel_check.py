@@ -106,7 +106,7 @@ print(json.dumps(found))
 
 
 def problems(path, sets="all"):
-    """All that is wrong with the only wheel in its folder, in words.
+    """Returns all that is wrong with the only wheel in its folder, in words.
 
     Args:
         sets: the instruction sets, as METALCORE_ISA names them; "all" are those of the wheel's machine.
@@ -119,7 +119,7 @@ def problems(path, sets="all"):
 
 
 def content_problems(path, sets="all"):
-    """What is wrong with what a wheel contains."""
+    """Returns what is wrong with what a wheel contains."""
     files, platform = _files(path), _platform(path)
     chosen = platform.instruction_sets if sets == "all" else [name for name in sets.split(",") if name]
     return [
@@ -210,31 +210,32 @@ def _binary_problems(files, platform, sets):
 
 
 def _families():
-    """The files of kernels/, by their paths there."""
+    """Returns the files of kernels/, by their paths there."""
     return sorted(_name(path) for path in _KERNELS.rglob("*.metal"))
 
 
 def _flushing_families():
-    """Those that have another variant for GPUs without float16's subnormal numbers (tools/build/families.py)."""
+    """Returns the families that have another variant for GPUs without float16's subnormal numbers
+    (tools/build/families.py)."""
     headers = {path: path.read_text() for path in _KERNELS.rglob("*.h")}
     sources = {path: path.read_text() for path in _KERNELS.rglob("*.metal")}
-    found, more = {}, {path for path, text in headers.items() if "METALCORE_HALF_SUBNORMALS" in text}
+    flushing, more = {}, {path for path, text in headers.items() if "METALCORE_HALF_SUBNORMALS" in text}
     while more:  # what includes one of them, too
-        found |= dict.fromkeys(more)
-        more = _including(headers, more) - found.keys()
-    return {_name(path) for path in _including(sources, found)}
+        flushing |= dict.fromkeys(more)
+        more = _including(headers, more) - flushing.keys()
+    return {_name(path) for path in _including(sources, flushing)}
 
 
 def _including(files, headers):
     """Those of `files`, {path: text}, that include one of the headers themselves. Headers of two folders may share a
     name, of which the folder of the file comes first."""
-    found = set()
+    including = set()
     for path, text in files.items():
         for name in re.findall(r'#include "([^"]+)"', text):
             places = [Path(os.path.normpath(folder / name)) for folder in (path.parent, _KERNELS)]
             if next(filter(Path.exists, places), None) in headers:
-                found.add(path)
-    return found
+                including.add(path)
+    return including
 
 
 def _name(path):
@@ -273,8 +274,8 @@ def _resolved(path, machines):
 if __name__ == "__main__":
     wrong = 0
     for argument in map(Path, sys.argv[1:]):
-        found = problems(argument, os.environ.get("METALCORE_ISA", "all"))
-        wrong += len(found)
-        for text in found or [f"{summary(argument)}, right"]:
+        faults = problems(argument, os.environ.get("METALCORE_ISA", "all"))
+        wrong += len(faults)
+        for text in faults or [f"{summary(argument)}, right"]:
             print(f"{argument.name}: {text}")
     sys.exit(1 if wrong else 0)

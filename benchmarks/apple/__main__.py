@@ -58,8 +58,8 @@ class Row:
     @functools.cached_property
     def kind(self):
         """That of what takes longest."""
-        found = [(n, each, times(each, self.chip, Parameters())) for n, each in self.counted]
-        _, each, longest = max(found, key=lambda entry: entry[0] * entry[2].total)
+        timed = [(n, each, times(each, self.chip, Parameters())) for n, each in self.counted]
+        _, each, longest = max(timed, key=lambda entry: entry[0] * entry[2].total)
         return kind_of(each, longest, self.chip)
 
     def estimate(self, p: Parameters) -> float:
@@ -68,15 +68,15 @@ class Row:
 
 
 def rows(path, workloads, keep):
-    """The rows of the table whose kernels are at hand, and the names of the others."""
-    found, left, kept = [], [], {}
+    """Returns the rows of the table whose kernels are at hand, and the names of the others."""
+    measured_rows, missing, kept = [], [], {}
     with open(path, encoding="utf-8") as file:
         table = list(csv.DictReader(file, delimiter="\t"))
     for entry in table:
         chip, program, what, unit = (entry[name].strip() for name in ("chip", "program", "what", "unit"))
         work = workloads.find(program, what)
         if work is None or unit not in UNITS or re.sub(r" ", "-", chip.lower()) not in chips.CHIPS:
-            left.append(f"{chip} {program}: {what}")
+            missing.append(f"{chip} {program}: {what}")
             continue
         on = chips.find(chip, int(entry["GPU cores"] or 0))
         key = re.sub(r"\W+", "_", f"{program} {what} {on.name} {on.cores}" if work.planned else f"{program} {what}")
@@ -85,13 +85,13 @@ def rows(path, workloads, keep):
             kept[key] = counts(work, keep / f"{key}.pkl", on)
         figure, scale = float(entry["figure"]), UNITS[unit]
         seconds = figure / 1e3 if scale is None else work.amount / (figure * scale)
-        found.append(Row(on, f"{program} {what}", seconds, work, kept[key], entry.get("doubt") or ""))
-    return found, left
+        measured_rows.append(Row(on, f"{program} {what}", seconds, work, kept[key], entry.get("doubt") or ""))
+    return measured_rows, missing
 
 
 def loss(p, some):
-    """The mean of the logarithms' errors, which counts large ones as little as the interval does, and a little for what
-    departs from what was published or is usual."""
+    """Returns the mean of the logarithms' errors, which counts large ones as little as the interval does, and a little
+    for what departs from what was published or is usual."""
     errors = (min(abs(math.log(row.estimate(p) / row.seconds)), 0.7) for row in some)
     departs = sum(math.log(value / usual) ** 2 for value, usual in zip(p, Parameters(), strict=True))
     return statistics.fmean(errors) + PRIOR * departs
@@ -115,7 +115,7 @@ def fit(some, steps=400, seed=1):
 
 
 def held_out(found, usable):
-    """Each row's error where neither its kernel nor its chip was fitted to: (row, estimate)."""
+    """Returns each row's error where neither its kernel nor its chip was fitted to: (row, estimate)."""
     errors, known = [], {}
     for row in found:
         key = row.what, row.chip.name
@@ -143,7 +143,7 @@ def show(title, errors, fitted):
 
 
 def of_all(errors):
-    """How many rows there are, the median error, the one that nine in ten do not pass, and the part within 40%."""
+    """Returns the number of rows, the median error, the one that nine in ten do not pass, and the part within 40%."""
     every = sorted(abs(math.log(estimate / row.seconds)) for row, estimate in errors)
     return {
         "rows": len(every),
@@ -154,14 +154,14 @@ def of_all(errors):
 
 
 def summary(errors):
-    """The same of each kind, without rows that are in doubt."""
+    """Returns the figures of of_all() for each kind, without rows that are in doubt."""
     sure = [entry for entry in errors if not entry[0].doubt]
     kinds = sorted({row.kind for row, _ in sure})
     return {kind: of_all([entry for entry in sure if entry[0].kind == kind]) for kind in kinds}
 
 
 def misses(errors):
-    """The rows that an estimate misses by more than 40%, as lists for the page."""
+    """Returns the rows that an estimate misses by more than 40%, as lists for the page."""
     return [
         [row.chip.name, row.chip.cores, row.what, round(row.seconds, 6), round(estimate, 6), row.doubt]
         for row, estimate in errors

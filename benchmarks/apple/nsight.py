@@ -118,16 +118,16 @@ def count():
 
     with counting(events=10**9) as counts:
         run(CountedLibrary(SOURCE), "mps")
-    found = {}
+    metrics = {}
     for of_kernel in counts:
         kinds, memory = of_kernel.instructions, of_kernel.memory
-        figures = found[of_kernel.kernel] = {
+        figures = metrics[of_kernel.kernel] = {
             name: 32 * (kinds[f"{name}.add"] + kinds[f"{name}.mul"] + 2 * kinds[f"{name}.fma"]) for name in _FLOATS
         }
         for kind, access in (("ld", "load"), ("st", "store")):
             figures[f"sectors {kind}"] = memory.get(("device", access), Memory()).sectors
             figures[f"wavefronts {kind}"] = memory.get(("threadgroup", access), Memory()).passes
-    return found
+    return metrics
 
 
 def measured():

@@ -60,7 +60,7 @@ class Job:
 
 
 def jobs(mlx, ggml, pytorch):
-    """The rows of the page."""
+    """Returns the rows of the page."""
     a, b, half = empty(2048, 2048), empty(2048, 2048), empty(2048, 2048, dtype=torch.float16)
     peer, packed_peer, work = MLX(mlx), GGML(ggml), Workloads(mlx, ggml)
     type_q4k = metalcore.quant.type_of("Q4_K")
@@ -115,7 +115,7 @@ def jobs(mlx, ggml, pytorch):
 
 
 def counted_by_chip(job):
-    """What the job's kernels do, by chip: plans differ."""
+    """Returns what the job's kernels do, by chip: plans differ."""
     found = {}
     for name in CHIPS:
         chip = chips.find(name)
@@ -135,14 +135,14 @@ def counted_of(launches):
 
 
 def cell(counted, name):
-    found = Estimate(chips.find(name), counted)
-    if found.seconds is None:
+    estimate = Estimate(chips.find(name), counted)
+    if estimate.seconds is None:
         return "none"
-    return f"{time_text(found.seconds)} ({time_text(found.low)} to {time_text(found.high)})"
+    return f"{time_text(estimate.seconds)} ({time_text(estimate.low)} to {time_text(estimate.high)})"
 
 
 def rows(job):
-    """The job's rows of the table, and where it is estimated slower than another project's kernel."""
+    """Returns the job's rows of the table, and where it is estimated slower than another project's kernel."""
     ours = counted_by_chip(job)
     out = [f"| {job.name} | {' | '.join(cell(ours[name], name) for name in CHIPS)} |"]
     slower = []
@@ -157,7 +157,7 @@ def rows(job):
 
 
 def kept(job, text):
-    """What the page has of a job: as rows() gives it."""
+    """Returns what the page has of a job, as rows() gives it."""
     begin = text.index(f"| {job.name} |")
     lines = text[begin:].split("\n")
     count = next(i for i, line in enumerate(lines) if i > 0 and not line.startswith("| … "))
@@ -166,7 +166,7 @@ def kept(job, text):
 
 
 def table(options, text):
-    """The lines of the table of estimates. `text` is the page as it is."""
+    """Returns the lines of the table of estimates. `text` is the page as it is."""
     out = [f"| estimated | {' | '.join(CHIPS)} |", "|---" * (len(CHIPS) + 1) + "|"]
     slower = []
     for job in jobs(options.mlx, options.ggml, options.pytorch):
@@ -177,7 +177,7 @@ def table(options, text):
 
 
 def held_out_lines():
-    """How far estimates lie off measurements that the model was not fitted to, and which ones they miss."""
+    """Returns how far estimates lie off measurements that the model was not fitted to, and which ones they miss."""
     content = json.loads(OUT.read_text(encoding="utf-8"))
     out = ["| kind of kernel | held-out measurements | half within | nine in ten within | part within 40% |"]
     out.append("|---|---|---|---|---|")
@@ -193,7 +193,7 @@ def held_out_lines():
 
 
 def model_lines():
-    """What the model's numbers are, and how far it was wrong."""
+    """Returns what the model's numbers are, and how far it was wrong."""
     parameters, errors = fitted()
     out = ["| kind of kernel | measured | half within | nine in ten within | |", "|---|---|---|---|---|"]
     for kind, entry in sorted(errors.items()):

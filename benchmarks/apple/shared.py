@@ -27,10 +27,10 @@ def calls(text: str) -> Iterator[tuple[Workload, float]]:
         ValueError: there are none, or there is one that `tune` does not time.
     """
     known = {call.text(): call for scale in (SIMULATED, QUICK, FULL) for call in all_workloads(scale)}
-    found = [*ROW.finditer(text)]
-    if not found:
+    matches = [*ROW.finditer(text)]
+    if not matches:
         raise ValueError("the text has no table of calls and their times")
-    for match in found:
+    for match in matches:
         if match["call"] not in known:
             raise ValueError(f"tune times no call {match['call']!r}")
         yield known[match["call"]], float(match["ms"]) / 1e3
@@ -52,13 +52,13 @@ def main():
     chip = chips.find(options.gpu)
     rows = []
     for call, seconds in calls(options.text.read_text(encoding="utf-8")):
-        found = estimated(call, chip)
-        if found.seconds is None:
-            said = f"no estimate: {found.why}"
+        estimate = estimated(call, chip)
+        if estimate.seconds is None:
+            said = f"no estimate: {estimate.why}"
         else:
-            place = "within" if found.low <= seconds <= found.high else "outside of"
-            ratio = found.seconds / seconds
-            said = f"estimated {time_text(found.seconds)}, {ratio:.2f} times as much, {place} the interval"
+            place = "within" if estimate.low <= seconds <= estimate.high else "outside of"
+            ratio = estimate.seconds / seconds
+            said = f"estimated {time_text(estimate.seconds)}, {ratio:.2f} times as much, {place} the interval"
         print(f"{call.text():<48} {time_text(seconds):>9} measured, {said}", flush=True)
         name = chip.name.replace("-", " ").title()
         rows.append(f"{name}\t{chip.cores}\tmetalcore\t{call.text()}\t{seconds * 1e3:.6g}\tms\t{options.text.name}")

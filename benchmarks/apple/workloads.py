@@ -111,7 +111,7 @@ class Workloads:
         ]
 
     def find(self, program, what):
-        """The Workload of a row, or None where its kernels are not here to be counted."""
+        """Returns the Workload of a row, or None where its kernels are not here to be counted."""
         for name, pattern, make in self.patterns:
             if name == program and (match := re.fullmatch(pattern, what)):
                 return make(*match.groups())
@@ -160,7 +160,7 @@ class Workloads:
         return Workload(((1, launch),))
 
     def softmax_by_parts(self, rows, length):
-        """The largest number, a difference, exp, a sum, and a quotient."""
+        """Returns the largest number, a difference, exp, a sum, and a quotient."""
         rows, length = int(rows), int(length)
         x, y, per_row = empty(rows, length), empty(rows, length), empty(rows, 1)
 
@@ -220,7 +220,7 @@ class Workloads:
         return Workload(((1, launch),))
 
     def own(self, what):
-        """A call that `tune` times, as shared.py prints it."""
+        """Returns a call that `tune` times, as shared.py prints it."""
         call = next((call for call in all_workloads(FULL) + all_workloads(QUICK) if call.text() == what), None)
         return call and Workload(((1, lambda make: call.call("mps")()),), syncs=0, planned=True)
 
@@ -297,15 +297,15 @@ def _made(source, include_dirs, make):
 
 
 def counts(workload, kept: Path, chip):
-    """The Counted of each launch of a workload on a chip, with how often it is done; from the file `kept` if it is
-    there."""
+    """Returns the Counted of each launch of a workload on a chip, with how often it is done; from the file `kept` if it
+    is there."""
     if kept.exists():
         return pickle.loads(kept.read_bytes())
-    found = []
+    launches = []
     for times, launch in workload.steps:
         plans = {"family": chip.family, "cores": chip.cores} if workload.planned else {}
         with counting(events=1_000_000, registers=True, **plans) as counted:
             launch.by(CountedLibrary)() if isinstance(launch, Launch) else launch(CountedLibrary)
-        found += [(times, each) for each in counted]
-    kept.write_bytes(pickle.dumps(found))
-    return found
+        launches += [(times, each) for each in counted]
+    kept.write_bytes(pickle.dumps(launches))
+    return launches

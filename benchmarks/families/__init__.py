@@ -1,1 +1,1 @@
-"""One module per family: `cases(scale)` lists its cases, its docstring is its title. See harness/case.py."""
+"""Modules of families. A function with @family returns the cases of one, and its docstring begins with the title."""

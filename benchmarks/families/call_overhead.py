@@ -28,11 +28,11 @@ TARGETS = {"no_grad": {"excess": 2e-6}, "forward": {}, "forward+backward": {"spe
 
 @family
 def call_overhead(scale):
-    found = [case for op in OPS.values() for case in cases_of(op, scale)]
-    found.append(Sampled(name="operator no_grad", sample=functools.partial(operator_alone, scale)))
+    cases = [case for op in OPS.values() for case in cases_of(op, scale)]
+    cases.append(Sampled(name="operator no_grad", sample=functools.partial(operator_alone, scale)))
     for name, functions in DERIVATIVES.items():
-        found.append(Sampled(name=name, sample=functools.partial(derivative_in_python, functions, scale)))
-    return [*found, Sampled(name="bare launch", sample=lambda run: launch(run, scale))] if scale == "gpu" else found
+        cases.append(Sampled(name=name, sample=functools.partial(derivative_in_python, functions, scale)))
+    return [*cases, Sampled(name="bare launch", sample=lambda run: launch(run, scale))] if scale == "gpu" else cases
 
 
 def cases_of(op, scale):
@@ -60,7 +60,7 @@ def compare(op, sample, mode, overridden, scale, run):
 
 
 def bind(op, sample, function, device, mode):
-    """The call without arguments that is timed."""
+    """Returns the call without arguments that is timed."""
     tensors = sample.make(device, torch.float32)
     if mode != "no_grad":
         tensors = [tensor.requires_grad_() for tensor in tensors]
@@ -186,8 +186,9 @@ PTX = b".version 7.0\n.target sm_52\n.address_size 64\n.visible .entry empty() {
 
 
 def bare_launch():
-    """(launch, refused): the first function launches an empty kernel. The second makes the same call with a grid of no
-    threadgroups, which the driver refuses at once. The difference of their times is the launch without ctypes."""
+    """Returns (launch, refused): the first function launches an empty kernel. The second makes the same call with a
+    grid of no threadgroups, which the driver refuses at once. The difference of their times is the launch without
+    ctypes."""
     cuda = ctypes.CDLL("libcuda.so.1")
     module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
     torch.cuda.synchronize()  # makes the device's primary context current

@@ -20,19 +20,19 @@ AGAINST = {"gpu": ("eager", "Inductor"), "simulator": ("eager",), "quick": ("eag
 
 
 def inductor(function, **options):
-    """torch.compile's own compiler, for one set of shapes. It forgets what it compiled for other cases."""
+    """Returns torch.compile's own compiler, for one set of shapes. It forgets what it compiled for other cases."""
     torch._dynamo.reset()
     return torch.compile(function, fullgraph=True, dynamic=False, **options)
 
 
 def made_once(make):
-    """The function that make(*inputs) returns. It is made by the first call, for all inputs that take turns."""
-    made = []
+    """Returns the function that make(*inputs) returns. It is made by the first call, for all inputs that take turns."""
+    calls = []
 
     def call(*inputs):
-        if not made:
-            made.append(make(*inputs))
-        return made[0](*inputs)
+        if not calls:
+            calls.append(make(*inputs))
+        return calls[0](*inputs)
 
     return call
 
@@ -55,13 +55,13 @@ FUSIONS = {"": None, ", all fusions": [*(pattern.name for pattern in metalcore.p
 @family
 def programs(scale):
     sides = [(fusions, against) for fusions in FUSIONS for against in AGAINST[scale]]
-    found = [
+    comparisons = [
         images(scale, batch, dtype, *side)
         for batch in IMAGES[scale][-1]
         for dtype in (torch.float32, torch.float16)
         for side in sides
     ]
-    return found + [token(scale, *side) for side in sides]
+    return comparisons + [token(scale, *side) for side in sides]
 
 
 def images(scale, batch, dtype, fusions, against):
@@ -198,7 +198,7 @@ BATCHES = {
 
 @family
 def train_step(scale):
-    """Training steps of models of Qwen2's shapes: compile_train_step(), against eager PyTorch and Inductor.
+    """Times training steps of models of Qwen2's shapes: compile_train_step(), against eager PyTorch and Inductor.
 
     A step is forward, backward, clipping and AdamW: PyTorch's fused one on its side. metalcore's side is one replay, of
     a model with metalcore's norms, gates, rotations and loss.

@@ -21,7 +21,7 @@ SOURCE = "kernel void twice(device float* x, uint i [[thread_position_in_grid]])
 
 
 def first_uses(device):
-    """{name: the call}. It is made late, since nothing may use metalcore before it is timed."""
+    """Returns {name: the call}. It is made late, since nothing may use metalcore before it is timed."""
     import metalcore
 
     x, w = torch.randn(64, 1024, device=device), torch.randn(1024, device=device)
@@ -61,7 +61,7 @@ def compile(scale):
 
 
 def samples(found):
-    """The Samples of a list of seconds. The first one that is the text of an error is raised."""
+    """Returns the Samples of a list of seconds. The first one that is the text of an error is raised."""
     for error in found:
         if isinstance(error, str):
             raise RuntimeError(error)
@@ -69,18 +69,18 @@ def samples(found):
 
 
 def process_times(device, rounds):
-    """{state: [{name: seconds, or the text of an error} for each round]}. A round is a process with an empty cache,
-    and a second one after it."""
-    found = {state: [] for state in TARGETS}
+    """Returns {state: [{name: seconds, or the text of an error} for each round]}. A round is a process with an empty
+    cache, and a second one after it."""
+    times = {state: [] for state in TARGETS}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as cache:
             for state in TARGETS:
                 try:
                     printed = python("-m", "benchmarks.families.startup", device, METALCORE_CACHE_DIR=cache)
-                    found[state].append(json.loads(printed))
+                    times[state].append(json.loads(printed))
                 except RuntimeError as error:
-                    found[state].append(dict.fromkeys(NAMES, str(error)))
-    return found
+                    times[state].append(dict.fromkeys(NAMES, str(error)))
+    return times
 
 
 def main(name):
@@ -115,7 +115,7 @@ IMPORTS = {"gpu": 5, "simulator": 11, "quick": 1}
 
 @family
 def import_time(scale):
-    """What `import metalcore` takes in a new process after `import torch`, which is shown beside it."""
+    """Times `import metalcore` in a new process after `import torch`, which is shown beside it."""
     times = functools.lru_cache(import_seconds)
     return [
         Sampled(name=f"import {name}", sample=lambda run, side=side: Samples(ours=times(IMPORTS[scale])[side]))

@@ -4,7 +4,7 @@ __all__ = ["main"]
 
 
 def main(arguments):
-    """What `python -m metalcore bench` does with its arguments; the exit status."""
+    """Does what `python -m metalcore bench` was asked for with its arguments, and returns the exit status."""
     from . import run
 
     if arguments.report:

@@ -142,7 +142,7 @@ def dtype_name(dtype):
 
 
 def of_all(case: Callable, scale: str, *choices: Iterable) -> list:
-    """case(*one of each, scale) for all ways to choose one of each."""
+    """Returns case(*one of each, scale) for all ways to choose one of each."""
     return [case(*chosen, scale) for chosen in itertools.product(*choices)]
 
 
@@ -170,7 +170,7 @@ class RowsOp:
 
 
 def over_rows(scale, ops: Mapping[str, RowsOp], shapes, targets, kinds=KINDS):
-    """The comparisons of ops for each pass, shape and dtype. `targets` is a function of the shape."""
+    """Returns the comparisons of ops for each pass, shape and dtype. `targets` is a function of the shape."""
 
     def case(name, kind, shape, dtype):
         op = ops[name]

@@ -29,7 +29,7 @@ class Skipped(Exception):
 
 
 def measure_cell(case, run) -> Samples:
-    """The samples of one cell.
+    """Returns the samples of one cell.
 
     Raises:
         Skipped: it would take too long.
@@ -55,7 +55,7 @@ def measure_cell(case, run) -> Samples:
 
 
 def measure_calls(ours, theirs, run):
-    """Samples of one or two calls: rounds in turns where both are quick, else a single time of each."""
+    """Returns samples of one or two calls: rounds in turns where both are quick, else a single time of each."""
     calls = [ours] if theirs is None else [ours, theirs]
     first = [first_seconds(call, run.device) for call in calls]
     if max(first) > SLOW_SECONDS:
@@ -69,7 +69,7 @@ def measure_calls(ours, theirs, run):
 
 
 def first_seconds(call, device):
-    """The seconds of the second call, since the first one compiles and loads kernels."""
+    """Returns the seconds of the second call, since the first one compiles and loads kernels."""
     call()
     device.synchronize()
     return device.seconds(call)

@@ -16,7 +16,7 @@ from metalcore.cli import devices
 
 
 def open_device(name, threads):
-    """The device that --device names; None means the best one that is there.
+    """Returns the device that --device names; None means the best one that is there.
 
     Raises:
         RuntimeError: it is not there.
@@ -112,7 +112,7 @@ class Cuda(Gpu):
         return torch.cuda.stream(self.stream)
 
     def capture(self, batch):
-        """The replay of what `batch` launches: a CUDA graph, which costs the host nothing per call."""
+        """Returns the replay of what `batch` launches: a CUDA graph, which costs the host nothing per call."""
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(capture_error_mode="thread_local")
         try:

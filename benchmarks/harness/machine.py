@@ -20,7 +20,7 @@ def describe(device, commit=None):
     """Versions and names, as plain data."""
     import metalcore
 
-    found = {
+    facts = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "metalcore": metalcore.__version__,
         "commit": commit or _commit(),
@@ -34,10 +34,10 @@ def describe(device, commit=None):
     }
     if device.name == "cuda":
         drivers = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()
-        found["driver"] = drivers[0] if drivers else "unknown"
-        found["cuda"] = torch.version.cuda
-        found["cache_bytes"] = device.cache_bytes
-    return found
+        facts["driver"] = drivers[0] if drivers else "unknown"
+        facts["cuda"] = torch.version.cuda
+        facts["cache_bytes"] = device.cache_bytes
+    return facts
 
 
 def _device_name(device):
@@ -68,17 +68,18 @@ def _output(*command):
 
 
 def ceilings(device, quick):
-    """Bytes read and written per second by a copy, and operations per second of square matrix products, by PyTorch."""
+    """Returns bytes read and written per second by a copy, and operations per second of square matrix products, by
+    PyTorch."""
     gpu = device.scale == "gpu" and not quick
     torch.set_float32_matmul_precision("highest")  # no TF32
     with device.session():
-        found = {
+        rates = {
             "copy": _copy_bandwidth(device, 1 << 30 if gpu else 1 << 27),
             "matmul_float32": _matmul_rate(device, torch.float32, 8192 if gpu else 512),
             "matmul_bfloat16": _matmul_rate(device, torch.bfloat16, 8192 if gpu else 256),
         }
         device.release()
-    return found
+    return rates
 
 
 def _copy_bandwidth(device, size):
@@ -103,25 +104,25 @@ def _median_seconds(device, call, calls=5):
 
 
 def stem(machine, families=()):
-    """The name of a run's files: its date, its device, and its families unless it had all."""
+    """Returns the name of a run's files: its date, its device, and its families unless it had all."""
     device = "".join(letter if letter.isalnum() else "-" for letter in machine["device_name"].lower())
     return "-".join([machine["date"][:10], *filter(None, device.split("-")), *families])
 
 
 def python(*arguments, **environment):
-    """What a new Python prints. It finds this metalcore first, whether it is installed or not.
+    """Returns what a new Python prints. It finds this metalcore first, whether it is installed or not.
 
     Raises:
         RuntimeError: it failed. The message begins with the last line that it wrote to stderr.
     """
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *arguments],
         capture_output=True,
         text=True,
         env={**os.environ, **environment, "PYTHONPATH": path},
     )
-    if found.returncode:
-        errors = found.stderr.strip() or f"exit status {found.returncode}"
+    if process.returncode:
+        errors = process.stderr.strip() or f"exit status {process.returncode}"
         raise RuntimeError(f"a new process failed: {errors.splitlines()[-1]}\n{errors[-2000:]}")
-    return found.stdout
+    return process.stdout

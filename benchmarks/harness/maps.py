@@ -34,7 +34,7 @@ class Grid:
         return cell_text(self.cells.get((n, batch)))
 
     def rows(self):
-        """Texts, a row per size."""
+        """Returns texts, a row per size."""
         return [[str(n), *(self.text(n, batch) for batch in self.batches)] for n in self.sizes]
 
     @property
@@ -58,7 +58,7 @@ def cell_text(result):
 
 
 def misses(results):
-    """The cells that deserve a line of their own: they failed, or missed a target."""
+    """Returns the cells that deserve a line of their own: they failed, or missed a target."""
     return [
         result
         for result in results
@@ -67,7 +67,7 @@ def misses(results):
 
 
 def text(results):
-    """Lines for a terminal."""
+    """Returns lines for a terminal."""
     lines = [NOTE]
     for grid in grids(results):
         widths = [max(len(cell), 6) for cell in grid.head]
@@ -85,7 +85,7 @@ def markdown(results):
 
 
 def page(results):
-    """HTML tables, whose cells have the heat map's colours."""
+    """Returns HTML tables, whose cells have the heat map's colours."""
     lines = [f"<p>{html.escape(NOTE)}</p>"]
     for grid in grids(results):
         lines += ["<table>", "<tr>" + "".join(f"<th>{html.escape(cell)}</th>" for cell in grid.head) + "</tr>"]
@@ -106,14 +106,14 @@ RED, WHITE, BLUE, GREY = (192, 38, 28), (255, 255, 255), (70, 130, 195), (225, 2
 
 
 def colour(result):
-    """As "#rrggbb"."""
+    """Returns a colour as "#rrggbb"."""
     if result is None or "error" in result:
         return web(GREY)
     return shade(result["speedup"]["median"])
 
 
 def shade(ratio):
-    """The colour of a speed-up, as "#rrggbb"."""
+    """Returns the colour of a speed-up, as "#rrggbb"."""
     ratio = min(max(ratio, SLOWEST), FASTEST)
     end, farthest = (RED, SLOWEST) if ratio < 1 else (BLUE, FASTEST)
     share = math.log(ratio) / math.log(farthest)
@@ -121,12 +121,12 @@ def shade(ratio):
 
 
 def web(channels):
-    """Red, green and blue of 0 to 255, as "#rrggbb"."""
+    """Returns red, green and blue of 0 to 255 as "#rrggbb"."""
     return "#" + bytes(channels).hex()
 
 
 def ink(face):
-    """ "black" or "white", whichever has more contrast with a colour (WCAG 2.2's relative luminance)."""
+    """Returns "black" or "white", whichever has more contrast with a colour (WCAG 2.2's relative luminance)."""
 
     def linear(value):
         return value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4

@@ -91,19 +91,19 @@ class Side:
 
 
 def in_turns(calls, count):
-    """A function that makes `count` calls, and keeps each result until its call's next turn."""
-    kept = [None] * len(calls)
+    """Returns a function that makes `count` calls, and keeps each result until its call's next turn."""
+    results = [None] * len(calls)
 
     def batch():
         for index in range(count):
             turn = index % len(calls)
-            kept[turn] = calls[turn]()
+            results[turn] = calls[turn]()
 
     return batch
 
 
 def more_calls(calls, turns, seconds, wanted):
-    """A multiple of `turns`, for a batch that takes `wanted` seconds and a little more; `calls` took `seconds`."""
+    """Returns a multiple of `turns`, for a batch of a little more than `wanted` seconds; `calls` took `seconds`."""
     factor = 1.2 * wanted / max(seconds, 1e-9)
     return min(math.ceil(MAX_CALLS / turns), max(calls // turns + 1, math.ceil(calls * factor / turns))) * turns
 

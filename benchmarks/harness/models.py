@@ -52,7 +52,7 @@ SHAPES = {
 
 
 def random_model(name: str, mixture: str, device: torch.device | str, dtype: torch.dtype):
-    """A Llama in eval mode. Its weights' scales are those of a model: activations stay finite."""
+    """Returns a Llama in eval mode. Its weights' scales are those of a model: activations stay finite."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     with torch.device("meta"):
@@ -81,7 +81,7 @@ _FIRST = 6  # tokens that are not counted: kernels are loaded, and a CUDA graph 
 
 
 def decode(model: str, context: int, dtype: torch.dtype, tokens_per_second: float | None = None) -> Sampled:
-    """A token's time, of a model with packed weights (Q4_K_M), one row, after a prompt."""
+    """Returns the time of a token of a model with packed weights (Q4_K_M), one row, after a prompt."""
     return Sampled(
         name=f"tokens of {model}, Q4_K_M",
         shape=f"after {context}",

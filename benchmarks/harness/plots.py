@@ -27,7 +27,7 @@ def draw(family, results, machine, path, against="PyTorch"):
 
 
 def caption(machine):
-    """What was measured, with what and when."""
+    """Returns what was measured, with what and when."""
     commit = machine.get("commit")
     return ", ".join(
         [
@@ -96,11 +96,11 @@ def _times(axes, results, against):
 
 
 def _points(axes, results, side, marker, colour, label):
-    found = [(row, result[side]["median"] * 1e3) for row, result in enumerate(results) if side in result]
-    if found:
+    points = [(row, result[side]["median"] * 1e3) for row, result in enumerate(results) if side in result]
+    if points:
         axes.scatter(
-            [time for _, time in found],
-            [row for row, _ in found],
+            [time for _, time in points],
+            [row for row, _ in points],
             s=32,
             marker=marker,
             color=colour,
@@ -132,14 +132,14 @@ def _bar(axes, row, percent, colour):
 
 
 def _targets(axes, row, result, quantities, factor):
-    """Red lines where the bounds are."""
+    """Draws red lines where the bounds are."""
     for target in result.get("targets", ()):
         if target["quantity"] in quantities:
             axes.plot([factor * target["bound"]] * 2, [row - 0.4, row + 0.4], color=TARGET, linewidth=1.5)
 
 
 def _map(figure_class, family, results):
-    """A figure of all grids; cells that miss a target have a red frame."""
+    """Returns a figure of all grids; cells that miss a target have a red frame."""
     grids = maps.grids(results)
     across = min(MAPS_ACROSS, len(grids))
     down = -(-len(grids) // across)
@@ -195,7 +195,7 @@ def _square(x, y, face, edge):
 
 
 def _scale():
-    """The colours of the cells, as matplotlib's."""
+    """Returns the colours of the cells, as matplotlib's."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap, LogNorm
 

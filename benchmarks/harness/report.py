@@ -13,7 +13,7 @@ from .case import TARGETS
 
 
 def against(data):
-    """The other side of a run's comparisons."""
+    """Returns the other side of a run's comparisons."""
     return data["settings"].get("against", "PyTorch")
 
 
@@ -31,7 +31,7 @@ class Files:
         self.folder, self.stem = Path(folder), stem
 
     def write_json(self, data):
-        """One result per line, and five digits of each figure."""
+        """Writes one result per line, and five digits of each figure."""
 
         def figure(text):
             return float(f"{float(text):.5g}")
@@ -61,7 +61,7 @@ class Files:
 
 
 def load(path):
-    """The data of a JSON file.
+    """Returns the data of a JSON file.
 
     Raises:
         ValueError: there is none, or it was not written by a run.
@@ -76,7 +76,7 @@ def load(path):
 
 
 def merge(runs):
-    """Several runs of one machine and commit as one. Where a case occurs twice, the later result counts.
+    """Joins several runs of one machine and commit to one. Where a case occurs twice, the later result counts.
 
     Raises:
         ValueError: they are not of one machine, metalcore and PyTorch.
@@ -85,12 +85,12 @@ def merge(runs):
         values = {run["machine"].get(name) for run in runs}
         if len(values) > 1:
             raise ValueError(f"--report: the runs differ in {name}: {', '.join(sorted(map(str, values)))}")
-    found = {
+    results = {
         tuple(result[key] for key in ("family", "name", "shape", "dtype")): result
         for run in runs
         for result in run["results"]
     }
-    return {**runs[-1], "results": sorted(found.values(), key=lambda result: result["family"])}
+    return {**runs[-1], "results": sorted(results.values(), key=lambda result: result["family"])}
 
 
 def by_family(data):
@@ -101,7 +101,7 @@ def by_family(data):
 
 
 def number_text(value):
-    """Three digits, and all before the point."""
+    """Returns a number with three digits, and all before the point."""
     return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
 
 
@@ -129,7 +129,7 @@ def target_text(target):
 
 
 def verdict(result):
-    """Whether the targets are met, with those that are not."""
+    """Returns whether the targets are met, with those that are not."""
     targets = result.get("targets")
     if not targets:
         return ""
@@ -138,7 +138,7 @@ def verdict(result):
 
 
 def cells(result):
-    """A result as the texts of columns()."""
+    """Returns the texts of a result, in the order of columns()."""
     identity = [
         result["name"] + (f" [{result['variant']}]" if result.get("variant") else ""),
         result["shape"],
@@ -168,13 +168,13 @@ def cells(result):
 
 
 def methods(results):
-    """The clocks that measured the results, in words."""
-    found = sorted({result["method"] for result in results if "error" not in result})
-    return "measured by " + ", ".join(found) if found else ""
+    """Returns the clocks that measured the results, in words."""
+    names = sorted({result["method"] for result in results if "error" not in result})
+    return "measured by " + ", ".join(names) if names else ""
 
 
 def brief(result):
-    """One line of progress."""
+    """Returns one line of progress."""
     if "error" in result:
         return result["error"].splitlines()[0]
     names = ("", "", "", "", "against ", "speedup ", "", "of limit ", "")
@@ -182,31 +182,31 @@ def brief(result):
 
 
 def facts(data):
-    """What was measured where, as (name, text)."""
-    found = [(name.replace("_", " "), str(value)) for name, value in data["machine"].items() if name != "cache_bytes"]
+    """Returns what was measured where, as (name, text)."""
+    rows = [(name.replace("_", " "), str(value)) for name, value in data["machine"].items() if name != "cache_bytes"]
     ceilings = data["ceilings"]
-    found += [
+    rows += [
         ("copy bandwidth", rate_text(ceilings["copy"], "B/s")),
         ("matmul float32", rate_text(ceilings["matmul_float32"], "FLOP/s")),
         ("matmul bfloat16", rate_text(ceilings["matmul_bfloat16"], "FLOP/s")),
         ("rounds", str(data["settings"]["rounds"])),
     ]
-    return found + [("settings", name) for name in ("quick", "eager") if data["settings"][name]]
+    return rows + [("settings", name) for name in ("quick", "eager") if data["settings"][name]]
 
 
 def totals(data):
-    """How many targets were met, and how many cases raised; empty where there is nothing to say."""
+    """Returns how many targets were met, and how many cases raised; empty where there is nothing to say."""
     targets = [target for result in data["results"] for target in result.get("targets", ())]
     errors = sum("error" in result for result in data["results"])
-    found = [f"{sum(target['met'] for target in targets)} of {len(targets)} targets met"] if targets else []
-    return ", ".join(found + ([f"{errors} cases failed"] if errors else []))
+    sentences = [f"{sum(target['met'] for target in targets)} of {len(targets)} targets met"] if targets else []
+    return ", ".join(sentences + ([f"{errors} cases failed"] if errors else []))
 
 
 # Formats
 
 
 def text(data):
-    """The tables for a terminal."""
+    """Returns the tables for a terminal."""
     lines = [f"{name}: {value}" for name, value in facts(data)]
     for name, results in by_family(data):
         lines += ["", ", ".join(filter(None, [name, methods(results)]))]
@@ -254,7 +254,7 @@ img { max-width: 100% } nav a { margin-right: 1em }
 
 
 def page(data, pictures):
-    """One HTML page that needs no other file."""
+    """Returns one HTML page that needs no other file."""
     machine = data["machine"]
     name = html.escape(f"metalcore: {machine['device_name']}, {machine['date'][:10]}")
     parts = [

@@ -38,7 +38,7 @@ class Run:
 
 @functools.cache
 def _registered():
-    """{family: its function}, of all modules. Their folders, named as those of kernels/, are no part of a name."""
+    """Returns {family: its function} of all modules. Folders, named as those of kernels/, are no part of names."""
     for path in sorted(FOLDER.rglob("[a-z]*.py")):
         importlib.import_module(".".join(("benchmarks.families", *path.relative_to(FOLDER).with_suffix("").parts)))
     return dict(sorted(FAMILIES.items()))
@@ -49,30 +49,30 @@ def families():
 
 
 def family(name):
-    """The function that returns a family's cases."""
+    """Returns the function that returns a family's cases."""
     if name not in _registered():
         raise ValueError(f"{name!r} is not a benchmark; there are {', '.join(families())}")
     return _registered()[name]
 
 
 def title(name):
-    """The first line of a family's docstring, or of its module's where the function has none."""
+    """Returns the first line of a family's docstring, or of its module's where the function has none."""
     function = family(name)
     return inspect.getdoc(function if function.__doc__ else inspect.getmodule(function)).splitlines()[0]
 
 
 def select(names, scale, words):
-    """[(family, case)] of the named families, or of all, where family and label contain all words."""
+    """Returns [(family, case)] of the named families, or of all, where family and label contain all words."""
     return matching([(name, case) for name in names or families() for case in family(name)(scale)], words)
 
 
 def matching(cases, words):
-    """Those of [(family, case)] where family and label contain all words."""
+    """Returns the pairs of [(family, case)] whose family and label contain all words."""
     words = (words or "").lower().split()
-    found = [(name, case) for name, case in cases if all(word in f"{name} {case.label}".lower() for word in words)]
-    if not found:
+    matches = [(name, case) for name, case in cases if all(word in f"{name} {case.label}".lower() for word in words)]
+    if not matches:
         raise ValueError(f"no case contains {' and '.join(map(repr, words))}")
-    return found
+    return matches
 
 
 def scale(device_scale, quick):
@@ -80,7 +80,7 @@ def scale(device_scale, quick):
 
 
 def list_cases(arguments):
-    """What --list prints: the families, or the cases of those that were named."""
+    """Returns what --list prints: the families, or the cases of those that were named."""
     names = arguments.family
     if not names and not arguments.filter:
         return "\n".join(f"{name:<14} {title(name)}" for name in families())
@@ -101,7 +101,7 @@ def report_again(arguments):
 
 
 def benchmark(arguments):
-    """Measures, prints and writes what `python -m metalcore bench` was asked for; the exit status."""
+    """Measures, prints and writes what `python -m metalcore bench` was asked for, and returns the exit status."""
     for name in arguments.family:
         family(name)
     run = begin(arguments)
@@ -110,7 +110,7 @@ def benchmark(arguments):
 
 
 def begin(arguments):
-    """A run on the device that the arguments name."""
+    """Returns a run on the device that the arguments name."""
     device = open_device(arguments.device, arguments.threads)
     quick = arguments.quick
     return Run(

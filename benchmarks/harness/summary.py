@@ -8,7 +8,7 @@ from .case import TARGETS, Cell, Comparison, dtype_name
 
 
 def quartiles(values):
-    """{"q1", "median", "q3"} of one number or more, by linear interpolation."""
+    """Returns {"q1", "median", "q3"} of one number or more, by linear interpolation."""
     if len(values) == 1:
         return dict.fromkeys(("q1", "median", "q3"), values[0])
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -16,34 +16,34 @@ def quartiles(values):
 
 
 def speedup(ours, theirs):
-    """PyTorch's time over ours, round by round, since both sides of a round met the same machine."""
+    """Returns PyTorch's time over ours, round by round, since both sides of a round met the same machine."""
     if len(theirs) == 1 and len(ours) > 1:  # a multiple of another case's time
         theirs = theirs * len(ours)
     return quartiles([b / a for a, b in zip(ours, theirs)])
 
 
 def limit(bytes_, flops, ceilings, peak="matmul_float32"):
-    """(seconds, bound): the least time in which this machine moves the bytes and does the operations, and which of the
-    two takes it. (None, None) stands for a case that names neither. `peak` is the ceiling of operations."""
+    """Returns (seconds, bound): the least time in which this machine moves the bytes and does the operations, and which
+    of the two takes it. (None, None) stands for a case that names neither. `peak` is the ceiling of operations."""
     times = {"memory": bytes_ / ceilings["copy"], "arithmetic": flops / ceilings[peak]}
     bound = max(times, key=times.get)
     return (times[bound], bound) if times[bound] else (None, None)
 
 
 def identity(family, case):
-    found = {"family": family, "name": case.name, "shape": case.shape, "dtype": dtype_name(case.dtype)}
+    facts = {"family": family, "name": case.name, "shape": case.shape, "dtype": dtype_name(case.dtype)}
     if isinstance(case, Cell):
-        found["cell"] = {"n": case.n, "batch": case.batch}
-    return found
+        facts["cell"] = {"n": case.n, "batch": case.batch}
+    return facts
 
 
 def failure(family, case, error):
-    """The result of a case that raised."""
+    """Returns the result of a case that raised."""
     return {**identity(family, case), "error": f"{type(error).__name__}: {error}"}
 
 
 def summarize(family, case, samples, ceilings, with_targets):
-    """The result of a case as plain data: what report.py shows and the JSON file holds."""
+    """Returns the result of a case as plain data: what report.py shows and the JSON file holds."""
     ours = quartiles(samples.ours)
     result = {
         **identity(family, case),
@@ -68,20 +68,20 @@ def summarize(family, case, samples, ceilings, with_targets):
 
 
 def rates(case, seconds, cached, ceilings):
-    """Achieved rates and the share of the limit. Memory is no limit for inputs that come from the cache."""
+    """Returns achieved rates and the share of the limit. Memory is no limit for inputs that come from the cache."""
     least, bound = limit(case.bytes, case.flops, ceilings, case.peak)
-    found = {"bytes": case.bytes, "flops": case.flops, "limit": least, "bound": bound}
+    facts = {"bytes": case.bytes, "flops": case.flops, "limit": least, "bound": bound}
     if case.bytes:
-        found["bytes_per_second"] = case.bytes / seconds
+        facts["bytes_per_second"] = case.bytes / seconds
     if case.flops:
-        found["flops_per_second"] = case.flops / seconds
+        facts["flops_per_second"] = case.flops / seconds
     if least and not (cached and bound == "memory"):
-        found["share"] = least / seconds
-    return found
+        facts["share"] = least / seconds
+    return facts
 
 
 def check(result, quantity, bound):
-    """A target with what was found. A quantity that could not be determined does not meet it."""
+    """Returns a target with what was found. A quantity that could not be determined does not meet it."""
     if quantity not in TARGETS:
         raise ValueError(f"{quantity!r} is not a target; there are {', '.join(TARGETS)}")
     value = result["ours"]["median"] if quantity == "seconds" else result.get(quantity)

@@ -28,10 +28,10 @@ CAPABILITY = 90  # that --compile takes where there is no GPU
 
 
 def parser():
-    found = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m benchmarks.peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parts = found.add_subparsers(dest="part", metavar="part", required=True)
+    parts = parser.add_subparsers(dest="part", metavar="part", required=True)
     for name, module in PARTS.items():
         part = parts.add_parser(name, help=module.__doc__.splitlines()[0], description=module.__doc__)
         part.set_defaults(compile=False)
@@ -45,11 +45,11 @@ def parser():
         part.add_argument("--commit", help="the commit to write into the results, where git cannot tell it")
         part.add_argument("--out", metavar="DIR", help="the folder for the files (build/benchmarks)")
         part.set_defaults(threads=1, eager=False)
-    return found
+    return parser
 
 
 def launches(cases, device):
-    """The launches of the peers' kernels. A case's tensors are gone when the next one is bound."""
+    """Yields the launches of the peers' kernels. A case's tensors are gone when the next one is bound."""
     for _, case in cases:
         call = case.bind(case.theirs, *case.inputs(device))
         if isinstance(call, Launches):

@@ -66,7 +66,7 @@ def affine(peer, shape, dtype, bits, scale):
 
 
 def mxfp4(peer, shape, dtype, scale):
-    """GGML's blocks, which have the same numbers, against MLX's words and scales."""
+    """Compares GGML's blocks, which have the same numbers, with MLX's words and scales."""
 
     def inputs(device):
         words = (

@@ -50,12 +50,12 @@ def cases(options, scale):
     peers = {name: PEERS[name](folder) for name in PEERS if (folder := getattr(options, name))}
     if not peers:
         raise ValueError("there is no peer to compare with: name a checkout with --mlx, --ggml or --flash-sdpa")
-    found = []
+    comparisons = []
     for peer in peers.values():
-        found += of_all(functools.partial(prefill, peer), scale, SHAPES[scale], DTYPES, (True, False))
+        comparisons += of_all(functools.partial(prefill, peer), scale, SHAPES[scale], DTYPES, (True, False))
         if hasattr(peer, "decode"):
-            found += of_all(functools.partial(decode, peer), scale, DECODE_SHAPES[scale], QUERIES, DTYPES)
-    return found
+            comparisons += of_all(functools.partial(decode, peer), scale, DECODE_SHAPES[scale], QUERIES, DTYPES)
+    return comparisons
 
 
 def random(dtype, *shapes):
@@ -63,7 +63,7 @@ def random(dtype, *shapes):
 
 
 def first_head(causal, q, k, v):
-    """The first head of the first sequence, in float64."""
+    """Returns the first head of the first sequence, in float64."""
     q, k, v = (exact(tensor[:1, :1]) for tensor in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 

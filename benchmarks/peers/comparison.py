@@ -14,8 +14,8 @@ LIMITS = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 
 
 def peer_case(*, reference, limit, **fields):
-    """A comparison whose `ours` and `theirs` make calls: each is given the inputs, allocates, and returns a call
-    without arguments. Only this call is timed.
+    """Returns a comparison whose `ours` and `theirs` make calls: each is given the inputs, allocates, and returns a
+    call without arguments. Only this call is timed.
 
     Args:
         reference: (*inputs) -> what a call must return, computed in float64: a tensor or a tuple of them. It may be the
@@ -30,7 +30,7 @@ def bound(make, *inputs):
 
 
 def calls(function):
-    """The side of a function that needs no preparation."""
+    """Returns the side of a function that needs no preparation."""
     return lambda *inputs: functools.partial(function, *inputs)
 
 
@@ -44,15 +44,15 @@ def check(reference, limit, case, *inputs):
 
 
 def error_of(result, expected):
-    """The largest error over the largest number, of tensors or of tuples of tensors."""
+    """Returns the largest error over the largest number, of tensors or of tuples of tensors."""
     if isinstance(expected, tuple):
         return max(error_of(*pair) for pair in zip(result, expected, strict=True))
-    found = exact(result.detach()[tuple(map(slice, expected.shape))])
-    error = ((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30)).item()
+    result_part = exact(result.detach()[tuple(map(slice, expected.shape))])
+    error = ((result_part - expected).abs().max() / expected.abs().max().clamp_min(1e-30)).item()
     return math.inf if math.isnan(error) else error
 
 
 def exact(tensor):
-    """The tensor in float64, on the CPU unless its device has float64. Integers stay what they are."""
+    """Returns the tensor in float64, on the CPU unless its device has float64. Integers stay what they are."""
     tensor = tensor if tensor.is_cuda else tensor.cpu()
     return tensor.double() if tensor.is_floating_point() else tensor

@@ -32,7 +32,7 @@ def cases(options, scale):
 
 
 def case(peer, nax, n, dtype, layout, swizzle, scale):
-    """`nt` has the transpose of the second matrix, whose memory is contiguous."""
+    """Returns the case of a product. `nt` has the transpose of the second matrix, whose memory is contiguous."""
 
     def inputs(device):
         return tuple(torch.randn(n, n, device=device).to(dtype) for _ in range(2))

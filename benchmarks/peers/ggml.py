@@ -41,7 +41,7 @@ class GGML:
         self.published = Published(file, (file.parent, file.parents[1]), ("GGML_METAL_HAS_BF16",))
 
     def matvec(self, type, packed, x):
-        """x (1, weights of a row) times packed weights."""
+        """Multiplies x (1, weights of a row) by packed weights."""
         rows, length, stride = packed.shape[0], x.shape[1], packed.shape[1]
         simdgroups, of_simdgroup, memory = MATVEC[type]
         out = torch.empty(1, rows, device=x.device)
@@ -64,7 +64,7 @@ class GGML:
         return Launches(out, launch)
 
     def matmul(self, type, packed, x):
-        """x (n, weights of a row) times packed weights, in tiles of 32 x 64."""
+        """Multiplies x (n, weights of a row) by packed weights, in tiles of 32 x 64."""
         rows, (n, length), stride = packed.shape[0], x.shape, packed.shape[1]
         out = torch.empty(n, rows, device=x.device)
         cut = rows % 64 != 0 or n % 32 != 0
@@ -85,7 +85,8 @@ class GGML:
         return Launches(out, launch)
 
     def attention(self, causal, q, k, v):
-        """Many queries. If it is causal there is a mask, and a pass over it that finds the blocks to leave out."""
+        """Launches attention of many queries. If it is causal there is a mask, and a pass over it that finds the blocks
+        to leave out."""
         batch, heads, length, size = q.shape
         keys = whole(k.shape[2], 64)
         q, out = q.float(), torch.empty(batch, length, heads, size, device=q.device)
@@ -119,7 +120,7 @@ class GGML:
         return Launches(out.transpose(1, 2), *launches)
 
     def decode(self, q, k, v):
-        """Few queries: workgroups share the keys, and a second kernel joins their results."""
+        """Launches attention of few queries: workgroups share the keys, and a second kernel joins their results."""
         batch, heads, queries, size = q.shape
         keys, simdgroups = whole(k.shape[2], 32), 1
         while 2 * 32 * simdgroups * WORKGROUPS < keys and simdgroups < 4:
@@ -165,17 +166,18 @@ def whole(keys, block):
 
 
 def matmul_constants(simdgroups):
-    """The simdgroups of a threadgroup, and the batches and their ratios, which are 1."""
+    """Returns the simdgroups of a threadgroup, and the batches and their ratios, which are 1."""
     return {600: simdgroups, 601: 0, 602: 1, 603: 1, 604: 1, 702: 1, 703: 1, 704: 1, 705: 1}
 
 
 def attention_constants(size, mask, simdgroups):
-    """The constants of the mask's pass (100), of many queries (300), of few (400) and of the joining kernel (500)."""
-    found = {100: mask, 125: 64, 224: 8, 225: 64, 310: False, 500: size, 501: WORKGROUPS, 423: WORKGROUPS}
+    """Returns the constants of the mask's pass (100), of many queries (300), of few (400) and of the joining kernel
+    (500)."""
+    constants = {100: mask, 125: 64, 224: 8, 225: 64, 310: False, 500: size, 501: WORKGROUPS, 423: WORKGROUPS}
     for base in (300, 400):
-        found |= {base: mask, **dict.fromkeys(range(base + 1, base + 5), False)}
-        found |= {base + 20: size, base + 21: size, base + 22: simdgroups}
-    return found
+        constants |= {base: mask, **dict.fromkeys(range(base + 1, base + 5), False)}
+        constants |= {base + 20: size, base + 21: size, base + 22: simdgroups}
+    return constants
 
 
 def attention_parameters(q, k, v, mask, out):

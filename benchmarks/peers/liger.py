@@ -83,14 +83,14 @@ LOSSES = {
 
 def cases(options, scale):
     functions = liger("liger_kernel.transformers.functional")
-    found = []
+    comparisons = []
     for shape in SHAPES[scale]:
         for name in OPS:
             for dtype in (torch.bfloat16, torch.float32):
-                found += [op_case(functions, name, kind, shape, dtype) for kind in ("forward", "backward")]
+                comparisons += [op_case(functions, name, kind, shape, dtype) for kind in ("forward", "backward")]
     for shape in LOSS_SHAPES[scale]:
-        found += [loss_case(functions, name, shape) for name in LOSSES]
-    return found + training.cases(scale, liger("liger_kernel.transformers"))
+        comparisons += [loss_case(functions, name, shape) for name in LOSSES]
+    return comparisons + training.cases(scale, liger("liger_kernel.transformers"))
 
 
 def liger(module):
@@ -103,8 +103,8 @@ def liger(module):
 
 
 def tensor(kind, rows, columns, dtype, device):
-    """A random tensor: x, weight, bias; q and k as (batch, heads, tokens, 128), where q has `columns` numbers for each
-    of `rows` tokens, and k a quarter of them; cosines and sines."""
+    """Returns a random tensor: x, weight, bias; q and k as (batch, heads, tokens, 128), where q has `columns` numbers
+    for each of `rows` tokens, and k a quarter of them; cosines and sines."""
     batch = max(1, rows // 4096)
     if kind == "x":
         return torch.randn(rows, columns, device=device).to(dtype)
@@ -123,7 +123,7 @@ def flat(outputs):
 
 
 def side(kind, leaves, rest, function):
-    """A side whose inputs are so many leaves, so many other tensors, and the gradients of the results."""
+    """Returns a side whose inputs are so many leaves, so many other tensors, and the gradients of the results."""
 
     def make(*inputs):
         own = [tensor.clone() for tensor in inputs]
@@ -152,7 +152,7 @@ def side(kind, leaves, rest, function):
 
 
 def exact_side(make):
-    """The results of a side in float64."""
+    """Returns the results of a side in float64."""
     return lambda *inputs: make(*map(exact, inputs))()
 
 
@@ -210,10 +210,10 @@ def loss_case(functions, name, shape, dtype=torch.bfloat16):
 
 
 def peaks(ours, theirs, *inputs):
-    """What a call of either side needs beyond what is there before, on a GPU that counts it."""
+    """Returns what a call of either side needs beyond what is there before, on a GPU that counts it."""
     if not inputs[0].is_cuda:
         return ""
-    found = []
+    gibibytes = []
     for make in (ours, theirs):
         call = make(*inputs)
         torch.cuda.synchronize()
@@ -221,5 +221,5 @@ def peaks(ours, theirs, *inputs):
         before = torch.cuda.memory_allocated()
         call()
         torch.cuda.synchronize()
-        found.append((torch.cuda.max_memory_allocated() - before) / 2**30)
-    return "{:.2f} GiB, Liger {:.2f}".format(*found)
+        gibibytes.append((torch.cuda.max_memory_allocated() - before) / 2**30)
+    return "{:.2f} GiB, Liger {:.2f}".format(*gibibytes)

@@ -39,7 +39,7 @@ class MLX:
         self.folder = folder
 
     def matvec(self, mode, bits, x, packed, scales, offsets=None):
-        """x Wᵀ for one row of x and weights packed as "affine" or "mxfp4" says, where no tile is cut off."""
+        """Computes x Wᵀ for one row of x and weights packed as "affine" or "mxfp4" says, where no tile is cut off."""
         rows, length = packed.shape[0], x.shape[1]
         group = length // scales.shape[1]
         header, prefix = ("quantized", "affine") if mode == "affine" else ("fp_quantized", "fp")
@@ -59,7 +59,8 @@ class MLX:
         return Launches(out, Launch(published, constants, kernel, arguments, (1, rows // 8, 1), (32, 2, 1)))
 
     def matmul(self, layout, swizzle, a, b, for_units=False):
-        """a @ b ("nn"), or a @ b.T ("nt"), in tiles of 64 x 64, or by Metal 4's matmul2d in tiles of 128 x 128."""
+        """Computes a @ b ("nn"), or a @ b.T ("nt"), in tiles of 64 x 64, or by Metal 4's matmul2d in tiles of 128 x
+        128."""
         (m, k), n = a.shape, b.shape[1 if layout == "nn" else 0]
         tile, depth, across = (128, 512, 4) if for_units else (64, 16, 2)
         rows, columns = math.ceil(m / tile), math.ceil(n / tile)
@@ -103,7 +104,8 @@ class MLX:
         return Launches(out, launch)
 
     def decode(self, q, k, v):
-        """Few queries: one pass over the keys, or passes over blocks of them and one that joins these."""
+        """Launches attention of few queries: one pass over the keys, or passes over blocks of them and one that joins
+        these."""
         batch, heads, queries, size = q.shape
         kv_heads, keys = k.shape[1:3]
         group, out = heads // kv_heads, torch.empty_like(q)
@@ -139,7 +141,7 @@ class MLX:
 
 
 def blocks_of(simdgroups, keys):
-    """How many blocks of keys the first pass has on an Ultra."""
+    """Returns how many blocks of keys the first pass has on an Ultra."""
     if simdgroups >= 6 and keys >= 16384:
         return 512 if keys < 65536 else 1024
     return 256 if simdgroups <= 2 and keys > 8192 else 128

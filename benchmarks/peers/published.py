@@ -38,7 +38,7 @@ class Published:
     text: str = ""
 
     def library(self, constants, make=metalcore.compile_shader):
-        """The compiled program with these values of its function constants. `make` compiles it."""
+        """Returns the compiled program with these values of its function constants. `make` compiles it."""
         return _library(self, tuple(sorted(constants.items())), make)
 
 
@@ -51,7 +51,7 @@ def _library(published, constants, make):
 
 
 def checkout(option, folder, *files):
-    """The first of these files that a checkout has.
+    """Returns the first of these files that a checkout has.
 
     Raises:
         ValueError: it has none of them.
@@ -63,8 +63,8 @@ def checkout(option, folder, *files):
 
 
 def struct_argument(layout, *values):
-    """A struct that is passed by value, as the 64-bit integers that a call binds. `layout` is that of Python's struct
-    with the alignment of C."""
+    """Returns a struct that is passed by value, as the 64-bit integers that a call binds. `layout` is that of Python's
+    struct with the alignment of C."""
     content = struct.pack("@" + layout, *values)
     content += bytes(-len(content) % 8)
     return list(struct.unpack(f"<{len(content) // 8}q", content))
@@ -87,7 +87,7 @@ class Launch:
         return self.by(metalcore.compile_shader)
 
     def by(self, make):
-        """The call of the kernel that `make` compiles."""
+        """Returns the call of the kernel that `make` compiles."""
         library = self.published.library(self.constants, make)
         return functools.partial(
             getattr(library, self.kernel),
@@ -98,7 +98,7 @@ class Launch:
         )
 
     def code(self):
-        """What NVRTC compiles for this launch: the program, the kernel, and the signature of the call."""
+        """Returns what NVRTC compiles for this launch: the program, the kernel, and the signature of the call."""
         library = self.published.library(self.constants)
         getattr(library, self.kernel)  # it raises an error that names the kernels that there are
         program = library._program

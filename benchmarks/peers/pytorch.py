@@ -43,7 +43,7 @@ class FlashSDPA:
         self.published = Published(file, (Path(folder).resolve(),))
 
     def attention(self, causal, q, k, v):
-        """The sequences are packed: their tokens lie in a row, and a tensor says where each begins."""
+        """Launches attention of packed sequences: their tokens lie in a row, and a tensor says where each begins."""
         batch, heads, length, size = q.shape
         keys = k.shape[2]
         rows, columns, simdgroups = (16, 8, 2) if size == 256 else (32, 16 if size >= 128 else 32, 4)

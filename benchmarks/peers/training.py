@@ -45,7 +45,7 @@ class Training:
         return LlamaForCausalLM(config).to(device, self.dtype).train()
 
     def measure(self, run, patch):
-        """(seconds of each step, the largest memory in GiB or None, the loss after some steps).
+        """Returns (seconds of each step, the largest memory in GiB or None, the loss after some steps).
 
         Args:
             patch: (model) -> a context manager in which the model is trained.
@@ -103,11 +103,11 @@ def cases(scale, functions):
 
 def case(training, name, patch):
     def sample(run):
-        found = []
+        seconds = []
         for which in (metalcores, patch):
-            found.append(training.measure(run, which))
+            seconds.append(training.measure(run, which))
             run.device.release()
-        (ours, memory, loss), (theirs, their_memory, their_loss) = found
+        (ours, memory, loss), (theirs, their_memory, their_loss) = seconds
         if not abs(loss - their_loss) <= LOSS_LIMIT:
             raise ArithmeticError(f"the losses differ after {WARM_UP} steps: {loss:.4f} and {their_loss:.4f}")
         return Samples(

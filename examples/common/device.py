@@ -11,7 +11,7 @@ DEVICE = "mps" if torch.backends.mps.is_available() else "cuda"
 
 
 def milliseconds(function, repeats):
-    """The time of one of several calls. A call before them is not counted."""
+    """Returns the time of one of several calls. A call before them is not counted."""
     function()
     torch.accelerator.synchronize()
     begin = time.perf_counter()

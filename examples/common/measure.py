@@ -16,7 +16,7 @@ TEXT = Path(__file__).parents[1] / "data" / "gettysburg.txt"
 
 
 def rows_of_text(length):
-    """The text as rows of `length` bytes, whose labels are the bytes themselves."""
+    """Returns the text as rows of `length` bytes, whose labels are the bytes themselves."""
     tokens = torch.tensor(list(TEXT.read_bytes()))
     rows = tokens[: len(tokens) // length * length].view(-1, length)
     return [{"input_ids": row, "labels": row} for row in rows]
@@ -29,7 +29,7 @@ class Meter:
         self.losses, self.count, self.begin = [], 0, None
 
     def step(self, count, loss):
-        """The end of a step on `count` tokens or images."""
+        """Ends a step on `count` tokens or images."""
         torch.accelerator.synchronize()
         self.losses.append(loss.item() if isinstance(loss, torch.Tensor) else float(loss))
         if self.begin is None:

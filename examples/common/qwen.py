@@ -12,7 +12,7 @@ HEADS = {"tiny": (4, 2), "0.5B": (14, 2), "1.5B": (12, 2)}
 
 
 def config(shape, length):
-    """For `length` tokens."""
+    """Returns a configuration for `length` tokens."""
     heads, groups = HEADS[shape]
     return Qwen2Config(
         **SHAPES[shape],

@@ -45,7 +45,7 @@ class ResNet(nn.Module):
 
 
 def perturb(model):
-    """Batch norms as if the network had been trained: no mean is 0, no variance is 1."""
+    """Sets batch norms as if the network had been trained: no mean is 0, no variance is 1."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.weight.data.uniform_(0.5, 1.5)

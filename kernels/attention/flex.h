@@ -5,8 +5,10 @@
 //   float score(float score, int b, int h, int q, int k) const;
 //   float derivative(float score, float gradient, int b, int h, int q, int k) const;  // that of the unchanged score
 //   int2 ends(int b, int h, int q) const;  // of the keys that a query may see, where kEnds says that there are such
-//   bool mask(int b, int h, int q, int k) const;  // what else is true of a score that counts, where kMask says so
-// For the gradients of keys and values, `ends` is that of the queries that may see a key.
+//   Column column(int b, int h, int k) const;  // what the mask finds for a key, where kColumns says that it finds any
+//   bool alike(Column a, Column b) const;  // kByColumn says that the mask reads nothing else of a key
+//   bool mask(int b, int h, int q, int k, Column of_key) const;  // what else is true of a score that counts, for kMask
+// For the gradients of keys and values, `ends` is that of the queries that may see a key, and `column` of a query.
 // For the gradients of what the first captures: see flex_captured.h.
 #pragma once
 
@@ -166,10 +168,12 @@ METAL_FUNC uint bits_before(int end) {
 }
 
 // Returns which of a thread's scores count, a bit for each: those of keys before `end` that the mask shows. Rows of
-// scores are those of queries, or of keys.
-template <bool kKeysAreRows, uint kDown, uint kAcross, typename Mods>
+// scores are those of queries, or of keys. With `kHeld`, `held` has what the mask finds for each of the columns. Where
+// all of them are alike, and the mask reads nothing else of a column, a row's scores count all or not at all.
+template <bool kKeysAreRows, uint kDown, uint kAcross, bool kHeld = false, typename Mods>
 METAL_FUNC uint seen_scores(thread const Mods& mods, bool is_masked, uint batch, uint head, uint first_row,
-                            uint first_column, uint end, Place place) {
+                            uint first_column, uint end, Place place, uint lane = 0,
+                            threadgroup const typename Mods::Column* held = nullptr) {
   static_assert(2 * kDown * kAcross <= 32, "a thread has a bit for each of its scores");
   const int b = int(batch), h = int(head), first = int(first_column + place.column);
   const uint row = first_row + place.row;
@@ -192,20 +196,51 @@ METAL_FUNC uint seen_scores(thread const Mods& mods, bool is_masked, uint batch,
   }
   if (!Mods::kMask || !metal::simd_any(seen != 0)) return seen;
   uint shown = 0;
+  if constexpr (kHeld && Mods::kByColumn) {
+    bool is_alike = true;
+#pragma unroll
+    for (uint i = 0; i < 8 * kAcross; i += 32) is_alike &= mods.alike(held[i + lane], held[0]);
+    if (metal::simd_all(is_alike)) {
+#pragma unroll
+      for (uint m = 0; m < kDown; ++m)
+        if (mods.mask(b, h, int(row + m * 8), 0, held[0]))
+          shown |= all_bits<1, kAcross>() << flex_bit(kAcross, m, 0, 0);
+      return seen & shown;
+    }
+  }
 #pragma unroll
   for (uint n = 0; n < kAcross; ++n) {
 #pragma unroll
     for (uint i = 0; i < 2; ++i) {
       const int column = first + int(n * 8 + i);
+      const typename Mods::Column found = kHeld ? held[place.column + n * 8 + i] : mods.column(b, h, column);
 #pragma unroll
       for (uint m = 0; m < kDown; ++m) {
         const int query = kKeysAreRows ? column : int(row + m * 8), key = kKeysAreRows ? int(row + m * 8) : column;
-        shown |= uint(mods.mask(b, h, query, key)) << flex_bit(kAcross, m, n, i);
+        shown |= uint(mods.mask(b, h, query, key, found)) << flex_bit(kAcross, m, n, i);
       }
     }
   }
   return seen & shown;
 }
+
+// What the mask finds in captured tensors for the keys of a tile: a thread has that of a key on its way into
+// threadgroup memory.
+template <uint kKeys, typename Mods>
+struct FlexColumns {
+  using Column = typename Mods::Column;
+  threadgroup Column* held;
+  uint thread_index;
+  Column own;
+
+  METAL_FUNC void load(thread const Mods& mods, FlexPlace at, FlexWalk walk) {
+    if (walk.more() && walk.masked() && thread_index < kKeys)
+      own = mods.column(int(at.batch), int(at.head), int(walk.at + thread_index));
+  }
+  METAL_FUNC void store(bool is_masked) const {
+    if (is_masked && thread_index < kKeys) held[thread_index] = own;
+  }
+};
 
 // For gradients, in the place of a product: a weight of softmax; and in that of a weight's gradient: the one of the
 // score before the caller's function. A query that has no keys or does not exist has an infinite `lse`.

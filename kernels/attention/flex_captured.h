@@ -1,6 +1,6 @@
 // Gradients of what a function of scores captures. A score gives numbers, which `Mods` has by kinds, `k...` of each:
 //   Rows: sums over the keys of a query. A lane has its part of them in registers.
-//   Pairs, Columns, Diagonals: sums by a query and a key, by a key, and by the difference of both. Threadgroup memory
+//   Pairs, Keys, Diagonals: sums by a query and a key, by a key, and by the difference of both. Threadgroup memory
 //     has what a row of fragments gives a difference.
 //   Tables: sums by places that nothing is known of.
 //   Vectors: sums of vectors by such places.
@@ -20,10 +20,6 @@ METAL_FUNC FlexSlots flex_slots(constant FlexParams& p, thread const Mods& mods,
   return {head % mods.heads_with_tables(), (head % uint(p.items) * uint(p.parts) + at.part) * simds + simd};
 }
 
-METAL_FUNC uint flex_ballot(bool condition) {
-  return static_cast<uint>(static_cast<metal::simd_vote::vote_t>(metal::simd_ballot(condition)));
-}
-
 // Adds the values of lanes with the same place to its element.
 METAL_FUNC void flex_add(device float* tables, float value, uint place, uint lane) {
   bool waits = place != 0xffffffff && value != 0.0f;
@@ -36,8 +32,7 @@ METAL_FUNC void flex_add(device float* tables, float value, uint place, uint lan
   }
 }
 
-// Adds a score's vectors to those of its places. Lanes share the elements of a place's vector, and add up those of all
-// scores that have this place.
+// Adds a score's vectors to those of its places. Lanes share the elements of one score's vector.
 template <typename Mods>
 METAL_FUNC void flex_add_vectors(thread const Mods& mods, bool counts, float score, float gradient, int b, int h,
                                  FlexSlots slots, int q, int k, uint lane) {
@@ -45,21 +40,13 @@ METAL_FUNC void flex_add_vectors(thread const Mods& mods, bool counts, float sco
     uint place = 0xffffffff;
     if (counts) place = mods.vector_place(i, slots.of_head, slots.of_simd, b, h, q, k);
     const uint elements = mods.vector_elements(i);
-    uint waiting = flex_ballot(place != 0xffffffff);
-    while (waiting != 0) {
-      const uint first = metal::simd_shuffle(place, ushort(metal::ctz(waiting)));
-      const uint same = flex_ballot(place == first);
-      waiting &= ~same;
-      for (uint e = lane; e - lane < elements; e += 32) {
-        float sum = 0.0f;
-        for (uint others = same; others != 0; others &= others - 1) {
-          const ushort other = ushort(metal::ctz(others));
-          const float its_score = metal::simd_shuffle(score, other), slope = metal::simd_shuffle(gradient, other);
-          const int its_q = metal::simd_shuffle(q, other), its_k = metal::simd_shuffle(k, other);
-          if (e < elements) sum += mods.vector_value(i, e, its_score, slope, b, h, its_q, its_k);
-        }
-        if (e < elements) mods.tables[first + e] += sum;
-      }
+    for (uint other = 0; other < 32; ++other) {
+      const uint first = metal::simd_shuffle(place, other);
+      const float its_score = metal::simd_shuffle(score, other), slope = metal::simd_shuffle(gradient, other);
+      const int its_q = metal::simd_shuffle(q, other), its_k = metal::simd_shuffle(k, other);
+      if (first == 0xffffffff) continue;
+      for (uint e = lane; e < elements; e += 32)
+        mods.tables[first + e] += mods.vector_value(i, e, its_score, slope, b, h, its_q, its_k);
     }
   }
 }
@@ -92,8 +79,8 @@ METAL_FUNC void flex_captured(thread const Mods& mods, thread float* rows, threa
       mods.tables[element] = Mods::kOnce ? value : mods.tables[element] + value;
     }
 #pragma unroll
-    for (uint i = 0; i < Mods::kColumns; ++i) {
-      float sum = counts ? mods.column_value(i, score, gradient, b, h, q, k) : 0.0f;
+    for (uint i = 0; i < Mods::kKeys; ++i) {
+      float sum = counts ? mods.key_value(i, score, gradient, b, h, q, k) : 0.0f;
       sum += metal::simd_shuffle_xor(sum, 2);
       sum += metal::simd_shuffle_xor(sum, 4);
       sum += metal::simd_shuffle_xor(sum, 16);
@@ -119,12 +106,11 @@ template <uint kAcross, typename Mods>
 METAL_FUNC void flex_add_columns(thread const Mods& mods, thread const float* columns, FlexPlace at, FlexSlots slots,
                                  uint key, Place place) {
 #pragma unroll
-  for (uint i = 0; i < 2 * flex_columns<kAcross>() * Mods::kColumns; ++i) {
+  for (uint i = 0; i < 2 * flex_columns<kAcross>() * Mods::kKeys; ++i) {
     const uint which = i / 2 / flex_columns<kAcross>(), n = i / 2 % flex_columns<kAcross>() * 8 + place.row;
     if (n >= kAcross || columns[i] == 0.0f) continue;
     const int k = int(key + n * 8 + place.column + i % 2);
-    mods.tables[mods.column_place(which, slots.of_head, slots.of_simd, int(at.batch), int(at.head), 0, k)] +=
-        columns[i];
+    mods.tables[mods.key_place(which, slots.of_head, slots.of_simd, int(at.batch), int(at.head), 0, k)] += columns[i];
   }
 }
 

@@ -24,7 +24,7 @@ METAL_FUNC void gradients_of_queries(thread Fragments<float, kDown, kAcross>& sc
                                      FlexPlace at, FlexSlots slots, uint query, uint key, uint keys, Place place,
                                      uint lane) {
   constexpr uint kPitch = flex_numbers_pitch<8 * kAcross>();
-  float columns[2 * flex_columns<kAcross>() * Mods::kColumns + 1];
+  float columns[2 * flex_columns<kAcross>() * Mods::kKeys + 1];
   fill(columns, 0.0f);
 #pragma unroll
   for (uint m = 0; m < kDown; ++m) {
@@ -48,7 +48,7 @@ METAL_FUNC void gradients_of_queries(thread Fragments<float, kDown, kAcross>& sc
     if constexpr (Mods::kDiagonals > 0)
       flex_diagonals<8 * kAcross>(mods, numbers, at, slots, query + m * 8, key, keys, lane);
   }
-  if constexpr (Mods::kColumns > 0) flex_add_columns<kAcross>(mods, columns, at, slots, key, place);
+  if constexpr (Mods::kKeys > 0) flex_add_columns<kAcross>(mods, columns, at, slots, key, place);
 }
 
 // Adds a lane's part of the products of fragments and of a tile's rows.

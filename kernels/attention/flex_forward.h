@@ -3,10 +3,14 @@
 
 #include "flex.h"
 
+// The rows of a tile that hold what the mask finds for its keys, of which each takes 16 bytes at most.
+constexpr uint flex_column_rows(uint keys, bool is_whole) { return is_whole ? (keys + 7) / 8 : 0; }
+
 // What a threadgroup's tile has, in elements.
 template <typename T, uint kSize, uint kDown, uint kSimds, uint kKeys, bool kNarrow, bool kWhole>
 constexpr uint flex_forward_tile() {
-  return ((kNarrow ? kKeys : 2 * kKeys) + (kNarrow ? 8 * kDown * kSimds : 0)) * (kSize + 16 / sizeof(T));
+  return ((kNarrow ? kKeys : 2 * kKeys) + (kNarrow ? 8 * kDown * kSimds : 0) + flex_column_rows(kKeys, kWhole)) *
+         (kSize + 16 / sizeof(T));
 }
 
 // The logarithms to base 2 of products' exponentials.
@@ -75,6 +79,37 @@ METAL_FUNC void weigh(thread Fragments<float, kDown, kAcross>& scores, thread fl
   }
 }
 
+// Makes weights of a tile's products. `edge` says that the mask may hide some of them.
+template <typename M, typename Mods, uint kDown, uint kAcross>
+METAL_FUNC void weights_of(thread Fragments<M, kDown, kAcross>& weights,
+                           thread Fragments<float, kDown, kAcross>& scores, thread float* largest, thread float* total,
+                           thread float* shrink, thread const Mods& mods, float scale, FlexPlace at, uint query,
+                           uint key, bool edge, uint seen, Place place) {
+  scale_scores(scores, mods, scale, at, query, key, place);
+  if (edge && metal::simd_any(seen != all_bits<kDown, kAcross>())) hide_scores(scores, seen);
+  weigh(scores, largest, total, shrink);
+  round_to(weights, scores);
+}
+
+// Adds up the sums of softmax of four lanes, stores their logarithms and the largest scores, and makes factors of the
+// sums of results. The numbers of the lane's rows begin at `first`, and `step` lies between those of neighbours.
+template <bool kWhole, uint kDown>
+METAL_FUNC void finish_rows(thread float* factors, thread float* total, thread const float* largest, device float* lse,
+                            device float* largest_scores, int64_t first, int64_t step, uint row, uint end,
+                            Place place) {
+#pragma unroll
+  for (uint m = 0; m < kDown; ++m) {
+    total[m] += metal::simd_shuffle_xor(total[m], 1);
+    total[m] += metal::simd_shuffle_xor(total[m], 8);
+    if (place.column == 0 && (kWhole || row + m * 8 < end)) {
+      const int64_t number = first + m * 8 * step;
+      lse[number] = total[m] == 0.0f ? -INFINITY : largest[m] + metal::precise::log2(total[m]);
+      largest_scores[number] = largest[m];
+    }
+    factors[m] = total[m] == 0.0f ? 0.0f : 1.0f / total[m];
+  }
+}
+
 // `Out` is the type of results of all keys, or float for those of a part of them. `kWhole` says that no row or element
 // of a tile is missing, that rows can be loaded 16 bytes at a time, and that a threadgroup visits whole blocks.
 template <typename T, uint kSize, uint kDown, uint kSimds, uint kKeys, bool kNarrow, bool kWhole, typename Out,
@@ -95,6 +130,9 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
   constexpr bool kByTile = kAhead && kQueries <= kTileRows;
   threadgroup T* const keys = tile;
   threadgroup T* const values = kNarrow ? tile : tile + kKeys * kPitch;
+  constexpr bool kHeld = kWhole && Mods::kColumns;
+  threadgroup typename Mods::Column* const held =
+      reinterpret_cast<threadgroup typename Mods::Column*>(tile + kTileRows * kPitch);
   threadgroup T* const own = kNarrow ? tile + kTileRows * kPitch : tile;
 
   const uint splits = kWhole ? 1 : uint(p.splits), index = uint(p.first) + group, split = index % splits;
@@ -131,6 +169,8 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
     keys_ahead.load(walk.at);
     if (kEarly) values_ahead.load(walk.at);
   }
+  FlexColumns<kKeys, Mods> columns = {held, thread_index, {}};
+  if (kHeld) columns.load(mods, at, walk);
   OwnRows<kNarrow, T, kDown, kSize / 8> queries;
   if constexpr (kAhead)
     flex_take<kTileRows, kPitch, kSimds>(queries, tile, queries_ahead, at.begin, simd);
@@ -142,13 +182,14 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
     const bool is_masked = walk.masked(), edge = is_masked || (!kWhole && key + kKeys > end);
     walk.next();
     uint seen = 0xffffffff;
-    if (edge) seen = seen_scores<false, kDown, kAcross>(mods, is_masked, at.batch, at.head, query, key, end, place);
-    const bool counts = metal::simd_any(seen != 0);  // of a simdgroup's scores, any
+    if (edge && !kHeld)
+      seen = seen_scores<false, kDown, kAcross>(mods, is_masked, at.batch, at.head, query, key, end, place);
     if (kNarrow) {
       exchange_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(keys, k_rows, key, k_length, head_size, vectors,
                                                           thread_index);
     } else if (kInTurn) {  // no simdgroup reads keys since the last barrier
       keys_ahead.store(keys, key);
+      if (kHeld) columns.store(is_masked);
       metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
       values_ahead.load(key);
     } else {
@@ -159,12 +200,17 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
       metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
       keys_ahead.store(keys, key);
       values_ahead.store(values, key);
+      if (kHeld) columns.store(is_masked);
       metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     }
     if (kEarly && walk.more()) {
       keys_ahead.load(walk.at);
       values_ahead.load(walk.at);
     }
+    if (kHeld && is_masked)
+      seen =
+          seen_scores<false, kDown, kAcross, kHeld>(mods, true, at.batch, at.head, query, key, end, place, lane, held);
+    const bool counts = metal::simd_any(seen != 0);  // of a simdgroup's scores, any
 
     Fragments<float, kDown, kAcross> scores;
     if (counts) product_transposed<kPitch>(scores, queries, keys);
@@ -173,36 +219,24 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
       metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
       if (walk.more()) keys_ahead.load(walk.at);
     }
+    if (kHeld) columns.load(mods, at, walk);
     if (kNarrow) {  // values come while softmax is computed
       metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
       load_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(values, v_rows, key, k_length, value_size, vectors, thread_index);
     }
     Fragments<metal::conditional_t<kNarrow, float, T>, kDown, kAcross> weights;
     float shrink[kDown];
-    if (counts) {
-      scale_scores(scores, mods, scale, at, query, key, place);
-      if (edge && metal::simd_any(seen != all_bits<kDown, kAcross>())) hide_scores(scores, seen);
-      weigh(scores, largest, total, shrink);
-      round_to(weights, scores);
-    }
+    if (counts) weights_of(weights, scores, largest, total, shrink, mods, scale, at, query, key, edge, seen, place);
     if (kNarrow) metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     if (counts) FlexSums<(!kNarrow && sizeof(T) == 2)>::template add<kPitch, kNarrow>(sums, shrink, weights, values);
   }
 
   float factors[kDown];
-#pragma unroll
-  for (uint m = 0; m < kDown; ++m) {
-    total[m] += metal::simd_shuffle_xor(total[m], 1);
-    total[m] += metal::simd_shuffle_xor(total[m], 8);
-    const uint row = query + m * 8 + place.row;
-    if (place.column == 0 && (kWhole || row < at.end)) {
-      const int64_t token = (int64_t(at.batch) * p.q_length + row) * splits + split;
-      const int64_t number = splits == 1 ? flex_number(p, at.batch, at.head, row) : token * p.heads + at.head;
-      lse[number] = total[m] == 0.0f ? -INFINITY : largest[m] + metal::precise::log2(total[m]);
-      largest_scores[number] = largest[m];
-    }
-    factors[m] = total[m] == 0.0f ? 0.0f : 1.0f / total[m];
-  }
+  const uint own_row = query + place.row;
+  const int64_t token = (int64_t(at.batch) * p.q_length + own_row) * splits + split;
+  const int64_t number = splits == 1 ? flex_number(p, at.batch, at.head, own_row) : token * p.heads + at.head;
+  finish_rows<kWhole, kDown>(factors, total, largest, lse, largest_scores, number, splits == 1 ? 1 : splits * p.heads,
+                             own_row, at.end, place);
   device Out* const rows = first_row(out + split * p.out_part, p.out, at.batch, at.head, 0);
   if constexpr (kByTile && sizeof(Out) == sizeof(T)) {
     if (kWhole || vectors) {

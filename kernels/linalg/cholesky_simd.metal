@@ -5,7 +5,7 @@
 using namespace metal;
 
 #include "cholesky.h"
-#include "cholesky_pivot.h"
+#include "hermitian.h"
 #include "fours.h"
 
 constant constexpr uint kSimdgroups = 4;  // per threadgroup

@@ -5,9 +5,8 @@
 using namespace metal;
 
 #include "cholesky.h"
-#include "cholesky_pivot.h"
 #include "fours.h"
-#include "triangle.h"
+#include "hermitian.h"
 
 template <typename T>
 struct CholeskyTile {

@@ -12,7 +12,7 @@ using namespace metal;
 inline float key_of(float a) { return isnan(a) ? INFINITY : abs(a); }
 inline float key_of(float2 a) { return length_of(a) >= 0.0f ? length_of(a) : INFINITY; }
 
-// The same for a diagonal entry.
+// The key of a diagonal entry. That of a Hermitian matrix is real.
 template <typename Number>
 inline float diagonal_key(Number a, bool hermitian) {
   return hermitian ? abs(real_part(a)) : key_of(a);

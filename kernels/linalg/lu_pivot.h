@@ -51,7 +51,7 @@ inline T operator/(T value, Divisor by) {
   return (value * by.inverse) * by.scale;
 }
 
-// The same for complex numbers.
+// The divisor of complex numbers.
 struct ComplexDivisor {
   float2 inverse;
   float scale;

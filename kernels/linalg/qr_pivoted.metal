@@ -103,7 +103,7 @@ inline float3 larger(float sigma, float alpha, float gamma) {
   return float3(0.5f * (roots.x + roots.y), turn);
 }
 
-// What the first lane reads, which alone writes there.
+// The first lane alone writes to this place, so it reads for the whole simdgroup.
 inline float from_first(device const float* place, uint lane) { return simd_shuffle(lane == 0 ? *place : 0.0f, 0); }
 
 // Makes the reflector of column `step`, and decides whether R still has full rank with it. A simdgroup calls it.

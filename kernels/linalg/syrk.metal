@@ -4,7 +4,7 @@
 using namespace metal;
 
 #include "steps.h"
-#include "triangle.h"
+#include "hermitian.h"
 
 constant constexpr uint kDepth = 16;              // columns of A in threadgroup memory at once
 constant constexpr uint kPitch = SYRK_TILE + 4;   // a column's stride there: aligned to float4, spread over banks

@@ -10,7 +10,7 @@
 using namespace metal;
 
 #include "common/earlier.h"
-#include "triangle.h"
+#include "hermitian.h"
 #include "tridiagonalize_steps.h"
 #include "tridiagonalize.h"
 

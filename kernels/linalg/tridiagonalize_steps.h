@@ -45,6 +45,9 @@ inline Reflector reflector_of(float alpha, float2 squares, thread float& scale) 
   return make_reflector(alpha, scaled, scaled, scale);
 }
 
+// The phase of a value with this magnitude. Zero has the phase 1.
+inline float2 phase_of(float2 value, float size) { return size > 0.0f ? value / size : float2(1.0f, 0.0f); }
+
 // The one of complex columns, which keeps alpha's phase so that tau is real.
 struct HermitianReflector {
   float2 beta;
@@ -58,7 +61,7 @@ inline HermitianReflector reflector_of(float2 alpha, float2 squares, thread floa
   if (scaled == 0.0f) return {alpha, 0.0f, float2(0.0f)};
   const float2 a = alpha * scale;
   const float size = metal::precise::sqrt(metal::fma(a.x, a.x, a.y * a.y));
-  const float2 phase = size > 0.0f ? a / size : float2(1.0f, 0.0f);
+  const float2 phase = phase_of(a, size);
   const float length = metal::precise::sqrt(metal::fma(size, size, scaled)), sum = size + length;
   return {phase * (-length * inverse_of_scale(scale)), sum / length, conjugate(phase) / sum};
 }

@@ -54,6 +54,15 @@ inline float total(thread const float* sums) {
   return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
 }
 
+inline float lesser(float a, float b) { return b < a ? b : a; }
+inline float greater(float a, float b) { return b > a ? b : a; }
+inline float least_of(thread const float* x) {
+  return lesser(lesser(lesser(x[0], x[4]), lesser(x[2], x[6])), lesser(lesser(x[1], x[5]), lesser(x[3], x[7])));
+}
+inline float most_of(thread const float* x) {
+  return greater(greater(greater(x[0], x[4]), greater(x[2], x[6])), greater(greater(x[1], x[5]), greater(x[3], x[7])));
+}
+
 // A group of N numbers in registers.
 template <uint N>
 struct Group {
@@ -61,13 +70,24 @@ struct Group {
 
   // From number `from` on, a multiple of 16.
   void load(device const uint4* numbers, uint from, uint dtype) {
+    if (dtype == QUANT_FLOAT) {
 #pragma unroll
-    for (uint i = 0; i < N; i += 16) {
-      float4 four[4];
-      load16(four, numbers, from + i, dtype);
-#pragma unroll
-      for (uint k = 0; k < 16; ++k) of[i + k] = four[k / 4][k % 4];
+      for (uint i = 0; i < N / 4; ++i) put4(4 * i, as_type<float4>(numbers[from / 4 + i]));
+      return;
     }
+#pragma unroll
+    for (uint i = 0; i < N / 8; ++i) {
+      const uint4 bits = numbers[from / 8 + i];
+      put4(8 * i, float4(pair_of(bits.x, dtype), pair_of(bits.y, dtype)));
+      put4(8 * i + 4, float4(pair_of(bits.z, dtype), pair_of(bits.w, dtype)));
+    }
+  }
+
+  void put4(uint at, float4 four) {
+    of[at] = four.x;
+    of[at + 1] = four.y;
+    of[at + 2] = four.z;
+    of[at + 3] = four.w;
   }
 
   float2 range() const {
@@ -77,16 +97,13 @@ struct Group {
       float least = of[k], most = of[k];
 #pragma unroll
       for (uint i = QUANTIZE_SUMS; i < N; i += QUANTIZE_SUMS) {
-        least = of[i + k] < least ? of[i + k] : least;
-        most = of[i + k] > most ? of[i + k] : most;
+        least = lesser(least, of[i + k]);
+        most = greater(most, of[i + k]);
       }
       low[k] = least;
       high[k] = most;
     }
-    float2 ends = float2(low[0], high[0]);
-#pragma unroll
-    for (uint k = 1; k < QUANTIZE_SUMS; ++k) ends = float2(min(ends.x, low[k]), max(ends.y, high[k]));
-    return ends;
+    return float2(least_of(low), most_of(high));
   }
 
   // The number with the largest absolute value: the first one where two have it.
@@ -143,38 +160,50 @@ struct Nonlinear {
 };
 
 // The scale with which nearest(x / scale) is nearest to x, by the squared error: for each candidate around the one that
-// brings the largest number to the end of the range, with both signs, the best scale of its integers.
+// brings the largest number to the end of the range, with both signs, the best scale of its integers. The error is the
+// sum of x * x less (sum of q * x)^2 / (sum of q * q), and so the candidate with the largest quotient wins. A CPU has
+// the sums of eight candidates in one register.
 template <uint N, typename To>
 inline float search_scale(thread const Group<N>& x) {
-  const float to_one = inverse(x.largest());
-  float least = INFINITY, best = 0.0f;
+  constexpr uint candidates = 40;
+  const float largest = x.largest(), to_one = inverse(largest);
+  Group<N> y;  // in units of the largest number, so that no square is too small
+#pragma unroll
+  for (uint i = 0; i < N; ++i) y.of[i] = x.of[i] * to_one;
+  float most[QUANTIZE_SUMS], best[QUANTIZE_SUMS];
+#pragma unroll
+  for (uint k = 0; k < QUANTIZE_SUMS; ++k) most[k] = best[k] = 0.0f;
 #pragma nounroll
-  for (int candidate = 0; candidate < 38; ++candidate) {
-    const float end = To::end + 0.2f * float(candidate / 2 - 9);
-    const float factor = (candidate % 2 ? end : -end) * to_one;
-    Group<N> q;
-    float qx[QUANTIZE_SUMS], qq[QUANTIZE_SUMS];
+  for (uint first = 0; first < candidates; first += QUANTIZE_SUMS) {
+    float end[QUANTIZE_SUMS], qy[QUANTIZE_SUMS], qq[QUANTIZE_SUMS];
 #pragma unroll
     for (uint k = 0; k < QUANTIZE_SUMS; ++k) {
-      float sum_qx = 0.0f, sum_qq = 0.0f;
-#pragma unroll
-      for (uint i = 0; i < N; i += QUANTIZE_SUMS) {
-        const float one = To::nearest(x.of[i + k] * factor);
-        q.of[i + k] = one;
-        sum_qx += one * x.of[i + k];
-        sum_qq += one * one;
-      }
-      qx[k] = sum_qx;
-      qq[k] = sum_qq;
+      const float magnitude = To::end + 0.2f * (float((first + k) / 2) - 9.0f);
+      end[k] = k % 2 ? magnitude : -magnitude;
+      qy[k] = qq[k] = 0.0f;
     }
-    const float scale = total(qx) * inverse(total(qq));
-    const float sum = x.error(q, scale, 0.0f);
-    if (sum < least) {
-      least = sum;
-      best = scale;
+#pragma unroll
+    for (uint i = 0; i < N; ++i) {
+#pragma unroll
+      for (uint k = 0; k < QUANTIZE_SUMS; ++k) {
+        const float one = To::nearest(y.of[i] * end[k]);
+        qy[k] += one * y.of[i];
+        qq[k] += one * one;
+      }
+    }
+#pragma unroll
+    for (uint k = 0; k < QUANTIZE_SUMS; ++k) {
+      const float scale = qy[k] * inverse(qq[k]), gain = scale * qy[k];
+      best[k] = gain > most[k] ? scale : best[k];
+      most[k] = gain > most[k] ? gain : most[k];
     }
   }
-  return best;
+#pragma unroll
+  for (uint k = 1; k < QUANTIZE_SUMS; ++k) {
+    best[0] = most[k] > most[0] ? best[k] : best[0];
+    most[0] = most[k] > most[0] ? most[k] : most[0];
+  }
+  return best[0] * largest;
 }
 
 // The scale and how much less than 0 the minimum is, with which integers from 0 to `most` are nearest to x, by the

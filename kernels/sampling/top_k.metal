@@ -89,7 +89,7 @@ template <typename T>
   write<T, threadgroup uint*>(numbers, params.k, ulong(row) * params.k, places, values, indices, team);
 }
 
-// The same for more values than threadgroup memory holds. `sorted` has the keys and the places of a row side by side,
+// Selects more values than threadgroup memory holds. `sorted` has the keys and the places of a row side by side,
 // each as many as the power of two that k fits.
 template <typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(1024)]] void top_k_long_rows(

@@ -65,7 +65,23 @@ inline void invert(threadgroup float* system, uint simdgroup, uint lane) {
   }
 }
 
-template <typename T>
+// Neighbouring elements of a chunk's matrix, as they are or as sums of three bfloats.
+template <bool PARTS, int N>
+inline void put_elements(device float* to, uint at, vec<float, N> elements) {
+  if constexpr (!PARTS) {
+    *reinterpret_cast<device vec<float, N>*>(to + at) = elements;
+  } else {
+    device vec<bfloat, N>* own = reinterpret_cast<device vec<bfloat, N>*>(reinterpret_cast<device bfloat*>(to) + at);
+#pragma unroll
+    for (uint part = 0; part < 3; ++part, own += kChunk * kChunk / N) {
+      const vec<bfloat, N> rounded = static_cast<vec<bfloat, N>>(elements);
+      *own = rounded;
+      elements -= static_cast<vec<float, N>>(rounded);
+    }
+  }
+}
+
+template <bool PARTS, typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(DELTA_THREADS)]] void gated_delta_rule_inverse(
     device const T* q [[buffer(0)]], device const T* k [[buffer(1)]], device const float* g [[buffer(2)]],
     device const float* beta [[buffer(3)]], device const int* ends [[buffer(4)]], device float* inverses [[buffer(5)]],
@@ -93,7 +109,7 @@ template <typename T>
   add_gates(high, low, g + at, count, params, thread_index);
   if (thread_index < kChunk) strengths[thread_index] = strength_of(beta + at, thread_index, count, params);
   const ulong chunk = ulong(group) * kChunk;
-  device float* const own_scores = scores + chunk * kChunk;
+  const ulong matrix = chunk * kChunk * (PARTS ? 3 : 2) / 2;
   Fragments<float, 2, kChunk / 8> by_queries, by_keys;  // products with keys
   clear(by_queries);
   clear(by_keys);
@@ -131,7 +147,7 @@ template <typename T>
         score = float2(earlier <= later ? found.x : 0.0f, earlier + 1 <= later ? found.y : 0.0f);
         factor = float2(earlier < later ? of_system.x : 0.0f, earlier + 1 < later ? of_system.y : 0.0f);
       }
-      *reinterpret_cast<device float2*>(own_scores + later * kChunk + earlier) = score;
+      put_elements<PARTS>(scores + matrix, later * kChunk + earlier, score);
       system[earlier * kTall + later] = factor.x;
       system[(earlier + 1) * kTall + later] = factor.y;
     }
@@ -147,11 +163,10 @@ template <typename T>
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (!params.corrects) return;
   invert(system, simdgroup, lane);
-  device float4* const inverse = reinterpret_cast<device float4*>(inverses + chunk * kChunk);
   for (uint i = thread_index; i < kChunk * kChunk / 4; i += DELTA_THREADS) {
     const uint row = i / (kChunk / 4), column = i % (kChunk / 4) * 4;
     threadgroup const float4* const found = reinterpret_cast<threadgroup const float4*>(system + row * kTall + column);
-    inverse[i] = column / kOwn <= row / kOwn ? *found : float4(0.0f);
+    put_elements<PARTS>(inverses + matrix, i * 4, column / kOwn <= row / kOwn ? *found : float4(0.0f));
   }
 }
 
@@ -273,10 +288,11 @@ template <uint KEYS, uint COLUMNS, typename T>
 }
 
 #define INSTANTIATE_CHUNKS(types, T)                                                    \
-  INSTANTIATE("gated_delta_rule_inverse", types, gated_delta_rule_inverse<T>)           \
+  INSTANTIATE("gated_delta_rule_inverse", types, gated_delta_rule_inverse<false, T>)    \
   INSTANTIATE("gated_delta_rule_walk_128x32", types, gated_delta_rule_walk<128, 32, T>) \
   INSTANTIATE("gated_delta_rule_walk_128x16", types, gated_delta_rule_walk<128, 16, T>) \
   INSTANTIATE("gated_delta_rule_walk_256x16", types, gated_delta_rule_walk<256, 16, T>)
 INSTANTIATE_CHUNKS("_float", float)
 INSTANTIATE_CHUNKS("_half", half)
 INSTANTIATE_CHUNKS("_bfloat", bfloat)
+INSTANTIATE("gated_delta_rule_inverse_parts", "_bfloat", gated_delta_rule_inverse<true, bfloat>)

@@ -12,6 +12,10 @@
 #define DELTA_STEPS 8   // positions whose keys and queries are in threadgroup memory at once
 #define DELTA_CHUNK 64  // positions between the states that the derivative keeps
 #define DELTA_SIZE 256  // the largest size of a head
+// Kernels by units: threads, columns of a state that these have, and elements of a triangular matrix as three parts.
+#define DELTA_UNIT_THREADS 256
+#define DELTA_UNIT_COLUMNS 32
+#define DELTA_UNIT_PARTS (3 * DELTA_CHUNK * DELTA_CHUNK)
 // Rows of a state that a simdgroup of gated_delta_rule_rows has, for the size that its values are padded to.
 #define DELTA_ROWS(values) ((values) > 128 ? 4 : 8)
 

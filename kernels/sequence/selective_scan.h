@@ -62,7 +62,8 @@ struct SelectiveStateUpdateParams {
   uint32_t dim;
   uint32_t group_heads;  // that share B and C
   uint32_t states;
-  uint32_t rows;  // of the state
+  uint32_t rows;     // of the state
+  uint32_t entries;  // of the batch, that a threadgroup walks over
   uint32_t has_rows;
   uint32_t wide_steps;  // dt, D and the bias are float32
   uint32_t wide_skip;

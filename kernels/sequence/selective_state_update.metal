@@ -1,61 +1,6 @@
 // selective_state_update: one position of a selective state space, whose state is changed in place. Some lanes share
 // the states of some channels.
-#include "common/pack.h"
-#include "common/sums.h"
-#include "sequence/scan_tile.h"
-
-// A number of type T, or of float where `wide` says so. A compiler that has a load for each waits for the one before it
-// asks for the other, so floats are read by halves.
-template <typename T>
-inline float number(device const T* numbers, bool wide, long at) {
-  if constexpr (sizeof(T) == sizeof(float))
-    return numbers[at];
-  else {
-    device const ushort* const upper = reinterpret_cast<device const ushort*>(numbers) + (wide ? 2 * at + 1 : at);
-    const ushort high = *upper, low = upper[wide ? -1 : 0];
-    return wide ? as_type<float>(static_cast<uint>(high) << 16 | low) : static_cast<float>(as_type<T>(high));
-  }
-}
-
-// The same where it is given, else 0. It is read in any case, so that no load waits behind a branch for another one:
-// `any` is a place that can be read.
-template <typename T>
-inline float optional(bool given, device const T* numbers, bool wide, long at, device const T* any) {
-  const float found = number(given ? numbers : any, given && wide, given ? at : 0);
-  return given ? found : 0.0f;
-}
-
-// Four neighbouring numbers, which are words until somebody computes with them, as in common/pack.h.
-template <typename T>
-struct Quad {
-  uint2 words;
-  Quad() = default;
-  Quad(vec<T, 4> values) : words(as_type<uint2>(values)) {}
-  float4 numbers() const { return static_cast<float4>(as_type<vec<T, 4>>(words)); }
-};
-template <>
-struct Quad<float> {
-  float4 words;
-  Quad() = default;
-  Quad(float4 values) : words(values) {}
-  float4 numbers() const { return words; }
-};
-
-// A lane's four numbers of a row from `begin` on: a vector, or one by one with zeros behind the row's end.
-template <bool VECTORS, typename T>
-inline Quad<T> quad_of(device const T* row, long stride, uint begin, uint count) {
-  if (VECTORS) return *reinterpret_cast<device const Quad<T>*>(row + (begin < count ? begin : 0));
-  vec<T, 4> values = vec<T, 4>(static_cast<T>(0.0f));
-#pragma unroll
-  for (uint n = 0; n < 4; ++n)
-    if (begin + n < count) values[n] = row[(begin + n) * stride];
-  return values;
-}
-inline uint4 in_pack(Quad<float> quad) { return as_type<uint4>(quad.words); }
-template <typename S>
-inline uint4 in_pack(Quad<S> quad) {
-  return uint4(quad.words, 0u, 0u);
-}
+#include "sequence/state_update.h"
 
 // S is the state's type in memory. LANES lanes share a channel, and each has some neighbouring states of ROWS channels
 // of a head, all on their way at once. VECTORS says that a lane's states, and what A, B and C have for them, are whole
@@ -173,7 +118,6 @@ template <uint LANES, uint ROWS, bool VECTORS, bool SHARED, typename T, typename
   INSTANTIATE("selective_state_update_" size, types,        \
               selective_state_update<LANES, UPDATE_ROWS(LANES, shared), true, shared, __VA_ARGS__>)
 #define INSTANTIATE_LANES(types, bytes, ...)                                           \
-  INSTANTIATE_UPDATE("16", types, UPDATE_LANES(16, bytes), false, __VA_ARGS__)         \
   INSTANTIATE_UPDATE("64", types, UPDATE_LANES(64, bytes), false, __VA_ARGS__)         \
   INSTANTIATE_UPDATE("128", types, UPDATE_LANES(128, bytes), false, __VA_ARGS__)       \
   INSTANTIATE_UPDATE("shared_16", types, UPDATE_LANES(16, bytes), true, __VA_ARGS__)   \

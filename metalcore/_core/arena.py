@@ -38,7 +38,7 @@ def place(lives: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:
 
 
 def fixed_memory(nbytes: int, device: torch.device | None) -> Tensor:
-    """Bytes whose storage never grows: PyTorch refuses an operator that would resize a tensor past their end."""
+    """Returns bytes whose storage never grows: PyTorch refuses operators that would resize a tensor past their end."""
     return from_dlpack(to_dlpack(torch.empty(nbytes, dtype=torch.uint8, device=device)))
 
 

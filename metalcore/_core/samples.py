@@ -66,7 +66,7 @@ def rows(sample) -> tuple[Sample, ...]:
 
 
 def well_conditioned(a: Tensor) -> Tensor:
-    """Matrices whose singular values differ by a small factor, so that Q, R, L and U hardly amplify errors."""
+    """Returns matrices whose singular values differ by a small factor, so that Q, R, L and U hardly amplify errors."""
     return a / a.shape[-2] ** 0.5 + 2 * torch.eye(*a.shape[-2:])
 
 
@@ -89,7 +89,7 @@ def turned(a: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
 
 
 def separated(a: Tensor) -> Tensor:
-    """Matrices whose singular values, or their symmetric part's eigenvalues, are about one apart. Errors of
+    """Returns matrices whose singular values, or their symmetric part's eigenvalues, are about one apart. Errors of
     their vectors grow by the largest value over that distance, which is n."""
     m, n = a.shape[-2:]
     return a / (10 * min(m, n)) + torch.diag(torch.arange(1.0, max(m, n) + 1))[:m, :n]

@@ -50,10 +50,10 @@ def add_parser(commands):
 def run(arguments):
     import metalcore.simulator  # noqa: F401
 
-    found = _of_file(arguments) if arguments.what.endswith(".metal") else _of_op(arguments)
+    estimate = _of_file(arguments) if arguments.what.endswith(".metal") else _of_op(arguments)
     if arguments.svg:
-        Path(arguments.svg).write_text(found.svg(), encoding="utf-8")
-    print(json.dumps(found.as_dict(), indent=1) if arguments.json else found)
+        Path(arguments.svg).write_text(estimate.svg(), encoding="utf-8")
+    print(json.dumps(estimate.as_dict(), indent=1) if arguments.json else estimate)
 
 
 def _random(shape, dtype):
@@ -79,13 +79,13 @@ def _of_op(arguments):
         raise ValueError(f"{arguments.what} is an optimizer: metalcore.estimate(optimizer.step) estimates it")
     options = dict(map(_option, arguments.option))
     shapes = shape_words(arguments.size)
-    given = arguments_of(entry, shapes, shapes, getattr(torch, arguments.dtype), options, _random)
+    values = arguments_of(entry, shapes, shapes, getattr(torch, arguments.dtype), options, _random)
     # Some ops do not take all values: positive definite matrices, for example.
     prepare = next(iter(entry.samples())).prepare
     for name, function in zip(tensor_arguments(entry), prepare):
-        if name in given and given[name].is_floating_point():
-            given[name] = function(given[name].cpu().float()).to(given[name].dtype).to("mps")
-    return metalcore.estimate(entry.function, gpu=arguments.gpu, **given, **options)
+        if name in values and values[name].is_floating_point():
+            values[name] = function(values[name].cpu().float()).to(values[name].dtype).to("mps")
+    return metalcore.estimate(entry.function, gpu=arguments.gpu, **values, **options)
 
 
 def _option(option):

@@ -142,10 +142,10 @@ def _counted(entry) -> Counted:
         key = site["space"], _KINDS[access]
         values = [site["simdgroups"], *(site[name] for name in Memory._fields[1:-1])]
         added = Memory(*(value * scale for value in values), missed=tuple(m * scale for m in site["missed"]))
-        found = memory.get(key, Memory())
+        before = memory.get(key, Memory())
         memory[key] = Memory(
-            *(a + b for a, b in zip(found[:-1], added[:-1], strict=True)),
-            missed=tuple(a + b for a, b in zip(found.missed, added.missed, strict=True)),
+            *(a + b for a, b in zip(before[:-1], added[:-1], strict=True)),
+            missed=tuple(a + b for a, b in zip(before.missed, added.missed, strict=True)),
         )
         instructions[".".join(key)] += added.times
         lines.setdefault(places[place], Counter())[".".join(key)] += added.times

@@ -51,8 +51,8 @@ class Step(NamedTuple):
 def step(counted: Counted, chip: Chip) -> Step:
     """Returns the estimate of a dispatch."""
     parameters, errors = fitted()
-    found = times(counted, chip, parameters)
-    kind = kind_of(counted, found, chip)
+    parts = times(counted, chip, parameters)
+    kind = kind_of(counted, parts, chip)
     known = errors.get(kind)
     if known is None or known["rows"] < LEAST_ROWS:
         why = f"fewer than {LEAST_ROWS} public measurements of kernels like it ({kind})"
@@ -60,8 +60,8 @@ def step(counted: Counted, chip: Chip) -> Step:
         why = f"estimates of kernels like it ({kind}) are wrong by {known['ninth']:.0%} and more"
     else:
         factor = 1 + known["ninth"]
-        return Step(counted, found, kind, found.total / factor, found.total * factor, "")
-    return Step(counted, found, kind, None, None, why)
+        return Step(counted, parts, kind, parts.total / factor, parts.total * factor, "")
+    return Step(counted, parts, kind, None, None, why)
 
 
 class Estimate:

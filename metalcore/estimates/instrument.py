@@ -212,7 +212,7 @@ class _Program:
         return "\n".join(_Function(self, lines).written())
 
     def _is_service(self, head):
-        """Whether a function belongs to what instructions are made of, or to the executor."""
+        """Returns whether a function belongs to what instructions are made of, or to the executor."""
         file = self._file(head["debug"])
         return file.startswith(_OURS) and ("/target/" in file or file.endswith(("prelude.h", "stops.h")))
 
@@ -239,12 +239,12 @@ class _Function:
 
     def _find_hidden(self):
         """Returns the variables through which functions that are one instruction take and give their values."""
-        found = set()
+        names = set()
         for line in self.lines:
             call = _CALL.search(line)
             if call and (call["to"][0] == "%" or call["to"] in self.program.single):
-                found.update(map(self._variable, _LOCAL.findall(call["given"])))
-        return found - {""}
+                names.update(map(self._variable, _LOCAL.findall(call["given"])))
+        return names - {""}
 
     def _variable(self, pointer):
         """Returns the local variable that a pointer leads to, or "" where it leads elsewhere."""

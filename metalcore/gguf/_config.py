@@ -153,7 +153,7 @@ def _sizes(metadata):
     # A layer without tensors would be made for nothing, and there may be billions of them.
     if layers > len(file.tensors) or f"blk.{layers - 1}.attn_norm.weight" not in file.tensors:
         raise GGUFError(f"{file.path}: {layers} layers are promised, and tensors of the last are missing")
-    eps = metadata.number("attention.layer_norm_rms_epsilon")
+    eps = metadata.number("attention.layer_norm_rms_epsilon", _nemotron_h.epsilon(metadata))
     if eps < 0:
         raise GGUFError(f"{file.path}: attention.layer_norm_rms_epsilon is {eps}, which is less than 0")
     fields = {

@@ -121,16 +121,16 @@ class Metadata:
 
 def control(tokens: list[str]) -> set[str]:
     """Returns the texts of tokens that are never plain text. (Gemma 4 has </s> as a tag of HTML.)"""
-    found = {text for text in tokens if text in _CONTROL}
-    return found - {"</s>"} if "<|tool_response>" in found else found
+    control = {text for text in tokens if text in _CONTROL}
+    return control - {"</s>"} if "<|tool_response>" in control else control
 
 
 def stops(metadata: Metadata) -> list[int]:
     """Returns the tokens that end a text or a turn; the one that the file calls its end comes first."""
     named = [metadata.token(name) for name in ("eos", "eot", "eom")]
     texts = metadata.of_file("tokenizer.ggml.tokens", list, [])
-    found = {text: number for number, text in enumerate(texts) if text in _ENDS}
+    ends = {text: number for number, text in enumerate(texts) if text in _ENDS}
     for all_of, text in _PARTS:
-        if all_of <= found.keys():
-            found.pop(text, None)
-    return list(dict.fromkeys(token for token in (*named, *found.values()) if token is not None))
+        if all_of <= ends.keys():
+            ends.pop(text, None)
+    return list(dict.fromkeys(token for token in (*named, *ends.values()) if token is not None))

@@ -15,12 +15,18 @@ from . import _state_spaces
 from ._metadata import Metadata
 from ._reader import GGUFError
 
-__all__ = ["HONOURED", "attention", "config", "expected", "keys"]
+__all__ = ["HONOURED", "attention", "config", "epsilon", "expected", "keys"]
 
 # Keys that other layouts have one value for.
 HONOURED = ("expert_group_count", "expert_group_used_count", "expert_weights_scale")
 _SIGMOID = 2
+_EPSILON = "attention.layer_norm_epsilon"
 _STATES, _ATTENTION = "linear_attention", "full_attention"
+
+
+def epsilon(metadata: Metadata) -> float | None:
+    """Returns the epsilon of norms under the key that llama.cpp requires of Nemotron-H, or None for other models."""
+    return metadata.get(_EPSILON, float) if metadata.architecture in ("nemotron_h", "nemotron_h_moe") else None
 
 
 def attention(metadata: Metadata, heads: int, layers: int) -> dict[str, Any]:
@@ -106,6 +112,7 @@ def keys(config: Any, require: Any) -> dict[str, Any]:
         "attention.head_count_kv": [config.num_key_value_heads if one == _ATTENTION else 0 for one in kinds],
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
+        _EPSILON: float(config.layer_norm_epsilon),
         "attention.layer_norm_rms_epsilon": float(config.layer_norm_epsilon),
         "rope.scaling.finetuned": False,
         "vocab_size": config.vocab_size,

@@ -81,14 +81,14 @@ def _kept(weight, weights_of):
 
 
 def _group(weight):
-    """The largest power of 2 that divides a group's length, and the number of these in a group; or None, None."""
+    """Returns the largest power of 2 that divides a group's length, and how many of it a group has; or None, None."""
     length = weight.block_size[-1]
     size = length & -length
     return (size, length // size) if size >= 32 else (None, None)
 
 
 def _int8(weight) -> AffineWeight | None:
-    """A scale and a zero point for each row or group, or for the whole weight."""
+    """Returns a scale and a zero point for each row or group, or for the whole weight."""
     size, each = _group(weight)
     if size is None or weight.qdata.dtype != torch.int8 or _activations(weight):
         return None
@@ -110,7 +110,7 @@ def _activations(weight):
 
 
 def _int4(weight) -> AffineWeight | None:
-    """Columns of scales and of what 0 stands for, a row of them for each group."""
+    """Returns columns of scales and of what 0 stands for, a row of them for each group."""
     size, each = _group(weight)
     if size is None or weight.activation_dtype != torch.bfloat16:
         return None
@@ -126,7 +126,7 @@ def _tile_packed(weight) -> AffineWeight | None:
 
 
 def _float8(weight) -> ScaledWeight | None:
-    """A scale for each row, for each block of some rows and columns, or for the whole weight."""
+    """Returns a scale for each row, for each block of some rows and columns, or for the whole weight."""
     format = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}.get(weight.qdata.dtype)
     sides = tuple(
         0 if parts == 1 and side >= size else side

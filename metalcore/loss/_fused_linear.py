@@ -352,8 +352,8 @@ def _(grad, hidden, weight, target, bias, class_weight, *rest):
 
 
 def scaled(gradients: Sequence[Tensor], grad: Tensor) -> Sequence[Tensor]:
-    """Gradients that the forward pass made, times the upstream gradient: in place, where no other backward() will need
-    them."""
+    """Returns gradients that the forward pass made, times the upstream gradient: in place, where no other backward()
+    will need them."""
     kept = torch._C._autograd._get_current_graph_task_keep_graph()  # pyright: ignore[reportAttributeAccessIssue]
     if kept or not is_plain(grad) or is_legacy_batchedtensor(grad):  # by is_grads_batched
         return [gradient * grad.to(gradient.dtype) for gradient in gradients]

@@ -76,22 +76,45 @@ class CompressedConfig(QuantizationConfigMixin):
     the last three ask for: it keeps its digits.
 
     Raises:
-        ValueError: inputs of layers with packed integers are to be quantized, too.
+        ValueError: inputs of layers with packed integers are to be quantized, too, or the groups describe no weights.
     """
 
     def __init__(
         self, config_groups: Mapping[str, Any], format: str = "pack-quantized", ignore: Any = (), **kwargs: Any
     ):
         self.quant_method = "compressed-tensors"  # pyright: ignore[reportAttributeAccessIssue]
+        if not isinstance(ignore, (list, tuple, type(None))):
+            raise ValueError(f"compressed-tensors: ignore must be a list of names, not {ignore!r}")
         self.format, self.config_groups, self.ignore = format, config_groups, list(ignore or ())
+        weights = _weights_of_groups(config_groups)
         for name, group in config_groups.items():
             if format == "pack-quantized" and (group.get("input_activations") or group.get("output_activations")):
                 raise ValueError(f"compressed-tensors: {name} quantizes what layers are given, and metalcore does not")
-        weights = [group.get("weights") or {} for group in config_groups.values()]
         sizes = {of.get("group_size") or -1 for of in weights}
         self.group_size = sizes.pop() if len(sizes) == 1 else 0  # 0: as many as there are
+        # Files say by these tensors what would be a default without them.
+        told = [
+            ("weight_zero_point", [of.get("symmetric") is False for of in weights]),
+            ("weight_g_idx", [of.get("actorder") == "group" for of in weights]),
+        ]
+        self.needed = [leaf for leaf, groups in told if groups and all(groups)]
         blocks = {tuple(of.get("block_structure") or (1, max(of.get("group_size") or 0, 0))) for of in weights}
         self.block = blocks.pop() if len(blocks) == 1 else ()
+
+
+def _weights_of_groups(config_groups):
+    """Returns what each group says of weights: sizes are integers, and blocks have two."""
+    groups = config_groups.values() if isinstance(config_groups, Mapping) else [config_groups]
+    weights = [(group.get("weights") or {}) if isinstance(group, Mapping) else group for group in groups]
+    for of in weights:
+        sizes = of.get("block_structure") or (1, 1) if isinstance(of, Mapping) else None
+        if (
+            not isinstance(sizes, (list, tuple))
+            or [type(size) for size in sizes] != [int, int]
+            or not isinstance(of.get("group_size"), (int, type(None)))
+        ):
+            raise ValueError(f"compressed-tensors: config_groups describes no weights: {of!r}")
+    return weights
 
 
 @dataclasses.dataclass
@@ -114,6 +137,8 @@ class _Format:
 def _convert_gptq(tensors, length, config):
     if config.format not in ("gptq", "gptq_v2"):
         raise ValueError(f'GPTQ\'s format must be "gptq" or "gptq_v2", not {config.format!r}')
+    if config.desc_act and config.group_size != -1 and "g_idx" not in tensors:
+        raise ValueError("the file has its qweight, and no g_idx, which desc_act asks for")
     return from_gptq(
         tensors["qweight"],
         tensors["qzeros"],
@@ -132,6 +157,8 @@ def _convert_awq(tensors, length, config):
 
 
 def _convert_compressed(tensors, length, config):
+    if missing := [leaf for leaf in config.needed if leaf not in tensors]:
+        raise ValueError(f"the file has its weight_packed, and no {' and no '.join(missing)}")
     return from_compressed(
         tensors["weight_packed"],
         tensors["weight_scale"],
@@ -151,6 +178,9 @@ def _convert_scaled(tensors, length, config):
 
 
 def _convert_mlx(tensors, length, config):
+    for leaf in ("weight", "scales"):
+        if tensors[leaf].dim() != 2:
+            raise ValueError(f"{leaf} {list(tensors[leaf].shape)} must have 2 dimensions")
     if tensors["scales"].dtype != torch.uint8:
         if "biases" not in tensors:
             raise ValueError("the file has its scales, and no biases")
@@ -181,6 +211,12 @@ _MLX = _Format("scales", ("weight",), _convert_mlx, ("biases",))
 _MLX_LEAVES = ("scales", "weight", "biases")
 
 
+def _require_scale(name, found):
+    """Raises a ValueError where numbers of 8 bits have no scale: a layer would take them as they are."""
+    if found["weight"].dtype in (torch.float8_e4m3fn, torch.float8_e5m2) and "weight_scale" not in found:
+        raise ValueError(f"{name}: the file has its weight in {found['weight'].dtype}, and no weight_scale")
+
+
 class _Files(HfQuantizer):
     """Loads what a library has packed."""
 
@@ -195,8 +231,13 @@ class _Files(HfQuantizer):
         form = _COMPRESSED[config.format] if isinstance(config, CompressedConfig) else self.format
         for key in tensors:
             name, _, leaf = key.rpartition(".")
+            if leaf == form.others[0] == "weight" and form is not _MLX:
+                _require_scale(name, tensors.leaves(name))
             if leaf != form.first or form.others[0] not in tensors.leaves(name):
-                if leaf == form.first != "scales":
+                packed = form is not _MLX or isinstance(
+                    modules.get(place_of(name, model, modules)), (torch.nn.Linear, torch.nn.Embedding)
+                )
+                if leaf == form.first and packed:
                     raise ValueError(f"{name}: the file has its {leaf}, and no {form.others[0]}")
                 if form.first == "qweight" and leaf == "scales" and "qweight" not in tensors.leaves(name):
                     raise ValueError(
@@ -288,7 +329,7 @@ def _config_instead_of(theirs):
     class Config(theirs):
         @classmethod
         def from_dict(cls, config_dict, *args, **kwargs):
-            ours = config_dict.get("format") in _COMPRESSED and _is_ours("compressed_tensors")
+            ours = str(config_dict.get("format")) in _COMPRESSED and _is_ours("compressed_tensors")
             return (CompressedConfig if ours else theirs).from_dict(config_dict, *args, **kwargs)
 
     Config.__name__ = Config.__qualname__ = theirs.__name__

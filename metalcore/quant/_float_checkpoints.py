@@ -20,9 +20,11 @@ from ._repack import expert_blocks
 from ._scaled import scaled_linear
 from ._scaled_experts import scaled_linear_experts
 from ._scaled_weight import ScaledWeight, require_scaled
+from ._stored import read_headers
 
 __all__ = ["register"]
 
+_EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 _THEIRS = ("cuda", "xpu")  # types of devices for which transformers has kernels
 
 
@@ -101,6 +103,15 @@ class _Deserialize(ConversionOps):
         return {}
 
 
+def _require_scales(tensors):
+    """Raises a ValueError where numbers of 8 bits have no scale, for which transformers would take ones."""
+    for key in tensors:
+        name, _, leaf = key.rpartition(".")
+        found = tensors.leaves(name)
+        if leaf == "weight" and found[leaf].dtype in _EIGHT_BITS and not any("scale" in other for other in found):
+            raise ValueError(f"{name}: the file has its weight in {found[leaf].dtype}, and no scale")
+
+
 def _on_mps(theirs):
     """Returns a quantizer of transformers' that works where metalcore has kernels."""
 
@@ -108,6 +119,12 @@ def _on_mps(theirs):
         def validate_environment(self, *args, **kwargs):
             if not _ours() or self.quantization_config.dequantize:
                 super().validate_environment(*args, **kwargs)
+
+        def _process_model_before_weight_loading(self, model, **kwargs):
+            files = kwargs.get("checkpoint_files")
+            if _ours() and files and all(str(file).endswith(".safetensors") for file in files):
+                _require_scales(read_headers(files))
+            return super()._process_model_before_weight_loading(model, **kwargs)
 
     Quantizer.__name__ = Quantizer.__qualname__ = theirs.__name__
     return Quantizer

@@ -72,8 +72,12 @@ _LARGEST = 65504.0  # of float16, which scales and least numbers of blocks are
 
 def largest_of(numbers: Tensor) -> float:
     """Returns the largest absolute value, or NaN."""
-    # abs() would be one more tensor of this size.
-    return max(-numbers.amin().item(), numbers.amax().item()) if numbers.numel() else 0.0
+    if not numbers.numel():
+        return 0.0
+    # abs() would be one more tensor of this size. aminmax reads it once, and some releases of PyTorch lack it on MPS.
+    on_cpu = numbers.device.type == "cpu"
+    least, most = torch.aminmax(numbers) if on_cpu else (numbers.amin(), numbers.amax())
+    return max(-least.item(), most.item())
 
 
 def not_held(largest: float, type: Type) -> str | None:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .._core.routing import FLOAT_DTYPES
 from ._affine import integers, packed_integers
 from ._scaled_weight import ScaledWeight, require_scaled
 
@@ -264,6 +265,10 @@ def scaled_from_compressed(
         ValueError: shapes or dtypes do not go together.
     """
     if weight.dtype == torch.uint8:
+        of_scales = (torch.uint8, torch.float8_e8m0fnu) if divisor is None else (torch.float8_e4m3fn,)
+        if scale.dtype not in of_scales or divisor is not None and not divisor.is_floating_point():
+            found = scale.dtype if divisor is None else f"{scale.dtype}, and their divisor {divisor.dtype}"
+            raise ValueError(f"scales must be {' or '.join(map(str, of_scales))}, not {found}")
         factor = None if divisor is None else 1.0 / divisor.float().view(-1)
         format = "mxfp4" if divisor is None else "nvfp4"
         return _checked(weight, scale.contiguous().view(torch.uint8), format, (), factor, length)
@@ -321,6 +326,8 @@ def _order(g_idx, length, size):
 
 def _regular(scales, offsets, length, size):
     """Returns scales and offsets of groups as kernels take them: whole ones of a power of 2."""
+    if scales.dtype not in FLOAT_DTYPES:
+        raise ValueError(f"scales must be float32, float16 or bfloat16, not {scales.dtype}")
     common = math.gcd(size, length)
     least = common & -common
     if least < 32:
@@ -333,6 +340,8 @@ def _regular(scales, offsets, length, size):
 
 def _group_size(length, groups, size):
     """Returns the size of a number of groups of a row: the configuration's if it makes so many, or all alike."""
+    if not isinstance(size, int):
+        raise ValueError(f"group_size must be an integer, not {size!r}")
     size = length if size == -1 else size
     if size > 0 and -(length // -size) == groups:
         return size
@@ -342,7 +351,7 @@ def _group_size(length, groups, size):
 
 
 def _bits(all_bits, count, known):
-    bits, rest = divmod(all_bits, count)
+    bits, rest = divmod(all_bits, max(count, 1))
     if rest or bits not in known:
         raise ValueError(f"{all_bits} bits are not {count} integers of {', '.join(map(str, known))} bits")
     return bits

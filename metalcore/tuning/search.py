@@ -292,7 +292,7 @@ def _gain(before, after):
 
 
 def _candidates(tunable, workloads):
-    """Values to try, the present one among them; numbers are in order."""
+    """Returns values to try, the present one among them; numbers are in order."""
     if tunable.kind == "regions":
         return [NO_REGIONS, EVERYWHERE, tunable.value]
     ladder = {tunable.lowest, tunable.highest, *(workload.size for workload in workloads)}

@@ -107,7 +107,7 @@ def workloads(table: str, scale: Scale) -> list[Workload]:
 
 
 def _sizes(scale, lowest, highest):
-    """Sizes from `lowest` to `highest`, powers of two and steps in between."""
+    """Yields sizes from `lowest` to `highest`, powers of two and steps in between."""
     size = lowest
     while size <= highest:
         for step in range(scale.steps):

@@ -153,6 +153,24 @@ def test_wide_kernels(device, dtype, size, block, length):
         check(device, softcap, tensors, True, functools.partial(ours, block=block))
 
 
+def test_what_a_mask_finds_for_keys(device):
+    """Threadgroups hold it for a tile. All of it is alike in a tile, or it is not, and the mask may read more."""
+
+    def case(device, dtype):
+        ids = torch.arange(384, device=device) // 200
+        return None, lambda b, h, q, k: (ids[q] == ids[k]) & (q >= k) & (q >= 128) & (ids[k] + q + k != 300), ()
+
+    def without_places(device, dtype):
+        ids = torch.arange(384, device=device) // 200
+        return None, lambda b, h, q, k: (ids[q] == ids[k]) & (q >= k) & (q >= 128), ()
+
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(1, heads, 384, 128, generator=generator).to(torch.bfloat16) for heads in (3, 1, 1)]
+    with tuned("baseline"):
+        for mask in (case, without_places):
+            check(device, mask, tensors, function=functools.partial(ours, block=128))
+
+
 def test_long_heads(device):
     """Gradients of keys and those of values have a kernel each. Values have another size than keys."""
     with tuned("apple7"):

@@ -9,6 +9,7 @@ import pytest
 
 import metalcore
 from metalcore import _C
+from metalcore._core.environment import switched_on
 from metalcore.cli import info, main, tune
 from metalcore.overrides import _gains
 from metalcore.overrides import _timing as overrides
@@ -341,3 +342,30 @@ def test_values_are_shown_in_words():
     assert search.text(regions) == ("1 of size above 64 up to 128; 2 to 16 of size above 32; from 17 of size above 8")
     outcome = search.Outcome(search.Tunable("lu", "torch", "regions", [], 0, 1, 1, False), regions, 0.25, 9)
     assert "nowhere -> 1 of size" in tune._line(outcome) and "25% less time" in tune._line(outcome)
+
+
+@pytest.mark.parametrize("default", [False, True])
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        *((text, True) for text in ("1", "on", "yes", "true", "True", "ON")),
+        *((text, False) for text in ("0", "off", "no", "false", "False", "OFF")),
+    ],
+)
+def test_settings(monkeypatch, setting, expected, default):
+    monkeypatch.setenv("METALCORE_TUNING", setting)
+    assert switched_on("METALCORE_TUNING", default) == expected == store.is_on()
+
+
+def test_the_default(monkeypatch):
+    monkeypatch.setenv("METALCORE_TUNING", "")
+    assert store.is_on() and not switched_on("METALCORE_TUNING")
+    monkeypatch.delenv("METALCORE_TUNING")
+    assert store.is_on() and not switched_on("METALCORE_TUNING")
+
+
+@pytest.mark.parametrize("setting", ["2", "enabled", " 1"])
+def test_others_are_refused(monkeypatch, setting):
+    monkeypatch.setenv("METALCORE_TUNING", setting)
+    with pytest.raises(ValueError, match=f"METALCORE_TUNING must be 1, on, yes or true, or 0, .* got '{setting}'"):
+        store.is_on()

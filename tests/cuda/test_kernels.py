@@ -1,4 +1,4 @@
-"""When the backend compiles and loads kernels, and how it reports errors."""
+"""When the backend compiles and loads kernels, how it reports errors, and the parameter block that a launch passes."""
 
 import pytest
 
@@ -122,3 +122,86 @@ try:
 except ValueError as error:
     print(error)
 """)
+
+
+def test_every_kind_of_binding(run):
+    run("""
+compiler = Compiler()
+table = [(0x10, 4), (0, 0), (0x30, 4)]
+launch, = dispatch("every", [(0x7000, 64), bytes(range(20)), None, table, (0x7fff00000008, 0)], [100, 0, 4096],
+                   threads=(10, 3, 1), group=(4, 2, 1), program=5)
+assert compiler.calls == [(90, [(5, "every", "b0,b4,t0,t2,i1:32,i3:32")])]
+assert launch.values == {
+    "b0": 0x7000, "b4": 0x7fff00000008, "t0": 0, "t2": 112,
+    "i1": bytes(range(20)) + bytes(12), "i3": struct.pack("<3Q", 0x10, 0, 0x30) + bytes(8),
+}
+assert launch.shared == 112 + 4096
+assert launch.threads_per_grid == (10, 3, 1) and launch.threads_per_threadgroup == launch.block == (4, 2, 1)
+assert launch.threadgroups_per_grid == launch.grid == (3, 2, 1) and launch.first_threadgroup == (0, 0, 0)
+assert (launch.device, launch.stream, launch.program) == (0, 0, 5)
+""")
+
+
+@pytest.mark.parametrize("addresses", [0, 1, 2, 31])
+def test_bytes_begin_at_multiples_of_16(run, addresses):
+    run(f"""
+Compiler()
+count = {addresses}
+bindings = [(0x100 * i, 4) for i in range(min(count, 30))]
+launch, = dispatch(buffers=[*bindings, b"tail"], lengths=[16] * (count - len(bindings)))
+assert all(launch.values[f"b{{i}}"] == 0x100 * i for i in range(len(bindings)))
+assert launch.values[f"i{{len(bindings)}}"] == b"tail" + bytes(12)
+""")
+
+
+def test_capacities(run):
+    """Bytes of different sizes share a kernel: capacities are multiples of 16 up to 256, and then powers of two."""
+    run("""
+compiler = Compiler()
+expected = {1: 16, 15: 16, 16: 16, 17: 32, 255: 256, 256: 256, 257: 512, 512: 512, 513: 1024, 1024: 1024, 2047: 2048,
+            2049: 4096, 4096: 4096}
+for size, capacity in expected.items():
+    content = bytes(i * 7 % 251 for i in range(size))
+    launch, = dispatch(buffers=[content])
+    assert launch.signature == f"i0:{capacity}" and launch.values["i0"] == content + bytes(capacity - size), size
+assert len(compiler.calls) == len(set(expected.values()))
+""")
+
+
+def test_the_largest_table_and_the_largest_block(run):
+    run("""
+Compiler()
+table = [(i * 4096, 8) for i in range(512)]
+launch, = dispatch(buffers=[table])
+assert launch.values["i0"] == struct.pack("<512Q", *(i * 4096 for i in range(512)))
+launch, = dispatch(buffers=[bytes([i]) * 4096 for i in range(7)])
+assert [launch.values[f"i{i}"] for i in range(7)] == [bytes([i]) * 4096 for i in range(7)]
+assert "kernel 'k': 32816 bytes of arguments; NVIDIA GPUs take 32764" in refusal(ValueError, buffers=[bytes(4096)] * 8)
+""")
+
+
+def test_a_kernel_of_another_block_is_noticed(run):
+    assert "takes 64 bytes of parameters, not 80" in run("""
+class Wrong(Compiler):
+    def __call__(self, arch, requests):
+        return [self.code("k", 64)]
+Wrong()
+print(refusal(RuntimeError, buffers=[(8, 8), b"x"]))
+""")
+
+
+@pytest.mark.parametrize(
+    "bindings, message",
+    [
+        ("buffers=[None] * 32", "kernel 'k': index 31; arguments have indices up to 30"),
+        ("lengths=[16] * 32", "kernel 'k': index 31; arguments have indices up to 30"),
+        ("buffers=[bytes(4097)]", "kernel 'k': bytes at index 0 are 4097; Metal allows 4096"),
+        ("buffers=[None, [(0, 0)] * 513]", "kernel 'k': a table of 513 pointers at index 1; at most 512 fit"),
+        ("group=(0, 1, 1)", "kernel 'k': a threadgroup of no threads"),
+        ("group=(32, 33, 1)", "a threadgroup of (32, 33, 1) threads; on this GPU it may have up to 1024"),
+        ("group=(1, 1)", "group must have three numbers"),
+        ("buffers=['x']", "a buffer is None, (address, nbytes), bytes or a list of (address, nbytes)"),
+    ],
+)
+def test_what_is_refused(run, bindings, message):
+    assert message in run(f"Compiler()\nprint(refusal(ValueError, {bindings}))")

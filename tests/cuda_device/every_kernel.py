@@ -271,13 +271,14 @@ def state_updates(device, dtype):
 
 
 def delta_walks(device, dtype):
-    """Where there are few threadgroups for a GPU, they walk along chunks with fewer columns each."""
-    for family in ("hopper", "simulator"):
+    """Where there are few threadgroups for a GPU, they walk along chunks with fewer columns each. Units multiply the
+    bfloats of heads of 128."""
+    for family, size in (("hopper", 8), ("hopper", 128), ("simulator", 8)):
         with tuned(family):
-            q, k, v = (random(device, dtype, 1, 70, 2, 8) for _ in range(3))
+            q, k, v = (random(device, dtype, 1, 70, 2, size) for _ in range(3))
             g, beta = (random(device, torch.float32, 1, 70, 2).sigmoid() for _ in range(2))
             yield from with_gradients(
-                f"delta walks, {family}",
+                f"delta walks, {family}, {size}",
                 lambda q, k, v, g, beta: metalcore.chunk_gated_delta_rule(q, k, v, -g, beta.to(v.dtype))[0],
                 *(q, k, v, g, beta),
             )

@@ -133,7 +133,9 @@ def _nemotron_h_keys(writer, config):
     writer.add_feed_forward_length([width if kind in ("mlp", "moe") else 0 for kind in kinds])
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
+    writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    if not experts:  # a file may have this key or not
+        writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
     writer.add_vocab_size(config.vocab_size)
     writer.add_rope_scaling_finetuned(False)
     heads, size, states = config.mamba_num_heads, config.mamba_head_dim, config.ssm_state_size

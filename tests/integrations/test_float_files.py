@@ -88,6 +88,10 @@ def test_fp8(device, tmp_path, experts):
     if experts:
         assert model.model.layers[0].mlp.experts.down_proj.dtype is torch.float8_e4m3fn
     same(model, reference, device)
+    del state["model.layers.0.self_attn.q_proj.weight_scale_inv"]
+    save(reference, state, tmp_path, settings | {"modules_to_not_convert": skipped})
+    with pytest.raises(ValueError, match="q_proj: the file has its weight in torch.float8_e4m3fn, and no scale"):
+        loaded(tmp_path, device)
 
 
 def test_fp8_of_numbers(device, tmp_path):

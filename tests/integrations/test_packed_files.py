@@ -286,6 +286,14 @@ def test_compressed_floats(device, tmp_path, name, format, block, weights):
     safetensors.save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match="up_proj: "):
         loaded(tmp_path, device)
+    scale = state.pop("model.layers.0.mlp.up_proj.weight_scale")
+    message = "no weight_scale"
+    if format != "e4m3":
+        state["model.layers.0.mlp.up_proj.weight_scale"] = scale.view(torch.int8)
+        message = "up_proj: scales must be torch.(uint8 or torch.float8_e8m0fnu|float8_e4m3fn), not torch.int8"
+    safetensors.save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=message):
+        loaded(tmp_path, device)
 
 
 @pytest.mark.parametrize("tie", [False, True])
@@ -326,10 +334,13 @@ def test_mlx(device, tmp_path, bits, tie):
         (lambda t: t.update(scales=t["scales"][:, :8].clone()), "q_proj: qweight .* do not go together"),
         (lambda t: t.update(g_idx=t["g_idx"] * 0), "q_proj: g_idx does not name 2 groups of 32 columns"),
         (lambda t: t.update(qweight=t["qweight"].float()), "q_proj: qweight must be torch.int32"),
+        (lambda t: t.update(scales=t["scales"].int()), "q_proj: scales must be float32, float16 or bfloat16"),
+        (lambda t: t.update(scales=t["scales"][:, :0].clone()), "q_proj: qweight .* do not go together"),
+        (lambda t: t.pop("g_idx"), "q_proj: the file has its qweight, and no g_idx, which desc_act asks for"),
     ],
 )
 def test_damaged(device, tmp_path, change, message):
-    state = written(model_of(), tmp_path, gptq, gptq_settings(4, 32))
+    state = written(model_of(), tmp_path, gptq, gptq_settings(4, 32, order=True))
     prefix = "model.layers.0.self_attn.q_proj."
     tensors = {name.removeprefix(prefix): state.pop(name) for name in list(state) if name.startswith(prefix)}
     change(tensors)
@@ -346,6 +357,15 @@ def test_what_is_not_read(device, tmp_path):
     with pytest.raises(ValueError, match=r"up_proj: the file has its scales, and no biases"):
         loaded(tmp_path, device)
     state["model.layers.0.mlp.up_proj.biases"] = biases
+    weight = state.pop("model.layers.0.mlp.up_proj.weight")
+    safetensors.save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"up_proj: the file has its scales, and no weight"):
+        loaded(tmp_path, device)
+    state["model.layers.0.mlp.up_proj.weight"] = weight[0, 0].clone()
+    safetensors.save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"up_proj: weight \[\] must have 2 dimensions"):
+        loaded(tmp_path, device)
+    state["model.layers.0.mlp.up_proj.weight"] = weight
     state |= {f"model.layers.0.mlp.switch.{leaf}": tensor for leaf, tensor in mlx(64, 64)[0].items()}
     safetensors.save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match=r"mlp.switch: its weight is packed, and it is no module of this model"):
@@ -355,6 +375,28 @@ def test_what_is_not_read(device, tmp_path):
         loaded(tmp_path, device)
     with pytest.raises(ValueError, match='mode must be "affine", "mxfp4", "mxfp8" or "nvfp4"'):
         integration.MlxConfig(mode="nf4")
+
+
+@pytest.mark.parametrize(
+    "group", [[32], {"weights": [0]}, {"weights": {"block_structure": 64}}, {"weights": {"group_size": "4"}}]
+)
+def test_groups_that_describe_nothing(group):
+    from metalcore.quant._checkpoints import CompressedConfig
+
+    with pytest.raises(ValueError, match="config_groups describes no weights"):
+        CompressedConfig({"group_0": group})
+
+
+@pytest.mark.parametrize(
+    ("weights", "missing"), [({"symmetric": False}, "weight_zero_point"), ({"actorder": "group"}, "weight_g_idx")]
+)
+def test_tensors_that_groups_ask_for(device, tmp_path, weights, missing):
+    """Without them a layer would have other numbers, and no error."""
+    groups = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 32} | weights}}
+    config = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
+    written(model_of(), tmp_path, compressed, {"quantization_config": config | {"ignore": ["lm_head"]}})
+    with pytest.raises(ValueError, match=f"_proj: the file has its weight_packed, and no {missing}"):
+        loaded(tmp_path, device)
 
 
 def test_groups_that_kernels_do_not_take():

@@ -1,5 +1,6 @@
 """Shapes on both sides of LU's boundaries, and the conditions that factors and solutions must meet."""
 
+import pytest
 import torch
 from matrices import EPS, check_below, norm, unit
 from rows import changes, tuned
@@ -26,6 +27,8 @@ SHAPES = {
     ],
     "blocked": [(161, 161), (130, 300), (300, 130), (193, 193), (513, 40), (40, 1100), (1030, 33), (1025, 20)],
 }
+# Orders of matrices that the simulator takes too long for are for GPUs alone.
+LARGE = [256, 512, *(pytest.param(n, marks=pytest.mark.only_on("cuda", "mps")) for n in (1024, 2048))]
 # The numbers of columns of B for which solve_boundaries() looks for changes of the plan.
 RIGHT = [1, 2, 4, 5, 8, 9, 16, 17, 33, 65, 130]
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from derivatives import derivatives
 from matrices import EPS, check_below, matrices, positive_definite, symmetric
+from references import derivatives
 from rows import tuned
 
 import metalcore

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from lu_cases import SHAPES, boundaries, check_factors, plan, unpack
+from lu_cases import LARGE, SHAPES, boundaries, check_factors, plan, unpack
 from matrices import EPS, ORDERS, matrices, norm
 from opinfo import error_inputs
 from references import assert_same_error
@@ -58,15 +58,7 @@ def test_all_sizes(device, part):
         assert torch.equal(pivots, torch.linalg.lu_factor(A.double()).pivots)
 
 
-@pytest.mark.parametrize(
-    "n",
-    [
-        256,
-        512,
-        pytest.param(1024, marks=pytest.mark.only_on("cuda", "mps")),
-        pytest.param(2048, marks=pytest.mark.only_on("cuda", "mps")),
-    ],
-)
+@pytest.mark.parametrize("n", LARGE)
 def test_large(device, n):
     A, tried = torch.randn(n, n), set()
     for family in FAMILIES:

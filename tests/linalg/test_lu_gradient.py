@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from derivatives import derivatives
 from matrices import EPS
 from opinfo import check_samples
-from references import check_operator
+from references import check_operator, derivatives
 
 import metalcore
 

@@ -1,13 +1,119 @@
-"""qr's factors against float64, in every variant."""
+"""qr's factors against float64, in every variant; its derivatives against PyTorch's."""
 
 import pytest
 import torch
-from matrices import EPS, matrices, norm
+from matrices import EPS, check_below, matrices, norm, unit
 from opinfo import check_samples
-from qr_cases import COMPLETE_SHAPES, SHAPES, boundaries, check_factors, plan
-from rows import FAMILIES, tuned
+from references import assert_same_error, check_operator, derivatives
+from rows import FAMILIES, changes, tuned
 
 import metalcore
+
+# variant -> shapes (m, n) below, at and above its boundaries
+SHAPES = {
+    "simd": [
+        (1, 1),
+        (2, 3),
+        (7, 8),
+        (8, 8),
+        (8, 9),
+        (9, 5),
+        (16, 16),
+        (17, 16),
+        (3, 17),
+        (32, 32),
+        (33, 32),
+        (64, 32),
+        (64, 1),
+    ],
+    "block": [
+        (65, 1),
+        (64, 33),
+        (33, 33),
+        (20, 128),
+        (64, 64),
+        (65, 65),
+        (128, 128),
+        (129, 64),
+        (256, 64),
+        (257, 32),
+        (512, 32),
+        (513, 16),
+        (1024, 16),
+    ],
+    "tall": [(2049, 16), (2049, 1), (2049, 17), (2049, 33), (2049, 64), (2500, 36), (4200, 60)],
+    "blocked": [
+        (20, 129),
+        (129, 65),
+        (129, 129),
+        (140, 300),
+        (257, 65),
+        (530, 70),
+        (1040, 66),
+        (1025, 16),
+        (1025, 1),
+        (513, 17),
+        (257, 33),
+        (2048, 64),
+        (2060, 65),
+    ],
+}
+COMPLETE_SHAPES = {
+    "simd": [(8, 3), (9, 9), (20, 32), (32, 1)],
+    "block": [(33, 1), (64, 32), (128, 100), (40, 128)],
+    "blocked": [(129, 2), (130, 130), (200, 20), (130, 160)],
+}
+
+
+def plan(family, m, n, mode):
+    """The variant and the kernels that an m x n matrix takes on GPUs of a family."""
+    with tuned(family):
+        explanation = metalcore.explain("qr", (m, n), mode=mode)
+    return explanation.variant, explanation.kernels
+
+
+def boundaries(family, mode):
+    """Shapes (m, n) on both sides of each change of plan, from short to tall, for some widths."""
+    shapes = []
+    tallest = 600 if mode == "complete" else 5000
+    for n in (1, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129):
+        for below, above in changes(lambda m: plan(family, m, n, mode), 1, tallest):
+            shapes += [(below, n), (above, n)]
+    return shapes
+
+
+# These matrices and LAPACK's choice of signs determine each entry of R well.
+DETERMINED = ["random", "zero", "identity", "triangular", "all about 1e30", "all about 1e-30"]
+
+
+def check_factors(A, Q, R, mode, names):
+    """Q's columns are orthonormal, Q R is A, R is upper triangular with LAPACK's signs. Batch entry i is names[i]."""
+    m, n = A.shape[-2:]
+    k = min(m, n)
+    bound = 10 * max(m, n) * EPS
+    A, largest = unit(A)
+    Q, R = Q.double(), R.double() / largest
+    rows = m if mode == "complete" else k
+    assert R.shape == (*A.shape[:-2], rows, n)
+    assert not R.tril(-1).any()
+    if mode == "r":
+        assert Q.shape == (0,)
+        residual = norm(R.mT @ R - A.mT @ A) / norm(A).square().clamp(min=1e-300)
+        check_below(residual, 2 * bound, "RᵀR = AᵀA", names)
+    else:
+        assert Q.shape == (*A.shape[:-2], m, rows)
+        check_below(norm(Q.mT @ Q - torch.eye(rows)), bound, "QᵀQ = I", names)
+        check_below(norm(A - Q @ R) / norm(A).clamp(min=1e-300), bound, "A = QR", names)
+    expected = torch.linalg.qr(A, mode)
+    for i, name in enumerate(names):
+        if name in DETERMINED:
+            # R's error is the residual's times QR's condition number. That is at most cond(A), which is about n for
+            # random matrices.
+            difference = norm(R[i] - expected.R[i]) / norm(A[i]).clamp(min=1e-300)
+            assert difference <= bound * max(m, n), f"{name}: R differs by {difference:.2g}"
+        if name in ("zero", "identity") and mode != "r":
+            torch.testing.assert_close(Q[i], expected.Q[i], rtol=0, atol=0)
+
 
 CASES = [(variant, m, n, mode) for mode in ("reduced", "r") for variant, shapes in SHAPES.items() for m, n in shapes]
 CASES += [(variant, m, n, "complete") for variant, shapes in COMPLETE_SHAPES.items() for m, n in shapes]
@@ -97,7 +203,7 @@ def test_tall_and_thin_takes_no_square_of_the_height(device, m, n):
 
 
 def test_opinfo_samples(device):
-    # Gradients: test_qr_gradient.py, with modes and shapes that have one.
+    # Gradients: test_derivatives, with modes and shapes that have one.
     check_samples(metalcore.qr, "linalg.qr", device, torch.float32, orders=0)
 
 
@@ -129,3 +235,92 @@ def test_kernels_are_clean_in_checking_mode(device, shape, mode):
         R = metalcore.qr(A.to(device), mode).R
     expected = torch.linalg.qr(A.double(), mode)
     assert norm(R.cpu() - expected.R).max() <= 10 * max(shape) ** 2 * EPS * norm(A).max()
+
+
+DIFFERENTIABLE = [
+    ((4, 4), "reduced"),
+    ((7, 4), "reduced"),
+    ((4, 7), "reduced"),
+    ((4, 4), "complete"),
+    ((4, 7), "complete"),
+    ((2, 3, 20, 12), "reduced"),
+    ((70, 40), "reduced"),
+    ((1100, 5), "reduced"),
+    ((3, 0), "reduced"),
+    ((0, 3), "reduced"),
+]
+
+
+@pytest.mark.parametrize("parts", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("shape, mode", DIFFERENTIABLE)
+def test_derivatives(device, shape, mode, parts):
+    A = torch.randn(shape)
+    actual = derivatives(lambda A: metalcore.qr(A, mode), [A.to(device)], 2, parts)
+    expected = derivatives(lambda A: torch.linalg.qr(A, mode), [A.double()], 2, parts)
+    # Each order multiplies by R⁻¹ once more; the reference's own values show how large that makes things.
+    condition = torch.linalg.cond(A[..., : min(shape[-2:])].double()).max().item() if 0 not in shape else 1.0
+    for order, (ours, theirs) in enumerate(zip(actual, expected), 1):
+        assert ours.shape == theirs.shape
+        scale = max([1.0, *theirs.abs().flatten().tolist()])
+        tolerance = 10 * max(8, *shape) * EPS * condition**order * scale
+        torch.testing.assert_close(ours.cpu().double(), theirs, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("shape, mode", [((4, 4), "r"), ((5, 3), "r"), ((5, 3), "complete")])
+def test_without_a_derivative(device, shape, mode):
+    def gradient(qr, A):
+        results = qr(A.requires_grad_(), mode)
+        assert results.R.requires_grad
+        results.R.sum().backward()
+
+    assert_same_error(
+        lambda: gradient(metalcore.qr, torch.randn(shape).to(device)),
+        lambda: gradient(torch.linalg.qr, torch.randn(shape)),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_has_gradients(device, dtype):
+    A = torch.randn(6, 4).to(dtype)
+    gradient = derivatives(lambda A: metalcore.qr(A, "reduced"), [A.to(device)], 1, (0, 1))[0]
+    expected = derivatives(lambda A: torch.linalg.qr(A, "reduced"), [A.double()], 1, (0, 1))[0]
+    assert gradient.dtype == dtype
+    tolerance = 10 * 6 * torch.finfo(dtype).eps * torch.linalg.cond(A.double()).item() * expected.abs().max().item()
+    torch.testing.assert_close(gradient.cpu().double(), expected, rtol=0, atol=tolerance)
+
+
+def test_gradcheck_of_the_formulas():
+    # The operator on CPU tensors: the same derivative, in float64.
+    qr = torch.ops.metalcore.qr
+    for shape, mode in [((4, 4), "reduced"), ((5, 3), "reduced"), ((3, 5), "reduced"), ((2, 3, 4), "complete")]:
+        A = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        assert torch.autograd.gradcheck(lambda A: qr(A, mode), (A,))
+        assert torch.autograd.gradgradcheck(lambda A: qr(A, mode), (A,))
+
+
+@pytest.mark.parametrize("mode", ["reduced", "complete", "r"])
+@pytest.mark.parametrize(
+    "where, shape", [("cpu", (2, 4, 3)), ("device", (2, 4, 3)), ("device", (3, 4)), ("device", (0, 3))]
+)
+def test_opcheck(device, where, shape, mode):
+    A = torch.randn(shape, device=device if where == "device" else "cpu")
+    differentiable = mode != "r" and not (mode == "complete" and shape[-2] > shape[-1])
+    check_operator(torch.ops.metalcore.qr, A.requires_grad_(differentiable), mode)
+
+
+@pytest.mark.parametrize("mode", ["reduced", "complete", "r"])
+def test_compile(device, mode):
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def compiled(A):
+        Q, R = metalcore.qr(A * 2, mode)
+        return Q + 1, R
+
+    A = torch.randn(3, 5, 6, device=device, requires_grad=mode != "r")
+    Q, R = compiled(A)
+    expected = metalcore.qr(A.detach() * 2, mode)
+    assert torch.equal(Q, expected.Q + 1) and torch.equal(R, expected.R)
+    if mode != "r":
+        R.sum().backward()
+        gradient, A.grad = A.grad, None
+        metalcore.qr(A * 2, mode).R.sum().backward()
+        torch.testing.assert_close(gradient, A.grad)

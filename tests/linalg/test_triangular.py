@@ -1,14 +1,64 @@
-"""solve_triangular's solutions against float64, in every variant."""
+"""solve_triangular's solutions against float64, in every variant, and its derivatives."""
 
 import itertools
 
 import pytest
 import torch
-from matrices import ORDERS, matrices
-from rows import FAMILIES, tuned
-from triangular_cases import boundaries, check_solution, plan, triangle, well_conditioned
+from matrices import EPS, ORDERS, check_below, matrices, norm
+from opinfo import check_samples
+from references import check_operator
+from rows import FAMILIES, changes, tuned
 
 import metalcore
+
+
+def triangle(A, upper, unitriangular=False):
+    """The part of A that solve_triangular reads, in float64."""
+    T = A.double().triu() if upper else A.double().tril()
+    return T - torch.diag_embed(T.diagonal(dim1=-2, dim2=-1) - 1) if unitriangular else T
+
+
+def check_solution(A, B, X, *, upper, left=True, unitriangular=False, names=None):
+    """The residual of each column of X (each row, where not left) is at most 10 n eps |A| |X|, in Frobenius norms."""
+    T, B, X = triangle(A, upper, unitriangular), B.double(), X.cpu().double()
+    if not left:
+        T, B, X = T.mT, B.mT, X.mT
+    assert X.shape == torch.broadcast_shapes(T.shape[:-2] + B.shape[-2:], B.shape)
+    bound = 10 * max(1, T.shape[-1]) * EPS
+    # T and X are scaled first, because norms of products of numbers about 1e30 are useless even in float64.
+    scale_of_T = T.abs().amax((-2, -1), keepdim=True).clamp(min=1e-300)
+    scale_of_X = X.abs().amax(-2, keepdim=True).clamp(min=1e-300)
+    residual = (T / scale_of_T) @ (X / scale_of_X) - B / scale_of_X / scale_of_T
+    size = norm(T / scale_of_T)[..., None] * (X / scale_of_X).norm(dim=-2)
+    errors = (residual.norm(dim=-2) / size.clamp(min=1e-300)).amax(-1).flatten() if X.numel() else torch.zeros(0)
+    check_below(errors, bound, "A X = B", names or ["random"] * len(errors))
+
+
+def well_conditioned(*shape):
+    """Matrices whose triangles are well-conditioned, also with a diagonal of ones: the random entries are small."""
+    n = shape[-1]
+    return torch.randn(shape) / max(n, 1) ** 0.5 / 2 + torch.eye(n)
+
+
+def plan(family, n, columns, batch=1):
+    """The variant and the kernels that n x n systems take on GPUs of a family."""
+    with tuned(family):
+        explanation = metalcore.explain("solve_triangular", (batch, n, n), (batch, n, columns))
+    return explanation.variant, explanation.kernels
+
+
+def boundaries(family):
+    """(n, columns, batch) on both sides of each change of plan."""
+    found = set()
+    for columns in (1, 2, 5, 40, 200):
+        for below, above in changes(lambda n: plan(family, n, columns), 1, 1100):
+            found |= {(below, columns, 1), (above, columns, 1)}
+    for n in (7, 20, 40):
+        for batch in (1, 70, 300):
+            for below, above in changes(lambda columns: plan(family, n, columns, batch), 1, 300):
+                found |= {(n, below, batch), (n, above, batch)}
+    return sorted(found)
+
 
 FLAGS = list(itertools.product((False, True), repeat=3))  # upper, left, unitriangular
 SIZES = [
@@ -214,3 +264,74 @@ class TestTrsm:
     def test_letters(self, device, wrong):
         with pytest.raises(ValueError, match=f"trsm: {next(iter(wrong))} must be one of"):
             metalcore.linalg.trsm(torch.eye(3, device=device), torch.eye(3, device=device), **wrong)
+
+
+def test_opinfo_samples(device):
+    check_samples(metalcore.solve_triangular, "linalg.solve_triangular", device, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_has_gradients(device, dtype):
+    A, B = well_conditioned(2, 9, 9).to(device, dtype), torch.randn(2, 9, 3, device=device).to(dtype)
+    A.requires_grad_()
+    metalcore.solve_triangular(A, B, upper=True).sum().backward()
+    assert A.grad.dtype == dtype and A.grad.isfinite().all() and not A.grad.tril(-1).any()
+
+
+def solve_flags(upper, left, unitriangular):
+    return lambda A, B: torch.ops.metalcore.solve_triangular(A, B, upper, left, unitriangular)
+
+
+@pytest.mark.parametrize("upper, left, unitriangular", list(itertools.product((False, True), repeat=3)))
+@pytest.mark.parametrize("a, b", [((3, 3), (3, 2)), ((2, 1, 3, 3), (2, 3, 1))])
+def test_gradcheck_of_the_formulas(a, b, upper, left, unitriangular):
+    # The operator on CPU tensors: the same derivative, in float64.
+    A = well_conditioned(*a).double().requires_grad_()
+    B = torch.randn(b if left else (*b[:-2], b[-1], b[-2]), dtype=torch.float64, requires_grad=True)
+    solve = solve_flags(upper, left, unitriangular)
+    assert torch.autograd.gradcheck(solve, (A, B))
+    assert torch.autograd.gradgradcheck(solve, (A, B))
+
+
+@pytest.mark.parametrize("needs", [(True, False), (False, True)])
+def test_gradients_are_made_for_what_needs_them(device, needs):
+    A, B = well_conditioned(5, 5).to(device), torch.randn(5, 2, device=device)
+    A.requires_grad_(needs[0]), B.requires_grad_(needs[1])
+    metalcore.solve_triangular(A, B, upper=False).sum().backward()
+    a, b = A.detach().cpu().double().requires_grad_(needs[0]), B.detach().cpu().double().requires_grad_(needs[1])
+    torch.linalg.solve_triangular(a, b, upper=False).sum().backward()
+    for ours, theirs in ((A.grad, a.grad), (B.grad, b.grad)):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            torch.testing.assert_close(ours.cpu().double(), theirs, rtol=0, atol=100 * EPS * theirs.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    "where, a, b",
+    [
+        ("cpu", (2, 1, 3, 3), (4, 3, 1)),
+        ("device", (2, 1, 3, 3), (4, 3, 1)),
+        ("device", (0, 3, 3), (3, 2)),
+    ],
+)
+def test_opcheck(device, where, a, b):
+    at = device if where == "device" else "cpu"
+    check_operator(
+        torch.ops.metalcore.solve_triangular,
+        well_conditioned(*a).to(at).requires_grad_(),
+        torch.randn(b).to(at).requires_grad_(),
+        True,
+        True,
+        False,
+    )
+
+
+def test_compile(device):
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def compiled(A, B):
+        return metalcore.solve_triangular(A, 2 * B, upper=True) + 1
+
+    A, B = well_conditioned(2, 5, 5).to(device).requires_grad_(), torch.randn(2, 5, 3, device=device)
+    found, expected = compiled(A, B), metalcore.solve_triangular(A, 2 * B, upper=True) + 1
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(x.sum(), A)[0] for x in (found, expected)))

@@ -29,12 +29,15 @@ class Operators(TorchDispatchMode):
 )
 
 
+def run_model(extension, program):
+    """Runs a program that has the function, two inputs and the counters of MODEL."""
+    run(extension, "-c", MODEL + program)
+
+
 def test_a_run_allocates_packs_and_looks_up_nothing(extension):
-    run(
+    run_model(
         extension,
-        "-c",
-        MODEL
-        + """
+        """
 captured = metalcore.capture(function, x)
 before, ran = use_runtime.made(), dispatches()
 with Operators() as operators:
@@ -59,11 +62,9 @@ assert use_runtime.made()[0] > before[0] and use_runtime.made()[1] == before[1] 
 
 
 def test_a_long_replay_is_committed_in_parts(extension):
-    run(
+    run_model(
         extension,
-        "-c",
-        MODEL
-        + """
+        """
 captured = metalcore.capture(function, x)
 expected = function(other)
 use_runtime.set_slowness(1e5)
@@ -75,11 +76,9 @@ torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_a_concurrent_encoder_gets_barriers(extension):
-    run(
+    run_model(
         extension,
-        "-c",
-        MODEL
-        + """
+        """
 captured = metalcore.capture(function, x)
 use_runtime.set_concurrent(True)
 assert torch.equal(captured(other), function(other))
@@ -88,11 +87,9 @@ assert torch.equal(captured(other), function(other))
 
 
 def test_memory_of_a_replay_in_flight_is_kept(extension):
-    run(
+    run_model(
         extension,
-        "-c",
-        MODEL
-        + """
+        """
 captured = metalcore.capture(function, x)
 result = captured(other)
 del captured

@@ -251,7 +251,12 @@ SEEDED = {
         "getCurrentMPSStream() is called on a stream's queue",
     ),
     "no autorelease pool": ("backend.mm", "@autoreleasepool {", "{", "autoreleased outside of a pool"),
-    "no autorelease pool for compilers": ("pipelines.mm", "@autoreleasepool {", "{", "autoreleased outside of a pool"),
+    "no autorelease pool for compilers": (
+        "pipelines.mm",
+        "in_pool(body);",
+        "body();",
+        "autoreleased outside of a pool",
+    ),
     "buffers that are not resident": (
         "encoder.mm",
         "[encoder_ useResources:reached.data() count:count usage:MTLResourceUsageRead | MTLResourceUsageWrite];",

@@ -4,17 +4,23 @@ import pytest
 import torch
 import torch.nn.functional as F
 from opinfo import check_samples
-from references import DTYPES, assert_near, assert_same_error, check_operator, layouts, tensor, wide
+from references import (
+    DTYPES,
+    assert_near,
+    assert_same_error,
+    check_operator,
+    layouts,
+    leaf,
+    second_derivatives,
+    tensor,
+    wide,
+)
 from rows import FAMILIES, lengths, tuned
 
 import metalcore
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 each_family = pytest.mark.parametrize("family", FAMILIES)
-
-
-def leaf(value):
-    return None if value is None else value.detach().requires_grad_()
 
 
 def check(x, weight, bias, dims=1):
@@ -180,14 +186,9 @@ def test_parameters_of_another_dtype(device):
 
 
 def test_double_backward(device):
-    def second(function, *inputs):
-        x, weight, bias, grad = (leaf(t) for t in inputs)
-        first = torch.autograd.grad(function(x, weight, bias), (x, weight, bias), grad, create_graph=True)
-        return torch.autograd.grad(sum(g.square().sum() for g in first), (x, weight, grad))
-
-    inputs = [tensor(*shape, device=device) for shape in ((5, 7), (7,), (7,), (5, 7))]
-    found = second(lambda x, w, b: metalcore.layer_norm(x, (7,), w, b), *inputs)
-    expected = second(lambda x, w, b: F.layer_norm(x, (7,), w, b), *map(wide, inputs))
+    *leaves, grad = (tensor(*shape, device=device) for shape in ((5, 7), (7,), (7,), (5, 7)))
+    found = second_derivatives(lambda x, w, b: metalcore.layer_norm(x, (7,), w, b), leaves, grad)
+    expected = second_derivatives(lambda x, w, b: F.layer_norm(x, (7,), w, b), map(wide, leaves), wide(grad))
     for actual, wanted in zip(found, expected):
         assert_near(actual, wanted, terms=16 * 7)
 

@@ -13,6 +13,8 @@ from references import (
     check_operator,
     flushes_subnormals,
     layouts,
+    leaf,
+    second_derivatives,
     tensor,
     wide,
 )
@@ -28,10 +30,6 @@ EPS = torch.finfo(torch.float32).eps
 def reference(x, weight, eps, dims=1):
     scale = torch.rsqrt(x.square().mean(tuple(range(-dims, 0)), keepdim=True) + eps)
     return x * scale if weight is None else x * scale * weight
-
-
-def leaf(value):
-    return None if value is None else value.detach().requires_grad_()
 
 
 def check(x, weight, eps=1e-5, dims=1):
@@ -280,14 +278,9 @@ def test_weight_gradient_is_deterministic(device):
 
 
 def test_double_backward(device):
-    def second(function, x, weight, grad):
-        x, weight, grad = leaf(x), leaf(weight), leaf(grad)
-        first = torch.autograd.grad(function(x, weight), (x, weight), grad, create_graph=True)
-        return torch.autograd.grad(sum(g.square().sum() for g in first), (x, weight, grad))
-
     x, weight, grad = tensor(5, 7, device=device), tensor(7, device=device), tensor(5, 7, device=device)
-    found = second(lambda x, w: metalcore.rms_norm(x, (7,), w, 1e-5), x, weight, grad)
-    expected = second(lambda x, w: reference(x, w, 1e-5), wide(x), wide(weight), wide(grad))
+    found = second_derivatives(lambda x, w: metalcore.rms_norm(x, (7,), w, 1e-5), (x, weight), grad)
+    expected = second_derivatives(lambda x, w: reference(x, w, 1e-5), (wide(x), wide(weight)), wide(grad))
     for actual, wanted in zip(found, expected):
         assert_near(actual, wanted, terms=4 * 7)
 

@@ -6,8 +6,7 @@ import threading
 
 import pytest
 import torch
-from cases import CASES, FORMS, WITHOUT_HOST
-from saved import Call, changed
+from cases import CASES, FORMS, WITHOUT_HOST, Call, changed
 
 from metalcore._core.refused import on_any_device
 

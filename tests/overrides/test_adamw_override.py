@@ -5,7 +5,7 @@ import io
 
 import pytest
 import torch
-from ran import operators
+from cases import operators
 
 import metalcore
 

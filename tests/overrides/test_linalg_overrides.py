@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ran import operators
+from cases import operators
 from references import assert_same_error
 
 import metalcore

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from ran import operators
+from cases import operators
 from torch.nn.functional import silu as silu_imported_before  # an override of the Python name would miss it
 from torch.utils.checkpoint import checkpoint
 

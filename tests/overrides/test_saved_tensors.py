@@ -7,7 +7,7 @@ import contextlib
 import pytest
 import torch
 import torch.nn.functional as F
-from saved import Call, changed
+from cases import Call, changed
 
 import metalcore
 from metalcore._core.registry import OPS, Override, Sample

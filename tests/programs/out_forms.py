@@ -72,7 +72,7 @@ class Guarded(TorchDispatchMode):
 
 
 def check(call, results):
-    """What a form that is called with places for results does wrong, or nothing."""
+    """Says what a form that is called with places for results does wrong, or returns an empty text."""
     arenas, places = [], []
     for result in results:
         nbytes = result.numel() * result.element_size()
@@ -125,7 +125,7 @@ def _attempt(function):
 
 
 def find(names=None, device="cpu"):
-    """The watch after all entries of op_db, or those of some names."""
+    """Returns the watch after all entries of op_db, or after those with some names."""
     watch = Guarded()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -286,7 +286,7 @@ def step_loop(state, x, dt, A, B, C, D, z, bias):
 # The sizes lie below and above the channels of a threadgroup and the states of a kernel. Some states fill vectors of 16
 # bytes, and others do not.
 @pytest.mark.parametrize(
-    "states, channels", [(1, 5), (16, 130), (17, 5), (24, 5), (64, 65), (65, 5), (128, 66), (256, 3)]
+    "states, channels", [(1, 5), (8, 33), (16, 130), (17, 5), (24, 5), (64, 65), (65, 5), (128, 66), (256, 3)]
 )
 def test_step(device, dtype, states, channels):
     state, x, dt, A, *rest = step_inputs(3, channels, states, heads=4, groups=2, dtype=dtype, device=device)
@@ -304,6 +304,17 @@ def test_step(device, dtype, states, channels):
         assert found.dtype == dtype
         assert_near(found, expected[0], terms=states)
         assert_near(kept, expected[1], terms=4)
+
+
+@pytest.mark.parametrize("batch", [4, 5, 10])
+def test_batch_entries_of_a_threadgroup(device, batch):
+    """Threadgroups of the simulator's plan walk over one, two and three entries, and the last one may have fewer."""
+    state, *rest = step_inputs(batch, 5, 16, dtype=torch.bfloat16, device=device)
+    kept = state.to(torch.bfloat16)
+    expected = step_loop(*(wide(t) for t in (kept, *rest)))
+    found = metalcore.selective_state_update(kept, *rest, dt_softplus=True)
+    assert_near(found, expected[0], terms=16)
+    assert_near(kept, expected[1], terms=4)
 
 
 def test_steps_are_the_scan(device):

@@ -267,7 +267,7 @@ def test_the_environment_variable():
 
     path = os.pathsep.join([str(ROOT), str(device.AUTOLOAD)])
     program = "import torch; print(torch.backends.mps.is_available())"
-    for setting, expected in (("on", True), ("False", False)):  # tests/ops/test_environment_switches.py has more
+    for setting, expected in (("on", True), ("False", False)):  # tests/cli/test_tune.py has more
         assert python("-c", program, PYTHONPATH=path, METALCORE_SIMULATOR=setting) == f"{expected}\n"
     off = {"METALCORE_SIMULATOR": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     assert python("-c", program, PYTHONPATH=path, **off) == "False\n"

@@ -30,8 +30,8 @@ _CONTEXTS = {"simulator": "cpu", "cuda": "cuda", "mps": "metal"}
 
 
 def c_library():
-    """[a setuptools.Extension]; none where the platform has no backend for it, or the simulator's kernels are compiled
-    on first use, which a C program cannot do."""
+    """Returns [a setuptools.Extension]; none where the platform has no backend for it, or the simulator's kernels are
+    compiled on first use, which a C program cannot do."""
     if not BACKENDS or on_first_use():
         return []
     extension = Extension(
@@ -46,14 +46,14 @@ def c_library():
 
 
 def sources(backends):
-    """The paths of its sources with some of csrc/backends, from the repository's root."""
-    found = {CSRC / "ops" / f"{name}.cpp" for name in _OPS}
-    found |= {*(CSRC / "gpu").glob("*.cpp"), *_C_API.glob("*.cpp"), *(_C_API / "program").glob("*.cpp")}
+    """Returns the paths of its sources with some of csrc/backends, from the repository's root."""
+    paths = {CSRC / "ops" / f"{name}.cpp" for name in _OPS}
+    paths |= {*(CSRC / "gpu").glob("*.cpp"), *_C_API.glob("*.cpp"), *(_C_API / "program").glob("*.cpp")}
     for backend in backends:
         for folder in (CSRC / "backends" / backend, _C_API / _CONTEXTS[backend]):
-            found |= {path for path in folder.rglob("*") if path.suffix in (".cpp", ".mm")}
+            paths |= {path for path in folder.rglob("*") if path.suffix in (".cpp", ".mm")}
     replaced = {CSRC / name for name in _REPLACED}
-    return sorted(path.relative_to(ROOT).as_posix() for path in found if path.with_suffix("") not in replaced)
+    return sorted(path.relative_to(ROOT).as_posix() for path in paths if path.with_suffix("") not in replaced)
 
 
 def _link_flags():
@@ -81,7 +81,7 @@ def version():
 
 
 def c_files(tasks):
-    """lib/pkgconfig/metalcore.pc and lib/cmake/metalcore/, which find library and header from where they lie."""
+    """Writes lib/pkgconfig/metalcore.pc and lib/cmake/metalcore/, which find library and header from their place."""
     if not BACKENDS or on_first_use():
         return []
     values = {"VERSION": version(), "LIBRARY": C_LIBRARY, "SONAME": f"@rpath/{C_LIBRARY}" if MACOS else C_LIBRARY}

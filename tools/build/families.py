@@ -9,26 +9,27 @@ from .places import KERNELS
 
 
 def families(folder=KERNELS):
-    """{family: its source}. The path names a family, as "linalg/qr_simd": two folders may have a file of one name."""
+    """Returns {family: its source}. The path names a family, as "linalg/qr_simd": two folders may have a file of one
+    name."""
     return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.metal"))}
 
 
 def with_includes(source, folder=KERNELS, seen=()):
-    """A kernel's source and the headers of ours that it includes, directly or not."""
-    found = [source]
+    """Returns a kernel's source and the headers of ours that it includes, directly or not."""
+    paths = [source]
     for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', source.read_text(encoding="utf-8"), re.MULTILINE):
         for parent in (source.parent, folder):
             path = parent / name
             if path.exists():
                 if path not in seen:
-                    found += with_includes(path, folder, (*seen, source))
+                    paths += with_includes(path, folder, (*seen, source))
                 break
-    return found
+    return paths
 
 
 def translation(source, folder=KERNELS, defines=()):
-    """A family as C++ and as CUDA C++. It takes as long as a small family's compilation, and the index, the simulator's
-    libraries and the programs for NVIDIA GPUs are all made from it."""
+    """Returns a family as C++ and as CUDA C++. It takes as long as a small family's compilation, and the index, the
+    simulator's libraries and the programs for NVIDIA GPUs are all made from it."""
     texts = tuple(path.read_text(encoding="utf-8") for path in with_includes(source, folder))
     return _translation(source, folder, defines, texts)
 
@@ -43,12 +44,12 @@ HALF_SUBNORMALS = "METALCORE_HALF_SUBNORMALS"
 
 
 def has_flushing_variant(source, folder=KERNELS):
-    """Whether a kernel's source depends on the macro."""
+    """Returns whether a kernel's source depends on the macro."""
     return any(HALF_SUBNORMALS in path.read_text(encoding="utf-8") for path in with_includes(source, folder))
 
 
 def kernel_index(tasks, folder=KERNELS):
-    """lib/index, which tells the family of each kernel: lines of a family and the names of its kernels. And
+    """Returns lib/index, which tells the family of each kernel: lines of a family and the names of its kernels. And
     lib/digests, lines of a family and a digest of its source: whether a program's file means the same kernels."""
     sources = families(folder)
     inputs = [path for source in sources.values() for path in with_includes(source, folder)]

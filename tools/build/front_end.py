@@ -22,7 +22,7 @@ __all__ = ["cuda", "device_library", "host", "inline_headers", "preprocess", "tr
 
 
 def compiler():
-    """The command of the C++ compiler: the one that compile_shader would use."""
+    """Returns the command of the C++ compiler: the one that compile_shader would use."""
     try:
         return host.find_compiler().command
     except CompilerNotFoundError as error:

@@ -14,8 +14,8 @@ from .places import KERNELS, LINUX, PLATFORM, ROOT
 
 
 def on_first_use():
-    """Whether the simulator compiles each family of kernels on first use (metalcore/msl/runtime/host.py). Who builds
-    for this machine has the compiler that this takes; wheels for others have the kernels."""
+    """Returns whether the simulator compiles each family of kernels on first use (metalcore/msl/runtime/host.py). Who
+    builds for this machine has the compiler that this takes; wheels for others have the kernels."""
     return LINUX and _asked() == "first-use"
 
 
@@ -24,8 +24,8 @@ def _asked():
 
 
 def simulator_libraries(tasks, folder=KERNELS):
-    """lib/<instruction set>/<family>.so, and lib/checking/<family>.so for checking mode; or lib/on-first-use. What a
-    family has for the mode without subnormal numbers lies in a folder of that name with -flushing behind it."""
+    """Returns lib/<instruction set>/<family>.so, and lib/checking/<family>.so for checking mode; or lib/on-first-use.
+    What a family has for the mode without subnormal numbers lies in a folder of that name with -flushing behind it."""
     if on_first_use():
         return [tasks.add("lib/on-first-use", [], [], lambda output: output.touch())]
     outputs = []
@@ -60,17 +60,17 @@ _FLAGS = {
 
 
 def native(cpuinfo="/proc/cpuinfo"):
-    """The instruction set whose kernels this CPU runs, of those that the simulator has kernels for."""
+    """Returns the instruction set whose kernels this CPU runs, of those that the simulator has kernels for."""
     machine = PLATFORM.split("-")[-1]
     if machine != "x86_64":
         return machine
-    found = re.search(r"^flags\s*:(.*)$", Path(cpuinfo).read_text(), re.MULTILINE)
-    flags = set(found[1].split()) if found else set()
+    match = re.search(r"^flags\s*:(.*)$", Path(cpuinfo).read_text(), re.MULTILINE)
+    flags = set(match[1].split()) if match else set()
     return next(isa for isa, needed in _FLAGS.items() if needed <= flags)
 
 
 def _wanted():
-    """[(folder, instruction set, whether the kernels check themselves)]. Raises SystemExit for unknown sets."""
+    """Returns [(folder, instruction set, whether the kernels check themselves)]. Raises SystemExit for unknown sets."""
     machine = PLATFORM.split("-")[-1]
     known = [*reversed(_FLAGS)] if machine == "x86_64" else [machine]
     several = {"all": known, "native": [native()]}
@@ -84,7 +84,7 @@ def _wanted():
 
 
 def cuda_programs(tasks, folder=KERNELS):
-    """lib/cuda/<family>.cu, and what has to be known of the kernels beside it (.json)."""
+    """Returns lib/cuda/<family>.cu, and what has to be known of the kernels beside it (.json)."""
     outputs = []
     for family, source in families(folder).items():
         program = tasks.add(
@@ -98,8 +98,8 @@ def cuda_programs(tasks, folder=KERNELS):
 
 
 def simulated_device(tasks):
-    """simulator/_device-….so, where the package is used in place. Wheels have its sources: an isolated build's PyTorch
-    is not the one that runs."""
+    """Returns simulator/_device-….so, where the package is used in place. Wheels have its sources: an isolated build's
+    PyTorch is not the one that runs."""
     return [
         tasks.add(
             f"simulator/{device_library.library_name()}",

@@ -28,14 +28,14 @@ _OLD_MATH = ["-fno-fast-math"]
 
 
 def flags():
-    """The options of Apple's compiler."""
+    """Returns the options of Apple's compiler."""
     flags = ["-std=metal3.1", "-O2", f"-mmacosx-version-min={MACOS_VERSION}"]
     known = subprocess.run([*METAL, *flags, *_MATH, "-fsyntax-only", "-x", "metal", "/dev/null"], capture_output=True)
     return [*flags, *(_OLD_MATH if known.returncode else _MATH)]
 
 
 def for_language(options, text):
-    """The options for a program, which is of MSL 3.1, or of 4.0 where it has tensors: macOS 26 runs that."""
+    """Returns the options for a program, which is of MSL 3.1, or of 4.0 where it has tensors: macOS 26 runs that."""
     if "#include <metal_tensor>" not in text:
         return options
     newer = {"-std=metal3.1": "-std=metal4.0", f"-mmacosx-version-min={MACOS_VERSION}": "-mmacosx-version-min=26.0"}
@@ -43,8 +43,8 @@ def for_language(options, text):
 
 
 def metal_kernels(tasks, folder=KERNELS):
-    """lib/metal/<family>.metal and, on a Mac with Xcode, lib/metal/<family>.metallib. A family that Apple's compiler
-    rejects is left to its source, which is compiled kernel by kernel on first use."""
+    """Returns lib/metal/<family>.metal and, on a Mac with Xcode, lib/metal/<family>.metallib. A family that Apple's
+    compiler rejects is left to its source, which is compiled kernel by kernel on first use."""
     has_metal = shutil.which("xcrun") and not subprocess.run([*METAL, "--version"], capture_output=True).returncode
     options = flags() if has_metal else []
     outputs = []
@@ -79,7 +79,7 @@ def _program(source, folder):
 
 
 def separate(text, name):
-    """MSL in one piece, with a line for each instantiation at its end.
+    """Returns MSL in one piece, with a line for each instantiation at its end.
 
     Raises:
         RuntimeError: a macro makes an instantiation and something else, so that they cannot be told apart.
@@ -96,7 +96,7 @@ def separate(text, name):
 
 
 def _emptied(define):
-    """A definition without its body, if that instantiates kernels. Lines keep their numbers."""
+    """Returns a definition without its body, if that instantiates kernels. Lines keep their numbers."""
     return define[1] + _blank(define[2]) if "host_name" in define[2] else define[0]
 
 
@@ -105,7 +105,7 @@ def _blank(text):
 
 
 def _parted(text, name):
-    """(the words of a program that are in no instantiation, [(a kernel's name, the instantiation)])."""
+    """Returns (the words of a program that are in no instantiation, [(a kernel's name, the instantiation)])."""
     tokens, *_ = preprocess(text, filename=name)
     words, found, i = [], [], 0
     while i < len(tokens):

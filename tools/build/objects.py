@@ -60,8 +60,8 @@ _OWN_HEADER = re.compile(r'#\s*(?:include|import)\s*"(.+)"')
 
 @functools.cache
 def _needs_no_library(path):
-    """Whether neither a file nor what it includes by a path from itself includes a header of PyTorch's or Python's:
-    libmetalcore has others in their place."""
+    """Returns whether neither a file nor what it includes by a path from itself includes a header of PyTorch's or
+    Python's: libmetalcore has others in their place."""
     text = path.read_text()
     included = [path.parent / name for name in _OWN_HEADER.findall(text)]
     return not _LIBRARY_HEADER.search(text) and all(
@@ -85,8 +85,8 @@ def _compile(command, output):
 
 
 def _read_by_compiler(output):
-    """The files that the output was compiled from. The compiler wrote a rule for make, which counts as missing itself
-    where there is none."""
+    """Returns the files that the output was compiled from. The compiler wrote a rule for make, which counts as missing
+    itself where there is none."""
     rule = output.with_name(f"{output.name}.d")
     if not rule.exists():
         return [rule]
@@ -111,7 +111,8 @@ def write_compile_commands(extension, command):
 
 
 def read_compile_commands(work):
-    """{source below csrc without its suffix, as "gpu/recorder": (source, the compiler's command with its flags)}.
+    """Returns {source below csrc without its suffix, as "gpu/recorder": (source, the compiler's command with its
+    flags)}.
 
     Args:
         work: places.WORK of the build.

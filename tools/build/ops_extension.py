@@ -22,7 +22,7 @@ FRAMEWORKS = ("-framework", "Metal", "-framework", "Foundation", "-framework", "
 
 
 def ops_extension():
-    """A setuptools.Extension."""
+    """Returns a setuptools.Extension."""
     package = torch_package()
     extension = Extension(
         "metalcore._C",
@@ -39,7 +39,7 @@ def ops_extension():
 
 
 def sources():
-    """csrc's files, except the backends of other platforms and what becomes another library."""
+    """Returns csrc's files, except the backends of other platforms and what becomes another library."""
     others = [folder for folder in (CSRC / "backends").iterdir() if folder.name not in BACKENDS]
     others += [CSRC / "simulated_device", CSRC / "c_api"]
     return sorted(
@@ -50,7 +50,7 @@ def sources():
 
 
 def torch_package():
-    """PyTorch's package: this Python's, or METALCORE_TORCH for another platform's headers and libraries."""
+    """Returns PyTorch's package: this Python's, or METALCORE_TORCH for another platform's headers and libraries."""
     return Path(os.environ.get("METALCORE_TORCH") or Path(torch.__file__).parent)
 
 

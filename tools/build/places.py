@@ -30,7 +30,7 @@ def require_supported():
 
 
 def unsupported(free_threaded, macos, machine):
-    """Why there is nothing for a Python, or "".
+    """Returns why there is nothing for a Python, or "".
 
     Args:
         free_threaded: whether it is a build without the GIL.

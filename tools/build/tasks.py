@@ -16,7 +16,7 @@ _LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_byt
 
 
 def jobs():
-    """METALCORE_JOBS, or by default as many as there are cores and as the memory suffices for."""
+    """Returns METALCORE_JOBS, or by default as many as there are cores and as the memory suffices for."""
     chosen = os.environ.get("METALCORE_JOBS", "")
     if chosen and not (chosen.isdecimal() and int(chosen)):
         raise SystemExit(f"METALCORE_JOBS: {chosen!r} is no number of compilers")
@@ -28,11 +28,12 @@ def _cores():
 
 
 def available_memory(root=Path("/")):
-    """Bytes. On Linux they are the available ones, and no more than a container may have; on a Mac they are all."""
+    """Returns bytes. On Linux they are the available ones, and no more than a container may have; on a Mac they are
+    all."""
     sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     if (root / "proc/meminfo").exists():
-        found = re.search(r"MemAvailable:\s+(\d+) kB", (root / "proc/meminfo").read_text())
-        sizes += [int(found[1]) << 10] if found else []
+        match = re.search(r"MemAvailable:\s+(\d+) kB", (root / "proc/meminfo").read_text())
+        sizes += [int(match[1]) << 10] if match else []
     limits = [(root / name).read_text().strip() for name in _LIMITS if (root / name).exists()]
     return min([*sizes, *(int(limit) for limit in limits if limit.isdecimal())])  # "max" stands for none
 
@@ -89,7 +90,7 @@ class Tasks:
         return output
 
     def signature(self, name):
-        """The signature with which an output was made."""
+        """Returns the signature with which an output was made."""
         return json.loads(self._stamp(name).read_text())
 
     def _stamp(self, name):

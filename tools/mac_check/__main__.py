@@ -31,13 +31,13 @@ def quick():
 
 def check_wheel(folder, torch, *flags):
     with step("wheel built by setup.py") as say:
-        made = build.build_wheel(folder, torch, *flags)
-        say(made.name)
+        wheel = build.build_wheel(folder, torch, *flags)
+        say(wheel.name)
     with step("the wheel") as say:
-        if wrong := wheel_check.problems(made):
-            raise CheckFailed(f"{made.name}:\n" + "\n".join(wrong))
-        say(wheel_check.summary(made))
-    return made
+        if wrong := wheel_check.problems(wheel):
+            raise CheckFailed(f"{wheel.name}:\n" + "\n".join(wrong))
+        say(wheel_check.summary(wheel))
+    return wheel
 
 
 def main():
@@ -51,7 +51,7 @@ def main():
         system, python = sdk.system_symbols(downloads), binary.python_symbols(downloads)
     with step("declarations of Foundation and Metal") as say:
         say(declarations.check(folder, downloads, build.WORK))
-    made = check_wheel(folder, downloads.torch_to_build_with[-1])
+    wheel = check_wheel(folder, downloads.torch_to_build_with[-1])
     with step("the sources with the oldest torch's headers") as say:
         oldest, built_with = downloads.torch_to_build_with[0], downloads.torch_to_build_with[-1]
         say(build.compile_with_headers(oldest, built_with))
@@ -60,12 +60,12 @@ def main():
             build.link_strictly(torch, build.WORK / "linked" / f"{version}.so", python_symbols=python)
         say("nothing undefined")
     with step("the extension") as say:
-        with zipfile.ZipFile(made) as archive:
+        with zipfile.ZipFile(wheel) as archive:
             extension = build.WORK / "_C.abi3.so"
             extension.write_bytes(archive.read("metalcore/_C.abi3.so"))
         say(binary.check(extension, torch=downloads.torch, system=system, python=python))
     with step("the library for C") as say:
-        with zipfile.ZipFile(made) as archive:
+        with zipfile.ZipFile(wheel) as archive:
             library = build.WORK / MACOS_C_LIBRARY
             library.write_bytes(archive.read(f"metalcore/lib/{MACOS_C_LIBRARY}"))
         say(binary.check_c_library(library, system=system))
@@ -74,7 +74,7 @@ def main():
     with step("what PyTorch has on a Mac, by release") as say:
         say(pytorch.check_kernels(downloads.torch))
     with step("seeded faults are found") as say:
-        say(seeded_faults.check(faults.Subject(folder, downloads, system, python, made, extension)))
+        say(seeded_faults.check(faults.Subject(folder, downloads, system, python, wheel, extension)))
 
 
 if __name__ == "__main__":

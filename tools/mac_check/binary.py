@@ -43,12 +43,12 @@ _FUNCTION = re.compile(r"^METALCORE_API [\w ]+?\**\s*(metalcore_\w+)\(", re.MULT
 
 
 def c_functions():
-    """The functions that metalcore.h declares."""
+    """Returns the functions that metalcore.h declares."""
     return _FUNCTION.findall((PACKAGE / "include" / "metalcore.h").read_text())
 
 
 def python_symbols(downloads):
-    """The symbols of Python's stable ABI up to version 3.10, as Mach-O spells them."""
+    """Returns the symbols of Python's stable ABI up to version 3.10, as Mach-O spells them."""
     sys.path.insert(0, str(downloads.pinned["abi3info"]))
     try:
         import abi3info
@@ -136,6 +136,6 @@ def _header_problems(image, kind):
 
 
 def _exports(folder):
-    """{install name: exported symbols} of a PyTorch's libraries."""
+    """Returns {install name: exported symbols} of a PyTorch's libraries."""
     images = [macho.MachO(path) for path in (folder / "lib").glob("*.dylib")]
     return {image.install_name: image.exports() for image in images}

@@ -36,7 +36,7 @@ def require_tools(tools=tuple(_PACKAGES)):
 
 
 def compiler(sdk):
-    """The command that compiles and links for a Mac."""
+    """Returns the command that compiles and links for a Mac."""
     return [
         COMPILER,
         "--target=arm64-apple-macos14.0",
@@ -59,7 +59,7 @@ def run(command, what, **options):
 
 
 def build_wheel(sdk, torch, *flags):
-    """The wheel that `pip wheel` would make on a Mac with this PyTorch. The compiler gets the flags too."""
+    """Returns the wheel that `pip wheel` would make on a Mac with this PyTorch. The compiler gets the flags too."""
     output = WORK / "wheel"
     shutil.rmtree(output, ignore_errors=True)
     environment = {
@@ -80,12 +80,13 @@ def build_wheel(sdk, torch, *flags):
 
 
 def link_command(output="_C.abi3.so"):
-    """The command with which setup.py linked the extension, or another output."""
+    """Returns the command with which setup.py linked the extension, or another output."""
     return Tasks(_BUILT).signature(output)
 
 
 def compile_command(name):
-    """(source, the command without files) of how setup.py compiled csrc's source of this name, as "gpu/recorder"."""
+    """Returns (source, the command without files) of how setup.py compiled csrc's source of this name, as
+    "gpu/recorder"."""
     return read_compile_commands(_BUILT)[name]
 
 
@@ -106,7 +107,7 @@ def compile_with_headers(torch, built_with):
 
 
 def _precompiled(torch, built_with):
-    """The header with which sources compile faster with the headers of a PyTorch."""
+    """Returns the header with which sources compile faster with the headers of a PyTorch."""
     _, command = compile_command("gpu/recorder")
     tasks = Tasks(WORK / "precompiled")
     header = precompile(tasks, tasks.out / "precompiled.h", _with_torch(command, torch, built_with))

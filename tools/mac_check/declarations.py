@@ -54,7 +54,7 @@ def check(sdk, downloads, work, headers=None):
 
 
 def _our_protocols(sdk, text, apple, problems, work):
-    """The metadata of our protocols, and of our classes as protocols; checks the enumerators on the way."""
+    """Returns the metadata of our protocols, and of our classes as protocols; checks the enumerators on the way."""
     names = re.findall(r"@protocol (\w+)(?: <|\n)", text)
     probe = ["#import <Foundation/Foundation.h>", "#import <Metal/Metal.h>"]
     probe += re.findall(r"@protocol \w+Since\d+\n.*?@end", text, re.DOTALL)
@@ -133,7 +133,7 @@ _PLAIN = {
 
 
 def _metal_cpp(folder):
-    """{(class or protocol, selector): type encodings of the methods that send it, without self and _cmd}."""
+    """Returns {(class or protocol, selector): type encodings of the methods that send it, without self and _cmd}."""
     files = [path for part in ("Foundation", "Metal") for path in sorted((folder / part).glob("*.hpp"))]
     text = "".join(path.read_text() for path in files)
     selectors = dict(re.findall(r'_PRIVATE_DEF_SEL\(\s*(\w+),\s*"([^"]+)"\s*\)', text))
@@ -141,18 +141,18 @@ def _metal_cpp(folder):
         name: "Q" if "UInteger" in base else "q"
         for base, name in re.findall(r"_(?:ENUM|OPTIONS)\(\s*([\w:]+),\s*(\w+)\s*\)", text)
     }
-    found = {}
+    encodings = {}
     for result, prefix, owner, parameters, body in _METHOD.findall(text):
         types = [re.sub(r"\b\w+$", "", parameter.strip()) for parameter in parameters.split(",") if parameter]
         encoding = "".join(_encoding(cpp_type, enumerations) for cpp_type in [result, *types])
         for name in re.findall(r"_PRIVATE_SEL\((\w+)\)", body):
             if name in selectors:
-                found.setdefault((prefix + owner, selectors[name]), set()).add(encoding)
-    return found
+                encodings.setdefault((prefix + owner, selectors[name]), set()).add(encoding)
+    return encodings
 
 
 def _encoding(cpp_type, enumerations):
-    """Objective-C's encoding of a C++ type; "?" for a type that our declarations do not use."""
+    """Returns Objective-C's encoding of a C++ type; "?" for a type that our declarations do not use."""
     constant, bare = cpp_type.strip().startswith("const "), re.sub(r"\b(const|class|struct)\b|\s", "", cpp_type)
     base, stars = bare.rstrip("*").split("::")[-1], bare.count("*")
     if base == "char" and stars == 1:

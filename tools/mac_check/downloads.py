@@ -98,7 +98,8 @@ class Downloads:
 
 
 def _torch_versions():
-    """The newest release of every minor version that PyPI has, or that the cache has where PyPI cannot be reached."""
+    """Returns the newest release of every minor version that PyPI has, or that the cache has where PyPI cannot be
+    reached."""
     known = CACHE / "torch-versions.json"
     command = [sys.executable, "-m", "pip", "index", "versions", "torch", *TARGET, "--only-binary=:all:"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -118,7 +119,7 @@ def _torch_versions():
 
 
 def _unpacked(requirement, members):
-    """The folder with these members of a requirement's macOS wheel."""
+    """Returns the folder with these members of a requirement's macOS wheel."""
     folder = CACHE / re.sub(r"\W+", "-", f"{requirement} {zlib.crc32(' '.join(members).encode()):x}")
     if folder.exists():
         return folder

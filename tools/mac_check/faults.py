@@ -120,28 +120,26 @@ class LinkFault:
     change: object  # a function that changes the list of the command's parts
     says: str
 
+    OUTPUT = "_C.abi3.so"
+
     def run(self, subject, work):
-        command = build.link_command()
+        command, library = build.link_command(self.OUTPUT), work / Path(self.OUTPUT).name
         self.change(command, work)
-        command[command.index("-o") + 1] = str(work / "_C.abi3.so")
+        command[command.index("-o") + 1] = str(library)
         build.run(command, "does not link")
-        binary.check(work / "_C.abi3.so", torch=subject.downloads.torch, system=subject.system, python=subject.python)
+        self.check(library, subject)
+
+    def check(self, library, subject):
+        binary.check(library, torch=subject.downloads.torch, system=subject.system, python=subject.python)
 
 
-@dataclass
-class CLinkFault:
+class CLinkFault(LinkFault):
     """Another way of linking the library for C."""
 
-    name: str
-    change: object  # a function that changes the list of the command's parts
-    says: str
+    OUTPUT = f"lib/{MACOS_C_LIBRARY}"
 
-    def run(self, subject, work):
-        command = build.link_command(f"lib/{MACOS_C_LIBRARY}")
-        self.change(command, work)
-        command[command.index("-o") + 1] = str(work / MACOS_C_LIBRARY)
-        build.run(command, "does not link")
-        binary.check_c_library(work / MACOS_C_LIBRARY, system=subject.system)
+    def check(self, library, subject):
+        binary.check_c_library(library, system=subject.system)
 
 
 @dataclass
@@ -189,7 +187,7 @@ def _replace(path, old, new):
 
 
 def uses(symbol):
-    """C++ that needs a symbol of another library."""
+    """Returns C++ that needs a symbol of another library."""
     return f'extern void of_another_library() asm("{symbol}");\nvoid (*metalcore_used)() = of_another_library;\n'
 
 

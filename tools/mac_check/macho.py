@@ -95,19 +95,20 @@ class MachO:
     # Symbols ----------------------------------------------------------------------------------------------------------
 
     def imports(self):
-        """{symbol: install name of the library that it is bound to, or None where any loaded image may have it}."""
-        found = {}
+        """Returns {symbol: install name of the library that it is bound to, or None where any loaded image may have
+        it}."""
+        imported = {}
         first, count = self._undefined
         table, _, strings, _ = self._symbols
         for i in range(first, first + count):
             name, _, _, description, _ = self._unpack("<IBBHQ", table + 16 * i)
             ordinal = description >> 8
             two_level = self.flags & _TWO_LEVEL and 0 < ordinal <= len(self.dylibs)
-            found[self._string(strings + name)] = self.dylibs[ordinal - 1] if two_level else None
-        return found
+            imported[self._string(strings + name)] = self.dylibs[ordinal - 1] if two_level else None
+        return imported
 
     def exports(self):
-        """The exported symbols."""
+        """Returns the exported symbols."""
         if not self._trie or not self._trie[1]:
             return set()
         trie, found, pending = self._bytes(*self._trie), set(), [(0, b"")]
@@ -126,7 +127,7 @@ class MachO:
         return found
 
     def has_selector(self, name):
-        """Whether an Objective-C method of this name is sent or implemented here."""
+        """Returns whether an Objective-C method of this name is sent or implemented here."""
         at, size = self._sections.get("__objc_methname", (0, 0))
         names = self._bytes(self._offset(at), size) if size else b""
         return b"\0" + name.encode() + b"\0" in b"\0" + names
@@ -134,7 +135,8 @@ class MachO:
     # Code signature ---------------------------------------------------------------------------------------------------
 
     def signature_problem(self):
-        """What is wrong with the code signature: None, or words. An ad-hoc one is right where every page matches."""
+        """Returns what is wrong with the code signature: None, or words. An ad-hoc one is right where every page
+        matches."""
         if not self._signature:
             return "there is none, and macOS runs no unsigned arm64 code"
         start, size = self._signature
@@ -164,17 +166,17 @@ class MachO:
     # Objective-C ------------------------------------------------------------------------------------------------------
 
     def protocols(self):
-        """{protocol: ({inherited protocols}, {(kind, selector): type encoding})}, kind being "-" or "+"."""
+        """Returns {protocol: ({inherited protocols}, {(kind, selector): type encoding})}, kind being "-" or "+"."""
         address, size = self._sections.get("__objc_protolist", (0, 0))
-        found = {}
+        protocols = {}
         for i in range(size // 8):
             protocol = self._pointer(address + 8 * i)
             if protocol:
                 methods = {}
                 for field, kind in ((24, "-"), (32, "+"), (40, "-"), (48, "+")):  # required, then optional
                     methods.update(self._methods(self._pointer(protocol + field), kind))
-                found[self._name_of(protocol)] = (self._inherited(self._pointer(protocol + 16)), methods)
-        return found
+                protocols[self._name_of(protocol)] = (self._inherited(self._pointer(protocol + 16)), methods)
+        return protocols
 
     def _offset(self, address):
         for _, start, offset, length in self._segments:
@@ -209,7 +211,7 @@ class MachO:
         if not table:
             return {}
         flags, count = self._unpack("<2I", self._offset(table))
-        found = {}
+        strings = {}
         for i in range(count):
             entry = table + 8 + i * (flags & 0xFFFC)
             if flags >> 31:  # relative method lists
@@ -217,8 +219,8 @@ class MachO:
                 name, encoding = self._text(self._pointer(entry + selector)), self._text(entry + 4 + types)
             else:
                 name, encoding = self._text(self._pointer(entry)), self._text(self._pointer(entry + 8))
-            found[kind, name] = encoding
-        return found
+            strings[kind, name] = encoding
+        return strings
 
 
 def _uleb128(data, at):

@@ -74,7 +74,7 @@ def check_encoders(version, library):
 
 
 def _calls(library, function):
-    """The functions that a function calls, from its disassembly."""
+    """Returns the functions that a function calls, from its disassembly."""
     listing = subprocess.run(
         ["llvm-objdump-19", "-d", f"--disassemble-symbols={function}", str(library)],
         capture_output=True,
@@ -85,7 +85,7 @@ def _calls(library, function):
 
 
 def facts(path="mac_kernels.py"):
-    """A module of metalcore, without the rest, which may not be built here."""
+    """Returns a module of metalcore, without the rest, which may not be built here."""
     spec = importlib.util.spec_from_file_location("facts", ROOT / "metalcore" / path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look for it
@@ -103,9 +103,9 @@ def check_kernels(torch, kernels=None):
         library = (folder / "lib" / "libtorch_cpu.dylib").read_bytes()
         operators = _operators((folder.parent / TABLE).read_text())
         for name, kernel in kernels.items():
-            found = any(_has(part, library, operators) for part in kernel.evidence.split("|"))
-            if found != (release >= kernel.since):
-                has = "has" if found else "has not"
+            has_evidence = any(_has(part, library, operators) for part in kernel.evidence.split("|"))
+            if has_evidence != (release >= kernel.since):
+                has = "has" if has_evidence else "has not"
                 first = ".".join(map(str, kernel.since))
                 wrong.append(f"torch {version} {has} {kernel.evidence}: {name} is said to have a kernel since {first}")
         needed = system.oldest_macos(release)[0]
@@ -123,10 +123,10 @@ def _has(evidence, library, operators):
 
 
 def _operators(table):
-    """Those with a kernel for MPS."""
-    found = set()
+    """Returns the operators with a kernel for MPS."""
+    operators = set()
     for entry in re.split(r"^- func: ", table, flags=re.MULTILINE)[1:]:
         dispatch = entry.partition("  dispatch:")[2]
         if re.search(r"^ +(?:\w+, )*MPS(?:, \w+)*:", dispatch, re.MULTILINE):
-            found.add(entry.split("(", 1)[0])
-    return found
+            operators.add(entry.split("(", 1)[0])
+    return operators

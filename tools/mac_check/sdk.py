@@ -39,7 +39,7 @@ _NOT_ON_MACOS = ("HAVE_CRYPT_H", "HAVE_CRYPT_R", "HAVE_LINUX_RANDOM_H")
 
 
 def assemble(parent, downloads):
-    """The folder of the SDK below `parent`. Its name says what it was made from, and a change makes it anew."""
+    """Returns the folder of the SDK below `parent`. Its name says what it was made from, and a change makes it anew."""
     made_from = hashlib.sha256(" ".join(map(str, downloads.folders)).encode())
     for path in [Path(__file__), *sorted((HERE / "sdk").iterdir())]:
         made_from.update(path.read_bytes())
@@ -54,7 +54,7 @@ def assemble(parent, downloads):
 
 
 def torch_without_libraries(folder):
-    """The installed PyTorch as a Mac would have it, with empty libraries under their names."""
+    """Returns the installed PyTorch as a Mac would have it, with empty libraries under their names."""
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "lib").mkdir(parents=True)
     torch = Path(importlib.util.find_spec("torch").submodule_search_locations[0])
@@ -91,7 +91,7 @@ def _fill(folder, downloads):
 
 
 def system_symbols(downloads):
-    """{install name: symbols that libraries built on a Mac take from it}, with libSystem's own list."""
+    """Returns {install name: symbols that libraries built on a Mac take from it}, with libSystem's own list."""
     known = {install_name: set() for install_name, _ in _LIBRARIES.values()}
     for path in downloads.evidence():
         image = MachO(path)

@@ -17,8 +17,8 @@ AS_FAST = 0.98
 
 @functools.cache
 def elementwise():
-    """{name: op} of the activations of single elements, in each of their modes. Softmaxes, which have a dimension, are
-    not among them, and neither are those of several tensors or halves."""
+    """Returns {name: op} of the activations of single elements, in each of their modes. Softmaxes, which have a
+    dimension, are not among them, and neither are those of several tensors or halves."""
     return {
         " ".join([op.name, *options.values()]): RowsOp(
             ours=functools.partial(op.function, **options), theirs=functools.partial(op.reference, **options)
@@ -33,7 +33,7 @@ def elementwise():
 
 @family
 def activation(scale):
-    """Activations of single elements, forward, backward and both through autograd."""
+    """Times activations of single elements, forward, backward and both through autograd."""
     shapes = {"gpu": [(4096, 4096), (32768, 1024), (64, 1024)], "simulator": [(1024, 4096)], "quick": [(4, 64)]}
 
     def targets(shape):
@@ -51,7 +51,7 @@ def tanh(x):
 
 
 def gate(ours, theirs, tensors="xx"):
-    """Forward: gate, up, y; backward: grad, gate, up and both gradients."""
+    """Counts the elements that are moved. Forward: gate, up, y; backward: grad, gate, up and both gradients."""
     return RowsOp(ours=ours, theirs=theirs, tensors=tensors, passes=(3, 5))
 
 
@@ -67,7 +67,7 @@ GATED = {
 
 @family
 def gated(scale):
-    """Gated activations and activations of x + bias, forward, backward and both, against PyTorch's separate ops."""
+    """Times gated activations and those of x + bias, forward, backward and both, against PyTorch's separate ops."""
     shapes = {"gpu": [(4096, 4096), (32768, 1024)], "simulator": [(1024, 1024)], "quick": [(4, 64)]}
     return over_rows(scale, GATED, shapes, lambda shape: {"share": 0.85, "speedup": 1.0})
 
@@ -98,6 +98,6 @@ def over_last(name):
 
 @family
 def softmax(scale):
-    """softmax and log_softmax over rows, forward, backward and both through autograd."""
+    """Times softmax and log_softmax over rows, forward, backward and both through autograd."""
     ops = {name: over_last(name) for name in ("softmax", "log_softmax")}
     return over_rows(scale, ops, ROW_SHAPES, lambda shape: ROW_TARGETS.get(shape, {}))

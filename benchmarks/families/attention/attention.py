@@ -85,7 +85,7 @@ MODELS = {
 
 @family
 def decode(scale):
-    """Tokens of models with packed weights, and attention of few queries to many keys, contiguous and in pages.
+    """Times tokens of models with packed weights, and attention of few queries to many keys, contiguous and in pages.
 
     Shares are those of reading keys and values once.
     """
@@ -124,7 +124,7 @@ def decode_case(keys, heads, queries, dtype, scale):
 
 
 def paged(keys, heads, page_size, scale):
-    """PyTorch has no attention over pages: it gathers them first."""
+    """Returns the case of attention over pages. PyTorch has none: it gathers them first."""
     pages = math.ceil(keys / page_size)
     dtype = torch.bfloat16
 

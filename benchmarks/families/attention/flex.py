@@ -64,7 +64,7 @@ def case(name, make, shape, window, length_of_documents, dtype, with_gradients):
     pairs = length**2 if seen is None else int(seen(0, 0, at[:, None], at).sum())
 
     def side(function):
-        """The function with the mask and what it captures, which the first call makes on its device."""
+        """Returns the function with the mask and what it captures, which the first call makes on its device."""
         made = {}
 
         def call(q, k, v):

@@ -11,7 +11,7 @@ from .decompositions import NO_SLOWER, matrices
 
 
 def normal(device, shape, sides):
-    """A and, where there are right sides, B."""
+    """Returns A and, where there are right sides, B."""
     sizes = (shape, *([(*shape[:-1], sides)] if sides else []))
     return tuple(torch.randn(size, dtype=torch.complex64, device=device) for size in sizes)
 
@@ -28,7 +28,7 @@ def positive_definite(device, shape, sides):
 
 @family
 def complex_linalg(scale):
-    """complex64: qr, svd, eigh, cholesky, solve and inv of batches and of single matrices, against torch.linalg's."""
+    """Times qr, svd, eigh, cholesky, solve and inv of complex64 batches and matrices, against torch.linalg's."""
     words = {
         "gpu": "4096x8x8{0} 1024x16x16{0} 1024x32x32{0} 256x64x64{0} 32x32{0} 64x64{0}",
         "simulator": "64x8x8{0} 16x32x32{0}",
@@ -47,9 +47,9 @@ def complex_linalg(scale):
         ("solve_ex", {"inputs": normal}),
         ("inv_ex", {"inputs": normal}),
     )
-    found = []
+    comparisons = []
     for name, more in cases:
         text = words.format(",4" if name == "solve_ex" else "")
         least = NO_SLOWER if scale == "gpu" else None
-        found += matrices(name, text, label=name, dtype=torch.complex64, least=least, **more)
-    return found
+        comparisons += matrices(name, text, label=name, dtype=torch.complex64, least=least, **more)
+    return comparisons

@@ -13,7 +13,8 @@ NO_SLOWER = 1 / 1.1
 
 
 def sizes(text):
-    """(shape, right sides, least speedup or None) of each word such as `2048x2048`, `4096x32x32=2` or `64x8x8,3`."""
+    """Yields (shape, right sides, least speedup or None) of each word such as `2048x2048`, `4096x32x32=2` or
+    `64x8x8,3`."""
     for word in text.split():
         size, _, least = word.partition("=")
         shape, _, sides = size.partition(",")
@@ -22,14 +23,14 @@ def sizes(text):
 
 
 def normal(device, shape, sides):
-    """A and, where there are right sides, B."""
+    """Returns A and, where there are right sides, B."""
     return tuple(torch.randn(size, device=device) for size in (shape, *([(*shape[:-1], sides)] if sides else [])))
 
 
 def matrices(
     name, words, *, ours=None, theirs=None, inputs=normal, numbers=None, flops=None, least=None, label=None, **more
 ):
-    """A comparison of an op with its namesake in torch.linalg for each size in a text.
+    """Returns a comparison of an op with its namesake in torch.linalg for each size in a text.
 
     Args:
         inputs: (device, shape, sides) -> the tensors.
@@ -68,7 +69,7 @@ def positive_definite(device, shape, sides):
 
 @family
 def cholesky(scale):
-    """Cholesky factorization of batches and of single matrices, against torch.linalg.cholesky_ex."""
+    """Times Cholesky factorization of batches and of single matrices, against torch.linalg.cholesky_ex."""
     # linalg_map has all sizes and batches.
     words = {
         "gpu": "4096x32x32=2 1024x128x128=2 16384x8x8 16384x16x16 4096x64x64 256x256x256 64x512x512 16x1024x1024"
@@ -88,13 +89,13 @@ def cholesky(scale):
 
 
 def qr_numbers(m, n, sides):
-    """The op reads A, and writes Q and R."""
+    """Counts the numbers that the op moves: it reads A, and writes Q and R."""
     k = min(m, n)
     return m * n + m * k + k * n
 
 
 def qr_flops(m, n, sides):
-    """The factorization and the reduced Q (Golub and Van Loan, Matrix Computations, 5.2)."""
+    """Counts operations: the factorization and the reduced Q (Golub and Van Loan, Matrix Computations, 5.2)."""
     k = min(m, n)
     factor = 4 * m * n * k - 2 * (m + n) * k**2 + 4 * k**3 / 3
     return factor + 2 * m * k**2 - 2 * k**3 / 3
@@ -102,7 +103,7 @@ def qr_flops(m, n, sides):
 
 @family
 def qr(scale):
-    """Reduced QR of batches and of single matrices, against torch.linalg.qr."""
+    """Times reduced QR of batches and of single matrices, against torch.linalg.qr."""
     words = {
         "gpu": "16384x16x16=1500 4096x32x32=600 16384x64x32=300 1024x128x128=40 4096x8x8 1024x48x48 256x128x64"
         " 64x256x256 512x512 1024x1024 2048x2048=1/1.5 4096x4096 4000x36=1 100000x16 64x2048",
@@ -122,7 +123,7 @@ def reflectors_and_target(device, shape, sides):
 
 @family
 def householder(scale):
-    """Householder reflectors of batches and single matrices: geqrf, householder_product, ormqr, against PyTorch's."""
+    """Times reflectors of batches and single matrices: geqrf, householder_product, ormqr, against PyTorch's."""
     words = {
         "gpu": "16384x8x8 4096x32x32 1024x128x128 64x256x256 512x512 1024x1024 2048x2048 2048x64",
         "simulator": "256x16x16 16x128x64 512x512",
@@ -151,7 +152,7 @@ def householder(scale):
 
 @family
 def lstsq(scale):
-    """Least squares of full rank, against torch.linalg.lstsq; the drivers that find the rank have a CPU's only."""
+    """Times least squares of full rank, against torch.linalg.lstsq; drivers that find the rank have a CPU's only."""
     words = {
         "gpu": "100000x6,3=1 1000000x6,3=1 100000x16,1=1 100000x32,1=1 20000x60,4 3000x4,1 4096x16x8,1=1 1024x64x16,2=1"
         " 256x128x64,64=1 1024x256x128,1",
@@ -178,7 +179,7 @@ def well_conditioned(device, shape, sides):
 
 @family
 def solve_triangular(scale):
-    """Triangular systems of batches and single matrices, against torch.linalg.solve_triangular."""
+    """Times triangular systems of batches and single matrices, against torch.linalg.solve_triangular."""
     words = {
         "gpu": "16384x4x4,1 16384x16x16,16 4096x32x32,1 4096x32x32,32 1024x64x64,1 1024x64x64,64 1024x128x128,1"
         " 1024x128x128,128 128x256x256,256 16x512x512,512 16x1024x1024,1 128x128,128 512x512,1 512x512,512 2048x2048,1"
@@ -208,15 +209,15 @@ LU_MATRICES = {"lu_factor": 2, "lu": 4, "inv": 2}
 
 
 def lu_flops(name, n, sides):
-    """The factorization, and two triangular systems for each column of B or of the identity (Golub and Van Loan, Matrix
-    Computations, 3.2 and 3.1)."""
+    """Counts operations: the factorization, and two triangular systems for each column of B or of the identity (Golub
+    and Van Loan, Matrix Computations, 3.2 and 3.1)."""
     factor = 0 if name == "lu_solve" else 2 * n**3 / 3
     return factor + (4 * n**3 / 3 if name == "inv" else 2 * n * n * sides)
 
 
 @family
 def lu(scale):
-    """LU factorizations, solutions, inverses and determinants of batches and matrices, against torch.linalg's."""
+    """Times LU factorizations, solutions, inverses and determinants of batches and matrices, against torch.linalg's."""
     words = {
         "gpu": (
             ("solve", "4096x32x32,1=2 4096x32x32,32=2 1024x128x128,1=2 1024x128x128,128=2"),

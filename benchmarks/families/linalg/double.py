@@ -13,14 +13,14 @@ NAMES = ("add", "mul", "div", "exp", "log", "sin", "matmul")
 
 
 def peer_device(device):
-    """Where PyTorch has float64: on the device, or else on the CPU."""
+    """Returns the device where PyTorch has float64: the given one, or else the CPU."""
     return device if device.type == "cuda" else torch.device("cpu")
 
 
 def numbers(device, shape):
-    """Two tensors as Doubles, and the same as float64 where PyTorch has it."""
-    made = [torch.rand(shape, dtype=torch.float64) + 1 for _ in range(2)]
-    return (*(Double(x, device) for x in made), *(x.to(peer_device(device)) for x in made))
+    """Returns two tensors as Doubles, and the same as float64 where PyTorch has it."""
+    values = [torch.rand(shape, dtype=torch.float64) + 1 for _ in range(2)]
+    return (*(Double(x, device) for x in values), *(x.to(peer_device(device)) for x in values))
 
 
 def function(name, shape):
@@ -53,7 +53,7 @@ def system(device, n):
 
 
 def refinement(name, n):
-    """A refined function of tensors of the CPU, whose results come back there, and LAPACK."""
+    """Returns a refined function of tensors of the CPU, whose results come back there, and LAPACK."""
     takes = 2 if name in ("solve", "lstsq") else 1
 
     def inputs(device):
@@ -79,12 +79,12 @@ def refinement(name, n):
 
 @family
 def double(scale):
-    """Functions of 48 bits and refined linear algebra, against float64 on the GPU that has it, or else on the CPU."""
+    """Times functions of 48 bits and refined linear algebra, against float64 on the GPU or else on the CPU."""
     shapes = {"gpu": (4096, 4096), "simulator": (64, 64), "quick": (4, 4)}
     orders = {"gpu": (1024, 4096), "simulator": (64,), "quick": (4,)}
-    found = [function(name, shapes[scale]) for name in NAMES]
+    comparisons = [function(name, shapes[scale]) for name in NAMES]
     for n in orders[scale]:
-        found += [
+        comparisons += [
             refinement(name, n) for name in ("solve", "inv", "lstsq", "qr", *(("eigh", "svd") if n < 4096 else ()))
         ]
-    return found
+    return comparisons

@@ -18,7 +18,7 @@ TARGETS = {"speedup": 1 / 1.1}
 
 
 def positive(A):
-    """Positive definite matrices, whose condition does not depend on the size."""
+    """Returns positive definite matrices, whose condition does not depend on the size."""
     n = A.shape[-1]
     return A @ A.mT / n + torch.eye(n, device=A.device)
 
@@ -28,7 +28,7 @@ def symmetric(A):
 
 
 def triangular(A):
-    """Lower triangular matrices that are well-conditioned."""
+    """Returns lower triangular matrices that are well-conditioned."""
     n = A.shape[-1]
     return A.tril(-1) / n + 2 * torch.eye(n, device=A.device)
 
@@ -38,13 +38,13 @@ def column(A):
 
 
 def reflectors(A):
-    """(V, tau) as geqrf gives them: I - tau v vᵀ is orthogonal for each v, whose entry on the diagonal is 1."""
+    """Returns (V, tau) as geqrf gives them: I - tau v vᵀ is orthogonal for each v, whose entry on the diagonal is 1."""
     tau = 2 / (1 + A.tril(-1).square().sum(-2))
     return A, tau
 
 
 def factors(A):
-    """(LU, pivots) of some matrix."""
+    """Returns (LU, pivots) of some matrix."""
     n = A.shape[-1]
     first = torch.arange(n, device=A.device)
     pivots = first + (torch.rand(A.shape[:-1], device=A.device) * (n - first)).long()
@@ -61,7 +61,7 @@ def few(A):
 
 
 def lower(function):
-    """solve_triangular, told which triangle is meant."""
+    """Returns solve_triangular with `upper` given."""
     return functools.partial(function, upper=False)
 
 
@@ -100,7 +100,7 @@ MAPPED = {
 
 
 def arguments(name, A):
-    """Those of an op, made of matrices of normal random numbers."""
+    """Returns the arguments of an op, made of matrices of normal random numbers."""
     return ARGUMENTS[name](A) if name in ARGUMENTS else (A,)
 
 
@@ -110,7 +110,7 @@ def linalg_map(scale):
 
 
 def row(name, n, batches):
-    """An op's cells for one size, which share what they learn of each other."""
+    """Yields an op's cells for one size, which share what they learn of each other."""
     shared, op, bind = Row(), MAPPED[name], BIND.get(name, lambda function: function)
     for batch in batches:
         shape = (n, n) if batch == 1 else (batch, n, n)

@@ -9,7 +9,7 @@ from .decompositions import matrices, normal
 
 
 def by_eigenvectors(function):
-    """A function of matrices by eigenvectors, which PyTorch has for those that it lacks."""
+    """Returns a function of matrices by eigenvectors, which PyTorch has for those that it lacks."""
 
     def call(A):
         values, vectors = torch.linalg.eig(A)
@@ -19,7 +19,7 @@ def by_eigenvectors(function):
 
 
 def sylvester_by_solve(A, B, Q):
-    """The equation A X + X B = Q as one system with m n unknowns."""
+    """Solves the equation A X + X B = Q as one system with m n unknowns."""
     m, n = Q.shape[-2:]
     first = torch.kron(A.contiguous(), torch.eye(n, device=A.device))
     second = torch.kron(torch.eye(m, device=A.device), B.mT.contiguous())
@@ -27,7 +27,7 @@ def sylvester_by_solve(A, B, Q):
 
 
 def near_identity(device, shape, sides):
-    """Matrices whose eigenvalues have positive real parts."""
+    """Returns matrices whose eigenvalues have positive real parts."""
     (A,) = normal(device, shape, 0)
     return (A / (4 * shape[-1] ** 0.5) + torch.eye(shape[-1], device=device),)
 
@@ -80,5 +80,5 @@ WORDS = {
 
 @family
 def matrix_functions(scale):
-    """Exponentials, roots, logarithms, Schur forms, Sylvester equations, LDL and lobpcg, against what PyTorch has."""
+    """Times matrix_exp, sqrtm, logm, schur, solve_sylvester, LDL and lobpcg, against what PyTorch has."""
     return [case for name, words in WORDS[scale].items() for case in matrices(name, words, **CASES[name])]

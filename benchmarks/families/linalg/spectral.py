@@ -50,14 +50,14 @@ def eigh(scale):
 
 
 def svd_numbers(m, n, sides):
-    """The op reads A, and writes U, S and Vh."""
+    """Counts the numbers that the op moves: it reads A, and writes U, S and Vh."""
     k = min(m, n)
     return m * n + m * k + k + k * n
 
 
 @family
 def svd(scale):
-    """Reduced SVD of batches and of single matrices, against torch.linalg.svd."""
+    """Times reduced SVD of batches and of single matrices, against torch.linalg.svd."""
     words = {
         "gpu": "4096x32x32=2 16384x16x16=3 256x128x64=100 1024x64x64=100 4096x4x4 16384x8x8 64x24x24 64x128x128"
         " 4096x48x16 1x16x16 1x32x32 1x64x64 128x128 1000x32 1024x1024 2048x2048 4096x4096=3",
@@ -89,7 +89,7 @@ def spectral(scale):
     weights = {"gpu": "4096x4096 11008x4096 64x1024x256", "simulator": "512x256", "quick": "40x20"}
     wanted = {"least": NO_SLOWER, "options": None}
     ours, theirs = (functools.partial(function, hermitian=True) for function in (metalcore.pinv, torch.linalg.pinv))
-    found = [
+    comparisons = [
         *matrices("pinv", words[scale], **wanted),
         *matrices("pinv", square[scale], label="pinv, hermitian", ours=ours, theirs=theirs, **wanted),
         *matrices("matrix_rank", words[scale], **wanted),
@@ -98,5 +98,5 @@ def spectral(scale):
     for q in (6, 32) if scale == "gpu" else (6,):
         ours, theirs = (functools.partial(function, q=q) for function in (metalcore.svd_lowrank, torch.svd_lowrank))
         label = f"svd_lowrank of rank {q}"
-        found += matrices("svd_lowrank", weights[scale], label=label, ours=ours, theirs=theirs, **wanted)
-    return found
+        comparisons += matrices("svd_lowrank", weights[scale], label=label, ours=ours, theirs=theirs, **wanted)
+    return comparisons

@@ -9,7 +9,7 @@ from ..activation.activation import ROW_SHAPES, ROW_TARGETS
 
 
 def after_sum(norm):
-    """PyTorch's norm of x + residual, and the sum."""
+    """Returns a function that computes PyTorch's norm of x + residual, and the sum."""
 
     def function(x, residual, *parameters):
         total = x + residual
@@ -51,7 +51,7 @@ GROUP_NORM = {
 
 @family
 def layer_norm(scale):
-    """layer_norm, add_layer_norm and group_norm with parameters, forward, backward and both, against PyTorch's ops."""
+    """Times layer_norm, add_layer_norm and group_norm, forward, backward and both, against PyTorch's ops."""
     rows = {"gpu": [(4096, 4096), (32768, 1024)], "simulator": [(1024, 1024)], "quick": [(4, 64)]}
     images = {
         "gpu": [(8, 320, 64, 64), (16, 512, 32, 32), (2, 1280, 16, 16)],
@@ -65,7 +65,7 @@ def layer_norm(scale):
 
 
 def their_gated_rms_norm(x, gate, weight):
-    """Mamba 2's, as libraries write it: computed in float32."""
+    """Computes Mamba 2's gated norm in float32, as libraries write it."""
     gated = x.float() * F.silu(gate.float())
     return weight * F.rms_norm(gated, weight.shape, None, 1e-6).to(x.dtype)
 
@@ -95,6 +95,6 @@ RMS_NORMS = {
 
 @family
 def rms_norm(scale):
-    """rms_norm, add_rms_norm and rms_norm_gated with a weight, forward, backward and both, against F.rms_norm (after
-    x + residual, or after a gate)."""
+    """Times rms_norm, add_rms_norm and rms_norm_gated with a weight, forward, backward and both, against F.rms_norm
+    (after x + residual, or after a gate)."""
     return over_rows(scale, RMS_NORMS, ROW_SHAPES, lambda shape: ROW_TARGETS.get(shape, {}))

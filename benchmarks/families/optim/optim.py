@@ -32,24 +32,25 @@ STATES = {
 
 @family
 def adamw(scale):
-    """A step of optim.AdamW on many parameters, against torch.optim.AdamW's fused and foreach steps.
+    """Times a step of optim.AdamW on many parameters, against torch.optim.AdamW's fused and foreach steps.
 
     metalcore keeps the moments of 16-bit parameters in float32 unless state_dtype says otherwise, and torch keeps them
     in 16 bits. The bytes, and with them the limit, are those of metalcore's step.
     """
-    found = []
+    comparisons = []
     for count, shape in LISTS[scale]:
         for dtype in (torch.float32, torch.bfloat16):
-            found += [adamw_case(count, shape, dtype, against) for against in ("fused", "foreach")]
+            comparisons += [adamw_case(count, shape, dtype, against) for against in ("fused", "foreach")]
             if scale == "gpu":
-                found.append(adamw_case(count, shape, dtype, "fused", captured=True))
-        found += [adamw_case(count, shape, torch.bfloat16, "fused", states) for states in STATES if states]
-        found += [adamw_8bit_case(count, shape, dtype) for dtype in (torch.float32, torch.bfloat16)]
-    return found
+                comparisons.append(adamw_case(count, shape, dtype, "fused", captured=True))
+        comparisons += [adamw_case(count, shape, torch.bfloat16, "fused", states) for states in STATES if states]
+        comparisons += [adamw_8bit_case(count, shape, dtype) for dtype in (torch.float32, torch.bfloat16)]
+    return comparisons
 
 
 def adamw_case(count, shape, dtype, against, states="", captured=False):
-    """A step as a training loop calls it, with the host's work. A captured one has the GPU's work alone."""
+    """Returns the case of a step as a training loop calls it, with the host's work. A captured one has the GPU's work
+    alone."""
     elements = count * torch.Size(shape).numel()
     options = {"capturable": True} if captured else {}
     state_bytes = dtype.itemsize if states else 4
@@ -71,7 +72,7 @@ def adamw_case(count, shape, dtype, against, states="", captured=False):
 
 
 def adamw_8bit_case(count, shape, dtype):
-    """A step with moments of 8 bits, against PyTorch's with moments of the parameters' dtype."""
+    """Returns the case of a step with moments of 8 bits, against PyTorch's with moments of the parameters' dtype."""
     elements = count * torch.Size(shape).numel()
     return Comparison(
         name="adamw, states of 8 bits, against fused",
@@ -87,10 +88,10 @@ def adamw_8bit_case(count, shape, dtype):
 
 
 def parameters(count, shape, dtype, device):
-    found = tuple(torch.nn.Parameter(torch.randn(shape, device=device).to(dtype)) for _ in range(count))
-    for parameter in found:
+    parameters = tuple(torch.nn.Parameter(torch.randn(shape, device=device).to(dtype)) for _ in range(count))
+    for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
-    return found
+    return parameters
 
 
 def bind(optimizer, *parameters):
@@ -113,15 +114,15 @@ BLOCKS = {"gpu": (1024, 256), "simulator": (1024,), "quick": (1024,)}
 
 @family
 def optim(scale):
-    found = []
+    comparisons = []
     for count, shape in LISTS[scale]:
         for dtype in (torch.float32, torch.bfloat16):
-            found += [step(count, shape, dtype, *optimizer) for optimizer in OPTIMIZERS]
-            found += [clip(count, shape, dtype, name, limit) for name, limit in CLIPS]
+            comparisons += [step(count, shape, dtype, *optimizer) for optimizer in OPTIMIZERS]
+            comparisons += [clip(count, shape, dtype, name, limit) for name, limit in CLIPS]
     for name, shapes in MODELS[scale].items():
-        found.append(muon(name, shapes))
-        found += [soap(name, shapes, every, longest) for every in (True, False) for longest in BLOCKS[scale]]
-    return found
+        comparisons.append(muon(name, shapes))
+        comparisons += [soap(name, shapes, every, longest) for every in (True, False) for longest in BLOCKS[scale]]
+    return comparisons
 
 
 # name, ours, theirs, elements that a step reads and writes
@@ -178,10 +179,10 @@ def clip(count, shape, dtype, name, limit):
 
 
 def model(shapes, dtype, device):
-    found = tuple(torch.nn.Parameter(torch.randn(shape, device=device).to(dtype)) for shape in shapes)
-    for parameter in found:
+    parameters = tuple(torch.nn.Parameter(torch.randn(shape, device=device).to(dtype)) for shape in shapes)
+    for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
-    return found
+    return parameters
 
 
 def muon(name, shapes):

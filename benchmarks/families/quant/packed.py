@@ -21,8 +21,8 @@ GROUP = 64  # weights that share a scale
 
 @family
 def affine(scale):
-    """Weights of 2 to 8 bits in groups of 64 with scales and offsets: products with few rows of x, and as numbers,
-    against PyTorch's ops on the same weights in 16 bits."""
+    """Times weights of 2 to 8 bits in groups of 64 with scales and offsets: products with few rows of x, and as
+    numbers, against PyTorch's ops on the same weights in 16 bits."""
 
     def packed(shape, bits, device):
         weights = affine_sample(bits, *shape, device, GROUP, dtype=torch.bfloat16)
@@ -55,8 +55,8 @@ def affine(scale):
 
 @family
 def four_bits(scale):
-    """Weights of 4 bits in blocks of 64 (NF4): products with few rows of x, and as numbers, against PyTorch's ops on
-    the same weights in 16 bits."""
+    """Times weights of 4 bits in blocks of 64 (NF4): products with few rows of x, and as numbers, against PyTorch's ops
+    on the same weights in 16 bits."""
 
     def packed(shape, nested, device):
         weights = torch.randn(shape, device=device).to(torch.bfloat16)
@@ -85,7 +85,7 @@ def four_bits(scale):
 
 
 def product(name, sizes, packed, ours, packed_bytes, scale):
-    """The case of a product with packed weights.
+    """Returns the case of a product with packed weights.
 
     Args:
         sizes: the rows of x, and the rows and columns of the weights.
@@ -109,7 +109,7 @@ def product(name, sizes, packed, ours, packed_bytes, scale):
 
 
 def numbers(name, shape, packed, ours, packed_bytes, scale):
-    """The case of weights as numbers, with the arguments of product()."""
+    """Returns the case of weights as numbers, with the arguments of product()."""
     return Comparison(
         name=name,
         shape="x".join(map(str, shape)),

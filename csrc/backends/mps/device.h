@@ -1,9 +1,10 @@
-// The GPU, where no stream of PyTorch's tells it.
+// The GPU, where no stream of PyTorch's tells it, and autorelease pools for what uses Metal's objects.
 #pragma once
 
 #import <Metal/Metal.h>
 
 #include <cstdint>
+#include <exception>
 #include <string>
 
 namespace metalcore::mps {
@@ -19,5 +20,20 @@ uint32_t gpu_cores();
 
 // "apple9" and the like: the newest of Apple's GPU families that the GPU belongs to; "" while none is found.
 const std::string& gpu_family();
+
+// Calls `body` in an autorelease pool of its own, since threads of C programs have none. What `body` throws is thrown
+// behind the pool's end, because exceptions of C++ do not close a pool.
+template <typename Body>
+void in_pool(const Body& body) {
+  std::exception_ptr failure;
+  @autoreleasepool {
+    try {
+      body();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
+}
 
 }  // namespace metalcore::mps

@@ -1,5 +1,7 @@
 #import "pipelines.h"
 
+#import "device.h"
+
 #include "../../gpu/backend.h"
 #include "../../gpu/kernel_index.h"
 
@@ -130,7 +132,7 @@ class Kernels {
  public:
   Kernels() : folder_(library_folder() / "metal"), index_(library_folder()) {}
 
-  // Those that are not made are nullptr.
+  // Returns the pipelines of these kernels. A pipeline that is not made yet is nullptr.
   std::vector<const Pipeline*> made(const std::vector<std::string_view>& kernels) {
     const std::lock_guard lock(mutex_);
     std::vector<const Pipeline*> found;
@@ -273,12 +275,10 @@ Kernels& kernels() {
 template <typename Body>
 void noticing(const Body& body) {
   std::exception_ptr failure;
-  @autoreleasepool {
-    try {
-      body();
-    } catch (...) {
-      failure = std::current_exception();
-    }
+  try {
+    in_pool(body);
+  } catch (...) {
+    failure = std::current_exception();
   }
   for (const std::string& notice : kernels().take_notices()) tell(notice);
   if (failure) std::rethrow_exception(failure);

@@ -48,7 +48,7 @@ const msl_abi::Runtime runtime = {
     .finding = nullptr,
 };
 
-// So many threadgroups of a sample are always counted.
+// The limit of events does not end a sample before it has this many threadgroups.
 constexpr uint64_t kNeighbours = 4;
 
 // The threadgroups to count, the most telling first: one in the middle with its neighbours along x, y and z, and then
@@ -62,8 +62,8 @@ std::vector<uint64_t> order_of_sample(const Grid& grid) {
   std::vector<uint64_t> order = {middle};
   for (int axis = 0; axis < 3; ++axis)
     if (counts[axis] > 1) order.push_back(middle + steps[axis]);
-  // Multiples of the golden section, which lie evenly at each length. Of very many threadgroups each stride-th is
-  // taken.
+  // The others are multiples of the golden section, which lie evenly at each length. A large grid gives every stride-th
+  // threadgroup.
   constexpr uint64_t kMost = 1 << 16;
   const uint64_t stride = (grid.groups - 1) / kMost + 1, count = (grid.groups - 1) / stride + 1;
   uint64_t step = count * 618 / 1000 + 1;

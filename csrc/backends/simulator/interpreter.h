@@ -36,7 +36,7 @@ void set_compiler(_object* compiler);
 // the GIL may wait for. Throws python::Raised for a Python exception.
 std::string compile_kernel(std::string_view kernel, const std::string& family, bool checking, bool flushing);
 
-// The same for libraries that count: compiler(kernel, family) -> path.
+// Sets and calls the compiler of libraries that count: compiler(kernel, family) -> path.
 void set_counting_compiler(_object* compiler);
 std::string compile_counting(std::string_view kernel, const std::string& family);
 

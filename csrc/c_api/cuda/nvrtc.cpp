@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 constexpr std::pair kOldest = {12, 6};  // it has C++20's built-ins, and leaves the process's locale alone
 constexpr const char* kNames[] = {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"};
 
-// Those of metalcore/msl/nvidia/nvrtc.py.
+// metalcore/msl/nvidia/nvrtc.py compiles with the same flags.
 constexpr const char* kTensors = "#include \"metal/tensor_ops.h\"";
 constexpr const char* kFlags[] = {"-std=c++20",       "--device-as-default-execution-space",
                                   "--device-int128",  "--fmad=true",

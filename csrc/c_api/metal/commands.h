@@ -1,29 +1,15 @@
-// A Metal context's command buffers, and autorelease pools for what uses Metal's objects.
+// A Metal context's command buffers.
 #pragma once
 
+#import "../../backends/mps/device.h"
 #import "../../backends/mps/encoder.h"
 
 #import <Foundation/Foundation.h>
 #import <Metal/Metal.h>
 
-#include <exception>
-
 namespace metalcore::c_api {
 
-// Calls `body` in an autorelease pool of its own, since a C program's threads have none. What `body` throws is thrown
-// behind the pool's end, because exceptions of C++ do not close a pool.
-template <typename Body>
-void in_pool(const Body& body) {
-  std::exception_ptr failure;
-  @autoreleasepool {
-    try {
-      body();
-    } catch (...) {
-      failure = std::current_exception();
-    }
-  }
-  if (failure) std::rethrow_exception(failure);
-}
+using mps::in_pool;
 
 // The command buffers of a context, on a queue of its own.
 class Commands final : public mps::OpenCommands {

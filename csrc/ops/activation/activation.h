@@ -1,4 +1,4 @@
-// What activations share, and those of them that C functions call.
+// What activations share, and the functions for memory of the caller.
 #pragma once
 
 #include "../common/common.h"

@@ -7,7 +7,6 @@
 #include "jacobi.h"
 #include "matrices.h"
 #include "tridiagonal.h"
-#include "tridiagonalize.h"
 
 #include <string>
 #include <tuple>

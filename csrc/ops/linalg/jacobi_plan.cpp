@@ -3,7 +3,7 @@
 #include "../../../kernels/linalg/spectral.h"
 
 #include "matrices.h"
-#include "tridiagonalize.h"
+#include "tridiagonal.h"
 
 #include <algorithm>
 
@@ -60,7 +60,7 @@ struct BlockKernel {
 };
 constexpr BlockKernel kBlockKernels[] = {{64, 4}, {128, 16}};
 constexpr int64_t kBlockSize = 128;
-// Those of complex numbers, which take twice the registers.
+// Kernels of complex numbers, which take twice the registers.
 constexpr BlockKernel kComplexEighKernels[] = {{32, 4}, {64, 8}, {128, 16}};
 constexpr BlockKernel kComplexSvdKernels[] = {{32, 2}, {64, 8}, {128, 16}};
 constexpr int64_t kComplexWithV = 64;  // the largest of svd whose threadgroup holds V too

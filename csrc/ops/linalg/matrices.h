@@ -24,7 +24,7 @@ MatrixShape check_matrices(const char* op, const std::vector<int64_t>& sizes);
 MatrixShape check_matrices(const char* op, const Tensor& a);
 MatrixShape check_square(const char* op, const std::vector<int64_t>& sizes);
 MatrixShape check_square(const char* op, const Tensor& a);
-// The same for tensors of numbers, which are float32 or complex64.
+// These take tensors of numbers: float32 or complex64.
 void check_number(const char* op, const char* argument, const Tensor& tensor);
 MatrixShape check_matrices_of_numbers(const char* op, const Tensor& a);
 MatrixShape check_square_of_numbers(const char* op, const Tensor& a);

@@ -1,6 +1,6 @@
 // The back-transformation of tridiagonal matrices' eigenvectors, by products of matrices: blocks of reflectors are
 // I - Vᵀ T V (Schreiber and Van Loan 1989), whose rows of V are reflectors.
-#include "tridiagonalize.h"
+#include "tridiagonal.h"
 
 #include "../../../kernels/linalg/qr.h"
 #include "../../../kernels/linalg/tridiagonalize.h"

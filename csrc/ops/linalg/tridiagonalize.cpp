@@ -1,6 +1,6 @@
 // tridiagonalize(A, upper) -> (diagonal, beside, scales, reflectors, tau, phases), of symmetric float32 matrices or
 // Hermitian complex64 ones, of any strides.
-#include "tridiagonalize.h"
+#include "tridiagonal.h"
 
 #include "../../../kernels/linalg/tridiagonalize.h"
 

@@ -13,6 +13,13 @@
 namespace metalcore {
 namespace {
 
+struct Tuning {
+  const char* family;
+  bool units = false;  // units that multiply tensors make the products of walks along chunks
+};
+// Not to be measured elsewhere: what the kernels say in plain MSL serves tests.
+const gpu::Table<Tuning> tuning_table("delta_rule", {}, {{.family = "baseline"}, {.family = "hopper", .units = true}});
+
 const char* padded(int64_t size) { return size <= 64 ? "_64_" : size <= 128 ? "_128_" : "_256_"; }
 int64_t padded_size(int64_t size) { return size <= 64 ? 64 : size <= 128 ? 128 : 256; }
 
@@ -148,17 +155,33 @@ Columns chunk_columns(const Call& call) {
   return {"_128x32_", groups(32)};
 }
 
-// What the kernels by chunks need of each chunk and value head: an inverse, scores, and factors of the positions.
+// Whether the walks along chunks have their products by units. `rows` are v or its gradients.
+bool by_units(const Call& call, const Tensor& rows) {
+  const DeltaRuleParams& p = call.params;
+  return tuning_table(call.q).units && gpu::multiplies_held_tensors(call.q) &&
+         call.q.scalar_type() == ScalarType::BFloat16 && p.keys == 128 && p.values == 128 && p.corrects &&
+         !p.has_skip && p.wide && is_wide(call.v) && is_wide(rows);
+}
+
+uint32_t unit_groups(const DeltaRuleParams& p) {
+  return grid_side(int64_t{p.values / DELTA_UNIT_COLUMNS} * p.value_heads * p.sequences);
+}
+
+// What the kernels by chunks need of each chunk and value head: an inverse, scores, and factors of the positions. For
+// units the elements of matrices are three bfloats.
 struct Chunks {
   Tensor inverses, scores, factors;
+  bool by_units;
 };
-std::optional<Chunks> chunks_of(const Call& call, bool chunked) {
+std::optional<Chunks> chunks_of(const Call& call, bool chunked, const Tensor& rows) {
   // With fewer positions than a chunk has, most of its products are of zeros. Gates by channel have no products of
   // positions that are the same for all keys.
   if (!chunked || call.params.by_channel || call.params.length < DELTA_CHUNK) return std::nullopt;
   const int64_t count = call.chunks * call.params.value_heads * DELTA_CHUNK;
   const auto scratch = [&](int64_t size) { return new_tensor({count * size}, ScalarType::Float, call.q); };
-  return Chunks{scratch(DELTA_CHUNK), scratch(DELTA_CHUNK), scratch(4)};
+  const bool units = by_units(call, rows);
+  const int64_t row = units ? DELTA_UNIT_PARTS / DELTA_CHUNK / 2 : DELTA_CHUNK;
+  return Chunks{scratch(row), scratch(row), scratch(4), units};
 }
 
 struct Forward {
@@ -168,18 +191,22 @@ void record_chunks(gpu::Recording& recording, const Call& call, const Chunks& ch
                    const Forward& results) {
   params.for_derivative = results.errors.has_value();
   const char* type = suffix(call.q.scalar_type());
-  recording.kernel("gated_delta_rule_inverse", "_", type);
+  recording.kernel("gated_delta_rule_inverse", chunks.by_units ? "_parts_" : "_", type);
   recording.buffer(0, call.q).buffer(1, call.k).buffer(2, call.g).buffer(3, call.beta).buffer(4, call.ends);
   recording.buffer(5, chunks.inverses).buffer(6, chunks.scores).buffer(7, chunks.factors).bytes(8, params);
   recording.dispatch_threadgroups({grid_side(call.chunks * params.value_heads)}, {DELTA_THREADS});
 
   const Columns columns = chunk_columns(call);
-  recording.kernel("gated_delta_rule_walk", columns.name, type);
+  const char* const units = params.for_derivative ? "_unit_derivative_" : "_unit_";
+  recording.kernel("gated_delta_rule_walk", chunks.by_units ? units : columns.name, type);
   recording.buffer(0, call.q).buffer(1, call.k).buffer(2, call.v).buffer(3, call.beta).buffer(4, call.ends);
   recording.buffer(5, call.state).buffer(6, chunks.inverses).buffer(7, chunks.scores).buffer(8, chunks.factors);
   recording.buffer(9, results.out).buffer(10, results.state).buffer(11, results.errors).buffer(12, results.kept);
   recording.buffer(13, call.skip).bytes(14, params);
-  recording.dispatch_threadgroups({columns.groups}, {DELTA_THREADS});
+  if (chunks.by_units)
+    recording.dispatch_threadgroups({unit_groups(params)}, {DELTA_UNIT_THREADS});
+  else
+    recording.dispatch_threadgroups({columns.groups}, {DELTA_THREADS});
 }
 void record_forward(gpu::Recording& recording, const Call& call, DeltaRuleParams params, const Forward& results) {
   params.for_derivative = results.errors.has_value();
@@ -215,7 +242,7 @@ std::tuple<Tensor, Tensor> gated_delta_rule(const Tensor& q, const Tensor& k, co
     if (!state) torch::stable::zero_(final_state);
     return {out, final_state};
   }
-  const auto chunks = chunks_of(call, chunked);
+  const auto chunks = chunks_of(call, chunked, v);
   note(op, call, chunks.has_value());
   gpu::record(out, [&](gpu::Recording& recording) {
     const Forward results{out, final_state, std::nullopt, std::nullopt};
@@ -269,7 +296,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_back
   }
   const char* type = suffix(q.scalar_type());
   const int64_t key_positions = grid_side(int64_t{params.batch} * params.length * params.heads);
-  const auto chunks = chunks_of(call, chunked);
+  const auto chunks = chunks_of(call, chunked, given);
   note(op, call, chunks.has_value());
   gpu::record(gq, [&](gpu::Recording& recording) {
     const Forward results{std::nullopt, std::nullopt, errors, kept};
@@ -278,7 +305,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_back
     else
       record_forward(recording, call, params, results);
 
-    if (chunks) {
+    if (chunks && chunks->by_units) {
+      recording.kernel("gated_delta_rule_walk_back_unit_", type);
+      recording.buffer(0, given).buffer(1, given_state).buffer(2, call.q).buffer(3, call.k).buffer(4, call.beta);
+      recording.buffer(5, call.ends).buffer(6, chunks->inverses).buffer(7, chunks->factors).buffer(8, gv);
+      recording.buffer(9, value_grads).buffer(10, kept_grads).buffer(11, gstate).buffer(12, chunks->scores);
+      recording.bytes(13, params).dispatch_threadgroups({unit_groups(params)}, {DELTA_UNIT_THREADS});
+    } else if (chunks) {
       recording.kernel("gated_delta_rule_spread", "_", type);
       recording.buffer(0, given).buffer(1, call.ends).buffer(2, chunks->scores).buffer(3, value_grads).bytes(4, params);
       recording.dispatch_threadgroups({grid_side(call.chunks * params.value_heads)}, {DELTA_THREADS});
@@ -302,15 +335,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_back
       recording.dispatch_threadgroups({column_groups(params)}, {DELTA_THREADS});
     }
 
+    const bool units = chunks && chunks->by_units;
     if (params.by_channel)
       recording.kernel("gated_delta_rule_rows", padded(params.values), type);
+    else if (units)
+      recording.kernel("gated_delta_rule_chunks_unit_", type);
     else
       recording.kernel("gated_delta_rule_chunks", "_", type);
     recording.buffer(0, given).buffer(1, call.q).buffer(2, call.k).buffer(3, call.g).buffer(4, call.beta);
     recording.buffer(5, call.ends).buffer(6, errors).buffer(7, value_grads).buffer(8, kept).buffer(9, kept_grads);
     recording.buffer(10, parts_q).buffer(11, parts_k).buffer(12, gg);
     recording.buffer(13, params.by_channel ? beta_parts : gbeta).bytes(14, params);
-    recording.dispatch_threadgroups({grid_side(call.chunks * params.value_heads * params.row_blocks)}, {DELTA_THREADS});
+    recording.dispatch_threadgroups({grid_side(call.chunks * params.value_heads * params.row_blocks)},
+                                    {units ? DELTA_UNIT_THREADS : DELTA_THREADS});
 
     recording.kernel("gated_delta_rule_keys", "_", type);
     recording.buffer(0, call.q).buffer(1, call.k).buffer(2, parts_q).buffer(3, parts_k);

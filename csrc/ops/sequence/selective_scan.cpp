@@ -355,14 +355,22 @@ Tensor selective_state_update(const Tensor& state, const Tensor& x, const Tensor
   const int64_t padded_states = states <= 16 ? 16 : states <= 64 ? 64 : 128;
   const int64_t lanes = vectors ? UPDATE_LANES(padded_states, bytes) : 4;
   const int64_t channels = SCAN_THREADS / lanes * UPDATE_ROWS(lanes, vectors && shared);  // of a threadgroup
-  const std::string size = !vectors ? "any" : (shared ? "shared_" : "") + std::to_string(padded_states);
+  const int64_t parts = ceil_div(dim, channels) * heads;
+  // Where channels have few states and a rate for each, threadgroups walk over batch entries if they stay enough.
+  const bool walks = vectors && !shared && padded_states == 16;
+  const int64_t fill = int64_t{gpu::parallelism(x).fill_threadgroups} * 2;  // these have half of the threads
+  params.entries = walks ? grid_side(ceil_div(batch, std::min(batch, ceil_div(fill, parts)))) : 1;
+  const std::string size = walks      ? "walk"
+                           : !vectors ? "update_any"
+                                      : (shared ? "update_shared_" : "update_") + std::to_string(padded_states);
   gpu::note_plan(op, size.c_str(), [&] { return std::to_string(lanes) + " lanes share channels' states"; });
   gpu::record(out, [&](gpu::Recording& recording) {
-    recording.kernel("selective_state_update_", size, "_", suffix(x.scalar_type()), "_", suffix(state.scalar_type()));
+    recording.kernel("selective_state_", size, "_", suffix(x.scalar_type()), "_", suffix(state.scalar_type()));
     recording.buffer(0, state).buffer(1, x).buffer(2, dt).buffer(3, A).buffer(4, B).buffer(5, C).buffer(6, D);
     recording.buffer(7, z).buffer(8, bias).buffer(9, numbers).buffer(10, out).bytes(11, params);
-    recording.dispatch_threadgroups({grid_side(ceil_div(dim, channels)), grid_side(heads), grid_side(batch)},
-                                    {SCAN_THREADS});
+    recording.dispatch_threadgroups(
+        {grid_side(ceil_div(dim, channels)), grid_side(heads), grid_side(ceil_div<int64_t>(batch, params.entries))},
+        {SCAN_THREADS});
   });
   return out;
 }

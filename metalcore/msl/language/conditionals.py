@@ -47,7 +47,7 @@ _STANDARD_TEMPLATES = {
     "is_same_v", "is_same", "is_integral_v", "is_floating_point_v", "is_signed_v", "is_unsigned_v", "numeric_limits",
     "vec", "static_cast", "as_type", "reinterpret_cast", "metal", "select", "enable_if_t", "conditional_t",
     "packed_vec", "array", "is_arithmetic_v", "is_scalar_v", "is_convertible_v", "simd_shuffle_down", "const_cast",
-    "integral_constant", "extents", "dextents", "matmul2d", "execution_simdgroups",
+    "integral_constant", "extents", "dextents", "matmul2d", "convolution2d", "execution_simdgroups",
 }  # fmt: skip
 
 

@@ -52,7 +52,9 @@ _SYNCHRONIZING_CALLS = (
     "__metal_wait_simdgroup_events",
 )
 _SIMD_TYPE = re.compile(r"simd_[a-z]+[1-4](x[2-4])?")  # of <simd/simd.h>
-_SYNCHRONIZING_TYPES = {"matmul2d", "simdgroup_matrix"} | {f"simdgroup_{T}8x8" for T in ("float", "half", "bfloat")}
+_SYNCHRONIZING_TYPES = {"convolution2d", "matmul2d", "simdgroup_matrix"} | {
+    f"simdgroup_{T}8x8" for T in ("float", "half", "bfloat")
+}
 
 
 @dataclass

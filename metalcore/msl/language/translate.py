@@ -35,6 +35,7 @@ from .unaligned import find_unaligned_accesses
 
 _FUSING = set("+-*/%&|^<>=!:.#")
 _TENSORS = '#include "metal/tensor_ops.h"\n'
+_CONVOLUTIONS = '#include "metal/tensor_convolution.h"\n'
 
 
 @dataclass
@@ -123,6 +124,8 @@ def _translate(source, include_dirs, filename, defines, constants):
     addresses = {kernel.name: _address(program, kernel) for kernel in kernels}
     _erase_instantiations(program)
     prelude = _TENSORS if tensors else ""
+    if tensors and any(token.text == "convolution2d_descriptor" for token in tokens):
+        prelude += _CONVOLUTIONS
     text = prelude + _print(tokens)
     accesses.apply()
     return Translation(text, kernels, addresses, included, prelude + _print(tokens) if accesses.count else text)

@@ -28,7 +28,11 @@ _ELEMENTS = {
     **dict.fromkeys(("short", "int16_t"), torch.int16),
     **dict.fromkeys(("int", "int32_t"), torch.int32),
     **dict.fromkeys(("long", "int64_t"), torch.int64),
+    "metal_fp8_e4m3_format": torch.float8_e4m3fn,
+    "metal_fp8_e5m2_format": torch.float8_e5m2,
 }
+# Formats of which a byte of a uint8 tensor holds so many numbers.
+_IN_BYTE = {"int2b_format": 4, "uint2b_format": 4, "int4b_format": 2, "uint4b_format": 2, "metal_fp4_e2m1_format": 2}
 
 
 def checked_constants(constants):
@@ -192,7 +196,8 @@ class Arguments:
             raise RuntimeError(f"{called} must be a tensor of the kernel's device, and it is {_described(tensor)}")
         if rank and tensor.dim() != rank:
             raise RuntimeError(f"{called} has {rank} dimensions, and the tensor has {tensor.dim()}")
-        wanted = _ELEMENTS.get(element)
+        in_byte = _IN_BYTE.get(element, 1)
+        wanted = torch.uint8 if in_byte > 1 else _ELEMENTS.get(element)
         if wanted is not None and tensor.dtype != wanted:
             raise RuntimeError(f"{called} has elements of type {element}, and the tensor has {tensor.dtype}")
         if tensor.dim() == 0 or tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
@@ -202,8 +207,9 @@ class Arguments:
             )
         if at < len(args) and args[at] is not None:
             raise RuntimeError(f"index {at} holds the shape of {called}, and an argument is bound there")
-        strides = [1, *reversed(tensor.stride()[:-1])]
-        numbers = [n for dimension in zip(reversed(tensor.shape), strides) for n in dimension]
+        extents = [in_byte * tensor.shape[-1], *reversed(tensor.shape[:-1])]
+        strides = [1, *(in_byte * stride for stride in reversed(tensor.stride()[:-1]))]
+        numbers = [n for dimension in zip(extents, strides) for n in dimension]
         self.buffers += [None] * (at + 1 - len(self.buffers))
         self.buffers[at] = struct.pack(f"<iiq{len(numbers)}q", tensor.dim(), tensor.element_size(), 0, *numbers)
 

@@ -69,9 +69,9 @@ class TransformersSdpa(Kind):
                     return attention_forward(module, query, key, value, *args, **kwargs)
 
             original = functools.partial(entries[0].original, module, query, key, value, *args, **kwargs)
-            given = args[0] if args else kwargs.get("attention_mask")
+            mask = args[0] if args else kwargs.get("attention_mask")
             device = query.device.type
-            if device in _TAKES and _TAKES[device]((query, key, value), given, isinstance(given, Mask), kwargs):
+            if device in _TAKES and _TAKES[device]((query, key, value), mask, isinstance(mask, Mask), kwargs):
                 return run_counted(counts[device], by_metalcore, original)
             return original()
 

@@ -230,7 +230,7 @@ def _scan(given):
 
 
 def _state_updates(heads):
-    """Arguments with and without heads, which have groups of B and C."""
+    """Yields arguments with and without heads, which have groups of B and C."""
     rows, groups = (2, 4, 3) if heads else (2, 3), (2, 2, 4) if heads else (2, 4)
     shapes = [(*rows, 4), rows, rows, (*rows[1:], 4), groups, groups, rows[1:], rows, rows[1:]]
     state, x, dt, A, B, C, D, z, bias = _random(*shapes)

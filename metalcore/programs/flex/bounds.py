@@ -6,6 +6,7 @@ function of each score.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,11 +15,13 @@ from torch.fx import GraphModule, Node
 from ..pointwise.nodes import arguments_of, fake, name_of
 from .graphs import returned_by
 
-__all__ = ["Bound", "parts_of"]
+__all__ = ["Bound", "columns_of", "parts_of"]
 
 _ANDS = ("bitwise_and.Tensor", "logical_and.default", "__and__.Tensor", "mul.Tensor")
 _COMPARISONS = ("lt", "le", "gt", "ge")
 _INTEGERS = (torch.int32, torch.int64)
+_INDICES = 4  # placeholders before those of what is captured
+_MOST_HELD = 16  # bytes
 _MOST = 1 << 30  # numbers that are added, so that no sum with the number of a key overflows
 
 
@@ -59,6 +62,29 @@ def parts_of(graph: GraphModule, variable: int) -> tuple[list[Bound], list[Node]
         else:
             others.append(node)
     return bounds, others
+
+
+def columns_of(graph: GraphModule, conditions: Sequence[Node], variable: int, other: int) -> tuple[list[Node], bool]:
+    """Returns what conditions find in captured tensors for a number of a variable, whatever that of the other one is,
+    and whether they read nothing else of it. Kernels hold it for a tile. Where that is much, there is nothing.
+
+    Args:
+        variable, other: the numbers of the placeholders of keys and of queries, or the other way round.
+    """
+    placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    found, waiting, seen = [], list(conditions), set()
+    while waiting:
+        node = waiting.pop(0)
+        if node in seen or not _reads(node, placeholders[variable]):
+            continue
+        seen.add(node)
+        if not _reads(node, placeholders[other]) and any(_reads(node, x) for x in placeholders[_INDICES:]):
+            found.append(node)
+        else:
+            waiting += node.all_input_nodes
+    if not found or sum(fake(node).element_size() for node in found) > _MOST_HELD:
+        return [], False
+    return found, placeholders[variable] not in seen
 
 
 def _bound(node: Node, variable: Node) -> Bound | None:

@@ -24,7 +24,7 @@ from .scatters import FIRST, SCORE, B, D, H, K, Q, Scatter, captured_of, depende
 
 __all__ = ["KINDS", "Place", "Plan", "gradients_of", "plan_of"]
 
-KINDS = ("row", "pair", "column", "diagonal", "table", "vector")  # see kernels/attention/flex_captured.h
+KINDS = ("row", "pair", "key", "diagonal", "table", "vector")  # see kernels/attention/flex_captured.h
 
 # Bytes of tables: as many of them as this allows work at once, and in all no more than `_MOST_BYTES` beyond those of the
 # gradients.
@@ -121,11 +121,12 @@ def _place(joint, scatter, length, keys, may_be_diagonal):
         is_number = any(scatter.indices[d] is numbers[name == "k"] for d in of)
         dims += [name] if is_number or elements >= extent else of
     dims += [d for d, kind in enumerate(kinds) if kind == Q | K]
-    of_items = [d for d, kind in enumerate(kinds) if not kind]
-    if "q" not in dims and scatter.elements * math.prod(scatter.sizes[d] for d in of_items) <= _FEW:
+    kind = {("q", "k"): "pair", ("k",): "key"}.get(tuple(dims), "table") if scatter.elements == 1 else "vector"
+    of_items = [d for d, number in enumerate(kinds) if not number]
+    few = scatter.elements * math.prod(scatter.sizes[d] for d in of_items) <= _FEW
+    if kind in ("table", "vector") and "q" not in dims and few:
         dims += of_items  # so that heads may have the same table
     extents = tuple({"q": length, "k": keys}.get(d) or scatter.sizes[d] for d in dims)
-    kind = {("q", "k"): "pair", ("k",): "column"}.get(tuple(dims), "table") if scatter.elements == 1 else "vector"
     return Place(tuple(dims), extents, scatter.elements, kind, "q" in dims)
 
 
@@ -156,7 +157,7 @@ def plan_of(joint: GraphModule, wanted, call, simds: int, pieces: int) -> Plan |
         return (every[0] if needs & B else 1, every[1] if needs else 1)
 
     shared, own, total = every, every, math.prod(every)
-    if total * sizes[True] > _BYTES:  # heads with the same table do not work at once
+    if total * sizes[True] > 2 * _BYTES:  # heads with the same table do not work at once
         shared = own = items(needs[True] | needs[False])
     elif total * sizes[False] * pieces > _BYTES:
         own = items(needs[False])

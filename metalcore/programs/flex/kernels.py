@@ -27,8 +27,8 @@ __all__ = ["Launch"]
 # What a dispatch may do where the system aborts long ones: 0.2 s of the slowest GPU (csrc/gpu/cost.h).
 _MOST_FLOPS = 0.2 * 0.23e12
 # Threadgroups of the heads that take turns: as many as a large GPU runs at once. Keys and values of more do not fit its
-# cache.
-_IN_TURN = 128
+# cache. Lists of blocks have many lengths: with a table, heads take turns whose keys and values have so many bytes.
+_IN_TURN, _IN_CACHE = 128, 64 << 20
 _MOST_NUMBERS = 448  # Metal takes 512 by value, and FlexParams are fewer than 64
 _MADE, _KEPT = "metalcore_kernels", 64  # the key of a graph's meta, and how many kernels are kept there
 _STRIDES = ("q", "k", "v", "out", "d_out", "dq", "dk", "dv")
@@ -167,6 +167,10 @@ class Launch:
         if device_type(call.q) == "mps":
             longest = max(1, int(_MOST_FLOPS / (2.0 * tiles.rows * others * tiles.size)))
         outs, ins = [t for _, t in self.outputs], [*(t for _, t in self.inputs), *self.captured]
+        heads_in_cache = 0
+        if tables.numbers[2] > 1:
+            rows = call.k.shape[2] * (call.k.shape[3] + call.v.shape[3]) * call.k.element_size()
+            heads_in_cache = _IN_CACHE // max(rows, 1) * (group if self.kernel != "dkv" else 1)
         dispatches = []
         for piece in range(0, walks, chunk):
             now = min(chunk, walks - piece)
@@ -174,7 +178,7 @@ class Launch:
             dispatches += [(piece, now, first, min(most, count - first)) for first in range(0, count, most)]
         for piece, now, first, groups in dispatches:
             # Heads that have the same tables do not work at once.
-            in_turn = items if items < batch * heads else -(-_IN_TURN // now)
+            in_turn = items if items < batch * heads else max(-(-_IN_TURN // now), heads_in_cache)
             flags = [self.vectors, now, piece, chunk, items, batch * heads, in_turn, tables.full is not None, has_lse]
             numbers = [
                 *strides,

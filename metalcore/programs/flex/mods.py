@@ -6,6 +6,7 @@ other numbers is the same kernel.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -15,10 +16,10 @@ from torch.fx import Node
 
 from ..pointwise.nodes import Value, result_dtype
 from ..pointwise.numbers import MEMORY, Unsupported, kind
-from .bounds import parts_of
 from .captured import KINDS, Plan
 from .graphs import Captured, returned_by
 from .lowering import ARGUMENTS, ModLowering
+from .masks import mask_methods
 
 __all__ = ["Mods"]
 
@@ -89,58 +90,16 @@ class Mods:
         self._methods.append(f"  {result} {name}({', '.join(arguments)}) const {{\n{body}\n  }}\n")
 
     def mask(self, mod: Captured | None, variable: str) -> None:
-        """Adds the methods of a mask_mod: the first number of a variable that it may show and the one behind the last,
-        and what else is true of a score that it shows.
+        """Adds the methods of a mask_mod: see masks.py.
 
         Args:
             variable: "k" for the keys of a query, "q" for the queries of a key.
         """
-        row = "q" if variable == "k" else "k"
-        bounds, others, ends = [], [], ["return metal::int2(0, 0x7fffffff);"]
-        lines = ["return true;"]
-        if mod is not None:
-            try:
-                bounds, others = parts_of(mod.graph, ARGUMENTS.index(variable))
-                if bounds:
-                    ends = [*self._unpacked, *self._ends(mod, bounds, variable)]
-                if others:
-                    lowering = self._lowering(mod, ())
-                    values = [lowering.value(node, ()) for node in others]
-                    texts = [x.text if x.dtype == torch.bool else f"({x.text} != 0)" for x in values]
-                    lines = [*self._unpacked, *lowering.statements, f"return {' & '.join(texts)};"]
-            except Unsupported as reason:
-                raise Unsupported(f"metalcore.flex_attention: mask_mod: {reason}") from None
-        arguments = ", ".join(f"int {argument}" for argument in ARGUMENTS)
-        for result, name, of, body in (
-            ("metal::int2", "ends", f"int b, int h, int {row}", ends),
-            ("bool", "mask", arguments, lines),
-        ):
-            body = "\n".join(f"    {line}" for line in body)
-            self._methods.append(f"  {result} {name}({of}) const {{\n{body}\n  }}\n")
-        for name, has in (("kEnds", bounds), ("kMask", others)):
-            self._methods.append(f"  static constexpr constant bool {name} = {str(bool(has)).lower()};\n")
-
-    def _ends(self, mod, bounds, variable):
-        """Returns the statements of the two numbers of a row."""
-        lowering = self._lowering(mod, ())
-        placeholders = [node for node in mod.graph.graph.nodes if node.op == "placeholder"]
-        lowering.bind({placeholders[ARGUMENTS.index(variable)]: Value("0", torch.int32)})
-        first, end = "0l", "0x7fffffffl"
-        for bound in bounds:
-            left, right = (
-                lowering.value(x, ()).text if isinstance(x, Node) else lowering.operand(x, torch.int64)
-                for x in (bound.left, bound.right)
-            )
-            rises, is_end = bound.rises, bound.is_end
-            number = f"long({right}) - long({left})" if rises else f"long({left}) - long({right})"
-            # A number that equals this one is shown, except by a strict comparison.
-            number = lowering.statement("long", f"{number} + {int(is_end != bound.is_strict)}")
-            if is_end:
-                end = lowering.statement("long", f"metal::min({end}, {number})")
-            else:
-                first = lowering.statement("long", f"metal::max({first}, {number})")
-        ends = (f"int(metal::clamp({x}, 0l, 0x7fffffffl))" for x in (first, end))
-        return [*lowering.statements, f"return metal::int2({', '.join(ends)});"]
+        try:
+            lowering = functools.partial(self._lowering, mod, ())
+            self._methods += mask_methods(mod, variable, ARGUMENTS, lowering, self._unpacked)
+        except Unsupported as reason:
+            raise Unsupported(f"metalcore.flex_attention: mask_mod: {reason}") from None
 
     def plain_derivative(self, text: str) -> None:
         """Adds the derivative of a function that leaves scores as they are, or does not read them."""
@@ -152,7 +111,7 @@ class Mods:
 
     def no_sums(self) -> None:
         self._methods.append("  static constexpr constant bool kCaptured = false;\n")
-        self._methods.append("  static constexpr constant uint kRows = 0, kColumns = 0, kDiagonals = 0;\n")
+        self._methods.append("  static constexpr constant uint kRows = 0, kKeys = 0, kDiagonals = 0;\n")
 
     def sums(self, joint: Captured, plan: Plan, rows: int) -> None:
         """Adds what scores give to the gradients of captured tensors: sums of `rows` rows, and by places of tables."""
@@ -172,17 +131,17 @@ class Mods:
             if place.kind == "vector":
                 elements.append([f"return {place.elements};"])
         self._is_plain = is_plain
-        counts = ", ".join(f"k{name.capitalize()}s = {len(bodies)}" for name, bodies in values.items())
+        counts = ", ".join(f"k{kind.capitalize()}s = {len(bodies)}" for kind, bodies in values.items())
         in_memory, once = (str(bool(x)).lower() for x in (plan.tables, plan.is_once))
         flags = f"kCaptured = true, kInMemory = {in_memory}, kOnce = {once}"
         self._methods.append(f"  static constexpr constant bool {flags};\n")
         self._methods.append(f"  static constexpr constant uint {counts};\n")
         self._outputs = ["row_sums"] * bool(plan.rows) + ["tables"] * bool(plan.tables)
-        for name, bodies in values.items():
-            element = ", uint e" if name == "vector" else ""
-            self._cases("float", f"{name}_value", f"{element}, {scores}", bodies, "0.0f")
-        for name, bodies in places.items():
-            self._cases("uint", f"{name}_place", f", uint of_head, uint of_simd, {arguments}", bodies, "0")
+        for of, bodies in values.items():
+            element = ", uint e" if of == "vector" else ""
+            self._cases("float", f"{of}_value", f"{element}, {scores}", bodies, "0.0f")
+        for of, bodies in places.items():
+            self._cases("uint", f"{of}_place", f", uint of_head, uint of_simd, {arguments}", bodies, "0")
         self._cases("uint", "vector_elements", "", elements, "0")
         self._methods.append(f"  ulong rows() const {{ return {self.number(rows)}; }}\n")
         heads = self.number(math.prod(plan.shared_items))

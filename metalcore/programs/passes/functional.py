@@ -71,7 +71,7 @@ def functional_variant(node):
 
 
 def _parameters(target):
-    """Names and types: pow.Scalar takes a number and a tensor, pow_.Scalar a tensor and a number."""
+    """Returns names and types: pow.Scalar takes a number and a tensor, pow_.Scalar a tensor and a number."""
     return [(spec.name, str(spec.type)) for spec in target._schema.arguments]
 
 

@@ -184,7 +184,7 @@ class Lowering:
         return self.statement("const float", rounded(text, dtype)) if dtype in SIXTEEN_BITS else text
 
     def nan_to_num(self, node: Node, arguments: dict[str, Any], dtype: torch.dtype) -> tuple[str, torch.dtype]:
-        """PyTorch's limits are those of the operand's dtype."""
+        """Lowers nan_to_num. PyTorch's limits are those of the operand's dtype."""
         text = self.operand(arguments["self"], dtype)
         if not dtype.is_floating_point:
             return text, dtype

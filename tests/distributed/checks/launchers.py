@@ -1,9 +1,13 @@
-"""accelerate and transformers' Trainer in processes with the environment that torchrun gives them."""
+"""accelerate, transformers' Trainer and examples/distributed_svd.py in processes with the environment that torchrun
+gives them."""
 
 import contextlib
 import os
+import runpy
+import sys
 import tempfile
 import warnings
+from pathlib import Path
 from unittest import mock
 
 import torch
@@ -13,6 +17,7 @@ from torch.utils.data import DataLoader
 from checks.training import BATCH, accelerated, batch, llama
 
 RATE = 0.1
+SVD = Path(__file__).parents[3] / "examples" / "distributed_svd.py"
 
 
 @contextlib.contextmanager
@@ -124,3 +129,9 @@ def by_trainer(steps):
         trainer.train()
         found = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
         return _compared(found, trainer.accelerator.unwrap_model(trainer.model), steps)
+
+
+def svd(folder, *, fail_at=None):
+    sys.argv = [str(SVD), "--data", folder, "--matrices", "52", "--shard", "8", "--size", "9", "6"]
+    sys.argv += [] if fail_at is None else ["--fail-at", str(fail_at)]
+    runpy.run_path(str(SVD), run_name="__main__")

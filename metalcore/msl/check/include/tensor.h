@@ -56,6 +56,48 @@ struct tensor_handle {};
 struct tensor_inline {};
 struct tensor_offset {};
 
+struct int2b_format {};
+struct uint2b_format {};
+struct int4b_format {};
+struct uint4b_format {};
+struct metal_fp4_e2m1_format {};
+struct metal_fp8_e4m3_format {};
+struct metal_fp8_e5m2_format {};
+struct metal_fp8_ue8m0_format {};
+struct tensor_plane_scales {};
+template <class Plane, class Scale, size_t inner, size_t outer = 1>
+struct tensor_blockwise {
+  template <class Bytes>
+  explicit constexpr tensor_blockwise(Bytes) {}
+};
+
+}  // namespace metal
+
+namespace msl {
+
+// Formats that a program gives as bytes.
+template <class T>
+struct is_format {
+  static constexpr bool value = false;
+};
+#define MSL_FORMAT(name)               \
+  template <>                          \
+  struct is_format<metal::name> {      \
+    static constexpr bool value = true; \
+  };
+MSL_FORMAT(int2b_format)
+MSL_FORMAT(uint2b_format)
+MSL_FORMAT(int4b_format)
+MSL_FORMAT(uint4b_format)
+MSL_FORMAT(metal_fp4_e2m1_format)
+MSL_FORMAT(metal_fp8_e4m3_format)
+MSL_FORMAT(metal_fp8_e5m2_format)
+#undef MSL_FORMAT
+
+}  // namespace msl
+
+namespace metal {
+
 template <class T, class E, class Descriptor = tensor_handle, class... Tags>
 struct tensor {
   using element_type = T;
@@ -70,6 +112,11 @@ struct tensor {
   tensor(T*, E) {}
   template <class S, size_t N>
   tensor(T*, E, array<S, N>) {}
+  template <class Bytes, class = enable_if_t<sizeof(Bytes) && msl::is_format<msl_bare<T>>::value>>
+  tensor(Bytes, E) {}
+  template <class Bytes, class S, size_t N, class... Scales,
+            class = enable_if_t<sizeof(Bytes) && msl::is_format<msl_bare<T>>::value>>
+  tensor(Bytes, E, array<S, N>, Scales...) {}
   static constexpr size_t get_rank() { return E::rank(); }
   static constexpr size_t get_rank_dynamic() { return E::rank_dynamic(); }
   static constexpr size_t get_static_extent(size_t i) { return E::static_extent(i); }
@@ -206,6 +253,30 @@ class matmul2d {
 
   template <class L, class R, class D>
   void run(__private L&, __private R&, __private D&) const;
+};
+
+enum class convolution2d_activation_layout { nhwc };
+enum class convolution2d_weights_layout { hwio };
+struct convolution2d_descriptor {
+  enum class mode { multiply, multiply_accumulate };
+  constexpr convolution2d_descriptor(int4, int4, int2,
+                                     convolution2d_activation_layout = convolution2d_activation_layout::nhwc,
+                                     convolution2d_weights_layout = convolution2d_weights_layout::hwio,
+                                     int2 = int2(1, 1), int2 = int2(1, 1), int = 1, bool = false,
+                                     mode = mode::multiply) {}
+  constexpr operator size_t() const { return 0; }
+};
+template <size_t Code, class Scope, class... Arguments>
+class convolution2d {
+ public:
+  template <class A, class W, class T, class C = int, class... More>
+  using cooperative_tensor_destination_t =
+      metal::cooperative_tensor<T, metal::dextents<C, 4>, convolution2d<Code, Scope>>;
+  template <class A, class W, class T, class C = int, class... More>
+  cooperative_tensor_destination_t<A, W, T, C> get_destination_cooperative_tensor() const;
+  void set_offsets(int2);
+  template <class A, class W, class D>
+  void run(__private A&, __private W&, __private D&) const;
 };
 
 #define MSL_REDUCE(name)                                                                                \

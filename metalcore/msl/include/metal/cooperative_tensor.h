@@ -127,13 +127,27 @@ METAL_FUNC bool has(const Tensor& tensor, ElementPlace place) {
   return place.column < int64_t(tensor.get_extent(0)) && place.row < int64_t(tensor.get_extent(1));
 }
 template <class Tensor>
-METAL_FUNC auto& element_at(const Tensor& tensor, ElementPlace place) {
+METAL_FUNC decltype(auto) element_at(const Tensor& tensor, ElementPlace place) {
   using Step = ptrdiff_t;
   if constexpr (Tensor::extents_type::rank() == 1)
-    return tensor.get_data_handle()[Step(place.row) * Step(tensor.get_stride(0))];
+    return tensor.element(Step(place.row) * Step(tensor.get_stride(0)));
   else
-    return tensor.get_data_handle()[Step(place.column) * Step(tensor.get_stride(0)) +
-                                    Step(place.row) * Step(tensor.get_stride(1))];
+    return tensor.element(Step(place.column) * Step(tensor.get_stride(0)) +
+                          Step(place.row) * Step(tensor.get_stride(1)));
+}
+
+// The same for an index of four dimensions, which may be negative.
+template <class Tensor>
+METAL_FUNC bool has_pixel(const Tensor& tensor, const metal::array<int, 4>& index) {
+  for (size_t i = 0; i < 4; ++i)
+    if (index[i] < 0 || index[i] >= int64_t(tensor.get_extent(i))) return false;
+  return true;
+}
+template <class Tensor>
+METAL_FUNC auto& pixel_of(const Tensor& tensor, const metal::array<int, 4>& index) {
+  ptrdiff_t offset = 0;
+  for (size_t i = 0; i < 4; ++i) offset += ptrdiff_t(index[i]) * ptrdiff_t(tensor.get_stride(i));
+  return tensor.element(offset);
 }
 
 // What checking mode knows of a thread's elements: a bit for each that the program could have written.
@@ -209,10 +223,14 @@ struct cooperative_tensor {
   // The index in the tensor, with the innermost dimension first.
   METAL_FUNC array<index_type, Layout::rank> get_multidimensional_index(thread_index_type i) const {
     const msl::ElementPlace place = Layout::place(i);
-    if constexpr (Layout::rank == 1)
+    if constexpr (Layout::rank == 1) {
       return {index_type(place.row)};
-    else
+    } else if constexpr (Layout::rank == 2) {
       return {index_type(place.column), index_type(place.row)};
+    } else {
+      const auto index = Layout::index(place);
+      return {index_type(index[0]), index_type(index[1]), index_type(index[2]), index_type(index[3])};
+    }
   }
   METAL_FUNC auto get_multidimensional_index(const_iterator it) const { return get_multidimensional_index(it.index); }
   METAL_FUNC auto get_multidimensional_index(iterator it) const { return get_multidimensional_index(it.index); }
@@ -267,7 +285,12 @@ struct cooperative_tensor {
       const msl::ElementPlace place = Layout::place(i);
       if (!place.is_valid) continue;
       check(i);
-      if (msl::has(to, place)) msl::element_at(to, place) = elements[i];
+      if constexpr (Layout::rank == 4) {
+        const auto index = Layout::index(place);
+        if (msl::has_pixel(to, index)) msl::pixel_of(to, index) = elements[i];
+      } else {
+        if (msl::has(to, place)) msl::element_at(to, place) = elements[i];
+      }
     }
   }
 
@@ -294,7 +317,13 @@ struct cooperative_tensor {
                   "a cooperative tensor is loaded from a tensor of its rank");
     for (int i = 0; i < Layout::capacity; ++i) {
       const msl::ElementPlace place = Layout::place(i);
-      if (place.is_valid) give(i, msl::has(from, place) ? T(msl::element_at(from, place)) : T(0));
+      if (!place.is_valid) continue;
+      if constexpr (Layout::rank == 4) {
+        const auto index = Layout::index(place);
+        give(i, msl::has_pixel(from, index) ? T(msl::pixel_of(from, index)) : T(0));
+      } else {
+        give(i, msl::has(from, place) ? T(msl::element_at(from, place)) : T(0));
+      }
     }
   }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "metal/array.h"
+#include "metal/tensor_formats.h"
 #include "metal/type_traits.h"
 #include "metal/types.h"
 #include "target/fragments.h"
@@ -97,13 +98,56 @@ struct tensor_handle {};  // the host binds it to an argument of a kernel
 struct tensor_inline {};  // a kernel makes it from a pointer
 struct tensor_offset {};  // a tag of a tensor_handle's slices
 
+}  // namespace metal
+
+namespace msl {
+
+// The scales among a tensor's tags.
+template <class... Tags>
+struct ScalesOf {
+  using type = NoScales;
+};
+template <class Tag, class... Tags>
+struct ScalesOf<Tag, Tags...> : ScalesOf<Tags...> {};
+template <class Plane, class Scale, size_t inner, size_t outer, class... Tags>
+struct ScalesOf<metal::tensor_blockwise<Plane, Scale, inner, outer>, Tags...> {
+  using type = metal::tensor_blockwise<Plane, Scale, inner, outer>;
+};
+
+// Where elements begin: an object with [i] and +=, and what a program gives.
+template <class T, class Scales, bool is_of_format = is_format<std::remove_cv_t<T>>>
+struct TensorMemory {
+  using Handle = T*;
+  using Origin = T*;
+  static METAL_FUNC constexpr Origin origin(Handle data, const Scales&) { return data; }
+  static METAL_FUNC constexpr Handle handle(Origin origin) { return origin; }
+};
+template <class T, class Scales>
+struct TensorMemory<T, Scales, true> {
+  using Origin = FormatOrigin<T, Scales>;
+  using Handle = typename Origin::Handle;
+  static METAL_FUNC constexpr Origin origin(Handle data, const Scales& scales) { return {data, 0, scales}; }
+  static METAL_FUNC constexpr Handle handle(const Origin& origin) {
+    return origin.bytes + origin.first * Origin::Format::bits / 8;
+  }
+};
+
+}  // namespace msl
+
+namespace metal {
+
 template <class T, class Extents, class Descriptor = tensor_handle, class... Tags>
 struct tensor {
   static_assert(msl::is_among<Descriptor, tensor_handle, tensor_inline>,
                 "the descriptor of a tensor is tensor_handle or tensor_inline");
-  static_assert(sizeof...(Tags) == 0 || (std::is_same_v<Descriptor, tensor_handle> && sizeof...(Tags) == 1 &&
-                                         (std::is_same_v<Tags, tensor_offset> && ...)),
-                "a tensor's only tag is tensor_offset, which a tensor_handle may have");
+  using scales_type = typename msl::ScalesOf<Tags...>::type;
+  static constexpr bool has_scales = !std::is_same_v<scales_type, msl::NoScales>;
+  static_assert(sizeof...(Tags) == size_t(has_scales) ||
+                    (std::is_same_v<Descriptor, tensor_handle> && sizeof...(Tags) == 1 &&
+                     (std::is_same_v<Tags, tensor_offset> && ...)),
+                "a tensor's only tags are tensor_offset, which a tensor_handle may have, and tensor_blockwise");
+  static_assert(!has_scales || (msl::is_format<std::remove_cv_t<T>> && std::is_same_v<Descriptor, tensor_inline>),
+                "scales belong to a tensor_inline of floats of 4 or 8 bits");
   static_assert(Extents::rank() <= 16, "a tensor has at most 16 dimensions");
 
   using element_type = T;
@@ -112,13 +156,15 @@ struct tensor {
   using index_type = typename Extents::index_type;
   using size_type = typename Extents::size_type;
   using rank_type = typename Extents::rank_type;
-  using reference = T&;
-  using data_handle_type = T*;
+  using memory = msl::TensorMemory<T, scales_type>;
+  using reference = decltype(std::declval<typename memory::Origin>()[0]);
+  using data_handle_type = typename memory::Handle;
   using descriptor_type = Descriptor;
 
   tensor() = default;
   // Each row follows the row before it.
-  METAL_FUNC constexpr tensor(T* data, const Extents& lengths) : data(data), lengths(lengths) {
+  METAL_FUNC constexpr tensor(data_handle_type data, const Extents& lengths)
+      : origin(memory::origin(data, scales_type())), lengths(lengths) {
     index_type step = 1;
     for (size_t i = 0; i < get_rank(); ++i) {
       steps[i] = step;
@@ -126,10 +172,22 @@ struct tensor {
     }
   }
   template <class S, size_t N>
-  METAL_FUNC constexpr tensor(T* data, const Extents& lengths, const array<S, N>& strides)
-      : data(data), lengths(lengths) {
-    static_assert(N == Extents::rank(), "a tensor has one stride for each dimension");
-    for (size_t i = 0; i < get_rank(); ++i) steps[i] = index_type(strides.elements[i]);
+  METAL_FUNC constexpr tensor(data_handle_type data, const Extents& lengths, const array<S, N>& strides)
+      : origin(memory::origin(data, scales_type())), lengths(lengths) {
+    set_strides(strides);
+  }
+  template <class S, size_t N>
+  METAL_FUNC constexpr tensor(data_handle_type data, const Extents& lengths, const array<S, N>& strides,
+                              const scales_type& scales)
+      : origin(memory::origin(data, scales)), lengths(lengths) {
+    set_strides(strides);
+  }
+  // A slice, whose first number may lie within a byte.
+  template <class S, size_t N, class Origin,
+            class = std::enable_if_t<msl::is_format<value_type> && std::is_same_v<Origin, typename memory::Origin>>>
+  METAL_FUNC constexpr tensor(const Origin& origin, const Extents& lengths, const array<S, N>& strides)
+      : origin(origin), lengths(lengths) {
+    set_strides(strides);
   }
 
   static METAL_FUNC constexpr rank_type get_rank() { return Extents::rank(); }
@@ -138,7 +196,9 @@ struct tensor {
   METAL_FUNC constexpr const Extents& extents() const { return lengths; }
   METAL_FUNC constexpr index_type get_extent(rank_type i) const { return lengths.extent(i); }
   METAL_FUNC constexpr index_type get_stride(rank_type i) const { return steps[i]; }
-  METAL_FUNC constexpr data_handle_type get_data_handle() const { return data; }
+  METAL_FUNC constexpr data_handle_type get_data_handle() const { return memory::handle(origin); }
+  // The element that lies so many ones behind the first.
+  METAL_FUNC reference element(ptrdiff_t offset) const { return origin[offset]; }
 
   template <class I>
   METAL_FUNC reference operator[](const array<I, Extents::rank()>& index) const {
@@ -147,11 +207,11 @@ struct tensor {
       MSL_CHECK_INDEX(index.elements[i], lengths.extent(i));
       offset += ptrdiff_t(index.elements[i]) * steps[i];
     }
-    return data[offset];
+    return origin[offset];
   }
   template <class I, class = std::enable_if_t<std::is_integral_v<I> && Extents::rank() == 1>>
   METAL_FUNC reference operator[](I i) const {
-    return MSL_CHECK_INDEX(i, lengths.extent(0)), data[ptrdiff_t(i) * steps[0]];
+    return MSL_CHECK_INDEX(i, lengths.extent(0)), origin[ptrdiff_t(i) * steps[0]];
   }
 
   // The part that begins at an index. It has the given extents, which it must have room for, or goes to the ends.
@@ -167,11 +227,16 @@ struct tensor {
   }
 
  private:
+  template <class S, size_t N>
+  METAL_FUNC constexpr void set_strides(const array<S, N>& strides) {
+    static_assert(N == Extents::rank(), "a tensor has one stride for each dimension");
+    for (size_t i = 0; i < get_rank(); ++i) steps[i] = index_type(strides.elements[i]);
+  }
   template <class Part, class... I>
   METAL_FUNC auto part(const Part&, I... begin) const {
     const index_type first[] = {begin...};
     array<index_type, Extents::rank()> lengths_left, strides;
-    T* origin = data;
+    auto begin_of_part = origin;
     for (size_t i = 0; i < get_rank(); ++i) {
       const index_type whole = lengths.extent(i);
       const bool is_fixed = Part::static_extent(i) != dynamic_extent;
@@ -179,15 +244,15 @@ struct tensor {
       MSL_CHECK_SLICE(first[i], wanted, whole);
       lengths_left.elements[i] = is_fixed ? wanted : first[i] < whole ? index_type(whole - first[i]) : index_type(0);
       strides.elements[i] = steps[i];
-      origin += ptrdiff_t(first[i]) * steps[i];
+      begin_of_part += ptrdiff_t(first[i]) * steps[i];
     }
     if constexpr (std::is_same_v<Descriptor, tensor_handle>)
-      return tensor<T, Part, Descriptor, tensor_offset>(origin, Part(lengths_left), strides);
+      return tensor<T, Part, Descriptor, tensor_offset>(begin_of_part, Part(lengths_left), strides);
     else
-      return tensor<T, Part, Descriptor>(origin, Part(lengths_left), strides);
+      return tensor<T, Part, Descriptor, Tags...>(begin_of_part, Part(lengths_left), strides);
   }
 
-  T* data;
+  typename memory::Origin origin;
   Extents lengths;
   index_type steps[Extents::rank() + (Extents::rank() == 0)];
 };

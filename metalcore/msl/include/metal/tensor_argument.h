@@ -25,7 +25,7 @@ METAL_FUNC Tensor make_tensor(void* data, const void* told) {
     extents.elements[i] = typename Tensor::index_type(shape.dimensions[i].extent);
     strides.elements[i] = typename Tensor::index_type(shape.dimensions[i].stride);
   }
-  return Tensor(static_cast<T*>(data), Extents(extents), strides);
+  return Tensor(static_cast<typename Tensor::data_handle_type>(data), Extents(extents), strides);
 }
 
 }  // namespace msl

@@ -83,11 +83,29 @@ constexpr bool is_cooperative = false;
 template <class T, class E, class L>
 constexpr bool is_cooperative<metal::cooperative_tensor<T, E, L>> = true;
 
+// Whether products of elements of this type are summed in int, if both operands are so.
+template <class T>
+constexpr bool is_integer = std::is_integral_v<T>;
+template <>
+inline constexpr bool is_integer<metal::int2b_format> = true;
+template <>
+inline constexpr bool is_integer<metal::uint2b_format> = true;
+template <>
+inline constexpr bool is_integer<metal::int4b_format> = true;
+template <>
+inline constexpr bool is_integer<metal::uint4b_format> = true;
+
 // Whether matmul2d multiplies L by R into D.
 template <class L, class R, class D>
 constexpr bool has_product() {
   using metal::bfloat, metal::half;
-  if constexpr (std::is_same_v<L, uint8_t>) {
+  if constexpr (is_format<R> && is_integer<R>) {
+    constexpr bool is_signed = is_among<R, metal::int2b_format, metal::int4b_format>;
+    if constexpr (is_among<L, half, bfloat>) return is_among<D, L, float>;
+    return (is_signed ? is_among<L, char, int8_t> : std::is_same_v<L, uint8_t>) && std::is_same_v<D, int32_t>;
+  } else if constexpr (is_format<R>) {
+    return is_among<L, half, R> && is_among<D, half, float>;
+  } else if constexpr (std::is_same_v<L, uint8_t>) {
     return std::is_same_v<R, uint8_t> ? std::is_same_v<D, int32_t>
                                       : !is_among<R, char, int8_t> && has_product<int8_t, R, D>();
   } else if constexpr (std::is_same_v<R, uint8_t>) {
@@ -323,7 +341,7 @@ class matmul2d {
   using Layout = msl::DestinationLayout<m, n, simdgroups>;
   template <class Left, class Right>
   using Sum = std::conditional_t<
-      std::is_integral_v<typename Left::value_type> && std::is_integral_v<typename Right::value_type>, int32_t, float>;
+      msl::is_integer<typename Left::value_type> && msl::is_integer<typename Right::value_type>, int32_t, float>;
 
   // Whether the target has a way of its own for operands in memory (see target/tensor_product.h).
   template <class Left>

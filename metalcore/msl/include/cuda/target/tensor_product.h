@@ -379,6 +379,8 @@ struct TileProduct {
 }  // namespace msl
 
 #include "target/held_products.h"
+#include "target/unit_chunks.h"
 #include "target/unit_gradients.h"
 #include "target/unit_patches.h"
+#include "target/unit_state.h"
 #include "target/unit_unpacked.h"

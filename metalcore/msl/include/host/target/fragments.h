@@ -81,6 +81,8 @@ METAL_FUNC void check_scope(uint32_t line) {
     const uint32_t first = thread.simdgroup * kSimdWidth, there = threads - first < kSimdWidth ? threads - first : 32;
     const uint32_t active = publish(uint32_t(0), kSimd, line).exchange.active;
     if (there < kSimdWidth || active != ~0u) callbacks::scope_divided(__builtin_popcount(active), uint64_t(kSimdWidth));
+    // A barrier that orders no memory is a finding where simdgroups come to different operations.
+    if (simdgroups > 1) threadgroup_barrier(0, line);
   }
 #endif
 }
