@@ -26,8 +26,8 @@ __all__ = ["KINDS", "Place", "Plan", "gradients_of", "plan_of"]
 
 KINDS = ("row", "pair", "key", "diagonal", "table", "vector")  # see kernels/attention/flex_captured.h
 
-# Bytes of tables: as many of them as this allows work at once, and in all no more than `_MOST_BYTES` beyond those of the
-# gradients.
+# Bytes of tables: as many of them as this allows work at once, and in all no more than `_MOST_BYTES` beyond what the
+# gradients have.
 _BYTES, _MOST_BYTES = 1 << 29, 1 << 31
 _FEW = 4096  # elements of a table that all heads have, where an index is that of a head
 
