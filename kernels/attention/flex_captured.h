@@ -14,9 +14,10 @@
 struct FlexSlots {
   uint of_head, of_simd;
 };
-METAL_FUNC FlexSlots flex_slots(constant FlexParams& p, FlexPlace at, uint simds, uint simd) {
-  const uint head = (at.batch * uint(p.heads) + at.head) % uint(p.items);
-  return {head, (head * uint(p.parts) + at.part) * simds + simd};
+template <typename Mods>
+METAL_FUNC FlexSlots flex_slots(constant FlexParams& p, thread const Mods& mods, FlexPlace at, uint simds, uint simd) {
+  const uint head = at.batch * uint(p.heads) + at.head;
+  return {head % mods.heads_with_tables(), (head % uint(p.items) * uint(p.parts) + at.part) * simds + simd};
 }
 
 // Adds the values of lanes with the same place to its element.
@@ -33,11 +34,11 @@ METAL_FUNC void flex_add(device float* tables, float value, uint place, uint lan
 
 // Adds a score's vectors to those of its places. Lanes share the elements of one score's vector.
 template <typename Mods>
-METAL_FUNC void flex_add_vectors(thread const Mods& mods, float weight, float score, float gradient, int b, int h,
+METAL_FUNC void flex_add_vectors(thread const Mods& mods, bool counts, float score, float gradient, int b, int h,
                                  FlexSlots slots, int q, int k, uint lane) {
   for (uint i = 0; i < Mods::kVectors; ++i) {
     uint place = 0xffffffff;
-    if (weight != 0.0f) place = mods.vector_place(i, slots.of_head, slots.of_simd, b, h, q, k);
+    if (counts) place = mods.vector_place(i, slots.of_head, slots.of_simd, b, h, q, k);
     const uint elements = mods.vector_elements(i);
     for (uint other = 0; other < 32; ++other) {
       const uint first = metal::simd_shuffle(place, other);
@@ -50,11 +51,19 @@ METAL_FUNC void flex_add_vectors(thread const Mods& mods, float weight, float sc
   }
 }
 
-// Adds what a score gives. `column` is the place of its diagonal's number in threadgroup memory.
-template <typename Mods>
-METAL_FUNC void flex_captured(thread const Mods& mods, thread float* rows, threadgroup float* column, float weight,
-                              float score, float gradient, FlexPlace at, FlexSlots slots, uint query, uint key,
-                              Place place, uint lane) {
+// What a lane has of a tile's columns.
+template <uint kAcross>
+constexpr uint flex_columns() {
+  return (kAcross + 7) / 8;
+}
+
+// Adds what a score gives.
+//   columns: sums of a tile's columns. The one of fragment n is in the lanes of row n % 8, for n / 8 and a lane's two.
+//   number: the place of its diagonal's number in threadgroup memory.
+template <uint kAcross, typename Mods>
+METAL_FUNC void flex_captured(thread const Mods& mods, thread float* rows, thread float* columns,
+                              threadgroup float* number, uint n, uint two, float weight, float score, float gradient,
+                              FlexPlace at, FlexSlots slots, uint query, uint key, Place place, uint lane) {
   const int b = int(at.batch), h = int(at.head), q = int(query), k = int(key);
   const bool counts = weight != 0.0f;
   const uint of_head = slots.of_head, of_simd = slots.of_simd;
@@ -63,19 +72,21 @@ METAL_FUNC void flex_captured(thread const Mods& mods, thread float* rows, threa
     if (counts) rows[i] += mods.row_value(i, score, gradient, b, h, q, k);
   if constexpr (Mods::kInMemory) {
 #pragma unroll
-    for (uint i = 0; i < Mods::kPairs; ++i)
-      if (counts)
-        mods.tables[mods.pair_place(i, of_head, of_simd, b, h, q, k)] +=
-            mods.pair_value(i, score, gradient, b, h, q, k);
+    for (uint i = 0; i < Mods::kPairs; ++i) {
+      if (!counts) continue;
+      const uint element = mods.pair_place(i, of_head, of_simd, b, h, q, k);
+      const float value = mods.pair_value(i, score, gradient, b, h, q, k);
+      mods.tables[element] = Mods::kOnce ? value : mods.tables[element] + value;
+    }
 #pragma unroll
     for (uint i = 0; i < Mods::kKeys; ++i) {
       float sum = counts ? mods.key_value(i, score, gradient, b, h, q, k) : 0.0f;
       sum += metal::simd_shuffle_xor(sum, 2);
       sum += metal::simd_shuffle_xor(sum, 4);
       sum += metal::simd_shuffle_xor(sum, 16);
-      if (place.row == 0 && sum != 0.0f) mods.tables[mods.key_place(i, of_head, of_simd, b, h, q, k)] += sum;
+      columns[(i * flex_columns<kAcross>() + n / 8) * 2 + two] += place.row == n % 8 ? sum : 0.0f;
     }
-    if (Mods::kDiagonals > 0) *column = counts ? mods.diagonal_value(0, score, gradient, b, h, q, k) : 0.0f;
+    if (Mods::kDiagonals > 0) *number = counts ? mods.diagonal_value(0, score, gradient, b, h, q, k) : 0.0f;
 #pragma unroll
     for (uint i = 0; i < Mods::kTables; ++i) {
       float value = 0.0f;
@@ -86,7 +97,20 @@ METAL_FUNC void flex_captured(thread const Mods& mods, thread float* rows, threa
       }
       flex_add(mods.tables, value, element, lane);
     }
-    if (Mods::kVectors > 0) flex_add_vectors(mods, weight, score, gradient, b, h, slots, q, k, lane);
+    if (Mods::kVectors > 0) flex_add_vectors(mods, counts, score, gradient, b, h, slots, q, k, lane);
+  }
+}
+
+// Adds the sums of a tile's columns to the elements of its keys.
+template <uint kAcross, typename Mods>
+METAL_FUNC void flex_add_columns(thread const Mods& mods, thread const float* columns, FlexPlace at, FlexSlots slots,
+                                 uint key, Place place) {
+#pragma unroll
+  for (uint i = 0; i < 2 * flex_columns<kAcross>() * Mods::kKeys; ++i) {
+    const uint which = i / 2 / flex_columns<kAcross>(), n = i / 2 % flex_columns<kAcross>() * 8 + place.row;
+    if (n >= kAcross || columns[i] == 0.0f) continue;
+    const int k = int(key + n * 8 + place.column + i % 2);
+    mods.tables[mods.key_place(which, slots.of_head, slots.of_simd, int(at.batch), int(at.head), 0, k)] += columns[i];
   }
 }
 

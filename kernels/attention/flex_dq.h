@@ -24,6 +24,8 @@ METAL_FUNC void gradients_of_queries(thread Fragments<float, kDown, kAcross>& sc
                                      FlexPlace at, FlexSlots slots, uint query, uint key, uint keys, Place place,
                                      uint lane) {
   constexpr uint kPitch = flex_numbers_pitch<8 * kAcross>();
+  float columns[2 * flex_columns<kAcross>() * Mods::kKeys + 1];
+  fill(columns, 0.0f);
 #pragma unroll
   for (uint m = 0; m < kDown; ++m) {
 #pragma unroll
@@ -37,14 +39,16 @@ METAL_FUNC void gradients_of_queries(thread Fragments<float, kDown, kAcross>& sc
         flex_gradient<kEdge, true>(mods, weight, slope, scale, logarithms[m], subtracted[m],
                                    (seen >> flex_bit(kAcross, m, n, i) & 1) != 0, at.batch, at.head, row, column);
         if constexpr (Mods::kCaptured)
-          flex_captured(mods, rows + m * Mods::kRows, numbers + place.row * kPitch + n * 8 + place.column + i, weight,
-                        two[i] * scale, weight * (gradient[i] - subtracted[m]), at, slots, row, column, place, lane);
+          flex_captured<kAcross>(mods, rows + m * Mods::kRows, columns,
+                                 numbers + place.row * kPitch + n * 8 + place.column + i, n, i, weight, two[i] * scale,
+                                 weight * (gradient[i] - subtracted[m]), at, slots, row, column, place, lane);
         two[i] = slope;
       }
     }
     if constexpr (Mods::kDiagonals > 0)
       flex_diagonals<8 * kAcross>(mods, numbers, at, slots, query + m * 8, key, keys, lane);
   }
+  if constexpr (Mods::kKeys > 0) flex_add_columns<kAcross>(mods, columns, at, slots, key, place);
 }
 
 // Adds a lane's part of the products of fragments and of a tile's rows.
@@ -157,7 +161,8 @@ METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, de
   clear(sums);
   float rows[kDown * Mods::kRows + 1];
   fill(rows, 0.0f);
-  const FlexSlots slots = flex_slots(p, at, kSimds, simd);
+  FlexSlots slots{};
+  if constexpr (Mods::kCaptured) slots = flex_slots(p, mods, at, kSimds, simd);
   threadgroup float* const own_numbers = numbers + (Mods::kDiagonals > 0 ? simd * flex_dq_numbers<kKeys, 1>() : 0);
   while (walk.more()) {
     const uint key = walk.at, end = walk.end;

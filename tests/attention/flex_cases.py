@@ -131,6 +131,24 @@ def learned_vectors(device, dtype):
     return score, causal(device, dtype)[1], (distances, heads, corners, words, mix, factors, gaps)
 
 
+def other_reads(device, dtype):
+    """Reads of captured tensors and products of vectors that are operations of their own in PyTorch."""
+    words, mix, columns, line = (
+        (numbers(shape, 40 + i) - 0.5).to(device, dtype).requires_grad_()
+        for i, shape in enumerate(((KEYS, 3), (3, 2), (4, KEYS), (KEYS,)))
+    )
+
+    def score(s, b, h, q, k):
+        at = k.long().reshape(-1)
+        of_column = columns[1:3, k].sum(0) if not s.dim() else columns[1:3].sum(0)[k]
+        s = s * (1 + torch.gather(line, 0, at).reshape(k.shape)) + of_column + line.take(2 * q.long() % 7)
+        s = s - torch.linalg.vector_norm(words[q] - words[k] + 0.1, dim=-1) + (words[k] @ mix).sum(-1)
+        chosen = torch.index_select(words, 0, at).reshape(*k.shape, 3)
+        return s + (chosen * torch.nn.functional.embedding(q, words)).sum(-1)
+
+    return score, causal(device, dtype)[1], (words, mix, columns, line)
+
+
 def distances(device, dtype):
     """Reductions of vectors that both places have, in loops."""
     places = numbers((max(QUERIES, KEYS), 3), 4).to(device, dtype)

@@ -1,6 +1,7 @@
 """flex_attention: functions of scores and places in the kernels, against the formula in float64."""
 
 import functools
+import types
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from flex_cases import (
     learned_vectors,
     natten,
     no_keys,
+    other_reads,
     prefix_lm,
     relative_positions,
     sliding_window,
@@ -29,11 +31,11 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_bloc
 
 import metalcore
 from metalcore._core import generated_kernels
-from metalcore.programs.flex import captured, running
+from metalcore.programs.flex import captured, kernels, running
 from metalcore.recording import on_meta, record
 
 FORWARD = (sliding_window, prefix_lm, documents, natten, softcap, distances, latent)
-BACKWARD = (no_keys, alibi, relative_positions, learned_cap)
+BACKWARD = (no_keys, alibi, relative_positions, learned_cap, other_reads)
 
 
 @functools.cache
@@ -111,6 +113,31 @@ def test_gradients_of_captured_tensors(device, case, most, monkeypatch):
         check(device, case, inputs(torch.float32), backward=True)
         first, second = (computed(ours, case, inputs(torch.float32), device, torch.float32, True) for _ in range(2))
     assert all(map(torch.equal, first, second))
+
+
+def test_threadgroups_of_a_dispatch_have_their_own_tables(device, monkeypatch):
+    """Also where there is memory for tables of a few heads. The kernels' flex_place is written down here once more."""
+    monkeypatch.setattr(captured, "_BYTES", 1 << 14)
+    shared = []
+
+    def noted(name, outs, ins, numbers, *more):
+        if name.startswith("flex_dq"):
+            first, now, items, sequences, in_turn = (numbers[i] for i in (38, 43, 46, 47, 48))
+            slots = set()
+            for index in range(first, first + more[1][0] // more[2][0]):
+                turn = index // (in_turn * now) * in_turn
+                part, head = divmod(index - turn * now, min(in_turn, sequences - turn))
+                slots.add(((turn + head) % items, part))
+            shared.append(len(slots) < index + 1 - first)
+        return run(name, outs, ins, numbers, *more)
+
+    run = kernels.ops._run_generated
+    monkeypatch.setattr(kernels, "ops", types.SimpleNamespace(_run_generated=noted))
+    query, key, value = (x.to(device) for x in inputs(torch.float32, kv_heads=HEADS))
+    table = torch.rand(QUERIES + KEYS, device=device, requires_grad=True)
+    with tuned("apple7"):
+        metalcore.flex_attention(query, key, value, lambda s, b, h, q, k: s * table[q - k + KEYS - 1]).sum().backward()
+    assert len(shared) > 1 and not any(shared)
 
 
 @pytest.mark.parametrize(

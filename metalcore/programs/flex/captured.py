@@ -26,8 +26,10 @@ __all__ = ["KINDS", "Place", "Plan", "gradients_of", "plan_of"]
 
 KINDS = ("row", "pair", "key", "diagonal", "table", "vector")  # see kernels/attention/flex_captured.h
 
-# Bytes of tables: as many of them as this allows work at once, and no more than `_MOST_BYTES` in all.
-_BYTES, _MOST_BYTES = 1 << 28, 1 << 31
+# Bytes of tables: as many of them as this allows work at once, and in all no more than `_MOST_BYTES` beyond what the
+# gradients have.
+_BYTES, _MOST_BYTES = 1 << 29, 1 << 31
+_FEW = 4096  # elements of a table that all heads have, where an index is that of a head
 
 
 class Place(NamedTuple):
@@ -60,20 +62,25 @@ class Place(NamedTuple):
 class Plan(NamedTuple):
     """Attributes:
     scatters, places: of the same length.
-    batches, heads: that have tables of their own; all others share one.
+    shared_items, own_items: batches and heads that have tables of their own, for places that are shared and for those
+        that are not. All others have the one of their number modulo these.
     parts: threadgroups of a head that a dispatch has, each with tables of its own.
+    at_once: heads that work at once.
+    is_once: no two heads have a table that is shared.
     """
 
     scatters: tuple[Scatter, ...]
     places: tuple[Place, ...]
-    batches: int
-    heads: int
+    shared_items: tuple[int, int]
+    own_items: tuple[int, int]
     parts: int
+    at_once: int
+    is_once: bool
 
     def bases(self) -> list[tuple[int, int]]:
         """Returns for each table the first element of its first copy, and elements from one copy to the next."""
         shared, own = (sum(x.size for x in self.tables if x.is_shared == kind) for kind in (True, False))
-        at = {True: 0, False: self.batches * self.heads * shared}
+        at = {True: 0, False: math.prod(self.shared_items) * shared}
         found = []
         for place in self.tables:
             found.append((at[place.is_shared], shared if place.is_shared else own))
@@ -82,8 +89,8 @@ class Plan(NamedTuple):
 
     def elements(self, simds: int) -> int:
         """Returns how many elements the tables have in all."""
-        copies = {True: 1, False: self.parts * simds}
-        return self.batches * self.heads * sum(copies[x.is_shared] * x.size for x in self.tables)
+        copies = {True: math.prod(self.shared_items), False: math.prod(self.own_items) * self.parts * simds}
+        return sum(copies[x.is_shared] * x.size for x in self.tables)
 
     @property
     def tables(self) -> list[Place]:
@@ -114,8 +121,12 @@ def _place(joint, scatter, length, keys, may_be_diagonal):
         is_number = any(scatter.indices[d] is numbers[name == "k"] for d in of)
         dims += [name] if is_number or elements >= extent else of
     dims += [d for d, kind in enumerate(kinds) if kind == Q | K]
-    extents = tuple({"q": length, "k": keys}.get(d) or scatter.sizes[d] for d in dims)
     kind = {("q", "k"): "pair", ("k",): "key"}.get(tuple(dims), "table") if scatter.elements == 1 else "vector"
+    of_items = [d for d, number in enumerate(kinds) if not number]
+    few = scatter.elements * math.prod(scatter.sizes[d] for d in of_items) <= _FEW
+    if kind in ("table", "vector") and "q" not in dims and few:
+        dims += of_items  # so that heads may have the same table
+    extents = tuple({"q": length, "k": keys}.get(d) or scatter.sizes[d] for d in dims)
     return Place(tuple(dims), extents, scatter.elements, kind, "q" in dims)
 
 
@@ -130,25 +141,36 @@ def plan_of(joint: GraphModule, wanted, call, simds: int, pieces: int) -> Plan |
     if not scatters:
         return None
     bits = dependence(joint)
-    batches, heads, length, _ = call.q.shape
+    every, length = tuple(call.q.shape[:2]), call.q.shape[2]
     places: list[Place] = []
     for scatter in scatters:
         has_diagonal = any(place.kind == "diagonal" for place in places)  # threadgroup memory has numbers of one
         places.append(_place(joint, scatter, length, call.k.shape[2], not has_diagonal))
-    shared = 4 * sum(place.size for place in places if place.is_shared and not place.is_row)
-    own = 4 * simds * sum(place.size for place in places if not place.is_shared)
-    needs = 0
+    sizes, needs = {True: 0, False: 0}, {True: 0, False: 0}  # bytes of shared and other tables of an item
     for scatter, place in zip(scatters, places):
         if not place.is_row:
+            sizes[place.is_shared] += 4 * place.size * (1 if place.is_shared else simds)
             for d, index in enumerate(scatter.indices):
-                needs |= 0 if d in place.dims else bits[index] & (B | H)
-    if batches * heads * (shared + own) > _BYTES:
-        batches, heads = batches if needs & B else 1, heads if needs else 1
-    items = batches * heads
-    parts = max(1, min(pieces, (_BYTES // items - shared) // own)) if own else pieces
-    if items * (shared + own * parts) > _MOST_BYTES or max(shared, own) >= 1 << 34:
+                needs[place.is_shared] |= 0 if d in place.dims else bits[index] & (B | H)
+
+    def items(needs):
+        return (every[0] if needs & B else 1, every[1] if needs else 1)
+
+    shared, own, total = every, every, math.prod(every)
+    if total * sizes[True] > 2 * _BYTES:  # heads with the same table do not work at once
+        shared = own = items(needs[True] | needs[False])
+    elif total * sizes[False] * pieces > _BYTES:
+        own = items(needs[False])
+        if own == (1, 1):
+            most = max(1, _BYTES // (sizes[False] * pieces))
+            own = 1, next(n for n in range(min(most, total), 0, -1) if total % n == 0)
+    parts = max(1, min(pieces, _BYTES // math.prod(own) // sizes[False])) if sizes[False] else pieces
+    in_all = math.prod(shared) * sizes[True] + math.prod(own) * parts * sizes[False]
+    of_gradients = 4 * sum(math.prod(scatter.sizes) for scatter in scatters)
+    if in_all > _MOST_BYTES + of_gradients or in_all >= 1 << 34:  # 32 bits count the elements
         raise Unsupported("the tables of a captured tensor's gradient take too much memory")
-    return Plan(scatters, tuple(places), batches, heads, parts)
+    at_once = math.prod(own) if sizes[False] else math.prod(shared)
+    return Plan(scatters, tuple(places), shared, own, parts, at_once, shared == every)
 
 
 class _Part(Interpreter):
@@ -171,7 +193,8 @@ class _Part(Interpreter):
 
 
 def _numbers(joint, node, element, captures, items, axis, extent, keys, device):
-    """Returns an element of an index for all batch items, heads, and places of the axis: (batches, heads, extent)."""
+    """Returns an element of an index for all batch items, heads, and queries, keys or differences, as (batches, heads,
+    extent)."""
 
     def run(b, h, q, k):
         nothing = torch.zeros((), device=device)
@@ -209,6 +232,8 @@ def _scattered(joint, scatter, place, sums, keys, captures):
     if len(own) == len(set(own.values())) == len(indexed):
         kept = [*sorted(used), sums.dim() - 1]
         moved = total.squeeze(unused).permute([*(kept.index(own[d]) for d in range(len(own))), -1])
+        if moved.shape[:-1] == indexed:
+            return moved.reshape(scatter.sizes)
         part = tuple(slice(min(extents)) for extents in zip(moved.shape, indexed))
         result = sums.new_zeros(*indexed, scatter.elements)
         result[part] = moved[part]
@@ -249,7 +274,7 @@ def gradients_of(
         tables: of all items: first what is shared, and then for each part and simdgroup what is not.
         keys: of a head.
     """
-    known, row, items = {}, 0, (plan.batches, plan.heads)
+    known, row = {}, 0
     bases = iter(plan.bases())
     for scatter, place in zip(plan.scatters, plan.places):
         if place.is_row:
@@ -258,10 +283,11 @@ def gradients_of(
         else:
             assert tables is not None
             (base, step), copies = next(bases), 1 if place.is_shared else plan.parts * simds
+            items = plan.shared_items if place.is_shared else plan.own_items
             every = tables.as_strided(
                 (*items, copies, place.size), (items[1] * copies * step, copies * step, step, 1), base
             )
-            sums = every.sum(2).view(*items, *place.extents, place.elements)
+            sums = (every.sum(2) if copies > 1 else every.squeeze(2)).view(*items, *place.extents, place.elements)
         added = _scattered(joint, scatter, place, sums, keys, captures)
         known[scatter.node] = known[scatter.node] + added if scatter.node in known else added
     for scatter in plan.scatters:

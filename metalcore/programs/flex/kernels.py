@@ -81,7 +81,7 @@ class Launch:
         key = *key, functions.packed
         rows = math.prod(self.call.q.shape[:3])
         if plan := functions.plan:
-            key = *key, plan.scatters, plan.places, plan.batches, plan.heads, plan.parts, rows
+            key = *key, plan.scatters, plan.places, plan.is_once, rows
         if key not in known:
             mods = functions.mods(rows, self.kernel)
             places = [next(i for i, x in enumerate(captures) if x is tensor) for tensor in mods.tensors]
@@ -162,7 +162,7 @@ class Launch:
         walks = chunk = tables.numbers[2] * pieces
         items = batch * heads
         if self.plan is not None and self.plan.tables:
-            chunk, items = self.plan.parts, self.plan.batches * self.plan.heads
+            chunk, items = self.plan.parts, self.plan.at_once
         longest = walks * batch * heads * split[0]
         if device_type(call.q) == "mps":
             longest = max(1, int(_MOST_FLOPS / (2.0 * tiles.rows * others * tiles.size)))

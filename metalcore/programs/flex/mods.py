@@ -7,6 +7,7 @@ other numbers is the same kernel.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 
 import torch
@@ -110,7 +111,7 @@ class Mods:
 
     def no_sums(self) -> None:
         self._methods.append("  static constexpr constant bool kCaptured = false;\n")
-        self._methods.append("  static constexpr constant uint kRows = 0, kDiagonals = 0;\n")
+        self._methods.append("  static constexpr constant uint kRows = 0, kKeys = 0, kDiagonals = 0;\n")
 
     def sums(self, joint: Captured, plan: Plan, rows: int) -> None:
         """Adds what scores give to the gradients of captured tensors: sums of `rows` rows, and by places of tables."""
@@ -131,8 +132,9 @@ class Mods:
                 elements.append([f"return {place.elements};"])
         self._is_plain = is_plain
         counts = ", ".join(f"k{kind.capitalize()}s = {len(bodies)}" for kind, bodies in values.items())
-        in_memory = str(bool(plan.tables)).lower()
-        self._methods.append(f"  static constexpr constant bool kCaptured = true, kInMemory = {in_memory};\n")
+        in_memory, once = (str(bool(x)).lower() for x in (plan.tables, plan.is_once))
+        flags = f"kCaptured = true, kInMemory = {in_memory}, kOnce = {once}"
+        self._methods.append(f"  static constexpr constant bool {flags};\n")
         self._methods.append(f"  static constexpr constant uint {counts};\n")
         self._outputs = ["row_sums"] * bool(plan.rows) + ["tables"] * bool(plan.tables)
         for of, bodies in values.items():
@@ -142,6 +144,8 @@ class Mods:
             self._cases("uint", f"{of}_place", f", uint of_head, uint of_simd, {arguments}", bodies, "0")
         self._cases("uint", "vector_elements", "", elements, "0")
         self._methods.append(f"  ulong rows() const {{ return {self.number(rows)}; }}\n")
+        heads = self.number(math.prod(plan.shared_items))
+        self._methods.append(f"  uint heads_with_tables() const {{ return uint({heads}); }}\n")
 
     def _cases(self, result, name, more, bodies, otherwise):
         """Adds a method with a text for each number `which`."""
