@@ -78,7 +78,8 @@ OVER = {
     r"(eigh|svd)_complex_block_(values_)?128": "a thread holds 32 complex numbers, and 24 to 48 bytes more spill",
     r"lu_simd_complex_32x(4|16)": "a lane holds up to 48 complex numbers, and 16 to 40 bytes spill",
     r"trsm_simd_complex_32x(16|32)": "a lane holds 32 complex numbers, and 120 bytes of the rest spill",
-    r"syrk|trsm_update": "8 bytes spill",
+    r"syrk|trsm_update|attention_decode_narrow_general_576x4_float": "8 bytes spill",
+    r"attention_forward_narrow_general_256_half": "16 bytes spill",
     r"svd_block_128": "a thread holds 64 numbers of A and V, and 40 bytes of the rest spill",
     r"attention_forward_narrow_(general_)?256_float|attention_dq_narrow_(general_)?256_half"
     r"|attention_dq_narrow_(192|general_256)_float|attention_d[kv]_narrow_general_192_float": "the "
