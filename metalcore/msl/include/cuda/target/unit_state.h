@@ -253,6 +253,9 @@ struct UnitState {
 
 template <class Memory>
 METAL_FUNC msl::UnitState metalcore_unit_state(Memory, uint32_t thread_index, int) {
+#ifdef MSL_NUMBERED_LANES
+  static_assert(sizeof(Memory) == 0, "a warpgroup's product is in the warp's lanes, and this program numbers others");
+#endif
   return msl::UnitState(thread_index);
 }
 
