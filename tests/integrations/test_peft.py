@@ -1,8 +1,10 @@
 """peft's adapters on packed models: each learns what it learns on the same numbers, and is saved, loaded and merged."""
 
 import copy
+import os
 import sys
 from importlib import import_module
+from unittest import mock
 
 import pytest
 import torch
@@ -20,6 +22,13 @@ pytest.importorskip("gguf")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of peft's, and that merged weights are packed again
 TARGETS = ["q_proj", "v_proj", "down_proj"]
+
+
+@pytest.fixture(autouse=True)
+def environment():
+    """BOFT leaves CC and CXX at gcc where its extension does not compile."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 def lora(**options):

@@ -12,6 +12,7 @@
 #include <csetjmp>
 #include <csignal>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <stdexcept>
@@ -23,10 +24,12 @@ namespace {
 
 constexpr uint32_t kVariables = 64;  // greater sites are arguments of the kernel
 
-// In the child.
+// In the child, which takes no lock: another thread of the parent may have held it (malloc's are free in a child, those
+// of destructors at the end of the process are not).
 uint32_t* bytes_of_kernel;
 sigjmp_buf end_of_kernel;
 alignas(64) char memory[64 * 1024];
+alignas(64) uint32_t ones[1 << 16];
 
 void* note(uint32_t site, uint32_t bytes, uint32_t) {
   if (site < kVariables) *bytes_of_kernel += (bytes + 15) / 16 * 16;
@@ -41,9 +44,8 @@ Result end(Arguments...) {
 // `begun` is the number of kernels that have been begun.
 [[noreturn]] void run_kernels(const msl_abi::Library& library, uint32_t* bytes, volatile uint32_t* begun) {
   for (int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGALRM}) std::signal(signal, end<void, int>);
-  static std::vector<uint32_t> ones(1 << 16);
   void* buffers[simulator::kMaximumBuffers];
-  for (void*& buffer : buffers) buffer = ones.data();
+  for (void*& buffer : buffers) buffer = ones;
   const uint32_t lengths[simulator::kMaximumBuffers] = {};
   const msl_abi::Uint3 one = {1, 1, 1};
   static const msl_abi::Thread thread = {.threadgroup_size = one, .simdgroups = 1};
@@ -63,7 +65,7 @@ Result end(Arguments...) {
   const msl_abi::Dispatch dispatch = {buffers, lengths, one, one, one};
   while (*begun < library.kernel_count) {
     const msl_abi::Kernel& kernel = library.kernels[*begun];
-    std::fill(ones.begin(), ones.end(), 1);  // the kernel before may have written there
+    std::fill(std::begin(ones), std::end(ones), 1);  // the kernel before may have written there
     bytes_of_kernel = bytes + *begun;
     ++*begun;
     alarm(2);
