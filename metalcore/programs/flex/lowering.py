@@ -125,7 +125,7 @@ class ModLowering(Lowering):
         for index, size, stride in zip(indices, sizes, strides):
             number = self.value(index, ()).text
             if number not in ARGUMENTS:  # which are never negative
-                number = self.statement("long", f"{number} < 0 ? long({number}) + long({size}) : long({number})")
+                number = self.from_begin(number, size)
                 inside.append(f"ulong({number}) < {size}")
             else:
                 inside.append(f"uint({number}) < uint(metal::min({size}, ulong(0xffffffff)))")
@@ -138,6 +138,10 @@ class ModLowering(Lowering):
         exists, at = self.statement("bool", inside), self.statement(wide, offset)
         number = self.statement(register(dtype), from_memory(f"c{place}[{exists} ? {at} : 0]", dtype))
         return Value(self.statement(register(dtype), f"{exists} ? {number} : {missing(dtype)}"), dtype)
+
+    def from_begin(self, number: str, size: str) -> str:
+        """Returns an index of a dimension that counts from its begin: negative ones count from its end."""
+        return self.statement("long", f"{number} < 0 ? long({number}) + long({size}) : long({number})")
 
     def _scattered(self, node, at):
         """Returns an element of a tensor that has numbers at a place, and nothing elsewhere."""

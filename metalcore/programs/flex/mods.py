@@ -180,7 +180,7 @@ class Mods:
             else:
                 index = scatter.indices[d]
                 number = lowering.value(index, tuple(map(str, scatter.index_at(index)))).text
-                number = lowering.statement("long", f"{number} < 0 ? long({number}) + long({size}) : long({number})")
+                number = lowering.from_begin(number, size)
                 inside.append(f"ulong({number}) < {size}")
             at = f"({at}) * {size} + uint({number})"
         place = f"{base} + ({at}) * {place.elements}"
