@@ -284,3 +284,21 @@ def test_a_kernel_computes_while_those_before_it_run(ptx, call):
     begin, wait = "griddepcontrol.launch_dependents", "griddepcontrol.wait"
     accesses = ["ld.global", "st.global"]
     assert order == (["div.u32", wait, *accesses, begin] if call else [begin, wait, *accesses])
+
+
+def test_a_program_asks_only_for_the_pipelines_of_its_products():
+    """The largest of the pipelines that its code names is how much memory each threadgroup takes."""
+    product = """using Matrix = tensor<device half, dextents<int, 2>, tensor_inline>;
+          const dextents<int, 2> extents(64, 64);
+          const array<int, 2> strides{1, 64};
+          Matrix left(a, extents, strides), right(b, extents, strides), result(c, extents, strides);
+          matmul2d<matmul2d_descriptor(64, 64, 64), execution_simdgroups<4>>().run(left, right, result);"""
+    for body, kib in ((product, {"33"}), ("c[0] = a[0];", set())):
+        source = f"""#include <metal_tensor>
+            #include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>
+            using namespace metal;
+            using namespace mpp::tensor_ops;
+            kernel void k(device half* a, device half* b, device half* c) {{ {body} }}"""
+        text, _ = translate(source).cuda_source([("k", "b0,b1,b2")])
+        output = nvrtc.find().compile_with_ptx(text, 90, msl=source)[1].decode()
+        assert set(re.findall(r"metalcore_pipeline_kibILi(\d+)E", output)) == kib

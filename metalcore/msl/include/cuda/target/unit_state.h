@@ -37,6 +37,8 @@ struct PartSums {
   }
 };
 
+// A template, so that only programs that walk along chunks ask for its memory.
+template <class Memory>
 struct UnitState {
   static constexpr int kNumbers = 16, kTile = kInner * kLineBytes;
   using Along = Stage<kInner, true>;
@@ -252,11 +254,11 @@ struct UnitState {
 }  // namespace msl
 
 template <class Memory>
-METAL_FUNC msl::UnitState metalcore_unit_state(Memory, uint32_t thread_index, int) {
+METAL_FUNC msl::UnitState<Memory> metalcore_unit_state(Memory, uint32_t thread_index, int) {
 #ifdef MSL_NUMBERED_LANES
   static_assert(sizeof(Memory) == 0, "a warpgroup's product is in the warp's lanes, and this program numbers others");
 #endif
-  return msl::UnitState(thread_index);
+  return msl::UnitState<Memory>(thread_index);
 }
 
 #endif
