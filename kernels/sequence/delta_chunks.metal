@@ -82,7 +82,7 @@ inline void put_elements(device float* to, uint at, vec<float, N> elements) {
 }
 
 template <bool PARTS, typename T>
-[[kernel]] [[max_total_threads_per_threadgroup(DELTA_THREADS)]] void gated_delta_rule_inverse(
+[[kernel]] [[max_total_threads_per_threadgroup(DELTA_INVERSE_PROMISE(PARTS))]] void gated_delta_rule_inverse(
     device const T* q [[buffer(0)]], device const T* k [[buffer(1)]], device const float* g [[buffer(2)]],
     device const float* beta [[buffer(3)]], device const int* ends [[buffer(4)]], device float* inverses [[buffer(5)]],
     device float* scores [[buffer(6)]], device float* factors [[buffer(7)]],
@@ -154,11 +154,15 @@ template <bool PARTS, typename T>
   }
   if (thread_index < kChunk) {
     const float since = exp(high[thread_index] + low[thread_index]);
-    device float* const own_factors = factors + chunk * 4 + thread_index;
+    device float* const own_factors = factors + chunk * DELTA_FACTORS + thread_index;
     own_factors[0] = since * lengths[1][thread_index];
     own_factors[kChunk] = since * lengths[0][thread_index] * params.scale;
     own_factors[2 * kChunk] = decay_of(high, low, kChunk - 1, thread_index) * lengths[1][thread_index];
     own_factors[3 * kChunk] = since;
+    own_factors[4 * kChunk] = high[thread_index];
+    own_factors[5 * kChunk] = low[thread_index];
+    own_factors[6 * kChunk] = lengths[0][thread_index];
+    own_factors[7 * kChunk] = lengths[1][thread_index];
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (!params.corrects) return;
@@ -201,7 +205,7 @@ template <uint KEYS, uint COLUMNS, typename T>
     const uint count = min(kChunk, span.end - begin);
     const ulong chunk = (span.place + (begin - span.begin) / kChunk) * params.value_heads + head;
     const ulong at = (ulong(span.batch) * params.length + begin) * params.value_heads + head;
-    device const float* const own_factors = factors + chunk * 4 * kChunk;
+    device const float* const own_factors = factors + chunk * DELTA_FACTORS * kChunk;
     device const T* const own_keys = k + begin * params.k[1];
     Fragments<float, 2, kColumns / 8> by_key, by_query;
     clear(by_query);

@@ -9,9 +9,13 @@
 // What kernels that walk along chunks promise: as many threads as 128 registers each leave on Apple's GPUs, and 168 on
 // NVIDIA's, whose compiler takes more without a bound, so that fewer threadgroups run at once.
 #define DELTA_PROMISE 384
-#define DELTA_STEPS 8   // positions whose keys and queries are in threadgroup memory at once
-#define DELTA_CHUNK 64  // positions between the states that the derivative keeps
-#define DELTA_SIZE 256  // the largest size of a head
+// The same for inverses. Those that leave three bfloats an element run on Hopper GPUs, whose cores have registers for
+// five threadgroups of DELTA_THREADS then.
+#define DELTA_INVERSE_PROMISE(parts) ((parts) ? 640 : DELTA_THREADS)
+#define DELTA_STEPS 8    // positions whose keys and queries are in threadgroup memory at once
+#define DELTA_CHUNK 64   // positions between the states that the derivative keeps
+#define DELTA_FACTORS 8  // rows of a chunk's positions that gated_delta_rule_inverse leaves
+#define DELTA_SIZE 256   // the largest size of a head
 // Kernels by units: threads, columns of a state that these have, and elements of a triangular matrix as three parts.
 #define DELTA_UNIT_THREADS 256
 #define DELTA_UNIT_COLUMNS 32

@@ -58,11 +58,16 @@ struct UnitState {
     threadgroup_barrier(mem_flags::mem_threadgroup);
     stage = 1 - stage;
   }
+  // Waits for the errors that solve() read, which only the first half does. All threads come here.
+  void wait_for_solutions() { threadgroup_barrier(mem_flags::mem_threadgroup); }
   void wait() { threadgroup_barrier(mem_flags::mem_threadgroup); }
 
-  // Gives this thread's numbers of the matrix, and of a tile, to all threads.
-  void put_state() { put(memory + thread_index / 128 * kTile, state); }
-  void put(uint tile) { put(memory + (2 + tile) * kTile, products); }
+  // Gives this thread's numbers of the matrix, and of a tile, to all threads. The latter are multiplied by factors of
+  // the thread's two rows.
+  void put_state() { put(memory + thread_index / 128 * kTile, state, 1.0f, 1.0f); }
+  void put(uint of, float first_factor = 1.0f, float second_factor = 1.0f) {
+    put(memory + (2 + of) * kTile, products, first_factor, second_factor);
+  }
 
   // The products of all positions' keys or queries with the matrix. Meanwhile something else may be done.
   template <typename Meanwhile>
@@ -122,9 +127,10 @@ struct UnitState {
     parts += row * 64 + column;
     return static_cast<float>(parts[0]) + (static_cast<float>(parts[4096]) + static_cast<float>(parts[2 * 4096]));
   }
-  void put(threadgroup float* to, thread const float* numbers) {
+  void put(threadgroup float* to, thread const float* numbers, float first_factor, float second_factor) {
     for (uint i = 0; i < kUnitNumbers; ++i)
-      to[unit_row(i / 2, thread_index) * kUnitColumns + unit_column(i / 2, thread_index) + i % 2] = numbers[i];
+      to[unit_row(i / 2, thread_index) * kUnitColumns + unit_column(i / 2, thread_index) + i % 2] =
+          numbers[i] * (i / 2 % 2 ? second_factor : first_factor);
   }
   template <bool TRANSPOSED>
   void multiply(device const bfloat* parts, threadgroup const float* tile) {

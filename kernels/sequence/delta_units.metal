@@ -5,6 +5,9 @@
 
 #include "sequence/delta_units.h"
 
+// A simdgroup has the same answer, as the compiler sees here. Only then does it keep numbers once for all lanes.
+inline bool is_in_first_half(uint thread_index) { return simd_broadcast_first(thread_index) < 128; }
+
 // What a threadgroup walks along.
 struct UnitWalk {
   Span span;
@@ -29,24 +32,28 @@ struct UnitWalk {
   }
 };
 
-// Reads and writes of pairs of columns, of 64 rows that have `stride` elements from each other.
+// Where a thread's first pair of 64 rows of a matrix lies. The distances of the others are the same for all threads.
+inline uint first_of_matrix(uint thread_index) {
+  return (thread_index / 128 * 64 + unit_row(0, thread_index)) * kUnitKeys + unit_column(0, thread_index);
+}
+constexpr uint distance_in_matrix(uint pair) { return pair % 2 * 8 * kUnitKeys + pair / 2 * 8; }
+
 inline void load_pairs(thread float* to, device const float* from, bool given, uint thread_index) {
+  from += first_of_matrix(thread_index);
 #pragma unroll
   for (uint pair = 0; pair < kUnitNumbers / 2; ++pair) {
-    const uint row = thread_index / 128 * 64 + unit_row(pair, thread_index);
-    const uint at = row * kUnitKeys + unit_column(pair, thread_index);
-    const float2 found = given ? *reinterpret_cast<device const float2*>(from + at) : float2(0.0f);
+    const float2 found =
+        given ? *reinterpret_cast<device const float2*>(from + distance_in_matrix(pair)) : float2(0.0f);
     to[2 * pair] = found.x;
     to[2 * pair + 1] = found.y;
   }
 }
 inline void store_pairs(device float* to, thread const float* from, uint thread_index) {
+  to += first_of_matrix(thread_index);
 #pragma unroll
-  for (uint pair = 0; pair < kUnitNumbers / 2; ++pair) {
-    const uint row = thread_index / 128 * 64 + unit_row(pair, thread_index);
-    const uint at = row * kUnitKeys + unit_column(pair, thread_index);
-    *reinterpret_cast<device ulong*>(to + at) = as_type<ulong>(float2(from[2 * pair], from[2 * pair + 1]));
-  }
+  for (uint pair = 0; pair < kUnitNumbers / 2; ++pair)
+    *reinterpret_cast<device ulong*>(to + distance_in_matrix(pair)) =
+        as_type<ulong>(float2(from[2 * pair], from[2 * pair + 1]));
 }
 inline void put_row_pair(device float* to, float x, float y) {
   *reinterpret_cast<device ulong*>(to) = as_type<ulong>(float2(x, y));
@@ -54,13 +61,18 @@ inline void put_row_pair(device float* to, float x, float y) {
 inline void put_row_pair(device bfloat* to, float x, float y) {
   *reinterpret_cast<device uint*>(to) = as_type<uint>(vec<bfloat, 2>(bfloat(x), bfloat(y)));
 }
+// Rows of a chunk have `stride` elements from each other.
 template <typename T>
 inline void store_rows(device T* to, thread const float* from, uint stride, uint count, uint thread_index) {
 #pragma unroll
-  for (uint pair = 0; pair < kUnitNumbers / 2; ++pair) {
-    const uint row = unit_row(pair, thread_index);
-    if (row < count)
-      put_row_pair(to + ulong(row) * stride + unit_column(pair, thread_index), from[2 * pair], from[2 * pair + 1]);
+  for (uint i = 0; i < 2; ++i) {
+    const uint row = unit_row(i, thread_index);
+    device T* const own = to + ulong(row) * stride + unit_column(i, thread_index);
+    if (row < count) {
+#pragma unroll
+      for (uint pair = i; pair < kUnitNumbers / 2; pair += 2)
+        put_row_pair(own + pair / 2 * 8, from[2 * pair], from[2 * pair + 1]);
+    }
   }
 }
 
@@ -78,16 +90,14 @@ struct UnitRows {
       by_query[i] = factors[DELTA_CHUNK + row];
       until[i] = factors[2 * DELTA_CHUNK + row];
       strengths[i] = row < count ? beta[ulong(row) * value_heads] : 0.0f;
+      device const bfloat* const own = from + row * stride + unit_column(i, thread_index);
+#pragma unroll
+      for (uint pair = i; pair < kUnitNumbers / 2; pair += 2) {
+        values[pair] = vec<bfloat, 2>(bfloat(0.0f));
+        if (row < count) values[pair] = *reinterpret_cast<device const vec<bfloat, 2>*>(own + pair / 2 * 8);
+      }
     }
     decay = factors[4 * DELTA_CHUNK - 1];
-#pragma unroll
-    for (uint pair = 0; pair < kUnitNumbers / 2; ++pair) {
-      const uint row = unit_row(pair, thread_index);
-      values[pair] = vec<bfloat, 2>(bfloat(0.0f));
-      if (row < count)
-        values[pair] =
-            *reinterpret_cast<device const vec<bfloat, 2>*>(from + row * stride + unit_column(pair, thread_index));
-    }
   }
 };
 
@@ -102,7 +112,7 @@ template <bool FOR_DERIVATIVE>
     uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
   threadgroup float memory[(kUnitKeys + 2 * DELTA_CHUNK) * kUnitColumns];
   const UnitWalk at(ends, params, group);
-  const bool is_first = thread_index < 128;
+  const bool is_first = is_in_first_half(thread_index);
   q += at.span.batch * params.q[0] + at.key_head * params.q[2];
   k += at.span.batch * params.k[0] + at.key_head * params.k[2];
   v += at.span.batch * params.v[0] + at.head * params.v[2] + at.block;
@@ -126,8 +136,8 @@ template <bool FOR_DERIVATIVE>
   UnitRows rows;
   const auto load_rows = [&](uint i) {
     rows.load(v + (at.span.begin + i * DELTA_CHUNK) * params.v[1], params.v[1],
-              factors + at.chunk(i, params) * 4 * DELTA_CHUNK, beta + at.position(i, params), params.value_heads,
-              at.count(i), thread_index);
+              factors + at.chunk(i, params) * DELTA_FACTORS * DELTA_CHUNK, beta + at.position(i, params),
+              params.value_heads, at.count(i), thread_index);
   };
   if (chunks > 0) {
     walk.ask(chunk_of(0));
@@ -165,26 +175,21 @@ template <bool FOR_DERIVATIVE>
     if (!FOR_DERIVATIVE && has_next) walk.ask_scores(chunk_of(i + 1));
     if (is_first) {
       walk.template solve<false>(kUnitErrors);
-      if (FOR_DERIVATIVE)
-        store_rows(errors + at.position(i, params) * kUnitKeys + at.block, &walk.products[0], stride, at.count(i),
-                   thread_index);
-#pragma unroll
-      for (uint n = 0; n < kUnitNumbers; ++n) walk.products[n] *= rows.strengths[n / 2 % 2];
-      if (!FOR_DERIVATIVE) walk.put(kUnitResults);
+      if (!FOR_DERIVATIVE) walk.put(kUnitResults, rows.strengths[0], rows.strengths[1]);
     } else if (!FOR_DERIVATIVE) {
       walk.read(true, [] {});
 #pragma unroll
       for (uint n = 0; n < kUnitNumbers; ++n) results[n] = rows.by_query[n / 2 % 2] * walk.products[n];
     }
+    walk.wait_for_solutions();
+    if (is_first) walk.put(kUnitErrors, rows.strengths[0] * rows.until[0], rows.strengths[1] * rows.until[1]);
     walk.wait();
-    if (is_first) {
-#pragma unroll
-      for (uint n = 0; n < kUnitNumbers; ++n) walk.products[n] *= rows.until[n / 2 % 2];
-      walk.put(kUnitErrors);
-    }
-    walk.wait();
-    walk.template learn<false>(rows.decay, [&] {
+    const float decay = rows.decay;
+    walk.template learn<false>(decay, [&] {
       if (has_next) load_rows(i + 1);
+      if (FOR_DERIVATIVE && is_first)
+        store_rows(errors + at.position(i, params) * kUnitKeys + at.block, &walk.products[0], stride, at.count(i),
+                   thread_index);
     });
     walk.put_state();
   }
@@ -207,7 +212,7 @@ template <typename T>
     uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
   threadgroup float memory[(kUnitKeys + 2 * DELTA_CHUNK) * kUnitColumns];
   const UnitWalk at(ends, params, group);
-  const bool is_first = thread_index < 128;
+  const bool is_first = is_in_first_half(thread_index);
   q += at.span.batch * params.q[0] + at.key_head * params.q[2];
   k += at.span.batch * params.k[0] + at.key_head * params.k[2];
   grad += at.span.batch * params.grad[0] + at.head * params.grad[2] + at.block;
@@ -232,8 +237,8 @@ template <typename T>
   };
   const auto load_rows = [&](uint i) {
     rows.load(grad + (at.span.begin + i * DELTA_CHUNK) * params.grad[1], params.grad[1],
-              factors + at.chunk(i, params) * 4 * DELTA_CHUNK, beta + at.position(i, params), params.value_heads,
-              at.count(i), thread_index);
+              factors + at.chunk(i, params) * DELTA_FACTORS * DELTA_CHUNK, beta + at.position(i, params),
+              params.value_heads, at.count(i), thread_index);
   };
   if (at.chunks() > 0) {
     ask(at.chunks() - 1);
@@ -250,32 +255,25 @@ template <typename T>
 #pragma unroll
       for (uint n = 0; n < kUnitNumbers; ++n) walk.products[n] *= rows.until[n / 2 % 2];
       walk.spread();
-#pragma unroll
-      for (uint n = 0; n < kUnitNumbers; ++n) walk.products[n] *= rows.strengths[n / 2 % 2];
-      walk.put(kUnitErrors);
+      walk.put(kUnitErrors, rows.strengths[0], rows.strengths[1]);
     } else {
       keep();
 #pragma unroll
-      for (uint n = 0; n < kUnitNumbers; ++n)
-        walk.products[n] = static_cast<float>(rows.values[n / 2][n % 2]) * rows.by_query[n / 2 % 2];
-      walk.put(kUnitResults);
+      for (uint n = 0; n < kUnitNumbers; ++n) walk.products[n] = static_cast<float>(rows.values[n / 2][n % 2]);
+      walk.put(kUnitResults, rows.by_query[0], rows.by_query[1]);
     }
     walk.wait();
-    if (is_first) {
-      walk.template solve<true>(kUnitErrors);
+    if (is_first) walk.template solve<true>(kUnitErrors);
+    walk.wait_for_solutions();
+    if (is_first) walk.put(kUnitErrors, -rows.by_key[0], -rows.by_key[1]);
+    walk.wait();
+    const float decay = rows.decay;
+    walk.template learn<true>(decay, [&] {
+      if (i > 0) load_rows(i - 1);
+      if (!is_first) return;
       const ulong to = at.position(i, params) * kUnitKeys + at.block;
       store_rows(value_grads + to, &walk.products[0], stride, at.count(i), thread_index);
       store_rows(gv + to, &walk.products[0], stride, at.count(i), thread_index);
-    }
-    walk.wait();
-    if (is_first) {
-#pragma unroll
-      for (uint n = 0; n < kUnitNumbers; ++n) walk.products[n] *= -rows.by_key[n / 2 % 2];
-      walk.put(kUnitErrors);
-    }
-    walk.wait();
-    walk.template learn<true>(rows.decay, [&] {
-      if (i > 0) load_rows(i - 1);
     });
     walk.put_state();
   }

@@ -71,7 +71,7 @@ template <uint KEYS, uint COLUMNS, typename T>
     const uint begin = span.begin + chunks * kChunk, count = min(kChunk, span.end - begin);
     const ulong chunk = (span.place + chunks) * params.value_heads + head;
     const ulong at = (ulong(span.batch) * params.length + begin) * params.value_heads + head;
-    device const float* const own_factors = factors + chunk * 4 * kChunk;
+    device const float* const own_factors = factors + chunk * DELTA_FACTORS * kChunk;
     device const T* const own_keys = k + begin * params.k[1];
     walk.store(kept + chunk * size, true, params);
     LowerRows inverse_rows;

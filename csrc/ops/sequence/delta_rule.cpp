@@ -181,7 +181,7 @@ std::optional<Chunks> chunks_of(const Call& call, bool chunked, const Tensor& ro
   const auto scratch = [&](int64_t size) { return new_tensor({count * size}, ScalarType::Float, call.q); };
   const bool units = by_units(call, rows);
   const int64_t row = units ? DELTA_UNIT_PARTS / DELTA_CHUNK / 2 : DELTA_CHUNK;
-  return Chunks{scratch(row), scratch(row), scratch(4), units};
+  return Chunks{scratch(row), scratch(row), scratch(DELTA_FACTORS), units};
 }
 
 struct Forward {

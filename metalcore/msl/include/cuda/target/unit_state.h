@@ -48,7 +48,7 @@ struct UnitState {
   static constexpr int kKeys = 0, kQueries = 2, kInverse = 4, kScores = 7, kStageTiles = 10;
   static constexpr int kib = (kStages + 2 * kStageTiles) * kTile / 1024 + 1;
 
-  uint32_t memory;
+  uint32_t memory, here, before, rows_here;  // the stages of this chunk and of the one before, and this one's rows
   int thread, half, stage = 1;
   HeldNumbers<kNumbers> state, products;
 
@@ -60,6 +60,13 @@ struct UnitState {
     for (int i = thread; i < kTile * (kStages + 2 * kStageTiles) / kPackBytes; i += 256)
       asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(memory + i * kPackBytes), "r"(0) : "memory");
     __syncthreads();
+  }
+
+  // The descriptor of 16 terms of a tile, to whose place one number is added that is known at compile time.
+  template <class Operand>
+  static METAL_FUNC uint64_t descriptor(uint32_t tile, int outer, int inner) {
+    const uint64_t of_first = Operand::descriptor(0, outer, inner);
+    return of_first >> 32 << 32 | uint32_t(uint32_t(of_first) + (tile >> 4));
   }
 
   template <class Chunk>
@@ -91,29 +98,36 @@ struct UnitState {
     wait_for_copies<kWithScores ? 0 : 1>();
     wait();
     stage = 1 - stage;
+    here = stage_tile(stage, 0);
+    before = stage_tile(1 - stage, 0);
+    rows_here = tile(kRows) + uint32_t(stage * 64);
+  }
+  // The first half's products, which alone read the tile of errors, have ended.
+  METAL_FUNC void wait_for_solutions() const {
+    if (half == 0) asm volatile("bar.sync 1, 128;" ::: "memory");
   }
   METAL_FUNC void wait() const {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
   }
 
-  METAL_FUNC void put_state() const { put(tile(kState + half), tile(kLowState), 4 * half, state); }
-  METAL_FUNC void put(uint32_t of) const {
-    put(tile(kPositions + int(of)), tile(kLowPositions), 4 * int(of), products);
+  METAL_FUNC void put_state() const { put(tile(kState + half), tile(kLowState), 4 * half, state, 1.0f, 1.0f); }
+  METAL_FUNC void put(uint32_t of, float first_factor = 1.0f, float second_factor = 1.0f) const {
+    put(tile(kPositions + int(of)), tile(kLowPositions), 4 * int(of), products, first_factor, second_factor);
   }
 
   template <class Meanwhile>
   METAL_FUNC void read(bool of_queries, const Meanwhile& meanwhile) {
-    const uint32_t rows = stage_tile(stage, of_queries ? kQueries : kKeys);
+    const uint32_t rows = here + (of_queries ? kQueries : kKeys) * kTile;
     PartSums sums;
     sums.begin();
 #pragma unroll
     for (int step = 0; step < 8; ++step) {
-      const uint64_t left = Along::descriptor(rows + step / 4 * kTile, 0, step % 4 * 16);
+      const uint64_t left = descriptor<Along>(rows + step / 4 * kTile, 0, step % 4 * 16);
       add<64, false>(step == 0, sums.large.elements, left,
-                     Across::descriptor(tile(kState + step / 4), 0, step % 4 * 16));
+                     descriptor<Across>(tile(kState + step / 4), 0, step % 4 * 16));
       add<32, false>(step == 0, sums.small.elements, left,
-                     Across::descriptor(tile(kLowState), step / 4 * 32, step % 4 * 16));
+                     descriptor<Across>(tile(kLowState), step / 4 * 32, step % 4 * 16));
     }
     sums.end(meanwhile);
 #pragma unroll
@@ -121,22 +135,22 @@ struct UnitState {
   }
   template <bool kTransposed>
   METAL_FUNC void solve(uint32_t of) {
-    multiply<kTransposed>(stage_tile(stage, kInverse), int(of));
+    multiply<kTransposed>(here + kInverse * kTile, int(of));
   }
-  METAL_FUNC void weigh(uint32_t of, bool before) {
-    multiply<false>(stage_tile(before ? 1 - stage : stage, kScores), int(of));
+  METAL_FUNC void weigh(uint32_t of, bool of_before) {
+    multiply<false>((of_before ? before : here) + kScores * kTile, int(of));
   }
   METAL_FUNC void spread() {
-    const uint32_t parts = stage_tile(stage, kScores);
+    const uint32_t parts = here + kScores * kTile;
     PartSums sums;
     sums.begin();
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      const uint64_t right = Across::descriptor(tile(kRows), 32 * stage, 16 * step);
+      const uint64_t right = descriptor<Across>(rows_here, 0, 16 * step);
 #pragma unroll
       for (int part = 0; part < 3; ++part) {
         float* const of_part = part == 0 ? sums.large.elements : part == 1 ? sums.middle.elements : sums.small.elements;
-        add<32, true>(step == 0, of_part, Across::descriptor(parts + part * kTile, 0, 16 * step), right);
+        add<32, true>(step == 0, of_part, descriptor<Across>(parts + part * kTile, 0, 16 * step), right);
       }
     }
     sums.end([] {});
@@ -151,12 +165,12 @@ struct UnitState {
     for (int both = 0; both < (kBoth ? 2 : 1); ++both) {
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
-        const uint32_t rows = stage_tile(stage, (both ? kQueries : kKeys) + half);
-        const uint64_t left = Across::descriptor(rows, 0, 16 * step);
+        const uint32_t rows = here + uint32_t((both ? kQueries : kKeys) + half) * kTile;
+        const uint64_t left = descriptor<Across>(rows, 0, 16 * step);
         add<64, true>(both == 0 && step == 0, sums.large.elements, left,
-                      Across::descriptor(tile(kPositions + both), 0, 16 * step));
+                      descriptor<Across>(tile(kPositions + both), 0, 16 * step));
         add<32, true>(both == 0 && step == 0, sums.small.elements, left,
-                      Across::descriptor(tile(kLowPositions), 32 * both, 16 * step));
+                      descriptor<Across>(tile(kLowPositions), 32 * both, 16 * step));
       }
     }
     sums.end(meanwhile);
@@ -175,40 +189,46 @@ struct UnitState {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16 : 0)
                  : "memory");
   }
-  // Rows of 128 elements, into two tiles. A thread of the second half has the same pack of each 16th line.
+  // Copies have a pack of each 16th line for a thread of the second half, at the same place of each.
+  METAL_FUNC int first_line() const { return thread % 128 / 8; }
+  METAL_FUNC uint32_t first_place(uint32_t to) const { return to + place(first_line(), thread % 8); }
+  // Rows of 128 elements, into two tiles. Nothing is read of rows that do not exist.
   template <class T>
   METAL_FUNC void copy_rows(uint32_t to, const T* from, int64_t stride, int count) const {
-    const int pack = thread % 8;
+    const T* row = from + first_line() * stride + thread % 8 * kPackElements;
+    to = first_place(to);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int line = thread % 128 / 8 + 16 * i;
-      const T* const row = from + (line < count ? line : 0) * stride + pack * kPackElements;
-      copy(to + place(line, pack), row, line < count);
-      copy(to + kTile + place(line, pack), row + kInner, line < count);
+    for (int line = 0; line < kInner; line += 16, row += 16 * stride) {
+      const bool exists = first_line() + line < count;
+      copy(to + line * kLineBytes, row, exists);
+      copy(to + line * kLineBytes + kTile, row + kInner, exists);
     }
   }
   // The lower triangles of three matrices.
   template <class T>
   METAL_FUNC void copy_parts(uint32_t to, const T* from) const {
     const int pack = thread % 8;
+    from += first_line() * kInner + pack * kPackElements;
+    to = first_place(to);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int line = thread % 128 / 8 + 16 * i;
-      if (pack > line / 8) continue;
+    for (int line = 0; line < kInner; line += 16) {
+      if (pack > (first_line() + line) / 8) continue;
 #pragma unroll
       for (int part = 0; part < 3; ++part)
-        copy(to + part * kTile + place(line, pack), from + (part * kInner + line) * kInner + pack * kPackElements,
-             true);
+        copy(to + line * kLineBytes + part * kTile, from + (part * kInner + line) * kInner, true);
     }
   }
 
-  // Writes numbers as parts: two columns of a row at a time.
-  METAL_FUNC void put(uint32_t high, uint32_t low, int first_low, const HeldNumbers<kNumbers>& numbers) const {
+  // Writes numbers, times the factors of a thread's two rows, as parts: two columns of a row at a time.
+  METAL_FUNC void put(uint32_t high, uint32_t low, int first_low, const HeldNumbers<kNumbers>& numbers,
+                      float first_factor, float second_factor) const {
 #pragma unroll
     for (int pair = 0; pair < kNumbers / 2; ++pair) {
       const int line = thread / 32 % 4 * 16 + thread % 32 / 4 + pair % 2 * 8, pack = pair / 2;
       const uint32_t at = uint32_t(thread % 4 * 4);
-      const Floats v(numbers.elements[2 * pair], numbers.elements[2 * pair + 1]), rest = without_first_bits(v);
+      const float factor = pair % 2 ? second_factor : first_factor;
+      const Floats v(numbers.elements[2 * pair] * factor, numbers.elements[2 * pair + 1] * factor);
+      const Floats rest = without_first_bits(v);
       put_word(high + place(line, pack) + at, upper_halves(v));
       put_word(high + place(line, 4 + pack) + at, upper_halves(rest));
       put_word(low + place(line, first_low + pack) + at, upper_halves(without_first_bits(rest)));
@@ -234,10 +254,10 @@ struct UnitState {
       uint64_t left[3];
 #pragma unroll
       for (int part = 0; part < 3; ++part)
-        left[part] = kTransposed ? Across::descriptor(parts + part * kTile, 0, 16 * step)
-                                 : Along::descriptor(parts + part * kTile, 0, 16 * step);
-      const uint64_t high = Across::descriptor(tile(kPositions + of), 0, 16 * step);
-      const uint64_t low = Across::descriptor(tile(kLowPositions), 32 * of, 16 * step);
+        left[part] = kTransposed ? descriptor<Across>(parts + part * kTile, 0, 16 * step)
+                                 : descriptor<Along>(parts + part * kTile, 0, 16 * step);
+      const uint64_t high = descriptor<Across>(tile(kPositions + of), 0, 16 * step);
+      const uint64_t low = descriptor<Across>(tile(kLowPositions), 32 * of, 16 * step);
       add<64, kTransposed>(step == 0, sums.large.elements, left[0], high);
       add<64, kTransposed>(step == 0, sums.middle.elements, left[1], high);
       add<32, kTransposed>(step == 0, sums.small.elements, left[0], low);
