@@ -66,7 +66,7 @@ NVIDIA = {
     r"eigh_ql_complex_(values_)?32": "jacobi.few_registers is off",
     r"attention_(forward|dq|dkv)_\d+_.*": "attention.narrow_forward, narrow_dq and narrow_dkv are on",
     r"attention_(forward|dq|dkv)_unit_.*": "attention.units is on",
-    r"gated_delta_rule_(walk_(back_)?unit|inverse_parts)_.*": "delta_rule.units is on",
+    r"gated_delta_rule_((walk|walk_back|chunks)_unit|inverse_parts)_.*": "delta_rule.units is on",
     r"attention_decode_(matrices_)?\d+x\d+_.*": "attention_decode.narrow is on",
 }
 

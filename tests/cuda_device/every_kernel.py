@@ -277,7 +277,7 @@ def delta_walks(device, dtype):
     bfloats of heads of 128."""
     for family, size in (("hopper", 8), ("hopper", 128), ("simulator", 8)):
         with tuned(family):
-            q, k, v = (random(device, dtype, 1, 70, 2, size) for _ in range(3))
+            q, k, v = (random(device, dtype, 1, 70, heads, size) for heads in (1, 1, 2))
             g, beta = (random(device, torch.float32, 1, 70, 2).sigmoid() for _ in range(2))
             yield from with_gradients(
                 f"delta walks, {family}, {size}",

@@ -1,4 +1,4 @@
-"""The walks of gated delta rules by units that multiply tensors, against float64 and the kernels of other GPUs."""
+"""Gated delta rules by units that multiply tensors, against float64 and the kernels of other GPUs."""
 
 import pytest
 import torch
@@ -23,21 +23,24 @@ def inputs(device, length, *, batch=1, repeats=1, size=SIZE, dtype=torch.bfloat1
     return [q, k, v, g, beta, tensor(states or batch, repeats, size, size, device=device)]
 
 
-def call(q, k, v, g, beta, state, ends=None):
-    return metalcore.chunk_gated_delta_rule(q, k, v, g, beta, None, state, True, True, ends)
+def call(q, k, v, g, beta, state, ends=None, normalized=True):
+    return metalcore.chunk_gated_delta_rule(q, k, v, g, beta, None, state, True, normalized, ends)
 
 
 def errors(found, wanted):
     return [(wide(a) - b).norm() / b.norm() for a, b in zip(found, wanted, strict=True)]
 
 
-@pytest.mark.parametrize("length", [64, 65, 130])
-def test_lengths(device, length):
-    """Chunks that are whole and that are not. The error is that of the kernels of other GPUs."""
-    tensors = inputs(device, length, batch=2, repeats=2)
+@pytest.mark.parametrize(("length", "repeats", "normalized"), [(64, 3, True), (65, 1, False), (130, 2, True)])
+def test_lengths(device, length, repeats, normalized):
+    """Chunks that are whole and that are not, and heads of values that share keys or do not. The error is that of the
+    kernels of other GPUs."""
+    tensors = inputs(device, length, batch=2, repeats=repeats)
+    if not normalized:
+        tensors[:2] = (t / SIZE**0.5 for t in tensors[:2])
 
     def reference(*tensors):
-        return rule(*tensors, None, SIZE**-0.5, True)
+        return rule(*tensors, None, SIZE**-0.5, normalized)
 
     leaves = [wide(t).requires_grad_() for t in tensors]
     exact = reference(*leaves)
@@ -47,7 +50,7 @@ def test_lengths(device, length):
     for family in ("hopper", "baseline"):
         with tuned(family):
             leaves = [t.detach().requires_grad_() for t in tensors]
-            results = call(*leaves)
+            results = call(*leaves, normalized=normalized)
             gradients = torch.autograd.grad(results, leaves, [g.to(device) for g in grads])
             found[family] = errors([t.detach() for t in (*results, *gradients)], [t.detach() for t in wanted])
     for ours, theirs in zip(found["hopper"], found["baseline"]):

@@ -290,13 +290,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_back
   const int64_t rows = DELTA_ROWS(padded_size(params.values)) * (DELTA_THREADS / 32);
   params.row_blocks = params.by_channel ? grid_side(ceil_div<int64_t>(params.keys, rows)) : 1;
   const Tensor beta_parts = scratch(beta && params.by_channel ? positions * params.row_blocks : 0);
-  const Tensor parts_q = scratch(positions * params.keys), parts_k = scratch(positions * params.keys);
+  const auto chunks = chunks_of(call, chunked, given);
+  const bool units = chunks && chunks->by_units;
+  // Units add the gradients of keys' heads themselves.
+  const int64_t key_positions = grid_side(int64_t{params.batch} * params.length * params.heads);
+  const int64_t parts = !units ? positions : params.value_heads > params.heads ? key_positions : 0;
+  const Tensor parts_q = scratch(parts * params.keys), parts_k = scratch(parts * params.keys);
   if (ends) {  // what positions have that belong to no sequence
     for (Tensor each : {parts_q, parts_k, gv, gg, gbeta, beta_parts}) torch::stable::zero_(each);
+    for (Tensor each : {gq, gk}) torch::stable::zero_(each);
   }
   const char* type = suffix(q.scalar_type());
-  const int64_t key_positions = grid_side(int64_t{params.batch} * params.length * params.heads);
-  const auto chunks = chunks_of(call, chunked, given);
   note(op, call, chunks.has_value());
   gpu::record(gq, [&](gpu::Recording& recording) {
     const Forward results{std::nullopt, std::nullopt, errors, kept};
@@ -337,12 +341,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_back
 
     if (params.by_channel)
       recording.kernel("gated_delta_rule_rows", padded(params.values), type);
+    else if (units)
+      recording.kernel("gated_delta_rule_chunks_unit_", type);
     else
       recording.kernel("gated_delta_rule_chunks", "_", type);
     recording.buffer(0, given).buffer(1, call.q).buffer(2, call.k).buffer(3, call.g).buffer(4, call.beta);
     recording.buffer(5, call.ends).buffer(6, errors).buffer(7, value_grads).buffer(8, kept).buffer(9, kept_grads);
     recording.buffer(10, parts_q).buffer(11, parts_k).buffer(12, gg);
     recording.buffer(13, params.by_channel ? beta_parts : gbeta).bytes(14, params);
+    if (units) {
+      recording.buffer(15, chunks->factors).buffer(16, gq).buffer(17, gk);
+      recording.dispatch_threadgroups({grid_side(call.chunks * params.heads)}, {DELTA_UNIT_THREADS});
+      return;
+    }
     recording.dispatch_threadgroups({grid_side(call.chunks * params.value_heads * params.row_blocks)}, {DELTA_THREADS});
 
     recording.kernel("gated_delta_rule_keys", "_", type);

@@ -379,6 +379,7 @@ struct TileProduct {
 }  // namespace msl
 
 #include "target/held_products.h"
+#include "target/unit_chunks.h"
 #include "target/unit_gradients.h"
 #include "target/unit_patches.h"
 #include "target/unit_state.h"
