@@ -20,6 +20,10 @@
 #define DELTA_UNIT_THREADS 256
 #define DELTA_UNIT_COLUMNS 32
 #define DELTA_UNIT_PARTS (3 * DELTA_CHUNK * DELTA_CHUNK)
+// Positions of a step of linear_scan.h, and keys and values of its states.
+#define DELTA_SCAN_STEP 32
+#define DELTA_SCAN_KEYS 128
+#define DELTA_SCAN_VALUES 64
 // Rows of a state that a simdgroup of gated_delta_rule_rows has, for the size that its values are padded to.
 #define DELTA_ROWS(values) ((values) > 128 ? 4 : 8)
 
@@ -48,6 +52,8 @@ struct DeltaRuleParams {
   uint32_t has_state_grad;  // of the final state
   uint32_t for_derivative;  // the forward pass writes what the derivative needs in the place of results
   uint32_t row_blocks;      // threadgroups that share the rows of a state
+  uint32_t segments;        // parts of a sequence that threadgroups walk along
+  uint32_t shares;          // threadgroups that share the value heads of a head of q and k
   uint32_t wide;            // all rows of q, k and grad are whole vectors of 16 bytes
   float scale;
   int64_t q[3];

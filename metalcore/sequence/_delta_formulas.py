@@ -6,7 +6,6 @@ positions are products of matrices. Source: Yang, Kautz, Hatamizadeh, "Gated Del
 
 from __future__ import annotations
 
-import functools
 from itertools import pairwise
 from typing import Any
 
@@ -149,6 +148,9 @@ def _chunk(q, k, v, beta, g, state, corrects):
 
 
 def gradients(grad, grad_state, q, k, v, g, beta, state, ends, skip, scale, normalized, corrects):
-    """Computes the gradients of q, k, v, g, beta and state. The final state's may be None, which is 0."""
-    results = functools.partial(rule, ends=ends, scale=scale, normalized=normalized, skip=skip, corrects=corrects)
-    return gradients_of(results, (q, k, v, g, beta, state), (grad, grad_state))
+    """Computes the gradients of q, k, v, g, beta, state and skip. The final state's may be None, which is 0."""
+
+    def results(q, k, v, g, beta, state, skip):
+        return rule(q, k, v, g, beta, state, ends, scale, normalized, skip, corrects)
+
+    return gradients_of(results, (q, k, v, g, beta, state, skip), (grad, grad_state))

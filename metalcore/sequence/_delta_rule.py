@@ -183,11 +183,11 @@ def _(q, k, v, g, beta, initial_state, cu_seqlens, skip, scale, normalized, chun
     return torch.empty_like(v, memory_format=torch.contiguous_format), _state_of(q, v, cu_seqlens)
 
 
-def _places(q, k, v, g, beta, state):
+def _places(q, k, v, g, beta, state, skip):
     """Returns tensors for the gradients; those of what is not given are empty."""
     return tuple(
         q.new_empty(0, dtype=torch.float32) if t is None else torch.empty_like(t, memory_format=torch.contiguous_format)
-        for t in (q, k, v, g, beta, state)
+        for t in (q, k, v, g, beta, state, skip)
     )
 
 
@@ -197,14 +197,14 @@ def _(grad, grad_state, q, k, v, g, beta, initial_state, cu_seqlens, skip, scale
     with torch.no_grad():
         tensors = q, k, v, g, beta, initial_state, cu_seqlens, skip
         found = gradients(grad, grad_state, *tensors, scale, normalized, corrects)
-    places = _places(q, k, v, g, beta, initial_state)
+    places = _places(q, k, v, g, beta, initial_state, skip)
     return tuple(p if value is None else p.copy_(value) for p, value in zip(places, found))
 
 
 @fake_kernel("gated_delta_rule_backward")
 def _(grad, grad_state, q, k, v, g, beta, initial_state, cu_seqlens, skip, scale, normalized, chunked, corrects):
     check("gated_delta_rule_backward", q, k, v, g, beta, initial_state, cu_seqlens, skip, corrects)
-    return _places(q, k, v, g, beta, initial_state)
+    return _places(q, k, v, g, beta, initial_state, skip)
 
 
 # Derivatives
@@ -221,9 +221,10 @@ def _backward(ctx, grad, grad_state):
     grad = torch.zeros_like(v) if grad is None else grad
     options = ctx.scale, ctx.normalized, ctx.chunked, ctx.corrects
     found = _gradients(grad, grad_state, q, k, v, g, beta, state, ends, skip, *options)
-    given = (None if t is None else value for t, value in zip((g, beta, state), found[3:]))
-    of_skip = None if skip is None else (in_float32(grad) * in_float32(v)).sum((0, 1))
-    return *found[:3], *given, None, of_skip, None, None, None, None
+    of_g, of_beta, of_state, of_skip = (
+        None if t is None else value for t, value in zip((g, beta, state, skip), found[3:])
+    )
+    return *found[:3], of_g, of_beta, of_state, None, of_skip, None, None, None, None
 
 
 def _double_backward(ctx, *cotangents):

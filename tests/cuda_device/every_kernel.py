@@ -286,6 +286,17 @@ def delta_walks(device, dtype):
             )
 
 
+def linear_scans(device, dtype):
+    """One walk along many chunks is divided into segments."""
+    q, k, v = (random(device, dtype, 1, 520, 1, 8) for _ in range(3))
+    g, weights = (random(device, torch.float32, 1, 520, 1).sigmoid() for _ in range(2))
+    yield from with_gradients(
+        "linear scans",
+        lambda q, k, v, g, weights, skip: metalcore.mamba_chunk_scan_combined(v, weights, -g[0, 0], k, q, 64, skip),
+        *(q.repeat(1, 1, 1, 4), k.repeat(1, 1, 1, 4), v, g, weights, random(device, torch.float32, 1, 8)),
+    )
+
+
 def qr(device):
     """The smallest matrices whose plan takes a kernel that no plan before took."""
     taken = set()
@@ -571,6 +582,7 @@ SECTIONS = {
         optimizers,
         state_updates,
         delta_walks,
+        linear_scans,
     )
     for dtype in DTYPES
 } | {

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from compared import HEADS, check
+from compared import HEADS, TERMS_OF_CHUNKS, check
 from references import DTYPES, assert_near, check_operator, tensor, wide
 
 import metalcore
@@ -80,10 +80,10 @@ def test_lengths(device, kind, chunked, length):
 
 
 @each_dtype
-@pytest.mark.parametrize("size", ["64", "129"])
+@pytest.mark.parametrize("size", ["64", "128", "129"])
 def test_sizes_of_chunks(device, dtype, size):
     tensors = inputs("simple", 66, **HEADS[size], dtype=dtype, device=device)
-    check(lambda *t: call("simple", *t), defined, tensors, 256)
+    check(lambda *t: call("simple", *t), defined, tensors, TERMS_OF_CHUNKS[dtype])
 
 
 @each_kind
@@ -124,6 +124,19 @@ def test_packed(device, kind):
         rows = [t[:, begin:end] for t in (q, k, v, g)]
         separate = call(kind, *rows, states[n : n + 1], *(t[:, begin:end] for t in beta))
         assert torch.equal(o[:, begin:end], separate[0]) and torch.equal(final[n], separate[1][0])
+
+
+@pytest.mark.parametrize("ends", [(0, 700), (0, 30, 700)])
+def test_segments(device, ends):
+    """Few walks along long sequences are divided into segments. Some have no positions."""
+    tensors = inputs("simple", ends[-1], keys=9, values=5, device=device, states=len(ends) - 1)
+
+    def reference(q, k, v, g, states):
+        given = torch.tensor(ends, dtype=torch.int32)
+        return rule(q, k, v, g, None, states, given, q.shape[3] ** -0.5, False)
+
+    given = torch.tensor(ends, device=device)
+    check(lambda *t: call("simple", *t, ends=given), reference, tensors, 512)
 
 
 @each_kind

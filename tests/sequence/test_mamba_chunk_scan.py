@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
-from compared import check
+from compared import TERMS_OF_CHUNKS, check
 from references import DTYPES, assert_near, tensor, wide
 
 import metalcore
@@ -75,7 +75,8 @@ def test_long(device):
 def test_chunks(device, dtype, length, gated):
     """From 64 positions and 32 states on it is linear attention by chunks."""
     tensors = inputs(length, 4, 9, 33, batch=2, groups=2, dtype=dtype, device=device)
-    check(ours, loop, tensors if gated else [None if name == "z" else t for name, t in zip(NAMES, tensors)], 256)
+    given = tensors if gated else [None if name == "z" else t for name, t in zip(NAMES, tensors)]
+    check(ours, loop, given, 256 if gated else TERMS_OF_CHUNKS[dtype])
 
 
 def test_growing_states(device):

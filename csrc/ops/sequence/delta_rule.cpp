@@ -1,9 +1,7 @@
 // gated_delta_rule: a matrix-valued state along time, which each position decays, corrects and reads. Without
 // corrections it is gated linear attention, in which beta weighs the positions.
-#include "../../../kernels/sequence/delta_rule.h"
-
-#include "../common/common.h"
 #include "../common/rows.h"
+#include "linear_scan.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -43,14 +41,6 @@ bool is_wide(const Tensor& x) {
   for (int64_t d = 0; d < 3; ++d) all = all && (x.size(d) == 1 || aligned16(x, x.stride(d), 0));
   return all;
 }
-
-struct Call {
-  Tensor q, k, v;
-  MaybeTensor g, beta, state, ends, skip;
-  DeltaRuleParams params;
-  int64_t chunks;  // places for kept states
-  bool empty;      // no position has anything to compute
-};
 
 Call call_of(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& g,
              const MaybeTensor& beta, const MaybeTensor& state, const MaybeTensor& ends, const MaybeTensor& skip,
@@ -120,6 +110,8 @@ Call call_of(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, 
       .has_skip = skip.has_value(),
       .has_state = state.has_value(),
       .row_blocks = 1,
+      .segments = 1,
+      .shares = 1,
       .scale = static_cast<float>(scale),
   };
   call.params.wide = is_wide(call.q) && is_wide(call.k);
@@ -232,7 +224,7 @@ std::tuple<Tensor, Tensor> gated_delta_rule(const Tensor& q, const Tensor& k, co
                                             const MaybeTensor& skip, double scale, bool normalized, bool chunked,
                                             bool corrects) {
   const char* op = "gated_delta_rule";
-  const Call call = call_of(op, q, k, v, g, beta, state, ends, skip, scale, normalized, corrects);
+  Call call = call_of(op, q, k, v, g, beta, state, ends, skip, scale, normalized, corrects);
   Tensor out = new_like(v);
   Tensor final_state = state_of(call);
   // Positions that belong to no sequence have no result, and states without elements or positions stay what they are.
@@ -240,6 +232,13 @@ std::tuple<Tensor, Tensor> gated_delta_rule(const Tensor& q, const Tensor& k, co
   if (call.empty) {
     if (state && final_state.numel()) torch::stable::copy_(final_state, *state);
     if (!state) torch::stable::zero_(final_state);
+    return {out, final_state};
+  }
+  if (chunked && scans(call)) {
+    call.params.wide = call.params.wide && is_wide(call.v);
+    const LinearScan scan(call, false);
+    note(op, call, true);
+    gpu::record(out, [&](gpu::Recording& recording) { scan.record(recording, out, final_state); });
     return {out, final_state};
   }
   const auto chunks = chunks_of(call, chunked, v);
@@ -252,8 +251,8 @@ std::tuple<Tensor, Tensor> gated_delta_rule(const Tensor& q, const Tensor& k, co
   return {out, final_state};
 }
 
-// The gradients of q, k, v, g, beta and initial_state. Those of what is not given are empty.
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_backward(
+// The gradients of q, k, v, g, beta, initial_state and skip. Those of what is not given are empty.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_backward(
     const Tensor& grad, const MaybeTensor& grad_state, const Tensor& q, const Tensor& k, const Tensor& v,
     const MaybeTensor& g, const MaybeTensor& beta, const MaybeTensor& state, const MaybeTensor& ends,
     const MaybeTensor& skip, double scale, bool normalized, bool chunked, bool corrects) {
@@ -271,17 +270,31 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_back
   const auto grad_of = [&](const MaybeTensor& x) {
     return new_tensor(x ? x->sizes() : Sizes(none, 1), ScalarType::Float, q);
   };
-  Tensor gg = grad_of(g), gbeta = grad_of(beta), gstate = grad_of(state);
+  Tensor gg = grad_of(g), gbeta = grad_of(beta), gstate = grad_of(state), gskip = grad_of(skip);
   if (call.empty) {
-    for (Tensor* each : {&gq, &gk, &gv, &gbeta, &gg}) torch::stable::zero_(*each);
+    for (Tensor* each : {&gq, &gk, &gv, &gbeta, &gg, &gskip}) torch::stable::zero_(*each);
     if (!grad_state) torch::stable::zero_(gstate);
     if (grad_state && state && gstate.numel()) torch::stable::copy_(gstate, *grad_state);
-    return {gq, gk, gv, gg, gbeta, gstate};
+    return {gq, gk, gv, gg, gbeta, gstate, gskip};
   }
   const Tensor given = with_rows(grad);
   const MaybeTensor given_state = as_contiguous(grad_state);
   params.wide = params.wide && is_wide(given);
   put_strides(params.grad, given);
+  const auto skips = skip ? std::optional<SkipGradient>(call) : std::nullopt;
+  if (chunked && scans(call)) {
+    params.wide = params.wide && is_wide(call.v);
+    if (ends) {  // what positions have that belong to no sequence
+      for (Tensor each : {gq, gk, gv, gg, gbeta}) torch::stable::zero_(each);
+    }
+    const LinearScan scan(call, true);
+    note(op, call, true);
+    gpu::record(gq, [&](gpu::Recording& recording) {
+      scan.record_backward(recording, given, given_state, {gq, gk, gv, gg, gbeta, gstate});
+      if (skips) skips->record(recording, given, gskip);
+    });
+    return {gq, gk, gv, gg, gbeta, gstate, gskip};
+  }
   const int64_t positions = int64_t{params.batch} * params.length * params.value_heads;
   const int64_t states = call.chunks * params.value_heads * params.keys * params.values;
   const auto scratch = [&](int64_t size) { return new_tensor({size}, ScalarType::Float, q); };
@@ -360,8 +373,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_back
     recording.buffer(0, call.q).buffer(1, call.k).buffer(2, parts_q).buffer(3, parts_k);
     recording.buffer(4, beta_parts).buffer(5, gq).buffer(6, gk).buffer(7, gbeta).bytes(8, params);
     recording.dispatch_threadgroups({grid_side(ceil_div<int64_t>(key_positions, DELTA_THREADS / 32))}, {DELTA_THREADS});
+    if (skips) skips->record(recording, given, gskip);
   });
-  return {gq, gk, gv, gg, gbeta, gstate};
+  return {gq, gk, gv, gg, gbeta, gstate, gskip};
 }
 
 }  // namespace
@@ -376,7 +390,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
       "gated_delta_rule_backward(Tensor grad, Tensor? grad_state, Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? "
       "beta, Tensor? initial_state, Tensor? cu_seqlens, Tensor? skip, float scale, bool normalized, bool chunked, bool "
       "corrects) -> "
-      "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+      "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 
 METALCORE_KERNELS(m) {

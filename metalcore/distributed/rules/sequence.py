@@ -66,7 +66,8 @@ def gated_delta_rule_backward(call):
         # What is not given has an empty gradient.
         given = ((call.g, dim), (call.beta, dim), (call.initial_state, of_state))
         rest = (Replicate() if x is None else Shard(of_x) for x, of_x in given)
-        yield (of_keys, of_keys, Shard(dim), *rest), inputs
+        of_skip = Replicate() if call.skip is None else Shard(0) if dim else Partial()
+        yield (of_keys, of_keys, Shard(dim), *rest, of_skip), inputs
 
 
 def _scan(call, grads):
