@@ -78,6 +78,51 @@ inline void store_rows(device T* to, long stride, threadgroup const T* tile, uin
   }
 }
 
+// What becomes of pairs of neighbouring elements of a state, in memory of a row for each value (Pairs…) or each key.
+struct PairsAdded {
+  device const float* from;
+  float factor;  // of what the state has
+
+  void operator()(thread float2& pair, uint row, uint key) const {
+    pair = pair * factor + *reinterpret_cast<device const float2*>(from + row * kScanKeys + key);
+  }
+};
+struct PairsKept {
+  device float* to;
+
+  void operator()(thread float2& pair, uint row, uint key) const {
+    *reinterpret_cast<device float2*>(to + row * kScanKeys + key) = pair;
+  }
+};
+struct PairsMultiplied {
+  device const float* by;
+  float sum;
+
+  void operator()(thread float2& pair, uint row, uint key) {
+    sum += dot(pair, *reinterpret_cast<device const float2*>(by + row * kScanKeys + key));
+  }
+};
+struct KeysLoaded {
+  device const float* from;
+  uint keys, values;
+
+  void operator()(thread float2& pair, uint row, uint key) const {
+    device const float* const own = from + ulong(key) * values + row;
+    if (row < values && key < keys) pair.x = own[0];
+    if (row < values && key + 1 < keys) pair.y = own[values];
+  }
+};
+struct KeysStored {
+  device float* to;
+  uint keys, values;
+
+  void operator()(thread float2& pair, uint row, uint key) const {
+    device float* const own = to + ulong(key) * values + row;
+    if (row < values && key < keys) own[0] = pair.x;
+    if (row < values && key + 1 < keys) own[values] = pair.y;
+  }
+};
+
 // 16 rows of a state for each simdgroup.
 template <typename T>
 struct ScanState {
@@ -103,7 +148,7 @@ struct ScanState {
   }
   // Calls f(elements, row, key) for all pairs of neighbouring elements of a row.
   template <typename F>
-  void for_pairs(uint first, uint lane, F f) {
+  void for_pairs(uint first, uint lane, thread F& f) {
     const Place place = place_of(lane);
 #pragma unroll
     for (uint slice = 0; slice < kScanKeys / 64; ++slice) {

@@ -115,23 +115,16 @@ template <bool BACK, uint FINDS, typename T>
 
   State matrix;
   matrix.reset();
+  const ulong own_state = (ulong(sequence) * params.value_heads + head) * params.keys * params.values;
   if (FINDS != kAdded) {
-    const ulong given = (ulong(sequence) * params.value_heads + head) * params.keys * params.values;
-    if (BACK ? params.has_state_grad : params.has_state)
-      matrix.for_pairs(first + own, lane, [&](thread float2& pair, uint row, uint key) {
-        device const float* const from = state + given + ulong(key) * params.values + row;
-        if (row < params.values && key < params.keys) pair.x = from[0];
-        if (row < params.values && key + 1 < params.keys) pair.y = from[params.values];
-      });
+    KeysLoaded load_keys = {state + own_state, params.keys, params.values};
+    if (BACK ? params.has_state_grad : params.has_state) matrix.for_pairs(first + own, lane, load_keys);
     // The segments that come before this one.
     const uint before = BACK ? params.segments - 1 - number : number;
     for (uint i = 0; i < before; ++i) {
       const ulong other = ulong(sequence) * params.segments + (BACK ? params.segments - 1 - i : i);
-      device const float* const terms = added + (other * heads + own_block) * kSize;
-      const float decay = decays[other * params.value_heads + head];
-      matrix.for_pairs(own, lane, [&](thread float2& pair, uint row, uint key) {
-        pair = pair * decay + *reinterpret_cast<device const float2*>(terms + row * kScanKeys + key);
-      });
+      PairsAdded add_pairs = {added + (other * heads + own_block) * kSize, decays[other * params.value_heads + head]};
+      matrix.for_pairs(own, lane, add_pairs);
     }
   }
   float total = 1.0f;  // the decay of all steps
@@ -146,16 +139,12 @@ template <bool BACK, uint FINDS, typename T>
     if (kDerives) {
       const ulong own_chunk = chunk * params.value_heads + head;
       const ulong step = own_chunk * (kChunk / kScanStep) + in_chunk / kScanStep;
-      const bool keeps = !BACK || n == 0 || in_chunk + kScanStep == kChunk;
-      device float* const to = kept + ((BACK ? own_chunk : step) * blocks + block) * kSize;
-      device const float* const from = states + (step * blocks + block) * kSize;
-      float overlap = 0.0f;
-      matrix.for_pairs(own, lane, [&](thread float2& pair, uint row, uint key) {
-        if (keeps) *reinterpret_cast<device float2*>(to + row * kScanKeys + key) = pair;
-        if (BACK) overlap += dot(pair, *reinterpret_cast<device const float2*>(from + row * kScanKeys + key));
-      });
+      PairsKept keep_pairs = {kept + ((BACK ? own_chunk : step) * blocks + block) * kSize};
+      if (!BACK || n == 0 || in_chunk + kScanStep == kChunk) matrix.for_pairs(own, lane, keep_pairs);
       if (BACK) {
-        overlap = simd_sum(overlap) * decay;
+        PairsMultiplied multiply_pairs = {states + (step * blocks + block) * kSize, 0.0f};
+        matrix.for_pairs(own, lane, multiply_pairs);
+        const float overlap = simd_sum(multiply_pairs.sum) * decay;
         if (lane == 0) overlaps[(step * blocks + block) * kSimdgroups + simdgroup] = overlap;
       }
     }
@@ -277,21 +266,14 @@ template <bool BACK, uint FINDS, typename T>
   }
   if (FINDS == kAdded) {
     const ulong other = ulong(sequence) * params.segments + number;
-    device float* const to = added + (other * heads + own_block) * kSize;
-    matrix.for_pairs(own, lane, [&](thread float2& pair, uint row, uint key) {
-      *reinterpret_cast<device float2*>(to + row * kScanKeys + key) = pair;
-    });
+    PairsKept keep_pairs = {added + (other * heads + own_block) * kSize};
+    matrix.for_pairs(own, lane, keep_pairs);
     if (thread_index == 0 && block == 0) decays[other * params.value_heads + head] = total;
     return;
   }
+  KeysStored store_keys = {final_state + own_state, params.keys, params.values};
   const bool wanted = BACK ? params.has_state : FINDS == kResults;
-  if (!wanted || number != last) return;
-  const ulong to = (ulong(sequence) * params.value_heads + head) * params.keys * params.values;
-  matrix.for_pairs(first + own, lane, [&](thread float2& pair, uint row, uint key) {
-    device float* const own_pair = final_state + to + ulong(key) * params.values + row;
-    if (row < params.values && key < params.keys) own_pair[0] = pair.x;
-    if (row < params.values && key + 1 < params.keys) own_pair[params.values] = pair.y;
-  });
+  if (wanted && number == last) matrix.for_pairs(first + own, lane, store_keys);
 }
 
 #define INSTANTIATE_SCAN(types, T)                                                           \

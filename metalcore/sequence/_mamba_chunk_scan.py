@@ -12,6 +12,7 @@ from .._core.registry import Op, Sample, register
 from .._core.routing import require_tensors
 from .._core.samples import integers
 from .._core.tensors import in_int32
+from ..activation import swiglu
 from ._delta_rule import linear_attention
 from ._scan_formulas import check, scan
 from ._selective_scan import in_float32, run
@@ -50,7 +51,7 @@ def mamba_chunk_scan_combined(
         B, C: (batch, length, groups, states) of x's dtype, where groups divides the heads.
         chunk_size: at least 1. Results do not depend on it: kernels choose the positions of a chunk.
         D: (heads,) or (heads, channels), or None for 0.
-        z: of x's shape and dtype, or None: a gate.
+        z: of x's shape and dtype, or None: a gate. By chunks, results are rounded to this dtype before it, too.
         dt_bias: (heads,), or None: it is added to dt.
         initial_states: (batch, heads, channels, states), or None for 0.
         seq_idx: (batch, length), integers, or None: neighbouring positions of one number are a sequence. The initial
@@ -112,13 +113,11 @@ def _scan(op, x, dt, A, B, C, D, z, dt_bias, states, numbers, softplus, low, hig
         step = in_float32(dt) if dt_bias is None else in_float32(dt) + in_float32(dt_bias)
         step = (F.softplus(step) if softplus else step).clamp(low, high)
         before = None if states is None else in_float32(states).mT
-        # With a gate, the results and their gradients stay in float32 until they have met it.
-        q, k, v = (C, B, x) if z is None else (in_float32(t) for t in (C, B, x))
-        found = linear_attention(q, k, v, step * in_float32(A), step, before, by_channel[5])
+        found = linear_attention(C, B, x, step * in_float32(A), step, before, by_channel[5])
     if found is None:
         return run(op, *by_channel, numbers, softplus, low, high)
     y, states = found
-    return y if z is None else (y * F.silu(in_float32(z))).to(x.dtype), states.mT
+    return y if z is None else swiglu(z, y), states.mT
 
 
 def _by_channel(op, x, dt, A, B, C, D, z, dt_bias, states):
