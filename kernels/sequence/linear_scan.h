@@ -130,19 +130,19 @@ struct ScanState {
   static constexpr constant uint kTerms = 4 / sizeof(T);  // fragments of a product's operands
   static constexpr constant uint kPitch = kScanKeys + 16 / sizeof(T);
 
-  Fragments<float, 2, 8> at[kScanKeys / 64];
+  Fragments<float, 2, 4> at[kScanKeys / 32];
 
   void reset() {
 #pragma unroll
-    for (uint slice = 0; slice < kScanKeys / 64; ++slice) clear(at[slice]);
+    for (uint slice = 0; slice < kScanKeys / 32; ++slice) clear(at[slice]);
   }
   void scale(float factor) {
 #pragma unroll
-    for (uint slice = 0; slice < kScanKeys / 64; ++slice) {
+    for (uint slice = 0; slice < kScanKeys / 32; ++slice) {
 #pragma unroll
       for (uint m = 0; m < 2; ++m) {
 #pragma unroll
-        for (uint n = 0; n < 8; ++n) elements(at[slice].at[m][n]) *= factor;
+        for (uint n = 0; n < 4; ++n) elements(at[slice].at[m][n]) *= factor;
       }
     }
   }
@@ -151,12 +151,12 @@ struct ScanState {
   void for_pairs(uint first, uint lane, thread F& f) {
     const Place place = place_of(lane);
 #pragma unroll
-    for (uint slice = 0; slice < kScanKeys / 64; ++slice) {
+    for (uint slice = 0; slice < kScanKeys / 32; ++slice) {
 #pragma unroll
       for (uint m = 0; m < 2; ++m) {
 #pragma unroll
-        for (uint n = 0; n < 8; ++n)
-          f(elements(at[slice].at[m][n]), first + m * 8 + place.row, slice * 64 + n * 8 + place.column);
+        for (uint n = 0; n < 4; ++n)
+          f(elements(at[slice].at[m][n]), first + m * 8 + place.row, slice * 32 + n * 8 + place.column);
       }
     }
   }
@@ -166,11 +166,11 @@ struct ScanState {
   void read(thread Fragments<float, 2, kScanStep / 8>& sums, threadgroup const T* tile) {
     clear(sums);
 #pragma unroll
-    for (uint slice = 0; slice < kScanKeys / 64; ++slice) {
+    for (uint slice = 0; slice < kScanKeys / 32; ++slice) {
 #pragma unroll
-      for (uint k = 0; k < 8; k += kTerms) {
+      for (uint k = 0; k < 4; k += kTerms) {
         RightFragments<T, kTerms, kScanStep / 8> terms;
-        load_transposed<kPitch>(terms, tile + slice * 64 + k * 8);
+        load_transposed<kPitch>(terms, tile + slice * 32 + k * 8);
         if constexpr (EXACT || sizeof(Rounded) == 4) {
           metalcore_multiply_mixed(sums.at, at[slice].at, k, terms.at, 0);
         } else {
@@ -201,9 +201,9 @@ struct ScanState {
         }
       }
 #pragma unroll
-      for (uint slice = 0; slice < kScanKeys / 64; ++slice) {
-        RightFragments<T, kTerms, 8> terms;
-        load<kPitch>(terms, tile + k * 8 * kPitch + slice * 64);
+      for (uint slice = 0; slice < kScanKeys / 32; ++slice) {
+        RightFragments<T, kTerms, 4> terms;
+        load<kPitch>(terms, tile + k * 8 * kPitch + slice * 32);
         metalcore_multiply_mixed(at[slice].at, rows.at, 0, terms.at, 0);
       }
     }
