@@ -10,6 +10,7 @@
 #include "sequence/linear_scan.h"
 
 constexpr constant uint kSincePitch = kScanStep + 8;
+static_assert(kScanStep == 32, "a simdgroup has the positions of a step");
 
 // The sums of the second terms (`pairs`, in rows of j) over a share of the heads, and the gradients of gates and
 // weights.
@@ -136,16 +137,24 @@ template <typename T>
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (thread_index >= kChunk) continue;
+    // A simdgroup has the positions of a step.
+    float begun = weights[thread_index] * carried[thread_index], ended = read[thread_index];
+#pragma unroll
+    for (ushort distance = 1; distance < kScanStep; distance *= 2) {
+      const float before = simd_shuffle_up(begun, distance), after = simd_shuffle_down(ended, distance);
+      if (lane >= distance) begun += before;
+      if (lane + distance < kScanStep) ended += after;
+    }
+    begun = simd_shuffle_up(begun, 1);
     if (thread_index >= count) continue;
     const ulong to = at + ulong(thread_index) * params.value_heads;
     if (params.weighted) gweights[to] = carried[thread_index] + written[thread_index];
     if (!params.has_gate) continue;
-    const uint number = thread_index / kScanStep, begin = number * kScanStep, end = min(begin + kScanStep, count);
-    const ulong first_overlap = (own_steps + number) * blocks * kSimdgroups;
-    float sum = across[2 * number][thread_index - begin] + across[2 * number + 1][thread_index - begin];
+    const ulong first_overlap = (own_steps + simdgroup) * blocks * kSimdgroups;
+    float sum = across[2 * simdgroup][lane] + across[2 * simdgroup + 1][lane];
     for (uint i = 0; i < blocks * kSimdgroups; ++i) sum += overlaps[first_overlap + i];
-    for (uint i = begin; i < end; ++i) sum += i < thread_index ? weights[i] * carried[i] : read[i];
-    gg[to] = sum;
+    gg[to] = sum + ended + (lane > 0 ? begun : 0.0f);
   }
   device float* const own_pairs = pairs + ulong(group) * kChunk * kChunk;
 #pragma unroll
@@ -281,29 +290,51 @@ template <typename T>
     device const T* grad [[buffer(0)]], device const T* v [[buffer(1)]], device float* parts [[buffer(2)]],
     constant DeltaRuleParams& params [[buffer(3)]], uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
-  constexpr uint kRows = DELTA_THREADS / kScanValues;
+  constexpr uint kVector = 16 / sizeof(T), kAcross = kScanValues / kVector, kRows = DELTA_THREADS / kAcross;
   threadgroup float sums[kRows][kScanValues];
   const uint blocks = (params.values + kScanValues - 1) / kScanValues;
-  const uint block = group % blocks, head = group / blocks % params.value_heads,
-             part = group / blocks / params.value_heads;
-  const uint column = thread_index % kScanValues, row = thread_index / kScanValues;
-  const uint value = block * kScanValues + column;
+  const uint block = group % blocks, head = group / blocks % params.value_heads;
+  const uint part = group / blocks / params.value_heads;
+  const uint column = thread_index % kAcross * kVector, row = thread_index / kAcross;
+  const uint first = block * kScanValues + column, rest = rest_of(first, params.values);
   const uint size = (params.length + params.shares - 1) / params.shares;
   const uint end = min((part + 1) * size, params.length);
-  grad += head * params.grad[2] + value;
-  v += head * params.v[2] + value;
-  float sum = 0.0f;
-  for (uint batch = 0; batch < (value < params.values ? params.batch : 0); ++batch) {
-#pragma unroll 8
-    for (uint i = part * size + row; i < end; i += kRows)
-      sum += static_cast<float>(grad[batch * params.grad[0] + i * params.grad[1]]) *
-             static_cast<float>(v[batch * params.v[0] + i * params.v[1]]);
-  }
-  sums[row][column] = sum;
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  if (row > 0 || value >= params.values) return;
+  grad += head * params.grad[2] + first;
+  v += head * params.v[2] + first;
+  float own[kVector];
 #pragma unroll
-  for (uint other = 1; other < kRows; ++other) sum += sums[other][column];
+  for (uint n = 0; n < kVector; ++n) own[n] = 0.0f;
+  for (uint batch = 0; batch < (rest > 0 ? params.batch : 0); ++batch) {
+    device const T* const of_grad = grad + batch * params.grad[0];
+    device const T* const of_v = v + batch * params.v[0];
+    if (params.wide) {
+#pragma unroll 4
+      for (uint i = part * size + row; i < end; i += kRows) {
+        const uint4 left = *reinterpret_cast<device const uint4*>(of_grad + i * params.grad[1]);
+        const uint4 right = *reinterpret_cast<device const uint4*>(of_v + i * params.v[1]);
+        thread const T* const lefts = reinterpret_cast<thread const T*>(&left);
+        thread const T* const rights = reinterpret_cast<thread const T*>(&right);
+#pragma unroll
+        for (uint n = 0; n < kVector; ++n) own[n] += static_cast<float>(lefts[n]) * static_cast<float>(rights[n]);
+      }
+    } else {
+      for (uint i = part * size + row; i < end; i += kRows) {
+#pragma unroll
+        for (uint n = 0; n < kVector; ++n)
+          if (n < rest)
+            own[n] +=
+                static_cast<float>(of_grad[i * params.grad[1] + n]) * static_cast<float>(of_v[i * params.v[1] + n]);
+      }
+    }
+  }
+#pragma unroll
+  for (uint n = 0; n < kVector; ++n) sums[row][column + n] = own[n];
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  const uint value = block * kScanValues + thread_index;
+  if (thread_index >= kScanValues || value >= params.values) return;
+  float sum = 0.0f;
+#pragma unroll
+  for (uint i = 0; i < kRows; ++i) sum += sums[i][thread_index];
   parts[(ulong(part) * params.value_heads + head) * params.values + value] = sum;
 }
 INSTANTIATE("linear_scan_skip", "_float", linear_scan_skip<float>)

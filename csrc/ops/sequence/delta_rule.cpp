@@ -281,7 +281,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_r
   const MaybeTensor given_state = as_contiguous(grad_state);
   params.wide = params.wide && is_wide(given);
   put_strides(params.grad, given);
-  const auto skips = skip ? std::optional<SkipGradient>(call) : std::nullopt;
+  const auto skips = skip ? std::make_optional<SkipGradient>(call, is_wide(call.v) && is_wide(given)) : std::nullopt;
   if (chunked && scans(call)) {
     params.wide = params.wide && is_wide(call.v);
     if (ends) {  // what positions have that belong to no sequence

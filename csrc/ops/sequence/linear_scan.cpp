@@ -117,7 +117,8 @@ void LinearScan::record_backward(gpu::Recording& recording, const Tensor& grad, 
   }
 }
 
-SkipGradient::SkipGradient(const Call& call) : call_(call), params_(call.params) {
+SkipGradient::SkipGradient(const Call& call, bool wide) : call_(call), params_(call.params) {
+  params_.wide = wide;
   const int64_t groups = ceil_div<int64_t>(params_.values, DELTA_SCAN_VALUES) * params_.value_heads;
   const int64_t wanted = 4 * int64_t{gpu::parallelism(call.q).fill_threadgroups};
   params_.shares = grid_side(std::clamp<int64_t>(wanted / groups, 1, ceil_div<int64_t>(params_.length, DELTA_CHUNK)));

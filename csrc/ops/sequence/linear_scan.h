@@ -51,7 +51,7 @@ class LinearScan {
 // The gradient of skip, the sums over positions of v times the gradients of results.
 class SkipGradient {
  public:
-  explicit SkipGradient(const Call& call);
+  SkipGradient(const Call& call, bool wide);  // wide: rows of v and of the gradients are whole vectors of 16 bytes
 
   void record(gpu::Recording& recording, const Tensor& grad, const Tensor& found) const;
 
