@@ -60,6 +60,36 @@ inline float2 sum_of_rows(float2 pair) {
   return pair + float2(simd_shuffle_xor(pair.x, 16), simd_shuffle_xor(pair.y, 16));
 }
 
+// A thread's vectors of a step's rows on their way from device memory to a tile. Rows that are not `wide` come at once.
+template <uint WIDTH, uint kPitch, typename T>
+struct StepRows {
+  static constexpr constant uint kVector = 16 / sizeof(T), kAcross = WIDTH / kVector;
+  static constexpr constant uint kApart = DELTA_THREADS / kAcross, kCount = kScanStep / kApart;
+
+  uint4 words[kCount];
+
+  void load(device const T* x, long stride, uint count, uint first, uint size, bool wide, uint thread_index) {
+    const uint column = first + thread_index % kAcross * kVector, begin = thread_index / kAcross;
+    x += begin * stride + column;
+#pragma unroll
+    for (uint i = 0; i < kCount; ++i) {
+      words[i] = uint4(0);
+      if (wide && column < size && begin + i * kApart < count) words[i] = *reinterpret_cast<device const uint4*>(x);
+      x += kApart * stride;
+    }
+  }
+  void store(threadgroup T* tile, device const T* x, long stride, uint count, uint first, uint size, bool wide,
+             uint thread_index) const {
+    if (!wide) {
+      fetch_rows<WIDTH, kPitch, WIDTH, kScanStep>(tile, x, stride, count, first, size, false, thread_index);
+      return;
+    }
+    tile += thread_index / kAcross * kPitch + thread_index % kAcross * kVector;
+#pragma unroll
+    for (uint i = 0; i < kCount; ++i) *reinterpret_cast<threadgroup uint4*>(tile + i * kApart * kPitch) = words[i];
+  }
+};
+
 // Writes the columns of a tile that lie before `size`, for the positions of a step.
 template <uint WIDTH, uint kPitch, typename T>
 inline void store_rows(device T* to, long stride, threadgroup const T* tile, uint count, uint first, uint size,

@@ -148,17 +148,36 @@ template <bool BACK, uint FINDS, typename T>
         if (lane == 0) overlaps[(step * blocks + block) * kSimdgroups + simdgroup] = overlap;
       }
     }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
+    // Loads of a step do not wait for each other.
+    device const T* const own_values = values + begin * value_strides[1];
+    device const T* const own_reading = reading + begin * reading_strides[1];
+    device const T* const own_learned = learned + begin * learned_strides[1];
+    StepRows<kScanValues, kNarrow, T> value_rows;
+    StepRows<kScanKeys, kPitch, T> key_rows, next_rows;
+    value_rows.load(own_values, value_strides[1], count, first, params.values, params.wide, thread_index);
     if (FINDS != kAdded)
-      fetch_rows<kScanKeys, kPitch, kScanKeys, kScanStep>(rows, reading + begin * reading_strides[1],
-                                                          reading_strides[1], count, 0, params.keys, params.wide,
-                                                          thread_index);
-    if (FINDS == kAdded || kBoth)
-      fetch_rows<kScanKeys, kPitch, kScanKeys, kScanStep>(learned_rows, learned + begin * learned_strides[1],
-                                                          learned_strides[1], count, 0, params.keys, params.wide,
-                                                          thread_index);
-    fetch_rows<kScanValues, kNarrow, kScanValues, kScanStep>(tile, values + begin * value_strides[1], value_strides[1],
-                                                             count, first, params.values, params.wide, thread_index);
+      key_rows.load(own_reading, reading_strides[1], count, 0, params.keys, params.wide, thread_index);
+    else
+      key_rows.load(own_learned, learned_strides[1], count, 0, params.keys, params.wide, thread_index);
+    const uint earlier = thread_index / 4, begin_later = thread_index % 4 * 8;
+    float4 own_scores[2], highs[2], lows[2];
+    if (kWrites) {
+      device const float* const from =
+          scores + ((chunk * params.heads + key_head) * kChunk + in_chunk + earlier) * kChunk + in_chunk + begin_later;
+      device const float* const gates = own_factors.at + in_chunk + begin_later;
+#pragma unroll
+      for (uint i = 0; i < 2; ++i) {
+        own_scores[i] = *reinterpret_cast<device const float4*>(from + 4 * i);
+        highs[i] = *reinterpret_cast<device const float4*>(gates + 4 * i);
+        lows[i] = *reinterpret_cast<device const float4*>(gates + kChunk + 4 * i);
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    value_rows.store(tile, own_values, value_strides[1], count, first, params.values, params.wide, thread_index);
+    if (FINDS != kAdded)
+      key_rows.store(rows, own_reading, reading_strides[1], count, 0, params.keys, params.wide, thread_index);
+    else
+      key_rows.store(rows, own_learned, learned_strides[1], count, 0, params.keys, params.wide, thread_index);
     if (thread_index < kScanStep) {
       const uint i = in_chunk + thread_index;
       const float since = own_factors.since(i, in_chunk) * params.scale;
@@ -168,16 +187,28 @@ template <bool BACK, uint FINDS, typename T>
     }
     if (kWrites) {
       // Rows of earlier positions.
-      const uint earlier = thread_index / 4, begin_later = thread_index % 4 * 8;
-      device const float* const from =
-          scores + ((chunk * params.heads + key_head) * kChunk + in_chunk + earlier) * kChunk + in_chunk + begin_later;
-      const float weight = own_factors.weight(in_chunk + earlier);
-#pragma unroll 2
-      for (uint i = 0; i < 8; ++i) {
-        const uint later = begin_later + i;
-        const float decay = own_factors.between(in_chunk + later, in_chunk + earlier);
-        weighted[earlier * kScorePitch + later] =
-            static_cast<Rounded>(earlier <= later ? from[i] * decay * weight : 0.0f);
+      const uint i = in_chunk + earlier;
+      const float weight = own_factors.weight(i), high = own_factors.at[i], low = own_factors.at[kChunk + i];
+#pragma unroll
+      for (uint n = 0; n < 8; ++n) {
+        const float decay = exp((highs[n / 4][n % 4] - high) + (lows[n / 4][n % 4] - low));
+        weighted[earlier * kScorePitch + begin_later + n] =
+            static_cast<Rounded>(earlier <= begin_later + n ? own_scores[n / 4][n % 4] * decay * weight : 0.0f);
+      }
+    }
+    if (kBoth) next_rows.load(own_learned, learned_strides[1], count, 0, params.keys, params.wide, thread_index);
+    Fragments<T, 2, kAcross> of_others;
+    if (kDerives) {
+#pragma unroll
+      for (uint m = 0; m < 2; ++m) {
+        const uint row = first + own + m * 8 + place.row;
+#pragma unroll
+        for (uint k = 0; k < kAcross; ++k) {
+          const uint position = k * 8 + place.column, rest = row < params.values ? rest_of(position, count) : 0;
+          device const T* const other = others + (begin + position) * other_strides[1] + row;
+          elements(of_others.at[m][k]) =
+              vec<T, 2>(rest > 0 ? other[0] : T(0.0f), rest > 1 ? other[other_strides[1]] : T(0.0f));
+        }
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -197,14 +228,7 @@ template <bool BACK, uint FINDS, typename T>
         float2 product = float2(0.0f);
 #pragma unroll
         for (uint m = 0; m < 2; ++m) {
-          if (kDerives) {
-            const uint row = first + own + m * 8 + place.row, position = k * 8 + place.column;
-            device const T* const other = others + (begin + position) * other_strides[1] + row;
-            const uint rest = row < params.values ? rest_of(position, count) : 0;
-            product +=
-                elements(results.at[m][k]) * float2(rest > 0 ? static_cast<float>(other[0]) : 0.0f,
-                                                    rest > 1 ? static_cast<float>(other[other_strides[1]]) : 0.0f);
-          }
+          if (kDerives) product += elements(results.at[m][k]) * static_cast<float2>(elements(of_others.at[m][k]));
           elements(results.at[m][k]) *= factor;
         }
         if (kDerives) {
@@ -241,6 +265,8 @@ template <bool BACK, uint FINDS, typename T>
         }
       }
     }
+    if (kBoth)
+      next_rows.store(learned_rows, own_learned, learned_strides[1], count, 0, params.keys, params.wide, thread_index);
     if (FINDS != kAdded) threadgroup_barrier(mem_flags::mem_threadgroup);
     if (kWrites)
       store_rows<kScanValues, kNarrow>(out + at * params.values, long(params.value_heads) * params.values, tile, count,
@@ -255,9 +281,8 @@ template <bool BACK, uint FINDS, typename T>
           sum * (BACK ? own_factors.between(in_chunk + kScanStep - 1, i) : of_reads[thread_index]);
     }
     if (FINDS != kAdded && !kBoth) {
-      fetch_rows<kScanKeys, kPitch, kScanKeys, kScanStep>(learned_rows, learned + begin * learned_strides[1],
-                                                          learned_strides[1], count, 0, params.keys, params.wide,
-                                                          thread_index);
+      fetch_rows<kScanKeys, kPitch, kScanKeys, kScanStep>(learned_rows, own_learned, learned_strides[1], count, 0,
+                                                          params.keys, params.wide, thread_index);
       threadgroup_barrier(mem_flags::mem_threadgroup);
     }
     matrix.scale(decay);
