@@ -22,7 +22,7 @@ template <typename T>
     device const float* overlaps [[buffer(7)]], device float* pairs [[buffer(8)]], device float* gg [[buffer(9)]],
     device float* gweights [[buffer(10)]], constant DeltaRuleParams& params [[buffer(11)]],
     uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
-  constexpr uint kWidth = 64 / sizeof(T), kPitch = kWidth + 16 / sizeof(T), kTerms = 4 / sizeof(T);
+  constexpr uint kWidth = 128 / sizeof(T), kPitch = kWidth + 16 / sizeof(T), kTerms = 4 / sizeof(T);
   alignas(16) threadgroup T earlier_rows[kChunk * kPitch];
   alignas(16) threadgroup T later_rows[kChunk * kPitch];
   alignas(16) threadgroup bfloat since[kScanStep * kSincePitch];  // 1 where a row lies at or behind the column
@@ -175,7 +175,8 @@ template <bool OF_KEYS, typename T>
     constant DeltaRuleParams& params [[buffer(7)]], uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   using Rounded = typename Multiplied<T>::type;
-  constexpr uint kWidth = 64, kPart = 32, kPitch = kPart + 16 / sizeof(T), kRight = kWidth + 16 / sizeof(Rounded);
+  constexpr uint kWidth = 64, kPart = 128 / sizeof(Rounded), kPitch = kPart + 16 / sizeof(T),
+                 kRight = kWidth + 16 / sizeof(Rounded);
   constexpr uint kTile = kWidth + 16 / sizeof(T), kTerms = 4 / sizeof(Rounded), kLeft = 4 / sizeof(T);
   alignas(16) threadgroup T rows[kChunk * kPitch];
   alignas(16) threadgroup Rounded matrix[kPart * kRight];
