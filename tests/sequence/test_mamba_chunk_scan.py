@@ -81,6 +81,12 @@ def test_chunks(device, dtype, length, gated):
     check(ours, loop, given, max(TERMS_OF_CHUNKS[dtype], roundings))
 
 
+@pytest.mark.parametrize("states", [128, 129])
+def test_states_of_chunks(device, states):
+    """Walks along segments have up to 128 states."""
+    check(ours, loop, inputs(66, 2, 70, states, device=device), 256)
+
+
 def test_growing_states(device):
     """Rates above 0 are not clamped: decays are above 1, also by chunks."""
     tensors = inputs(130, 2, 5, 33, device=device)
