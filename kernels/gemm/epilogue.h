@@ -7,8 +7,7 @@
 // The first element of an operand for a member of the batch.
 inline int64_t batch_offset(constant GemmParams& p, constant GemmOperand& operand, uint index) {
   int64_t offset = 0;
-#pragma unroll
-  for (uint d = 0; d < GEMM_BATCH_DIMS; ++d) {
+  for (uint d = 0; d < GEMM_BATCH_DIMS && index != 0; ++d) {
     offset += int64_t(index % p.batch[d]) * operand.batch[d];
     index /= p.batch[d];
   }

@@ -27,6 +27,9 @@
 #define GEMM_UNIT_FEW 16
 #define GEMM_UNIT_THREADS 128
 #define GEMM_UNIT_BAND 8  // tiles below each other that are made at about the same time
+// Where threadgroups share a tile, a thread adds so many neighbouring elements of what they left.
+#define GEMM_UNIT_SUMS 4
+#define GEMM_UNIT_SUMS_THREADS 128
 
 // Products with few rows: so many of them, or one, share what is read of b. A threadgroup has so many columns.
 #define GEMV_ROWS 4

@@ -1,10 +1,11 @@
-// Activations of the sums that units made.
+// Activations of the sums that units made, and sums of what threadgroups left that share the terms of a tile.
 #pragma once
 
 #include "gemm/epilogue.h"
 
 // In unrolled loops the sums stay in registers. Long activations take a copy of some sums at a time, which may be in
-// memory and then stays in caches, so that the compiler has few of them and not as many as there are sums.
+// memory and then stays in caches, so that the compiler has few of them and not as many as there are sums. NVIDIA's
+// compiler makes one array of both where they are as many: products of all terms would wait for each other then.
 template <typename T, typename Sums>
 inline void activate(thread Sums& sums, uint activation) {
   if (activation == 0) return;
@@ -15,7 +16,7 @@ inline void activate(thread Sums& sums, uint activation) {
 #pragma unroll
     for (ushort i = 0; i < sums.get_capacity(); ++i) sums[i] = activated<T>(sums[i], GEMM_SILU);
   } else {
-    constexpr ushort kHeld = 32;
+    constexpr ushort kHeld = 12;  // no tile has as many sums
     float held[kHeld];
 #pragma unroll
     for (ushort first = 0; first < sums.get_capacity(); first += kHeld) {
@@ -28,4 +29,28 @@ inline void activate(thread Sums& sums, uint activation) {
         if (first + i < sums.get_capacity()) sums[first + i] = held[i];
     }
   }
+}
+
+// Adds GEMM_UNIT_SUMS elements from `index` on of `number` parts, which have `count` elements each.
+inline metal::float4 sum_parts(device const float* parts, uint index, uint count, uint number) {
+  metal::float4 sum = 0.0f;
+  if (count % GEMM_UNIT_SUMS != 0) {
+    for (uint i = 0; i < number; ++i, parts += count) {
+#pragma unroll
+      for (uint j = 0; j < GEMM_UNIT_SUMS; ++j)
+        if (index + j < count) sum[j] += parts[index + j];
+    }
+    return sum;
+  }
+  constexpr uint kAtOnce = 4;
+  for (uint first = 0; first < number; first += kAtOnce) {
+    metal::float4 held[kAtOnce];
+#pragma unroll
+    for (uint i = 0; i < kAtOnce; ++i, parts += count)
+      held[i] =
+          first + i < number ? *reinterpret_cast<device const metal::float4*>(parts + index) : metal::float4(0.0f);
+#pragma unroll
+    for (uint i = 0; i < kAtOnce; ++i) sum += held[i];
+  }
+  return sum;
 }

@@ -101,14 +101,18 @@ template <typename T, uint kRows, uint kColumns, uint kThreads, bool kAcrossA, b
 template <typename T>
 [[kernel]] void gemm_unit_sum(device const float* parts [[buffer(0)]], device const T* bias [[buffer(2)]],
                               device const T* residual [[buffer(3)]], device T* result [[buffer(5)]],
-                              constant GemmParams& p [[buffer(6)]], uint index [[thread_position_in_grid]]) {
-  if (index >= p.rows * p.columns) return;
+                              constant GemmParams& p [[buffer(6)]], uint thread_index [[thread_position_in_grid]]) {
+  const uint index = thread_index * GEMM_UNIT_SUMS, count = p.rows * p.columns;
+  if (index >= count) return;
+  const float4 sum = sum_parts(parts, index, count, (p.terms + p.split_terms - 1) / p.split_terms);
   const bool in_rows = p.result.column == 1;
-  const uint outer = index / (in_rows ? p.columns : p.rows), inner = index - outer * (in_rows ? p.columns : p.rows);
-  float sum = 0.0f;
-  for (uint first = 0; first < p.terms; first += p.split_terms, parts += p.rows * p.columns) sum += parts[index];
+  const uint length = in_rows ? p.columns : p.rows;
   const Epilogue<T> epilogue = {bias, residual, result};
-  epilogue.store(p, in_rows ? outer : inner, in_rows ? inner : outer, sum);
+#pragma unroll
+  for (uint j = 0; j < GEMM_UNIT_SUMS; ++j) {
+    const uint outer = (index + j) / length, inner = index + j - outer * length;
+    if (index + j < count) epilogue.store(p, in_rows ? outer : inner, in_rows ? inner : outer, sum[j]);
+  }
 }
 
 #define UNIT(name, type, T, rows, columns, threads, across_a, across_b)                                          \

@@ -61,7 +61,7 @@ void record_gemm(const char* op, GemmPlan plan, const GemmOperands& operands, co
     if (!parts) return;
     recording.kernel("gemm_unit_sum_", suffix(result.scalar_type())).buffer(0, *parts).buffer(2, operands.bias);
     recording.buffer(3, operands.residual).buffer(5, result).bytes(6, p);
-    recording.dispatch_threads({p.rows * p.columns}, {256});
+    recording.dispatch_threads({ceil_div<uint32_t>(p.rows * p.columns, GEMM_UNIT_SUMS)}, {GEMM_UNIT_SUMS_THREADS});
   });
 }
 

@@ -190,16 +190,17 @@ bool takes_units(const GemmProblem& p, int64_t element_size, const GemmTuning& t
          is_unit_operand(p.b) && near;
 }
 
-// The narrow side of a product is that of its columns.
+// The narrow side of a product is that of its columns. Batches have small tiles for some rows, since a transposed
+// result is stored by elements.
 bool is_transposed_on_units(const GemmProblem& p) {
-  return p.grouped == 0 && p.rows <= GEMM_UNIT_SOME && p.rows < p.columns;
+  return p.grouped == 0 && p.rows <= (p.batch.empty() ? GEMM_UNIT_SOME : GEMM_UNIT_FEW) && p.rows < p.columns;
 }
 
 GemmPlan unit_plan(const GemmProblem& p, GemmParams params, const GemmTuning& tuning) {
   const int64_t wide = members(p) * up(p.rows, GEMM_UNIT_ROWS) * up(p.columns, GEMM_UNIT_WIDE);
   const uint32_t widest = wide >= tuning.wide_tiles ? GEMM_UNIT_WIDE : GEMM_UNIT_COLUMNS;
   const UnitTile* tile = kUnitTiles;
-  while (p.columns > tile->columns && tile->columns < widest) ++tile;
+  while (std::min(p.rows, p.columns) > tile->columns && tile->columns < widest) ++tile;
   // Where small tiles are few, too, more of them share the GPU's cores.
   const bool can_share = p.grouped == 0 && p.batch.empty();
   const int64_t cores = tuning.unit_threadgroups;

@@ -67,6 +67,11 @@ struct TileLayout {
 #pragma unroll
             for (int block = 0; block < own_blocks; ++block, at += 8 * ptrdiff_t(to.get_stride(0))) {
               const T* const from = elements + i + half + 4 * block;
+              if constexpr (sizeof(T) == 4)
+                if (to.get_stride(0) == 1 && first.column + 8 * block + 1 < end && uintptr_t(at) % 8 == 0) {
+                  *reinterpret_cast<uint2*>(at) = {bit_cast<uint32_t>(from[0]), bit_cast<uint32_t>(from[1])};
+                  continue;
+                }
               if (first.column + 8 * block < end) at[0] = from[0];
               if (first.column + 8 * block + 1 < end) at[to.get_stride(0)] = from[1];
             }
