@@ -51,3 +51,12 @@ struct ConvOrderParams {
   uint32_t rows, columns;
   uint32_t first;  // the dispatch's first image
 };
+
+// Images with a pixel's channels as neighbours, in packs of 8 with zeros behind the last channel.
+struct ConvOrderPacksParams {
+  ConvImages from;
+  ConvPair size;
+  uint32_t channels;
+  uint32_t packs;  // of a pixel
+  uint32_t first;  // the dispatch's first pack
+};

@@ -74,14 +74,16 @@ template <typename T>
 [[kernel]] void conv2d_unit_sum(device const float* parts [[buffer(0)]], device const T* scale [[buffer(2)]],
                                 device const T* bias [[buffer(3)]], device const T* residual [[buffer(4)]],
                                 device T* result [[buffer(5)]], constant ConvParams& p [[buffer(6)]],
-                                uint index [[thread_position_in_grid]]) {
-  const uint all = p.groups * p.outputs, count = p.pixels * all;
+                                uint thread_index [[thread_position_in_grid]]) {
+  const uint all = p.groups * p.outputs, index = thread_index * GEMM_UNIT_SUMS, count = p.pixels * all;
   if (index >= count) return;
-  const uint pixel = index / all, channel = index % all;
-  float sum = 0.0f;
-  for (uint first = 0; first < p.terms; first += p.split_terms, parts += count) sum += parts[index];
+  const float4 sum = sum_parts(parts, index, count, (p.terms + p.split_terms - 1) / p.split_terms);
   const ConvEpilogue<T> epilogue = {scale, bias, residual, result};
-  epilogue.store(p, pixel_at(p, pixel), channel, sum);
+#pragma unroll
+  for (uint j = 0; j < GEMM_UNIT_SUMS; ++j) {
+    const uint pixel = (index + j) / all, channel = (index + j) % all;
+    if (index + j < count) epilogue.store(p, pixel_at(p, pixel), channel, sum[j]);
+  }
 }
 
 #define INSTANTIATE(T)                                                                                        \

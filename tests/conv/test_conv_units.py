@@ -85,6 +85,16 @@ def test_threadgroups_share_terms(device, shape, channels, kernels):
         check(x, weight, kernels[-1], residual, padding=1)
 
 
+@pytest.mark.parametrize("channels", [1, 3, 12])
+@pytest.mark.parametrize("last", [True, False], ids=["channels last", "contiguous"])
+def test_channels_are_filled_up_to_packs(device, channels, last):
+    """Also those of images that lie apart, within others."""
+    x, weight = operands(device, torch.bfloat16, (2, channels + 2, 11, 9), (24, channels, 3, 2), last, last)
+    result = check(x[:, 1:-1], weight, "conv2d_order_packs", padding=1)
+    residual = torch.empty_like(result).copy_(tensor(*result.shape, dtype=torch.bfloat16, device=device))
+    check(x[:, 1:-1], weight, "conv2d_unit_64_bfloat", residual, padding=1)
+
+
 def test_contiguous_images_are_copied_in_another_order(device):
     """Images of 63 to 66 channels and pixels lie at and beside the tiles of the copy."""
     for shape, channels in (((2, 64, 8, 8), 65), ((3, 72, 7, 9), 63), ((1, 8, 5, 13), 66)):
@@ -114,7 +124,7 @@ def test_windows_of_one_pixel_are_products(device, last_x, size, kernel, images)
 
 def test_what_other_kernels_take(device):
     for shape, weight_shape, last in (
-        ((1, 12, 6, 6), (16, 12, 3, 3), True),  # no packs of channels
+        ((1, 24, 6, 6), (16, 12, 3, 3), True),  # no packs of a group's channels
         ((1, 16, 6, 6), (16, 1, 3, 3), True),  # a channel for each group
     ):
         x, weight = operands(device, torch.bfloat16, shape, weight_shape, last, last)

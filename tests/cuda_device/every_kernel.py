@@ -226,6 +226,7 @@ def conv2d(device, dtype):
             weight = random(device, dtype, channels, 16, 3, 3)
             yield f"conv2d, units, {channels} channels", metalcore.conv2d(x, weight)
         yield "conv2d, units, contiguous", metalcore.conv2d(x.contiguous(), weight)
+        yield "conv2d, units, few channels", metalcore.conv2d(x[:, :3], weight[:, :3])
         x = random(device, dtype, 1, 96, 5, 5).contiguous(memory_format=torch.channels_last)
         yield "conv2d, units, shared terms", metalcore.conv2d(x, random(device, dtype, 24, 96, 3, 3))
 

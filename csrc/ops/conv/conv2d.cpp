@@ -142,11 +142,11 @@ ConvPlan unit_plan(const ConvProblem& problem, int64_t cores) {
   const int64_t tiles = up(p.pixels, CONV_UNIT_PIXELS), steps = up(p.terms, CONV_UNIT_STEP);
   const auto threadgroups = [&](int64_t columns) { return tiles * p.groups * up(p.outputs, columns); };
   // Threadgroups share the terms where there are few of them. Where that is nearly as many as the GPU has cores, wide
-  // tiles do so, which read less.
+  // tiles do so, which read less, and two of them are on a core.
   const bool shares_wide = steps >= kManySteps && threadgroups(64) <= cores && 2 * threadgroups(64) > cores;
   const bool wide = p.outputs > 64 && threadgroups(128) >= (shares_wide ? 1 : cores);
-  const int64_t splits =
-      std::clamp<int64_t>(cores / threadgroups(wide ? 128 : 64), 1, std::max<int64_t>(steps / kLeastSteps, 1));
+  const int64_t splits = std::clamp<int64_t>((shares_wide ? 2 : 1) * cores / threadgroups(wide ? 128 : 64), 1,
+                                             std::max<int64_t>(steps / kLeastSteps, 1));
   p.split_terms = static_cast<uint32_t>(up(steps, splits) * CONV_UNIT_STEP);
   return {.variant = wide ? "unit_128" : "unit_64",
           .params = p,
@@ -289,6 +289,37 @@ Tensor in_channels_last(const Tensor& tensor) {
   return copy;
 }
 
+// Whether units take a convolution whose x and weight have zeros behind their channels, so that these fill packs.
+bool units_take_packed(const ConvParams& p) {
+  const bool fits = int64_t{p.size.y} * p.size.x * up(p.channels, 8) * 8 <= INT32_MAX;
+  return p.groups == 1 && !is_direct(p) && p.channels % 8 != 0 && p.terms != p.channels && fits;
+}
+
+// Writes images of 16-bit elements to channels_last ones whose channels fill packs.
+Tensor packed_channels(const char* name, const Tensor& tensor) {
+  const int64_t channels = up(tensor.size(1), 8) * 8, height = tensor.size(2), width = tensor.size(3);
+  const std::array<int64_t, 4> sizes = {tensor.size(0), channels, height, width};
+  const std::array<int64_t, 4> strides = {channels * height * width, 1, channels * width, channels};
+  const Tensor packed = new_strided(Sizes(sizes.data(), 4), Sizes(strides.data(), 4), tensor.scalar_type(), tensor);
+  ConvOrderPacksParams params{.from = images_of(name, tensor),
+                              .size = pair_of(height, width),
+                              .channels = static_cast<uint32_t>(tensor.size(1)),
+                              .packs = static_cast<uint32_t>(channels / 8),
+                              .first = 0};
+  gpu::record(packed, [&](gpu::Recording& recording) {
+    gpu::in_pieces(recording, packed.numel() / 8, {0, 32.0}, [&](const gpu::Piece& piece) {
+      params.first = static_cast<uint32_t>(piece.first);
+      recording.kernel("conv2d_order_packs")
+          .buffer(0, tensor)
+          .buffer(1, packed)
+          .bytes(2, params)
+          .work(0, piece.work.bytes);
+      recording.dispatch_threads({grid_side(piece.count)}, {CONV_ORDER_THREADS});
+    });
+  });
+  return packed;
+}
+
 // padding has the numbers of zeros above, left of, below and right of an image.
 Tensor conv2d(const Tensor& x, const Tensor& weight_, const MaybeTensor& scale, const MaybeTensor& bias,
               const MaybeTensor& residual, const Numbers& stride, const Numbers& padding, const Numbers& dilation,
@@ -345,6 +376,10 @@ Tensor conv2d(const Tensor& x, const Tensor& weight_, const MaybeTensor& scale, 
   }
   problem.weight_aligned = begins_aligned(weight);
 
+  const int64_t unit_cores = unit_threadgroups(x);
+  if (unit_cores != 0 && units_take_packed(p))
+    return conv2d(packed_channels("x", x), packed_channels("weight", weight), scale, bias, residual, stride, padding,
+                  dilation, groups, activation, channels_last);
   // A contiguous image's channels are rows of a matrix. Where these do not begin at multiples of 16 bytes, units take
   // copies in the other order sooner.
   const bool has_packs = p.result.channel == 1 || p.size.y * p.size.x % 8 == 0 || !units_take_channels(p);
@@ -358,16 +393,15 @@ Tensor conv2d(const Tensor& x, const Tensor& weight_, const MaybeTensor& scale, 
   // Units take a weight in channels_last order, which conv2d_order makes of a contiguous one. PyTorch would have to
   // copy a weight in a third order, such as that of programs for GPUs without units: a recording could not have that.
   const bool orders = term_distance(p, true) == 1 || weight.is_contiguous();
-  const int64_t unit_cores = orders ? unit_threadgroups(x) : 0;
   const bool has_order = x.is_contiguous() || (is_channels_last(x) && problem.x_aligned);
-  if (unit_cores != 0 && p.result.channel != 1 && units_take_channels(p) && has_order) {
+  if (orders && unit_cores != 0 && p.result.channel != 1 && units_take_channels(p) && has_order) {
     const MaybeTensor added = residual ? MaybeTensor(in_channels_last(*residual)) : residual;
     exchange_order(
         conv2d(in_channels_last(x), weight, scale, bias, added, stride, padding, dilation, groups, activation, true),
         result, false);
     return result;
   }
-  const bool by_units = unit_cores != 0 && units_take_images(problem);
+  const bool by_units = orders && unit_cores != 0 && units_take_images(problem);
   if (by_units && term_distance(p, true) != 1) {
     weight = in_channels_last(weight);
     p.weight = images_of("weight", weight);
@@ -394,7 +428,8 @@ Tensor conv2d(const Tensor& x, const Tensor& weight_, const MaybeTensor& scale, 
     if (!parts) return;
     recording.kernel("conv2d_unit_sum_", suffix(x.scalar_type())).buffer(0, *parts).buffer(2, scale).buffer(3, bias);
     recording.buffer(4, residual).buffer(5, result).bytes(6, plan.params);
-    recording.dispatch_threads({static_cast<uint32_t>(result.numel())}, {256});
+    recording.dispatch_threads({ceil_div<uint32_t>(static_cast<uint32_t>(result.numel()), GEMM_UNIT_SUMS)},
+                               {GEMM_UNIT_SUMS_THREADS});
   });
   return result;
 }
