@@ -9,6 +9,8 @@ from test_matmul import assert_near, matrix
 
 import metalcore
 from metalcore import _C
+from metalcore.msl.language.cuda_source import cuda_source
+from metalcore.msl.nvidia import cuda, nvrtc
 from metalcore.recording import record
 
 HALVES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -137,3 +139,13 @@ def test_which_products_have_units(device):
     for family in ("baseline", "apple10", "simulator"):
         with tuned(family):
             assert not variant((4096, 64), (64, 4096)).startswith("gemm_unit")
+
+
+def test_sums_stay_in_registers_until_their_products_end():
+    """Where the compiler stores sums before, ptxas makes products of tensor cores wait for each other."""
+    for kernel in ("gemm_unit_nt_few_bfloat", "gemm_unit_nt_some_bfloat"):
+        text, _ = cuda_source(*cuda._read_family("gemm/units"), [(kernel, "b0,b1,b2,b3,b4,b5,i6:0")])
+        ptx = nvrtc.find().compile_with_ptx(text, 90)[1].decode()
+        begin, end = ptx.rindex("wgmma.commit_group"), ptx.rindex("wgmma.wait_group.sync.aligned 0")
+        assert begin < end
+        assert "st.local" not in ptx[begin:end]
