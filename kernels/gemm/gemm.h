@@ -26,6 +26,10 @@
 #define GEMM_UNIT_SOME 64
 #define GEMM_UNIT_FEW 16
 #define GEMM_UNIT_THREADS 128
+// Tiles for few terms, which are all copied at once, so that more threadgroups share a core: GEMM_UNIT_NARROW_ROWS
+// rows by GEMM_UNIT_COLUMNS columns, and by GEMM_UNIT_SOME ones.
+#define GEMM_UNIT_SHORT_TERMS 128
+#define GEMM_UNIT_SHORT_THREADS 256
 #define GEMM_UNIT_BAND 8  // tiles below each other that are made at about the same time
 // Where threadgroups share a tile, a thread adds so many neighbouring elements of what they left.
 #define GEMM_UNIT_SUMS 4

@@ -27,15 +27,16 @@ inline uint2 tile_of(uint2 group, uint2 groups) {
   return uint2(within / rows, band * GEMM_UNIT_BAND + within % rows);
 }
 
-// kAcross: whether the elements of columns are neighbours in a, and in b. Threadgroups that share a tile leave their
+// kTerms: how many terms there are at most, or dynamic_length_v. kAcross: whether the elements of columns are
+// neighbours in a, and in b. Threadgroups that share a tile leave their
 // sums in `result`, each behind those of the one before and in the order of results, and gemm_unit_sum adds them.
-template <typename T, uint kRows, uint kColumns, uint kThreads, bool kAcrossA, bool kAcrossB>
+template <typename T, uint kRows, uint kColumns, uint kThreads, int kTerms, bool kAcrossA, bool kAcrossB>
 [[kernel]] [[max_total_threads_per_threadgroup(kThreads)]] void gemm_unit(
     device T* a [[buffer(0)]], device T* b [[buffer(1)]], device const T* bias [[buffer(2)]],
     device const T* residual [[buffer(3)]], device const int* ends [[buffer(4)]], device T* result [[buffer(5)]],
     constant GemmParams& p [[buffer(6)]], uint3 group [[threadgroup_position_in_grid]],
     uint3 groups [[threadgroups_per_grid]]) {
-  constexpr auto descriptor = matmul2d_descriptor(kRows, kColumns, dynamic_length_v<int>, kAcrossA, kAcrossB);
+  constexpr auto descriptor = matmul2d_descriptor(kRows, kColumns, kTerms, kAcrossA, kAcrossB);
   constexpr matmul2d<descriptor, execution_simdgroups<kThreads / 32>> multiply;
   const uint2 tile = tile_of(group.xy, groups.xy);
   const Job job = job_of<kRows>(p, ends, p.first + tile.y);
@@ -115,21 +116,25 @@ template <typename T>
   }
 }
 
-#define UNIT(name, type, T, rows, columns, threads, across_a, across_b)                                          \
-  template [[host_name("gemm_unit_" name                                                                         \
-                       "_" type)]] [[kernel]] decltype(gemm_unit<T, rows, columns, threads, across_a, across_b>) \
-      gemm_unit<T, rows, columns, threads, across_a, across_b>;
-#define UNITS(name, type, T, rows, columns, threads)             \
-  UNIT("nn" name, type, T, rows, columns, threads, false, false) \
-  UNIT("nt" name, type, T, rows, columns, threads, false, true)  \
-  UNIT("tn" name, type, T, rows, columns, threads, true, false)  \
-  UNIT("tt" name, type, T, rows, columns, threads, true, true)
-#define TYPE(type, T)                                                                \
-  UNITS("_wide", type, T, GEMM_UNIT_ROWS, GEMM_UNIT_WIDE, GEMM_UNIT_WIDE_THREADS)    \
-  UNITS("", type, T, GEMM_UNIT_ROWS, GEMM_UNIT_COLUMNS, GEMM_UNIT_THREADS)           \
-  UNITS("_deep", type, T, GEMM_UNIT_ROWS, GEMM_UNIT_COLUMNS, GEMM_UNIT_WIDE_THREADS) \
-  UNITS("_some", type, T, GEMM_UNIT_NARROW_ROWS, GEMM_UNIT_SOME, GEMM_UNIT_THREADS)  \
-  UNITS("_few", type, T, GEMM_UNIT_NARROW_ROWS, GEMM_UNIT_FEW, GEMM_UNIT_THREADS)    \
+#define UNIT(name, type, T, rows, columns, threads, terms, across_a, across_b)                                     \
+  template                                                                                                         \
+      [[host_name("gemm_unit_" name                                                                                \
+                  "_" type)]] [[kernel]] decltype(gemm_unit<T, rows, columns, threads, terms, across_a, across_b>) \
+          gemm_unit<T, rows, columns, threads, terms, across_a, across_b>;
+#define UNITS(name, type, T, rows, columns, threads, terms)             \
+  UNIT("nn" name, type, T, rows, columns, threads, terms, false, false) \
+  UNIT("nt" name, type, T, rows, columns, threads, terms, false, true)  \
+  UNIT("tn" name, type, T, rows, columns, threads, terms, true, false)  \
+  UNIT("tt" name, type, T, rows, columns, threads, terms, true, true)
+#define ANY dynamic_length_v<int>
+#define TYPE(type, T)                                                                                                \
+  UNITS("_wide", type, T, GEMM_UNIT_ROWS, GEMM_UNIT_WIDE, GEMM_UNIT_WIDE_THREADS, ANY)                               \
+  UNITS("", type, T, GEMM_UNIT_ROWS, GEMM_UNIT_COLUMNS, GEMM_UNIT_THREADS, ANY)                                      \
+  UNITS("_deep", type, T, GEMM_UNIT_ROWS, GEMM_UNIT_COLUMNS, GEMM_UNIT_WIDE_THREADS, ANY)                            \
+  UNITS("_some", type, T, GEMM_UNIT_NARROW_ROWS, GEMM_UNIT_SOME, GEMM_UNIT_THREADS, ANY)                             \
+  UNITS("_few", type, T, GEMM_UNIT_NARROW_ROWS, GEMM_UNIT_FEW, GEMM_UNIT_THREADS, ANY)                               \
+  UNITS("_short", type, T, GEMM_UNIT_NARROW_ROWS, GEMM_UNIT_COLUMNS, GEMM_UNIT_SHORT_THREADS, GEMM_UNIT_SHORT_TERMS) \
+  UNITS("_short_some", type, T, GEMM_UNIT_NARROW_ROWS, GEMM_UNIT_SOME, GEMM_UNIT_THREADS, GEMM_UNIT_SHORT_TERMS)     \
   template [[host_name("gemm_unit_sum_" type)]] [[kernel]] decltype(gemm_unit_sum<T>) gemm_unit_sum<T>;
 TYPE("half", half)
 TYPE("bfloat", bfloat)

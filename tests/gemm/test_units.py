@@ -39,12 +39,18 @@ def test_layouts(device, dtype, left, right):
     """Sizes lie at and beside those of tiles, of packs of 16 bytes and of the pipeline's steps of 64 terms."""
     layout = "".join("t" if name == "columns" else "n" for name in (left, right))
     flipped = "".join("t" if name == "n" else "n" for name in reversed(layout))
-    for rows, columns, terms, tile in ((128, 128, 64, "_deep"), (131, 129, 9, "_wide"), (200, 33, 24, "_some")):
+    for rows, columns, terms, tile in (
+        (256, 128, 136, "_deep"),
+        (131, 129, 137, "_wide"),
+        (200, 33, 130, "_some"),
+        (131, 129, 9, "_short"),
+        (200, 33, 128, "_short_some"),
+    ):
         a, b = matrix(rows, terms, left, dtype, device), matrix(terms, columns, right, dtype, device)
         result, recording = record(metalcore.matmul, a, b)
         assert recording.kernels == (f"gemm_unit_{layout}{tile}_{NAMES[dtype]}",)
         assert_near(result, a, b)
-        if tile == "_some":
+        if tile.endswith("_some"):
             result, recording = record(metalcore.matmul, b.T, a.T)
             assert recording.kernels == (f"gemm_unit_{layout}{tile}_{NAMES[dtype]}",)
             assert_near(result, b.T, a.T)
@@ -55,7 +61,7 @@ def test_layouts(device, dtype, left, right):
 
 
 @HALVES
-@pytest.mark.parametrize("shape", [(130, 140, 40), (60, 140, 40), (140, 12, 40)], ids=str)
+@pytest.mark.parametrize("shape", [(130, 140, 136), (130, 140, 40), (60, 140, 40), (140, 12, 40)], ids=str)
 def test_what_is_made_of_sums(device, dtype, shape):
     rows, columns, terms = shape
     a, b = tensor(rows, terms, dtype=dtype, device=device), tensor(terms, columns, dtype=dtype, device=device)
@@ -127,15 +133,22 @@ def test_which_products_have_units(device):
 
     with tuned("hopper"):
         names = {shapes: variant(*shapes) for shapes in (
-            ((9 * 128, 64), (64, 8 * 256)),
-            ((71 * 128, 64), (64, 256)),  # fewer wide tiles
-            ((132 * 128, 64), (64, 128)),  # a tile for each core
-            ((4096, 64), (64, 64)),
+            ((9 * 128, 192), (192, 8 * 256)),
+            ((71 * 128, 192), (192, 256)),  # fewer wide tiles
+            ((132 * 128, 192), (192, 128)),  # a tile for each core
+            ((4096, 192), (192, 64)),
+            ((66 * 64, 192), (192, 256)),  # two small tiles for each core
+            ((66 * 64 + 1, 192), (192, 256)),
+            ((1024, 2049), (2049, 256)),  # one for two cores
+            ((1152, 2049), (2049, 256)),
+            ((4096, 128), (128, 72)),
+            ((4096, 128), (128, 64)),
             ((16, 64), (64, 4096)),
             ((8, 64), (64, 4096)),
         )}  # fmt: skip
-    tiles = ["nn_wide", "nn", "nn_deep", "nn_some", "tt_few"]
-    assert list(names.values()) == [*(f"gemm_unit_{tile}" for tile in tiles), "gemv_columns4"]
+    tiles = ["wide", "", "deep", "some", "some", "deep", "some", "deep", "short", "short_some"]
+    names_of_tiles = ["gemm_unit_nn" + (tile and f"_{tile}") for tile in tiles]
+    assert list(names.values()) == [*names_of_tiles, "gemm_unit_tt_few", "gemv_columns4"]
     for family in ("baseline", "apple10", "simulator"):
         with tuned(family):
             assert not variant((4096, 64), (64, 4096)).startswith("gemm_unit")

@@ -145,8 +145,9 @@ ConvPlan unit_plan(const ConvProblem& problem, int64_t cores) {
   // tiles do so, which read less, and two of them are on a core.
   const bool shares_wide = steps >= kManySteps && threadgroups(64) <= cores && 2 * threadgroups(64) > cores;
   const bool wide = p.outputs > 64 && threadgroups(128) >= (shares_wide ? 1 : cores);
-  const int64_t splits = std::clamp<int64_t>((shares_wide ? 2 : 1) * cores / threadgroups(wide ? 128 : 64), 1,
-                                             std::max<int64_t>(steps / kLeastSteps, 1));
+  int64_t shares = (shares_wide ? 2 : 1) * cores / threadgroups(wide ? 128 : 64);
+  if (shares == 2 || shares == 3) shares = 4;  // these are faster, two on a core
+  const int64_t splits = std::clamp<int64_t>(shares, 1, std::max<int64_t>(steps / kLeastSteps, 1));
   p.split_terms = static_cast<uint32_t>(up(steps, splits) * CONV_UNIT_STEP);
   return {.variant = wide ? "unit_128" : "unit_64",
           .params = p,

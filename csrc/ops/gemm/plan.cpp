@@ -175,8 +175,14 @@ constexpr UnitTile kUnitTiles[] = {
 };
 // The same as the third one where a core has one threadgroup alone: its copies are more steps ahead.
 constexpr UnitTile kDeepTile = {GEMM_UNIT_ROWS, GEMM_UNIT_COLUMNS, GEMM_UNIT_WIDE_THREADS, VARIANTS("_deep")};
+// Those for few terms, for some columns and for more.
+constexpr UnitTile kShortTiles[] = {
+    {GEMM_UNIT_NARROW_ROWS, GEMM_UNIT_SOME, GEMM_UNIT_THREADS, VARIANTS("_short_some")},
+    {GEMM_UNIT_NARROW_ROWS, GEMM_UNIT_COLUMNS, GEMM_UNIT_SHORT_THREADS, VARIANTS("_short")},
+};
 #undef VARIANTS
 constexpr int64_t kLeastSplitTerms = 1024;  // of a threadgroup
+constexpr int64_t kManyTerms = 2048;        // more than these are read by large tiles sooner
 
 // Elements of rows or else of columns are neighbours, and the tensors of a kernel have strides of 32 bits.
 bool is_unit_operand(const GemmMatrix& m) {
@@ -201,20 +207,23 @@ GemmPlan unit_plan(const GemmProblem& p, GemmParams params, const GemmTuning& tu
   const uint32_t widest = wide >= tuning.wide_tiles ? GEMM_UNIT_WIDE : GEMM_UNIT_COLUMNS;
   const UnitTile* tile = kUnitTiles;
   while (std::min(p.rows, p.columns) > tile->columns && tile->columns < widest) ++tile;
-  // Where small tiles are few, too, more of them share the GPU's cores.
   const bool can_share = p.grouped == 0 && p.batch.empty();
   const int64_t cores = tuning.unit_threadgroups;
-  if (can_share && tile->columns > GEMM_UNIT_SOME &&
-      2 * up(p.rows, GEMM_UNIT_NARROW_ROWS) * up(p.columns, GEMM_UNIT_SOME) <= cores)
+  // Small tiles where a core has one or two of them, or where there is one for two cores.
+  const int64_t small = members(p) * up(p.rows, GEMM_UNIT_NARROW_ROWS) * up(p.columns, GEMM_UNIT_SOME);
+  const bool is_short = p.grouped == 0 && p.terms <= GEMM_UNIT_SHORT_TERMS;
+  if (is_short && tile->columns >= GEMM_UNIT_SOME)
+    tile = kShortTiles + (p.columns > GEMM_UNIT_SOME);
+  else if (p.grouped == 0 && tile->columns > GEMM_UNIT_SOME && small <= (p.terms > kManyTerms ? cores / 2 : 2 * cores))
     tile = kUnitTiles + 1;
   params.row_tiles = static_cast<uint32_t>(std::max<int64_t>(up(p.rows, tile->rows), 1));
   const bool rows_free = p.grouped != GEMM_GROUPED_ROWS;
   const int64_t tiles = rows_free ? members(p) * params.row_tiles : params.row_tiles + int64_t{p.groups};
   const int64_t across = up(p.columns, tile->columns);
-  if (tile->columns == GEMM_UNIT_COLUMNS && tiles * across <= cores) tile = &kDeepTile;
+  if (tile->rows == GEMM_UNIT_ROWS && tile->columns == GEMM_UNIT_COLUMNS && tiles * across <= cores) tile = &kDeepTile;
   params.split_terms = params.terms;
   uint32_t splits = 1;
-  if (can_share) {
+  if (can_share && p.terms >= kLeastSplitTerms) {
     const int64_t least = 4 * tiles * across <= cores ? kLeastSplitTerms / 4 : kLeastSplitTerms;
     const int64_t wanted = std::min<int64_t>(cores / (tiles * across), p.terms / least);
     if (wanted > 1) {

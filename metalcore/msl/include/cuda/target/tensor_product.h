@@ -259,7 +259,7 @@ struct TileProduct {
   static constexpr int threads = 32 * simdgroups;
   static constexpr int stage_bytes = Left::bytes + Right::bytes;
   static constexpr int fitting = kMostPipelineBytes<simdgroups> / stage_bytes;
-  static constexpr int needed = k ? (k + kInner - 1) / kInner + 1 : 5;
+  static constexpr int needed = k ? (k + kInner - 1) / kInner : 5;
   static constexpr int stages = smaller(smaller(fitting, needed), 5);
   // Whether a warpgroup has whole parts of 64 rows.
   static constexpr bool by_warpgroups = kHasWarpgroups && simdgroups % 4 == 0 && m % 64 == 0 && n % 8 == 0 &&
@@ -267,7 +267,8 @@ struct TileProduct {
                                         Layout::blocks % Layout::across == 0;
   // Whether a step's products begin while those of the step before go on, whose stage is free one step later then.
   static constexpr bool overlaps = by_warpgroups && stages >= 4;
-  static constexpr int ahead = stages - 1 - overlaps;  // steps that copies are ahead
+  // Steps that copies are ahead: all where each step has a stage of its own.
+  static constexpr int ahead = k && needed <= stages ? stages : stages - 1 - overlaps;
   static constexpr int kib = (stages * stage_bytes + 1023) / 1024 + 1;
   static constexpr bool is_possible = __CUDA_ARCH__ >= 800 && is_among<T, metal::half, metal::bfloat> &&
                                       simdgroups > 0 && (simdgroups & (simdgroups - 1)) == 0 &&
