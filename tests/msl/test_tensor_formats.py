@@ -151,7 +151,7 @@ def test_scales(device, name):
           matmul2d<descriptor, execution_simdgroups<2>> op;
           auto left = a.slice(0, tile.y * 16);
           auto right = b.template slice<dynamic_extent, 8>(0, tile.x * 8);
-          auto to = c.slice(tile.x * 8, tile.y * 16);
+          auto to = c.template slice<8, dynamic_extent>(tile.x * 8, tile.y * 16);
           op.run(left, right, to);
         }}"""
     )

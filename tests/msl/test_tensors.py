@@ -411,11 +411,57 @@ def test_what_is_wrong_is_named(body, message):
         metalcore.compile_shader(HEAD + f"kernel void k(device float* x, device half* h) {{ {body} }}")
 
 
+# Descriptors as parameters of templates ------------------------------------------------------------------------------
+
+PARAMETERS = (
+    HEAD
+    + """
+template <matmul2d_descriptor D, class Scope, class Left, class Right, class To>
+void multiply(thread Left& left, thread Right& right, thread To& to) {
+  matmul2d<D, Scope> op;
+  op.run(left, right, to);
+}
+template <matmul2d_descriptor D, class Scope>
+constexpr int rows_of(matmul2d<D, Scope>) {
+  return D.m;
+}
+template <mpp::tensor_ops::matmul2d_descriptor descriptor>
+kernel void product(tensor<device half, dextents<int, 2>> a [[buffer(0)]],
+                    tensor<device half, dextents<int, 2>> b [[buffer(1)]],
+                    tensor<device float, dextents<int, 2>> c [[buffer(2)]], device int* rows [[buffer(3)]],
+                    uint2 group [[threadgroup_position_in_grid]]) {
+  using Scope = execution_simdgroups<2>;
+  auto left = a.slice(0, group.y * descriptor.m), right = b.slice(group.x * descriptor.n, 0);
+  auto to = c.slice(group.x * descriptor.n, group.y * descriptor.m);
+  multiply<descriptor, Scope>(left, right, to);
+  rows[0] = rows_of(matmul2d<descriptor, Scope>());
+}
+constexpr constant matmul2d_descriptor low(16, 32, dynamic_length_v<int>);
+template [[host_name("low")]] kernel decltype(product<low>) product<low>;
+template [[host_name("high")]] kernel decltype(product<matmul2d_descriptor(32, 16, dynamic_length_v<int>)>)
+    product<matmul2d_descriptor(32, 16, dynamic_length_v<int>)>;
+"""
+)
+
+
+@pytest.mark.parametrize("name, tile", [("low", (16, 32)), ("high", (32, 16))])
+def test_descriptors_are_parameters_of_templates(device, name, tile):
+    left, right = random((40, 50), HALF, device), random((50, 36), HALF, device)
+    found, rows = torch.zeros(40, 36, device=device), torch.zeros(1, dtype=torch.int32, device=device)
+    groups = -(-36 // tile[1]), -(-40 // tile[0])
+    kernel = getattr(metalcore.compile_shader(PARAMETERS), name)
+    kernel(left, right, found, rows, threads=[groups[0] * 64, groups[1]], group_size=[64, 1])
+    assert rows.item() == tile[0]
+    assert_product(found, left.cpu().float() @ right.cpu().float(), left, right)
+
+
 # The check ----------------------------------------------------------------------------------------------------------
 
 
 @needs_clang
-@pytest.mark.parametrize("source", [TILES, HELD, HEAD + FAULTS], ids=["tiles", "held", "faults"])
+@pytest.mark.parametrize(
+    "source", [TILES, HELD, HEAD + FAULTS, PARAMETERS], ids=["tiles", "held", "faults", "parameters"]
+)
 def test_the_check_takes_tensors(source):
     findings = check(source, std="metal4.0", strict=False)
     assert not findings, "\n".join(map(str, findings))

@@ -28,6 +28,7 @@ SUFFIX = "_of_msl"
 _SWIZZLE = re.compile(r"[xyzw]{2,4}|[rgba]{1,4}")
 _NUMBER = re.compile(r"(u?(char|short|int|long)|half|bfloat|float|bool|size_t|u?int(8|16|32|64)_t)[234]?")
 _VECTOR = re.compile(r"(packed_)?(u?(char|short|int|long)|half|bfloat|float|bool)[234]")
+_DESCRIPTORS = {"matmul2d_descriptor", "convolution2d_descriptor"}
 _HALF = re.compile(r"(?i)(?!0x)(.*\d\.?)h")
 _UNTYPED = re.compile(r"(?i)(?!0x)(\d+\.\d*|\.\d+)(e[+-]?\d+)?|(?!0x)\d+e[+-]?\d+")
 _BFLOAT = re.compile(r"(?i)(?!0x)(.*\d\.?)bf")
@@ -61,6 +62,7 @@ def clang_text(program, variables, headers=""):
     _rewrite_methods(program)
     lenient = _rewrite_parameters(program)
     _rewrite_function_parameters(program)
+    _number_descriptors(program)
     for i, token in enumerate(tokens):
         if token.text == "coherent":
             erase(tokens, i, i + 4 if tokens[i + 1].text == "(" else i + 1)
@@ -227,6 +229,25 @@ def _rewrite_function_parameters(program):
                 if tokens[i].text == "(" and tokens[i + 1].text == "*" and tokens[i + 2 + named].text == ")":
                     if tokens[i + 3 + named].text == "(":
                         tokens[i + 1].text = "&"
+
+
+def _number_descriptors(program):
+    """Makes a template's parameter that is a descriptor of mpp::tensor_ops a number, as which prelude.h's classes take
+    it: in C++ for OpenCL, which is C++17, it cannot have a class."""
+    tokens = program.tokens
+    for declaration in program.walk():
+        for first, last in declaration.templates:
+            for i in range(first + 1, last - 1):
+                if tokens[i].text in _DESCRIPTORS and tokens[i + 1].kind == "id":
+                    descriptor, name = tokens[i].text, tokens[i + 1].text
+                    tokens[i].text = "size_t"
+                    begin = i
+                    while tokens[begin - 1].text == "::":  # the namespaces
+                        begin -= 2
+                    erase(tokens, begin, i)
+                    for j in range(last, declaration.last - 1):
+                        if tokens[j].text == name and tokens[j + 1].text == "." and tokens[j - 1].text != ".":
+                            tokens[j].text = f"mpp::tensor_ops::{descriptor}::from({name})"
 
 
 def _is_message(program, i):

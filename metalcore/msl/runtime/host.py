@@ -153,13 +153,22 @@ def arguments(*, isa="native", checking=False, level=NORMAL):
     return [*FLAGS, *_CONSTEXPR[family], *mode, march, f"-I{INCLUDE}", f"-I{INCLUDE / 'host'}"]
 
 
+_TENSORS = '#include "metal/tensor_ops.h"'
+
+
+def _standard(translated):
+    """Returns the argument for a newer C++ where a program has tensors: descriptors are arguments of templates."""
+    return ["-std=gnu++20"] if _TENSORS in translated else []
+
+
 def check_source(translated, *, msl="", filename="program_source"):
     """Raises an MSLError where translated C++ has an error outside of templates."""
     compiler = find_compiler()
     with tempfile.TemporaryDirectory(prefix="metalcore-") as directory:
         path = os.path.join(directory, "program.cpp")
         Path(path).write_text(translated, encoding="utf-8")
-        command = [*compiler.command, *arguments(), *_prelude(compiler, arguments())]
+        options = [*arguments(), *_standard(translated)]
+        command = [*compiler.command, *options, *_prelude(compiler, options)]
         _run([*command, "-fsyntax-only", path], compiler, msl, filename)
 
 
@@ -186,7 +195,7 @@ def compile_source(
         path = os.path.join(directory, "program.cpp")
         Path(path).write_text(translated, encoding="utf-8")
         moves = _unaligned_moves(compiler, directory)
-        options = arguments(isa=isa, checking=checking, level=level)
+        options = [*arguments(isa=isa, checking=checking, level=level), *_standard(translated)]
         command = [*compiler.command, *options, *_prelude(compiler, options), *moves]
         if checking:
             # The headers define the functions that the instrumentation calls, so its own library is not linked.

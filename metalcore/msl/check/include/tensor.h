@@ -212,6 +212,9 @@ struct matmul2d_descriptor {
         relaxed_precision(relaxed_precision), matmul_mode(matmul_mode) {}
   // An argument of a template is a number before C++20.
   constexpr operator size_t() const { return size_t(m) << 44 | size_t(n) << 24 | (size_t(k) & 0xfffff); }
+  static constexpr matmul2d_descriptor from(size_t code) {
+    return matmul2d_descriptor(int(code >> 44), int(code >> 24 & 0xfffff), int(code & 0xfffff));
+  }
 };
 
 template <size_t Code, class Scope, class... Arguments>
@@ -259,12 +262,27 @@ enum class convolution2d_activation_layout { nhwc };
 enum class convolution2d_weights_layout { hwio };
 struct convolution2d_descriptor {
   enum class mode { multiply, multiply_accumulate };
-  constexpr convolution2d_descriptor(int4, int4, int2,
-                                     convolution2d_activation_layout = convolution2d_activation_layout::nhwc,
-                                     convolution2d_weights_layout = convolution2d_weights_layout::hwio,
-                                     int2 = int2(1, 1), int2 = int2(1, 1), int = 1, bool = false,
-                                     mode = mode::multiply) {}
+  int4 destination_dimensions, source_dimensions;
+  int2 kernel_dimensions;
+  convolution2d_activation_layout activation_layout;
+  convolution2d_weights_layout weights_layout;
+  int2 strides, dilations;
+  int groups;
+  bool relaxed_precision;
+  mode conv2d_mode;
+  constexpr convolution2d_descriptor(int4 destination_dimensions, int4 source_dimensions, int2 kernel_dimensions,
+                                     convolution2d_activation_layout activation_layout = convolution2d_activation_layout::nhwc,
+                                     convolution2d_weights_layout weights_layout = convolution2d_weights_layout::hwio,
+                                     int2 strides = int2(1, 1), int2 dilations = int2(1, 1), int groups = 1,
+                                     bool relaxed_precision = false, mode conv2d_mode = mode::multiply)
+      : destination_dimensions(destination_dimensions), source_dimensions(source_dimensions),
+        kernel_dimensions(kernel_dimensions), activation_layout(activation_layout), weights_layout(weights_layout),
+        strides(strides), dilations(dilations), groups(groups), relaxed_precision(relaxed_precision),
+        conv2d_mode(conv2d_mode) {}
   constexpr operator size_t() const { return 0; }
+  static constexpr convolution2d_descriptor from(size_t) {
+    return convolution2d_descriptor(int4(1, 1, 1, 1), int4(1, 1, 1, 1), int2(1, 1));
+  }
 };
 template <size_t Code, class Scope, class... Arguments>
 class convolution2d {

@@ -38,28 +38,6 @@ struct convolution2d_descriptor {
         groups(groups),
         relaxed_precision(relaxed_precision),
         conv2d_mode(convolution2d_mode) {}
-
-  // The number that is a template's argument, as that of a matmul2d_descriptor. It has what results depend on.
-  METAL_FUNC constexpr operator uint64_t() const {
-    uint64_t code = 0;
-    bool is_possible = groups == 1;
-    const int numbers[] = {destination_dimensions[0], destination_dimensions[1], destination_dimensions[2],
-                           destination_dimensions[3], kernel_dimensions[0],      kernel_dimensions[1],
-                           strides[0],                strides[1],                dilations[0],
-                           dilations[1]};
-    for (int i = 0; i < 10; ++i) {
-      is_possible = is_possible && numbers[i] > 0 && numbers[i] < 1 << bits_of(i);
-      code = code << bits_of(i) | uint64_t(numbers[i]);
-    }
-    return is_possible ? code << 1 | uint64_t(conv2d_mode == mode::multiply_accumulate) : 0;
-  }
-  static METAL_FUNC constexpr int bits_of(int i) { return i == 0 ? 12 : i < 3 ? 10 : i == 3 ? 6 : i < 6 ? 5 : i < 8 ? 4 : 3; }
-  // One of the numbers, in the order above.
-  static METAL_FUNC constexpr int number(uint64_t code, int i) {
-    int shift = 1;
-    for (int later = 9; later > i; --later) shift += bits_of(later);
-    return int(code >> shift & ((1u << bits_of(i)) - 1));
-  }
 };
 
 }  // namespace mpp::tensor_ops
@@ -91,22 +69,20 @@ constexpr bool has_convolution() {
 
 namespace mpp::tensor_ops {
 
-// `Code` is a convolution2d_descriptor.
-template <uint64_t Code, class Scope, class... Arguments>
+template <convolution2d_descriptor Descriptor, class Scope, class... Arguments>
 class convolution2d {
   static constexpr int simdgroups = msl::simdgroups_of<Scope>;
-  static_assert(Code != 0,
-                "a convolution2d_descriptor has groups of 1; results to 4095 channels, 1023 by 1023 pixels and 63 "
-                "images; windows to 31 by 31; strides to 15; dilations to 7");
+  static constexpr int channels = Descriptor.destination_dimensions[0], width = Descriptor.destination_dimensions[1],
+                       height = Descriptor.destination_dimensions[2], images = Descriptor.destination_dimensions[3],
+                       window_x = Descriptor.kernel_dimensions[0], window_y = Descriptor.kernel_dimensions[1],
+                       stride_x = Descriptor.strides[0], stride_y = Descriptor.strides[1],
+                       dilation_x = Descriptor.dilations[0], dilation_y = Descriptor.dilations[1];
+  static constexpr bool accumulates = Descriptor.conv2d_mode == convolution2d_descriptor::mode::multiply_accumulate;
+  static_assert(Descriptor.groups == 1, "a convolution2d_descriptor has groups of 1");
+  static_assert(channels > 0 && width > 0 && height > 0 && images > 0 && window_x > 0 && window_y > 0 &&
+                    stride_x > 0 && stride_y > 0 && dilation_x > 0 && dilation_y > 0,
+                "the lengths, strides and dilations of a convolution2d_descriptor are at least 1");
   static_assert(simdgroups > 0, "the scope of convolution2d is execution_simdgroups<N>, of a whole threadgroup");
-
-  using Descriptor = convolution2d_descriptor;
-  static constexpr int channels = Descriptor::number(Code, 0), width = Descriptor::number(Code, 1),
-                       height = Descriptor::number(Code, 2), images = Descriptor::number(Code, 3),
-                       window_x = Descriptor::number(Code, 4), window_y = Descriptor::number(Code, 5),
-                       stride_x = Descriptor::number(Code, 6), stride_y = Descriptor::number(Code, 7),
-                       dilation_x = Descriptor::number(Code, 8), dilation_y = Descriptor::number(Code, 9);
-  static constexpr bool accumulates = Code & 1;
   using Layout = msl::ImageLayout<channels, width, height, images, simdgroups>;
 
   metal::int2 offsets = metal::int2(0, 0);

@@ -43,25 +43,6 @@ struct matmul2d_descriptor {
         relaxed_precision(relaxed_precision),
         matmul_mode(matmul_mode) {}
 
-  // A descriptor is an argument of a template. Before C++20 that must be a number, which these two functions make and
-  // read.
-  METAL_FUNC constexpr operator uint64_t() const {
-    const uint64_t inner = has_dynamic_k() ? 0 : uint64_t(k);
-    const uint64_t flags = uint64_t(transpose_left) | uint64_t(transpose_right) << 1 |
-                           uint64_t(relaxed_precision) << 2 | uint64_t(matmul_mode == mode::multiply_accumulate) << 3;
-    const bool is_possible = m > 0 && n > 0 && m < 1 << 20 && n < 1 << 20 && inner < 1 << 20;
-    return is_possible ? uint64_t(m) << 44 | uint64_t(n) << 24 | inner << 4 | flags : 0;
-  }
-  static METAL_FUNC constexpr matmul2d_descriptor from(uint64_t code) {
-    const int inner = int(code >> 4 & 0xfffff);
-    return {int(code >> 44),
-            int(code >> 24 & 0xfffff),
-            inner ? inner : int(metal::dynamic_extent),
-            bool(code & 1),
-            bool(code & 2),
-            bool(code & 4),
-            code & 8 ? mode::multiply_accumulate : mode::multiply};
-  }
   METAL_FUNC constexpr bool has_dynamic_k() const { return k <= 0 || k == dynamic_length_v<int>; }
 };
 
@@ -187,11 +168,11 @@ struct OperandReader<Tensor, is_left, transposed, true> {
 
 namespace mpp::tensor_ops {
 
-// The product of an m by k matrix and a k by n matrix. `Code` is a matmul2d_descriptor.
-template <uint64_t Code, class Scope, class... Arguments>
+// The product of an m by k matrix and a k by n matrix.
+template <matmul2d_descriptor Descriptor, class Scope, class... Arguments>
 class matmul2d {
   static constexpr int simdgroups = msl::simdgroups_of<Scope>;
-  static_assert(Code != 0, "the lengths of a matmul2d_descriptor are 1 to 1048575");
+  static_assert(Descriptor.m > 0 && Descriptor.n > 0, "the lengths of a matmul2d_descriptor are at least 1");
   static_assert(simdgroups >= 0,
                 "the scope of matmul2d is execution_thread, execution_simdgroup or "
                 "execution_simdgroups<N>");
@@ -206,13 +187,13 @@ class matmul2d {
   using reduction = metal::cooperative_tensor<
       T,
       metal::extents<Coordinate,
-                     size_t(is_of_rows ? matmul2d_descriptor::from(Code).m : matmul2d_descriptor::from(Code).n)>,
+                     size_t(is_of_rows ? Descriptor.m : Descriptor.n)>,
       msl::ReductionLayout<
-          msl::DestinationLayout<matmul2d_descriptor::from(Code).m, matmul2d_descriptor::from(Code).n, simdgroups>,
+          msl::DestinationLayout<Descriptor.m, Descriptor.n, simdgroups>,
           is_of_rows>>;
 
  public:
-  static constexpr matmul2d_descriptor descriptor = matmul2d_descriptor::from(Code);
+  static constexpr matmul2d_descriptor descriptor = Descriptor;
   using scope = Scope;
 
  private:
