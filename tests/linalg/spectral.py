@@ -153,3 +153,12 @@ def plan(family, op, shape, **options):
 def square_boundaries(family, op, largest=140):
     """Sizes of square matrices on both sides of each change of plan."""
     return [n for pair in changes(lambda n: plan(family, op, (n, n)), 1, largest) for n in pair]
+
+
+def ten_sizes(device, first, everywhere):
+    """Yields sizes of square matrices from `first` on, with the names of the matrices to check, or None for all. The
+    simulator takes seconds for a matrix that a threadgroup holds, so there it gets one random matrix in ten sizes."""
+    on_gpu = torch.device(device).type == "cuda"
+    for n in range(first, first + 10):
+        if on_gpu or n <= 32 or n % 10 == 7:
+            yield n, None if on_gpu else everywhere if n <= 32 else ["random"]

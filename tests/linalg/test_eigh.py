@@ -16,6 +16,7 @@ from spectral import (
     plan,
     same_error,
     square_boundaries,
+    ten_sizes,
     unique_eigh,
 )
 
@@ -115,12 +116,8 @@ def test_hard_matrices(device, variant, n):
 
 @pytest.mark.parametrize("first", range(1, 131, 10))
 def test_every_size(device, first):
-    # The simulator takes seconds for a matrix that a threadgroup holds, so it gets one random matrix in ten sizes.
-    on_gpu = torch.device(device).type == "cuda"
-    for n in range(first, first + 10):
-        if on_gpu or n <= 32 or n % 10 == 7:
-            only = None if on_gpu else EVERYWHERE if n <= 32 else ["random"]
-            check_named(device, n, only=only)
+    for n, names in ten_sizes(device, first, EVERYWHERE):
+        check_named(device, n, only=names)
 
 
 @pytest.mark.parametrize("family", FAMILIES[1:])

@@ -116,13 +116,7 @@ std::tuple<Tensor, Tensor> eig(const Tensor& input, bool compute_v) {
 // form, or without sweeps the Hessenberg form. T is row-major, and Z column-major.
 namespace {
 
-struct SchurPlan {
-  const char* variant;
-  std::string why, kernel;
-  uint32_t matrices_per_threadgroup, threads;
-};
-
-SchurPlan plan_schur(int64_t n, int64_t batch, bool is_complex) {
+KernelPlan plan_schur(int64_t n, int64_t batch, bool is_complex) {
   const std::string size = times(n, n), name = is_complex ? "schur_complex" : "schur";
   const uint32_t simdgroups = is_complex ? EIG_COMPLEX_SIMDGROUPS : EIG_SIMDGROUPS;
   if (batch == 0 || n == 0) return {"empty", size + " has no entries", "", 0, 0};
@@ -139,7 +133,7 @@ std::tuple<Tensor, Tensor> schur(const Tensor& input, bool sweeps) {
   const bool is_complex = metalcore::is_complex(input);
   const MatrixShape s = check_square_of_numbers("schur", input);
   check(s.rows <= EIG_DEVICE, "metalcore::schur: A may have up to ", EIG_DEVICE, " rows, and has ", s.rows);
-  const SchurPlan plan = plan_schur(s.rows, s.batch, is_complex);
+  const KernelPlan plan = plan_schur(s.rows, s.batch, is_complex);
   gpu::note_plan("schur", plan.variant, [&] { return plan.why; });
   const Tensor t = new_like(input), z = new_like(input);
   if (plan.threads == 0) return {t, transposed(z)};

@@ -40,6 +40,13 @@ struct Matrices : MatrixShape {
 };
 Matrices matrices(const Tensor& tensor);
 
+// A kernel for each matrix of a batch, chosen by the matrices' size. There is no kernel where `threads` is 0.
+struct KernelPlan {
+  const char* variant;
+  std::string why, kernel;
+  uint32_t matrices_per_threadgroup, threads;
+};
+
 // Broadcasts the batches of two shapes of matrices. It raises PyTorch's error where they do not fit.
 std::vector<int64_t> broadcast_batches(const std::vector<int64_t>& a, const std::vector<int64_t>& b);
 

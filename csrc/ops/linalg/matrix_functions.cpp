@@ -14,13 +14,7 @@ namespace metalcore {
 // matrix_exp_scaled(A) -> the same for any size, by PyTorch's products (metalcore/linalg/_matrix_exp.py).
 namespace {
 
-struct MatrixExpPlan {
-  const char* variant;
-  std::string why, kernel;
-  uint32_t matrices_per_threadgroup, threads;
-};
-
-MatrixExpPlan plan_matrix_exp(int64_t n, int64_t batch, bool is_complex) {
+KernelPlan plan_matrix_exp(int64_t n, int64_t batch, bool is_complex) {
   const std::string size = times(n, n);
   if (batch == 0 || n == 0) return {"empty", size + " has no entries", "", 0, 0};
   if (n > MATRIX_EXP_BLOCK_COLUMNS / (is_complex ? 2 : 1))
@@ -44,7 +38,7 @@ MatrixExpPlan plan_matrix_exp(int64_t n, int64_t batch, bool is_complex) {
 
 Tensor matrix_exp(const Tensor& input) {
   const MatrixShape s = check_square_of_numbers("linalg.matrix_exp", input);
-  const MatrixExpPlan plan = plan_matrix_exp(s.rows, s.batch, is_complex(input));
+  const KernelPlan plan = plan_matrix_exp(s.rows, s.batch, is_complex(input));
   gpu::note_plan("matrix_exp", plan.variant, [&] { return plan.why; });
   const bool is_empty = s.rows == 0 || s.batch == 0;
   if (plan.threads == 0 && !is_empty) return call_torch<1>("metalcore::matrix_exp_scaled", "", input)[0];
