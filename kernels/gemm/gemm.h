@@ -16,18 +16,19 @@
 // The rows, and the columns, of a large tile, for 16-bit elements.
 #define GEMM_LARGE 128
 #define GEMM_LARGE_THREADS 256
-// Tiles for GPUs whose units multiply tensors, of 16-bit elements, and lower ones for few columns. Threadgroups that
-// share a tile have a part of its terms each.
+// Tiles for GPUs whose units multiply tensors, of 16-bit elements: of so many rows, and by how many columns there are.
+// Products of few tiles have small ones. Threadgroups that share a tile have a part of its terms each.
 #define GEMM_UNIT_ROWS 128
 #define GEMM_UNIT_COLUMNS 128
-#define GEMM_UNIT_WIDE 256
-#define GEMM_UNIT_WIDE_THREADS 256
-#define GEMM_UNIT_NARROW_ROWS 64
-#define GEMM_UNIT_SOME 64
-#define GEMM_UNIT_FEW 16
 #define GEMM_UNIT_THREADS 128
-// Tiles for few terms, which are all copied at once, so that more threadgroups share a core: GEMM_UNIT_NARROW_ROWS
-// rows by GEMM_UNIT_COLUMNS columns, and by GEMM_UNIT_SOME ones.
+#define GEMM_UNIT_WIDE 256
+#define GEMM_UNIT_FEW 16
+#define GEMM_UNIT_SEVERAL 32
+#define GEMM_UNIT_MANY 64
+#define GEMM_UNIT_WIDE_THREADS 256  // of these four
+#define GEMM_UNIT_SMALL 64          // rows and columns
+// Tiles for few terms, which are all copied at once, so that more threadgroups share a core: GEMM_UNIT_SMALL rows
+// by GEMM_UNIT_COLUMNS columns, and small ones.
 #define GEMM_UNIT_SHORT_TERMS 128
 #define GEMM_UNIT_SHORT_THREADS 256
 #define GEMM_UNIT_BAND 8  // tiles below each other that are made at about the same time

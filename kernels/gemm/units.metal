@@ -127,14 +127,16 @@ template <typename T>
   UNIT("tn" name, type, T, rows, columns, threads, terms, true, false)  \
   UNIT("tt" name, type, T, rows, columns, threads, terms, true, true)
 #define ANY dynamic_length_v<int>
-#define TYPE(type, T)                                                                                                \
-  UNITS("_wide", type, T, GEMM_UNIT_ROWS, GEMM_UNIT_WIDE, GEMM_UNIT_WIDE_THREADS, ANY)                               \
-  UNITS("", type, T, GEMM_UNIT_ROWS, GEMM_UNIT_COLUMNS, GEMM_UNIT_THREADS, ANY)                                      \
-  UNITS("_deep", type, T, GEMM_UNIT_ROWS, GEMM_UNIT_COLUMNS, GEMM_UNIT_WIDE_THREADS, ANY)                            \
-  UNITS("_some", type, T, GEMM_UNIT_NARROW_ROWS, GEMM_UNIT_SOME, GEMM_UNIT_THREADS, ANY)                             \
-  UNITS("_few", type, T, GEMM_UNIT_NARROW_ROWS, GEMM_UNIT_FEW, GEMM_UNIT_THREADS, ANY)                               \
-  UNITS("_short", type, T, GEMM_UNIT_NARROW_ROWS, GEMM_UNIT_COLUMNS, GEMM_UNIT_SHORT_THREADS, GEMM_UNIT_SHORT_TERMS) \
-  UNITS("_short_some", type, T, GEMM_UNIT_NARROW_ROWS, GEMM_UNIT_SOME, GEMM_UNIT_THREADS, GEMM_UNIT_SHORT_TERMS)     \
+#define TYPE(type, T)                                                                                          \
+  UNITS("_wide", type, T, GEMM_UNIT_ROWS, GEMM_UNIT_WIDE, GEMM_UNIT_WIDE_THREADS, ANY)                         \
+  UNITS("", type, T, GEMM_UNIT_ROWS, GEMM_UNIT_COLUMNS, GEMM_UNIT_THREADS, ANY)                                \
+  UNITS("_deep", type, T, GEMM_UNIT_ROWS, GEMM_UNIT_COLUMNS, GEMM_UNIT_WIDE_THREADS, ANY)                      \
+  UNITS("_small", type, T, GEMM_UNIT_SMALL, GEMM_UNIT_SMALL, GEMM_UNIT_THREADS, ANY)                           \
+  UNITS("_many", type, T, GEMM_UNIT_ROWS, GEMM_UNIT_MANY, GEMM_UNIT_WIDE_THREADS, ANY)                         \
+  UNITS("_several", type, T, GEMM_UNIT_ROWS, GEMM_UNIT_SEVERAL, GEMM_UNIT_WIDE_THREADS, ANY)                   \
+  UNITS("_few", type, T, GEMM_UNIT_ROWS, GEMM_UNIT_FEW, GEMM_UNIT_WIDE_THREADS, ANY)                           \
+  UNITS("_short", type, T, GEMM_UNIT_SMALL, GEMM_UNIT_COLUMNS, GEMM_UNIT_SHORT_THREADS, GEMM_UNIT_SHORT_TERMS) \
+  UNITS("_short_small", type, T, GEMM_UNIT_SMALL, GEMM_UNIT_SMALL, GEMM_UNIT_THREADS, GEMM_UNIT_SHORT_TERMS)   \
   template [[host_name("gemm_unit_sum_" type)]] [[kernel]] decltype(gemm_unit_sum<T>) gemm_unit_sum<T>;
 TYPE("half", half)
 TYPE("bfloat", bfloat)

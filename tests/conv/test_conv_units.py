@@ -108,9 +108,9 @@ def test_contiguous_images_are_copied_in_another_order(device):
 @pytest.mark.parametrize(
     ("last_x", "size", "kernel"),
     [
-        (True, (5, 7), "gemm_unit_nt_short_some_bfloat"),
-        (False, (4, 10), "gemm_unit_nn_short_some_bfloat"),
-        (False, (5, 7), "gemm_unit_nt_short_some_bfloat"),  # of copies in the other order
+        (True, (5, 7), "gemm_unit_nt_short_small_bfloat"),
+        (False, (4, 10), "gemm_unit_nn_short_small_bfloat"),
+        (False, (5, 7), "gemm_unit_nt_short_small_bfloat"),  # of copies in the other order
     ],
     ids=["channels last", "contiguous", "contiguous without packs"],
 )

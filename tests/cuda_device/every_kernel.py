@@ -210,7 +210,8 @@ def gemm(device, dtype):
         yield "matmul, large tiles", metalcore.matmul(a, b)
         yield "matmul, large tiles, transposed", metalcore.matmul(b.T, a.T)
     with tuned("hopper"):
-        sizes = ((72 * 128, 200, 136), (136 * 128, 100, 136), (2560, 200, 2100), (300, 40, 2100), (300, 12, 2100))
+        sizes = ((72 * 128, 200, 136), (136 * 128, 100, 136), (2560, 200, 2100), (300, 40, 2100))
+        sizes += tuple((70 * 128, columns, 136) for columns in (12, 20, 40))
         sizes += ((70, 80, 40), (70, 40, 40))  # few terms
         for rows, columns, terms in sizes:
             b = random(device, dtype, terms, columns)

@@ -168,21 +168,45 @@ struct UnitTile {
     {"gemm_unit_nn" tile, "gemm_unit_nt" tile}, { "gemm_unit_tn" tile, "gemm_unit_tt" tile } \
   }
 constexpr UnitTile kUnitTiles[] = {
-    {GEMM_UNIT_NARROW_ROWS, GEMM_UNIT_FEW, GEMM_UNIT_THREADS, VARIANTS("_few")},
-    {GEMM_UNIT_NARROW_ROWS, GEMM_UNIT_SOME, GEMM_UNIT_THREADS, VARIANTS("_some")},
+    {GEMM_UNIT_ROWS, GEMM_UNIT_FEW, GEMM_UNIT_WIDE_THREADS, VARIANTS("_few")},
+    {GEMM_UNIT_ROWS, GEMM_UNIT_SEVERAL, GEMM_UNIT_WIDE_THREADS, VARIANTS("_several")},
+    {GEMM_UNIT_ROWS, GEMM_UNIT_MANY, GEMM_UNIT_WIDE_THREADS, VARIANTS("_many")},
     {GEMM_UNIT_ROWS, GEMM_UNIT_COLUMNS, GEMM_UNIT_THREADS, VARIANTS("")},
     {GEMM_UNIT_ROWS, GEMM_UNIT_WIDE, GEMM_UNIT_WIDE_THREADS, VARIANTS("_wide")},
 };
-// The same as the third one where a core has one threadgroup alone: its copies are more steps ahead.
+// The same as "" where a core has one threadgroup alone: its copies are more steps ahead.
 constexpr UnitTile kDeepTile = {GEMM_UNIT_ROWS, GEMM_UNIT_COLUMNS, GEMM_UNIT_WIDE_THREADS, VARIANTS("_deep")};
+constexpr UnitTile kSmallTile = {GEMM_UNIT_SMALL, GEMM_UNIT_SMALL, GEMM_UNIT_THREADS, VARIANTS("_small")};
 // Those for few terms, for some columns and for more.
 constexpr UnitTile kShortTiles[] = {
-    {GEMM_UNIT_NARROW_ROWS, GEMM_UNIT_SOME, GEMM_UNIT_THREADS, VARIANTS("_short_some")},
-    {GEMM_UNIT_NARROW_ROWS, GEMM_UNIT_COLUMNS, GEMM_UNIT_SHORT_THREADS, VARIANTS("_short")},
+    {GEMM_UNIT_SMALL, GEMM_UNIT_SMALL, GEMM_UNIT_THREADS, VARIANTS("_short_small")},
+    {GEMM_UNIT_SMALL, GEMM_UNIT_COLUMNS, GEMM_UNIT_SHORT_THREADS, VARIANTS("_short")},
 };
 #undef VARIANTS
-constexpr int64_t kLeastSplitTerms = 1024;  // of a threadgroup
+constexpr int64_t kLeastSplitTerms = 1024;  // of a product
 constexpr int64_t kManyTerms = 2048;        // more than these are read by large tiles sooner
+
+bool is_low(const UnitTile& tile) { return tile.rows == GEMM_UNIT_ROWS && tile.columns <= GEMM_UNIT_MANY; }
+
+// How many threadgroups share the terms of each of so many tiles. What they leave is small beside what they read.
+int64_t splits_of(const GemmProblem& p, const UnitTile& tile, int64_t tiles, int64_t cores) {
+  if (p.grouped != 0 || !p.batch.empty() || p.terms < kLeastSplitTerms) return 1;
+  const int64_t least = is_low(tile) ? int64_t{16} * tile.columns : 4 * tiles <= cores ? 256 : 1024;
+  const int64_t parts = is_low(tile) ? (p.terms + least / 2) / least : p.terms / least;
+  return std::max<int64_t>(std::min(cores / tiles, parts), 1);
+}
+
+// Whether small tiles keep more of the GPU's cores busy: where a core has one or two of them, or where there is one for
+// two cores; or twice as many with a part of the terms as there are low tiles.
+bool takes_small_tiles(const GemmProblem& p, const UnitTile& tile, int64_t cores) {
+  const int64_t small = members(p) * up(p.rows, GEMM_UNIT_SMALL) * up(p.columns, GEMM_UNIT_SMALL);
+  if (!is_low(tile)) return p.grouped == 0 && small <= (p.terms > kManyTerms ? cores / 2 : 2 * cores);
+  const int64_t low = members(p) * up(p.rows, tile.rows);
+  const auto busy = [&](const UnitTile& of, int64_t tiles) {
+    return std::min(tiles * splits_of(p, of, tiles, cores), cores);
+  };
+  return p.grouped != 0 || p.rows <= GEMM_UNIT_SMALL || busy(kSmallTile, small) >= 2 * busy(tile, low);
+}
 
 // Elements of rows or else of columns are neighbours, and the tensors of a kernel have strides of 32 bits.
 bool is_unit_operand(const GemmMatrix& m) {
@@ -199,7 +223,7 @@ bool takes_units(const GemmProblem& p, int64_t element_size, const GemmTuning& t
 // The narrow side of a product is that of its columns. Batches have small tiles for some rows, since a transposed
 // result is stored by elements.
 bool is_transposed_on_units(const GemmProblem& p) {
-  return p.grouped == 0 && p.rows <= (p.batch.empty() ? GEMM_UNIT_SOME : GEMM_UNIT_FEW) && p.rows < p.columns;
+  return p.grouped == 0 && p.rows <= (p.batch.empty() ? GEMM_UNIT_MANY : GEMM_UNIT_FEW) && p.rows < p.columns;
 }
 
 GemmPlan unit_plan(const GemmProblem& p, GemmParams params, const GemmTuning& tuning) {
@@ -207,15 +231,12 @@ GemmPlan unit_plan(const GemmProblem& p, GemmParams params, const GemmTuning& tu
   const uint32_t widest = wide >= tuning.wide_tiles ? GEMM_UNIT_WIDE : GEMM_UNIT_COLUMNS;
   const UnitTile* tile = kUnitTiles;
   while (std::min(p.rows, p.columns) > tile->columns && tile->columns < widest) ++tile;
-  const bool can_share = p.grouped == 0 && p.batch.empty();
   const int64_t cores = tuning.unit_threadgroups;
-  // Small tiles where a core has one or two of them, or where there is one for two cores.
-  const int64_t small = members(p) * up(p.rows, GEMM_UNIT_NARROW_ROWS) * up(p.columns, GEMM_UNIT_SOME);
   const bool is_short = p.grouped == 0 && p.terms <= GEMM_UNIT_SHORT_TERMS;
-  if (is_short && tile->columns >= GEMM_UNIT_SOME)
-    tile = kShortTiles + (p.columns > GEMM_UNIT_SOME);
-  else if (p.grouped == 0 && tile->columns > GEMM_UNIT_SOME && small <= (p.terms > kManyTerms ? cores / 2 : 2 * cores))
-    tile = kUnitTiles + 1;
+  if (is_short && tile->columns >= GEMM_UNIT_SMALL)
+    tile = kShortTiles + (p.columns > GEMM_UNIT_SMALL);
+  else if (takes_small_tiles(p, *tile, cores))
+    tile = &kSmallTile;
   params.row_tiles = static_cast<uint32_t>(std::max<int64_t>(up(p.rows, tile->rows), 1));
   const bool rows_free = p.grouped != GEMM_GROUPED_ROWS;
   const int64_t tiles = rows_free ? members(p) * params.row_tiles : params.row_tiles + int64_t{p.groups};
@@ -223,13 +244,9 @@ GemmPlan unit_plan(const GemmProblem& p, GemmParams params, const GemmTuning& tu
   if (tile->rows == GEMM_UNIT_ROWS && tile->columns == GEMM_UNIT_COLUMNS && tiles * across <= cores) tile = &kDeepTile;
   params.split_terms = params.terms;
   uint32_t splits = 1;
-  if (can_share && p.terms >= kLeastSplitTerms) {
-    const int64_t least = 4 * tiles * across <= cores ? kLeastSplitTerms / 4 : kLeastSplitTerms;
-    const int64_t wanted = std::min<int64_t>(cores / (tiles * across), p.terms / least);
-    if (wanted > 1) {
-      params.split_terms = static_cast<uint32_t>(up(up(p.terms, wanted), 64) * 64);
-      splits = static_cast<uint32_t>(up(p.terms, params.split_terms));
-    }
+  if (const int64_t wanted = splits_of(p, *tile, tiles * across, cores); wanted > 1) {
+    params.split_terms = static_cast<uint32_t>(up(up(p.terms, wanted), 64) * 64);
+    splits = static_cast<uint32_t>(up(p.terms, params.split_terms));
   }
   return {.variant = tile->variants[p.a.column != 1][p.b.column != 1],
           .params = params,
