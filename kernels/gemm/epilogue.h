@@ -14,6 +14,22 @@ inline int64_t batch_offset(constant GemmParams& p, constant GemmOperand& operan
   return offset;
 }
 
+// The same for both operands and the result.
+struct BatchOffsets {
+  int64_t a, b, result;
+};
+inline BatchOffsets batch_offsets(constant GemmParams& p, uint index) {
+  BatchOffsets offsets = {0, 0, 0};
+  for (uint d = 0; d < GEMM_BATCH_DIMS && index != 0; ++d) {
+    const uint next = index / p.batch[d], place = index - next * p.batch[d];
+    offsets.a += int64_t(place) * p.a.batch[d];
+    offsets.b += int64_t(place) * p.b.batch[d];
+    offsets.result += int64_t(place) * p.result.batch[d];
+    index = next;
+  }
+  return offsets;
+}
+
 template <typename T>
 inline float activated(float x, uint activation) {
   if (activation == GEMM_RELU) return Relu<T>::forward(x);

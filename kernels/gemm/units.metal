@@ -44,9 +44,9 @@ template <typename T, uint kRows, uint kColumns, uint kThreads, int kTerms, bool
   const uint column = tile.x * kColumns, rows = job.end_row - job.begin_row, columns = p.columns - column;
   const uint begin_term = min(job.begin_term + group.z * p.split_terms, job.end_term);
   const uint terms = job.exists ? min(job.end_term - begin_term, p.split_terms) : 0;
-  device T* const from_a = a + batch_offset(p, p.a, job.member) + job.begin_row * p.a.row + begin_term * p.a.column;
-  device T* const from_b =
-      b + batch_offset(p, p.b, job.exists ? job.member : 0) + begin_term * p.b.row + column * p.b.column;
+  const BatchOffsets offsets = batch_offsets(p, job.member);
+  device T* const from_a = a + offsets.a + job.begin_row * p.a.row + begin_term * p.a.column;
+  device T* const from_b = b + (job.exists ? offsets.b : 0) + begin_term * p.b.row + column * p.b.column;
   auto left = kAcrossA ? part(from_a, rows, terms, p.a.column) : part(from_a, terms, rows, p.a.row);
   auto right = kAcrossB ? part(from_b, terms, columns, p.b.column) : part(from_b, columns, terms, p.b.row);
   auto sums = multiply.template get_destination_cooperative_tensor<decltype(left), decltype(right), float>();
@@ -58,7 +58,7 @@ template <typename T, uint kRows, uint kColumns, uint kThreads, int kTerms, bool
     sums.store(part(to, columns, rows, p.result.row, p.result.column));
     return;
   }
-  device T* const results = result + batch_offset(p, p.result, job.member);
+  device T* const results = result + offsets.result;
   // The loops are unrolled, so that the sums stay in registers, and have no branches, so that loads go on at the same
   // time: elements outside take what is at the edge.
   if (p.alpha != 1.0f) {
