@@ -102,4 +102,5 @@ struct QuantGroupsParams {
 struct QuantizeParams {
   uint32_t count;  // threads
   uint32_t dtype;  // of the numbers
+  float most;      // the largest number that blocks hold
 };

@@ -63,16 +63,15 @@ inline float most_of(thread const float* x) {
   return greater(greater(greater(x[0], x[4]), greater(x[2], x[6])), greater(greater(x[1], x[5]), greater(x[3], x[7])));
 }
 
-// A group of N numbers in registers.
+// A group of N numbers in registers. With this alignment compilers load 16 bytes or more at once.
 template <uint N>
-struct Group {
+struct alignas(16) Group {
   float of[N];
 
-  // From number `from` on, a multiple of 16.
+  // From number `from` on, a multiple of N.
   void load(device const uint4* numbers, uint from, uint dtype) {
     if (dtype == QUANT_FLOAT) {
-#pragma unroll
-      for (uint i = 0; i < N / 4; ++i) put4(4 * i, as_type<float4>(numbers[from / 4 + i]));
+      *this = reinterpret_cast<device const Group*>(numbers)[from / N];
       return;
     }
 #pragma unroll
@@ -116,6 +115,15 @@ struct Group {
     return first;
   }
 
+  // Whether there is NaN or a number beyond ±most. The differences of integers have their sign bit set there.
+  bool exceeds(float most) const {
+    const uint limit = as_type<uint>(most);
+    uint differences = 0;
+#pragma unroll
+    for (uint i = 0; i < N; ++i) differences |= limit - (as_type<uint>(of[i]) & 0x7fffffffu);
+    return differences >> 31;
+  }
+
   // The sum of squares of how far scale * q + minimum is from these numbers.
   float error(thread const Group& q, float scale, float minimum) const {
     float sums[QUANTIZE_SUMS];
@@ -132,6 +140,12 @@ struct Group {
     return total(sums);
   }
 };
+
+// Says that blocks of the type cannot hold one of the numbers.
+template <uint N>
+inline void note_unheld(thread const Group<N>& x, float most, device atomic_uint* unheld) {
+  if (x.exceeds(most)) atomic_store_explicit(unheld, 1u, memory_order_relaxed);
+}
 
 // What numbers become: integers, or the entries of IQ4's table. `index` is what is packed.
 template <int least, int most>

@@ -127,16 +127,18 @@ struct ToMXFP4 {
 template <typename To>
 [[kernel]] [[max_total_threads_per_threadgroup(QUANTIZE_THREADS)]] void quantize_block(
     device const uint4* numbers [[buffer(0)]], device uchar* packed [[buffer(1)]],
-    constant QuantizeParams& p [[buffer(2)]], uint at [[thread_position_in_grid]]) {
+    constant QuantizeParams& p [[buffer(2)]], device atomic_uint* unheld [[buffer(3)]],
+    uint at [[thread_position_in_grid]]) {
   if (at >= p.count) return;
   Group<32> x;
   x.load(numbers, at * 32, p.dtype);
+  note_unheld(x, p.most, unheld);
   To::pack(x, packed + ulong(at) * To::bytes);
 }
 
-#define QUANTIZE_BLOCK(F)                                                                                          \
-  template [[host_name("quantize_" #F)]] [[kernel]] void quantize_block<To##F>(device const uint4*, device uchar*, \
-                                                                               constant QuantizeParams&, uint);
+#define QUANTIZE_BLOCK(F)                                                       \
+  template [[host_name("quantize_" #F)]] [[kernel]] void quantize_block<To##F>( \
+      device const uint4*, device uchar*, constant QuantizeParams&, device atomic_uint*, uint);
 QUANTIZE_BLOCK(Q4_0)
 QUANTIZE_BLOCK(Q4_1)
 QUANTIZE_BLOCK(Q5_0)

@@ -317,10 +317,12 @@ struct ToIQ4_XS {
 template <typename To>
 [[kernel]] [[max_total_threads_per_threadgroup(QUANTIZE_THREADS)]] void quantize_search(
     device const uint4* numbers [[buffer(0)]], device typename To::Scales* scales [[buffer(1)]],
-    constant QuantizeParams& p [[buffer(2)]], uint at [[thread_position_in_grid]]) {
+    constant QuantizeParams& p [[buffer(2)]], device atomic_uint* unheld [[buffer(3)]],
+    uint at [[thread_position_in_grid]]) {
   if (at >= p.count) return;
   Group<To::group> x;
   x.load(numbers, at * To::group, p.dtype);
+  note_unheld(x, p.most, unheld);
   scales[at] = To::search(x);
 }
 
@@ -347,7 +349,7 @@ template <typename To>
 
 #define QUANTIZE_GROUPS(F)                                                                                           \
   template [[host_name("quantize_search_" #F)]] [[kernel]] void quantize_search<To##F>(                              \
-      device const uint4*, device To##F::Scales*, constant QuantizeParams&, uint);                                   \
+      device const uint4*, device To##F::Scales*, constant QuantizeParams&, device atomic_uint*, uint);              \
   template [[host_name("quantize_fit_" #F)]] [[kernel]] void quantize_fit<To##F>(                                    \
       device const uint4*, device const To##F::Scales*, device uint*, constant QuantizeParams&, uint);               \
   template [[host_name("quantize_" #F)]] [[kernel]] void quantize_pack<To##F>(                                       \

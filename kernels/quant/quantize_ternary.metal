@@ -5,12 +5,14 @@ using namespace metal;
 
 #include "quantize.h"
 
-inline float largest_of_block(device const uint4* numbers, uint from, uint dtype) {
+inline float largest_of_block(device const uint4* numbers, uint from, constant QuantizeParams& p,
+                              device atomic_uint* unheld) {
   float most = 0.0f;
 #pragma nounroll
   for (uint i = 0; i < 256; i += 32) {
     Group<32> x;
-    x.load(numbers, from + i, dtype);
+    x.load(numbers, from + i, p.dtype);
+    note_unheld(x, p.most, unheld);
     most = max(most, fabs(x.largest()));
   }
   return most;
@@ -34,11 +36,12 @@ inline void put_digits(device const uint4* numbers, uint from, uint apart, uint 
 
 [[kernel]] [[max_total_threads_per_threadgroup(QUANTIZE_THREADS)]] void quantize_TQ1_0(
     device const uint4* numbers [[buffer(0)]], device uchar* packed [[buffer(1)]],
-    constant QuantizeParams& p [[buffer(2)]], uint at [[thread_position_in_grid]]) {
+    constant QuantizeParams& p [[buffer(2)]], device atomic_uint* unheld [[buffer(3)]],
+    uint at [[thread_position_in_grid]]) {
   if (at >= p.count) return;
   const uint from = at * 256;
   device uchar* const to = packed + ulong(at) * 54;
-  const float most = largest_of_block(numbers, from, p.dtype), to_one = inverse(most);
+  const float most = largest_of_block(numbers, from, p, unheld), to_one = inverse(most);
   put_digits(numbers, from, 32, p.dtype, to_one, to);
   put_digits(numbers, from + 16, 32, p.dtype, to_one, to + 16);
   put_digits(numbers, from + 160, 16, p.dtype, to_one, to + 32);
@@ -57,10 +60,11 @@ inline void put_digits(device const uint4* numbers, uint from, uint apart, uint 
 
 [[kernel]] [[max_total_threads_per_threadgroup(QUANTIZE_THREADS)]] void quantize_TQ2_0(
     device const uint4* numbers [[buffer(0)]], device uchar* packed [[buffer(1)]],
-    constant QuantizeParams& p [[buffer(2)]], uint at [[thread_position_in_grid]]) {
+    constant QuantizeParams& p [[buffer(2)]], device atomic_uint* unheld [[buffer(3)]],
+    uint at [[thread_position_in_grid]]) {
   if (at >= p.count) return;
   device uchar* const to = packed + ulong(at) * 66;
-  const float most = largest_of_block(numbers, at * 256, p.dtype), to_one = inverse(most);
+  const float most = largest_of_block(numbers, at * 256, p, unheld), to_one = inverse(most);
 #pragma nounroll
   for (uint part = 0; part < 4; ++part) {
     uint bytes[16] = {};

@@ -19,6 +19,7 @@ from torch import Tensor
 from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import DEVICES, FLOAT_DTYPES, require_tensors
+from .._core.tensors import whole
 from ._types import BY_NUMBER, KERNELS, Type, type_of
 
 __all__ = ["quantize"]
@@ -59,11 +60,12 @@ def quantize(tensor: Tensor, type: Any) -> Tensor:
         raise ValueError(f"metalcore cannot make weights of type {type.name}")
     if numbers.dtype not in FLOAT_DTYPES:
         numbers = numbers.float()
-    if not numbers.is_meta and (wrong := not_held(largest_of(numbers), type)):
+    run_here = numbers.device.type in ("cpu", "meta", *DEVICES)
+    packed, unheld = ops.quantize(numbers if run_here else numbers.cpu(), type.number)
+    if not unheld.is_meta and whole(unheld).item():  # all ranks raise
+        wrong = not_held(largest_of(whole(numbers)), type)
         raise ValueError(f"quantize: tensor has {wrong}, which blocks of {type.name} cannot hold")
-    if numbers.device.type in ("cpu", "meta", *DEVICES):
-        return ops.quantize(numbers, type.number)
-    return ops.quantize(numbers.cpu(), type.number).to(numbers.device)
+    return packed.to(numbers.device)
 
 
 MADE = KERNELS | {"TQ1_0", "TQ2_0"}  # types that have kernels which pack numbers
@@ -95,7 +97,8 @@ _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 @fake_kernel("quantize")
 def _(numbers, type):
     type = BY_NUMBER[type]
-    return numbers.new_empty((*numbers.shape[:-1], numbers.shape[-1] // type.block * type.nbytes), dtype=torch.uint8)
+    row = numbers.shape[-1] // type.block * type.nbytes
+    return numbers.new_empty((*numbers.shape[:-1], row), dtype=torch.uint8), numbers.new_empty((), dtype=torch.int32)
 
 
 if not torch._C._dispatch_has_kernel_for_dispatch_key("metalcore::quantize", "CPU"):  # which the simulator runs
@@ -108,7 +111,8 @@ if not torch._C._dispatch_has_kernel_for_dispatch_key("metalcore::quantize", "CP
             raise RuntimeError("quantize: this machine runs no kernels that pack numbers, and PyTorch has no operator")
         _entered.already = True
         try:
-            return ops.quantize(numbers.to(next(iter(DEVICES))), type).cpu()
+            packed, unheld = ops.quantize(numbers.to(next(iter(DEVICES))), type)
+            return packed.cpu(), unheld.cpu()
         finally:
             _entered.already = False
 

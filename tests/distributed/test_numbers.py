@@ -84,8 +84,9 @@ def test_every_way_that_a_rule_allows_has_the_same_values(ranks):
 
 
 def test_every_rank_raises(ranks):
-    for message in ranks.run(2, "numbers.singular"):
-        assert "Batch element 3" in message and "singular" in message
+    for singular, unheld in ranks.run(2, "numbers.refused"):
+        assert "Batch element 3" in singular and "singular" in singular
+        assert "infinite numbers, which blocks of Q4_K cannot hold" in unheld
 
 
 @pytest.mark.parametrize(

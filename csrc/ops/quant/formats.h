@@ -27,9 +27,6 @@ Tensor from_multiple_of_16(const Tensor& tensor);
 // Rows of packed weights as numbers: all of them, or those of the indices.
 Tensor quant_rows(const Tensor& packed, const MaybeTensor& rows, int64_t type, ScalarType dtype);
 
-// Numbers as packed weights.
-Tensor quantize(const Tensor& numbers, int64_t type);
-
 // A dtype's number in the kernels' parameters.
 uint32_t quant_dtype(ScalarType dtype);
 

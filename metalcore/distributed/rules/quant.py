@@ -8,7 +8,7 @@ from ._rule import Partial, Shard, others, rule
 @rule("quantize")
 def quantize(call):
     for dim in others(call.numbers, -1):
-        yield Shard(dim), {"numbers": Shard(dim)}
+        yield (Shard(dim), Partial()), {"numbers": Shard(dim)}  # a number that is not 0 if some rank's is not
 
 
 @rule("quant_rows")

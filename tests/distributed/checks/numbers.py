@@ -153,14 +153,19 @@ def linear_algebra():
     return found
 
 
-def singular():
-    """Every rank raises where one of them has a singular matrix."""
+def refused():
+    """Every rank raises where one of them has a singular matrix, or a number that packed weights cannot hold."""
     A = torch.eye(5, device="mps").repeat(4, 1, 1)
     A[3] = 0
-    try:
-        metalcore.inv(distribute_tensor(A, _mesh(), [Shard(0)]))
-    except torch.linalg.LinAlgError as error:
-        return str(error)
+    weight = torch.randn(4, 256, device="mps")
+    weight[3, 7] = torch.inf
+    messages = []
+    for call, tensor in ((metalcore.inv, A), (lambda weight: metalcore.quantize(weight, "Q4_K"), weight)):
+        try:
+            call(distribute_tensor(tensor, _mesh(), [Shard(0)]))
+        except (torch.linalg.LinAlgError, ValueError) as error:
+            messages.append(str(error))
+    return messages
 
 
 def optimizer(name, place, **options):
