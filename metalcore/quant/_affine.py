@@ -33,6 +33,9 @@ def dequantize_affine(
 ) -> Tensor:
     """Returns weights of 2 to 8 bits in groups as numbers: scale * q + offset for the q of a group, rounded once.
 
+    Kernels add scale times the zero point, and for int8 scale times half the range, to the offset before. These products
+    are rounded to float32, which changes nothing where scales have 16 bits.
+
     Args:
         packed: uint8, (rows, bytes of a row). A row is a sequence of bits: q number k has those from k * bits on, the
             lowest first. A row has a multiple of 32 weights. int8 where q is signed, of 2, 4 or 8 bits.
@@ -134,9 +137,9 @@ def unpack_affine(packed: Tensor, scales: Tensor, offsets: Tensor, bits: int) ->
     numbers = integers(packed.view(torch.uint8), bits).view(*scales.shape, length // max(scales.shape[1], 1)).float()
     if packed.dtype == torch.int8:
         numbers = numbers - (numbers >= 2 ** (bits - 1)) * 2.0**bits
-    scales, points = scales.float()[..., None], offsets.float()[..., None]
+    scales, points = scales.double()[..., None], offsets.double()[..., None]  # the only rounding is that to float32
     numbers = (numbers - points) * scales if offsets.dtype in _ZEROS else numbers * scales + points
-    return numbers.view(len(packed), length)
+    return numbers.float().view(len(packed), length)
 
 
 def integers(packed: Tensor, bits: int) -> Tensor:

@@ -110,10 +110,11 @@ def _limits(op, option, limit, kind, x):
 
 @cpu_kernel("renorm_rows")
 def _by_torch(x, limits, kind):
+    x = x.contiguous()  # as the result is
     wide = x if x.dtype == torch.float64 else x.float()
     wide = wide.where(~wide.isnan(), -torch.inf if kind == _MASK else 0.0)
     if x.numel() == 0:
-        return torch.empty_like(x, memory_format=torch.contiguous_format)
+        return torch.empty_like(x)
     ordered = wide.sort(-1, descending=True).values
     if kind == _TOP_P:
         sums = ordered.clamp_min(0).cumsum(-1)
