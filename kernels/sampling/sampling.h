@@ -21,6 +21,16 @@ struct SampleParams {
   int64_t x_stride;  // from row to row
 };
 
+// Rows that threadgroups share, of which all classes are drawn from.
+#define SAMPLE_PART_THREADS 256
+struct SamplePartsParams {
+  uint32_t length;  // of a row
+  uint32_t parts;   // of a row, at most SAMPLE_PART_THREADS
+  uint32_t share;   // elements of a part
+  float temperature;
+  int64_t x_stride;
+};
+
 #define TOP_K_MOST 1024        // values that topk sorts in threadgroup memory
 #define TOP_K_LONG_MOST 65536  // in device memory
 

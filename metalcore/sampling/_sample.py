@@ -77,7 +77,7 @@ def sample(
         drawn = run(rows, uniform, 1.0, 0, 1.0, 0.0, _per_row(settings, logits, batch))
     else:
         top_p = 1.0 if top_p is None else float(top_p)  # pyright: ignore[reportArgumentType]
-        drawn = run(rows, uniform, float(temperature), top_k or 0, top_p, float(min_p or 0.0), None)
+        drawn = run(rows, uniform, float(temperature), min(top_k or 0, classes), top_p, float(min_p or 0.0), None)
     return drawn if len(batch) == 1 else drawn.view(batch)
 
 
@@ -180,6 +180,7 @@ register(
         samples=lambda: (
             Sample("the largest", ((5, 1000),), {"temperature": 0.0}),
             Sample("one of one", ((3, 7, 100),), {"top_k": 1}),
+            Sample("the largest of a long row", ((1, 9001),), {"temperature": 0.0}),
             Sample("of one nucleus", ((5, 1000),), {"temperature": 0.01, "top_p": 1e-6, "min_p": 1.0}),
         ),
     )

@@ -126,6 +126,27 @@ def test_tensors_of_options(device):
     assert torch.equal(compiled(x, greedy * 0, counts), first)
 
 
+@each_dtype
+@pytest.mark.parametrize("length, parts", [(4095, 1), (4096, 2), (9001, 4)])
+def test_rows_that_threadgroups_share(device, dtype, length, parts):
+    """Each point of a grid, where a part has no class with a probability, and logits that are infinite."""
+    logits = torch.randn(length).mul(4).to(dtype)
+    logits[2000:-50], logits[7] = -torch.inf, torch.nan
+    points = (torch.arange(400) + 0.5) / 400
+    with tuned("baseline"):
+        assert (f"{parts} threadgroups share one" in str(metalcore.explain("sample", logits[None].to(device)))) == (parts > 1)
+        x = logits.to(device).expand(20, length)
+        drawn = [torch.ops.metalcore.sample(x, each.to(device), 1.0, 0, 1.0, 0.0) for each in points.split(20)]
+        wanted = distribution(logits.double().nan_to_num(nan=-torch.inf)) * 400
+        assert (torch.cat(drawn).cpu().bincount(minlength=length) - wanted).abs().max() <= 1.01
+        assert (metalcore.sample(x, 0.0).cpu() == wanted.argmax()).all()
+        logits[20], logits[-2] = torch.inf, torch.inf
+        x = logits.to(device).expand(20, length)
+        assert metalcore.sample(x).unique().tolist() == [20, length - 2]
+        assert metalcore.sample(x, 0.0).unique().tolist() == [20]
+        assert not metalcore.sample(torch.full_like(x, -torch.inf)).any()
+
+
 @pytest.mark.parametrize("family", ["baseline", "simulator"])
 def test_long_rows(device, family):
     with tuned(family):
@@ -140,6 +161,7 @@ def test_greedy(device, dtype):
     logits = torch.tensor([[1.0, 3.0, 3.0, -1.0], [-2.0, -2.0, -3.0, -4.0], [0.0, -0.0, 0.0, 0.0]]).to(dtype)
     assert metalcore.sample(logits.to(device), temperature=0.0).tolist() == [1, 0, 0]
     assert metalcore.sample(logits.to(device), temperature=0).tolist() == [1, 0, 0]
+    assert metalcore.sample(logits.to(device), temperature=0, top_k=2**70).tolist() == [1, 0, 0]
 
 
 @pytest.mark.parametrize("family", ["baseline", "simulator"])

@@ -38,12 +38,48 @@ Tensor sample(const Tensor& x, const Tensor& uniform_, double temperature, int64
   return classes;
 }
 
+// The number of threadgroups that share a row of logits. It is 1 unless there are so few rows that most of a GPU idles.
+uint32_t parts_of(const Tensor& x) {
+  constexpr int64_t kLeastShare = 2048;  // elements, for which a second dispatch pays
+  const int64_t rows = x.sizes()[0], length = x.sizes()[1];
+  const int64_t fill = gpu::parallelism(x).fill_threadgroups;
+  if (2 * rows > fill) return 1;
+  const int64_t wanted = ceil_div(2 * fill, rows);
+  return static_cast<uint32_t>(std::min({wanted, length / kLeastShare, int64_t{SAMPLE_PART_THREADS}}));
+}
+
+void sample_parts_into(const Tensor& classes, const Tensor& x, const Rows& logits, const Tensor& uniform,
+                       double temperature, uint32_t most_parts) {
+  const int64_t rows = x.sizes()[0], length = x.sizes()[1];
+  const int64_t share = round_up<int64_t>(ceil_div<int64_t>(length, most_parts), 8);
+  const uint32_t parts = grid_side(ceil_div(length, share));
+  gpu::note_plan("sample", "parts", [&] { return "few rows: " + std::to_string(parts) + " threadgroups share one"; });
+  const Tensor sums = new_tensor({rows * parts * 2}, ScalarType::Float, x);
+  const SamplePartsParams params = {.length = grid_side(length),
+                                    .parts = parts,
+                                    .share = grid_side(share),
+                                    .temperature = static_cast<float>(temperature),
+                                    .x_stride = logits.stride};
+  gpu::record(classes, [&](gpu::Recording& recording) {
+    recording.kernel("sample_parts_", suffix(x.scalar_type())).buffer(0, logits.tensor).buffer(1, sums);
+    recording.bytes(2, params).dispatch_threadgroups({parts, grid_side(rows)}, {SAMPLE_PART_THREADS});
+    recording.kernel("sample_of_parts_", suffix(x.scalar_type())).buffer(0, logits.tensor).buffer(1, sums);
+    recording.bytes(2, params).buffer(3, uniform).buffer(4, classes);
+    recording.dispatch_threadgroups({grid_side(rows)}, {SAMPLE_PART_THREADS});
+  });
+}
+
 }  // namespace
 
 void sample_into(const Tensor& classes, const Tensor& x, const Tensor& uniform, double temperature, int64_t top_k,
                  double top_p, double min_p, const MaybeTensor& options) {
   const int64_t rows = x.sizes()[0], length = x.sizes()[1];
   const Rows logits = rows_of(x, length);
+  const bool from_all = !options && (top_k <= 0 || top_k >= length) && top_p >= 1 && min_p <= 0;
+  if (const uint32_t parts = from_all ? parts_of(x) : 1; parts > 1) {
+    sample_parts_into(classes, x, logits, uniform, temperature, parts);
+    return;
+  }
   gpu::note_plan("sample", "group", [] { return std::string("a threadgroup has a row"); });
   gpu::record(classes, [&](gpu::Recording& recording) {
     recording.kernel("sample_", suffix(x.scalar_type())).buffer(0, logits.tensor).buffer(1, uniform).buffer(2, classes);
