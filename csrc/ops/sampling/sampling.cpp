@@ -40,7 +40,7 @@ Tensor sample(const Tensor& x, const Tensor& uniform_, double temperature, int64
 
 // The number of threadgroups that share a row of logits. It is 1 unless there are so few rows that most of a GPU idles.
 uint32_t parts_of(const Tensor& x) {
-  constexpr int64_t kLeastShare = 2048;  // elements, for which a second dispatch pays
+  constexpr int64_t kLeastShare = 1024;  // elements, for which a second dispatch pays
   const int64_t rows = x.sizes()[0], length = x.sizes()[1];
   const int64_t fill = gpu::parallelism(x).fill_threadgroups;
   if (2 * rows > fill) return 1;
