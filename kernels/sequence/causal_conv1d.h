@@ -11,10 +11,13 @@
 #define CONV1D_THREADS 256
 #define CONV1D_WIDTH 8
 
-// Kernels of vectors: the longest window, and the neighbouring positions that a thread has where positions are
-// neighbours in memory.
+// Kernels of vectors: the longest window, the channels of a thread where these are neighbours in memory, forward and in
+// the derivative, and the vectors of a thread where positions are.
 #define CONV1D_NARROW 4
-#define CONV1D_NEIGHBOURS 16
+#define CONV1D_ACROSS 4
+#define CONV1D_BACK_ACROSS 2
+#define CONV1D_BACK_THREADS 256
+#define CONV1D_VECTORS 4
 
 // How sequences lie in a batch entry: one, or as many as cu_seqlens ends, or neighbours with one number of seq_idx.
 #define CONV1D_WHOLE 0

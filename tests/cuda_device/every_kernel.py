@@ -174,7 +174,7 @@ def attention(device, dtype):
 
 
 def conv1d(device, dtype):
-    """Whole sequences in both layouts, which kernels of vectors take."""
+    """Whole sequences in both layouts, which kernels of vectors take, and a step of states of both lengths."""
     for positions_first in (False, True):
         x, grad = (random(device, dtype, 2, 64, 64) for _ in "xg")
         x, grad = (x.mT, grad.mT) if positions_first else (x, grad)
@@ -182,6 +182,12 @@ def conv1d(device, dtype):
         y = metalcore.causal_conv1d(x, weight, None)
         for tensor in (y, *torch.autograd.grad(y, (x, weight), grad)):
             yield "causal_conv1d", tensor.detach()
+    for kept in (3, 4):
+        state = random(device, dtype, 2, 64, kept)
+        yield (
+            "causal_conv1d_update",
+            metalcore.causal_conv1d_update(random(device, dtype, 2, 64), state, weight.detach()),
+        )
 
 
 def layer_norm(device, dtype):

@@ -92,14 +92,15 @@ def test_lengths(device, dtype, length):
 
 @each_dtype
 def test_vectors(device, dtype):
-    """Kernels of vectors: walks along positions that end within a step or go on in the next one, and weights of fewer
-    positions than a window has."""
+    """Kernels of vectors: walks along positions that end within a step or go on in the next one, threadgroups whose last
+    channels do not exist, and weights of fewer positions than a window has."""
     for channels, length, width, silu, lay in (
         (16, 1, WIDTH, True, last),
-        (8, 131, 3, True, last),
+        (72, 131, 3, True, last),
         (8, 256, WIDTH, False, last),
         (2, 8, WIDTH, True, lambda x: x),
         (3, 264, 2, False, lambda x: x),
+        (8, 520, WIDTH, True, lambda x: x),
         (1, 2056, WIDTH, True, lambda x: x),
     ):
 
@@ -112,6 +113,20 @@ def test_vectors(device, dtype):
             metalcore.causal_conv1d(lay(x), weight, bias)
         assert [plan.variant for plan in recorder.recording.plans] == ["channels" if lay is last else "positions"]
         check(ours, batched(silu=silu), tensors, 2 * length)
+
+
+@pytest.mark.parametrize("lay", [last, lambda x: x], ids=["channels", "positions"])
+def test_windows_end(device, lay):
+    """A position before a window has no part in it, where kernels' windows are longer than the weights."""
+    x, weight, bias = inputs(16, 16, 3, device=device)
+    x[1, 2, 5] = torch.nan
+    leaves = [t.requires_grad_() for t in (lay(x), weight, bias)]
+    y = metalcore.causal_conv1d(*leaves, activation="silu")
+    found = torch.autograd.grad(y, leaves, torch.ones_like(y))
+    for actual, spoiled in zip((y, found[0]), (range(5, 8), range(3, 8))):
+        assert actual.isnan().nonzero().tolist() == [[1, 2, position] for position in spoiled]
+    for actual in found[1:]:
+        assert actual.reshape(16, -1).isnan().any(1).nonzero().tolist() == [[2]]
 
 
 def test_long(device):
@@ -332,6 +347,27 @@ def test_steps(device, dtype, width, new):
         assert_near(y, expected, terms=8)
         wanted = torch.stack([entry[:, (place - c - new) % kept] for entry, c in zip(after, counts)])
         assert torch.equal(wide(ring), wanted)
+
+
+@each_dtype
+@pytest.mark.parametrize("kept", [3, 4])
+@pytest.mark.parametrize("width", [2, 4])
+def test_steps_by_words(device, dtype, kept, width):
+    """The kernel for one position, whose threads have the channels of a word, and rows of the state that do not exist."""
+    x, weight, bias = inputs(34, 1, width, dtype, device, batch=4)
+    state = tensor(6, 34, kept, dtype=dtype, device=device)
+    before, rows = state.clone(), torch.tensor([4, -1, 0, 6], dtype=torch.int32, device=device)
+    with metalcore.recording.on_meta(device) as recorder:
+        for given in (state, last(state)):
+            tensors = [t.to("meta") for t in (x, given, weight, bias)]
+            metalcore.causal_conv1d_update(*tensors, None, None, rows.to("meta"))
+    assert [plan.variant for plan in recorder.recording.plans] == ["step", "narrow"]
+    y = metalcore.causal_conv1d_update(x, state, weight, bias, "silu", None, rows)
+    assert not y[1].any() and y[3].isnan().all()
+    expected, after = step_loop(*(wide(t) for t in (x[[0, 2]], before[[4, 0]], weight, bias)), True)
+    assert_near(y[[0, 2]], expected, terms=8)
+    assert torch.equal(wide(state[[4, 0]]), after)
+    assert torch.equal(state[[1, 2, 3, 5]], before[[1, 2, 3, 5]])
 
 
 def test_steps_are_the_sequence(device):

@@ -126,7 +126,9 @@ void note(const char* op, const Conv& conv, uint32_t segments, uint32_t tiles) {
 // Whether kernels of vectors can have x and the tensors beside it, and which axis has neighbours in memory.
 enum class Vectors { None, Channels, Positions };
 Vectors vectors_of(const Conv& conv, const CausalConv1dParams& params, std::initializer_list<const Tensor*> tensors) {
-  if (params.sequencing != CONV1D_WHOLE || params.has_state || conv.width > CONV1D_NARROW) return Vectors::None;
+  if (params.sequencing != CONV1D_WHOLE || params.has_state || conv.width > CONV1D_NARROW ||
+      !aligned16(conv.weight, 0, 0))
+    return Vectors::None;
   const auto along = [&](int axis) {
     return std::all_of(tensors.begin(), tensors.end(), [&](const Tensor* x) {
       const auto step = [&](int of) { return x->size(of) == 1 ? 0 : x->stride(of); };
@@ -137,17 +139,64 @@ Vectors vectors_of(const Conv& conv, const CausalConv1dParams& params, std::init
 }
 const char* axis_name(Vectors vectors) { return vectors == Vectors::Channels ? "channels" : "positions"; }
 
-// The segments of walks of so many positions.
-void set_run(CausalConv1dParams& params, int64_t positions) {
-  params.run = grid_side(positions);
-  params.segments = ceil_div(params.length, params.run);
+// The longest walk that leaves enough threadgroups, of which there are threadgroups(positions): of `most` positions, a
+// half of them, a quarter, and so on, but at least `least`.
+template <typename F>
+int64_t walk_of(const Tensor& x, int64_t most, int64_t least, F threadgroups) {
+  int64_t positions = most;
+  while (positions > least && threadgroups(positions) < gpu::parallelism(x).fill_threadgroups) positions /= 2;
+  return positions;
 }
+
+int64_t positions_of_vector(const Tensor& x) { return 16 / x.element_size(); }
 
 void note_vectors(const char* op, Vectors vectors, const CausalConv1dParams& params) {
   gpu::note_plan(op, axis_name(vectors), [&] {
     return "neighbours are " + std::string(axis_name(vectors)) + ", and walks have " + std::to_string(params.run) +
            " positions";
   });
+}
+
+void record_vectors(const Conv& conv, CausalConv1dParams params, const Tensor& x, const Tensor& y, Vectors vectors) {
+  const bool by_channels = vectors == Vectors::Channels;
+  const int64_t across = by_channels ? conv.channels / CONV1D_ACROSS : conv.channels;
+  const int64_t side = by_channels ? 1 : positions_of_vector(x);
+  const int64_t most = by_channels ? 16 : side * CONV1D_VECTORS, least = by_channels ? 4 : side;
+  params.run = grid_side(walk_of(x, most, least, [&](int64_t positions) {
+    return across * ceil_div<int64_t>(params.length, positions) * x.size(0) / CONV1D_THREADS;
+  }));
+  params.segments = ceil_div(params.length, params.run);
+  note_vectors("causal_conv1d", vectors, params);
+  uint32_t beside = 1;  // threads of a threadgroup that have one channel
+  while (beside < std::min(params.segments, uint32_t{CONV1D_THREADS})) beside *= 2;
+  gpu::record(y, [&](gpu::Recording& recording) {
+    recording.kernel("causal_conv1d_", axis_name(vectors), "_", suffix(x.scalar_type()));
+    recording.buffer(0, x).buffer(1, conv.weight).buffer(2, conv.bias).buffer(3, y).bytes(4, params);
+    if (by_channels)
+      recording.dispatch_threads({grid_side(across * params.segments * x.size(0))}, {CONV1D_THREADS});
+    else
+      recording.dispatch_threads({params.segments, params.channels, grid_side(x.size(0))},
+                                 {beside, CONV1D_THREADS / beside});
+  });
+}
+
+// Sets how the derivative's kernels of vectors walk, and returns the number of their threads.
+int64_t plan_vectors_backward(CausalConv1dParams& params, const Tensor& x, Vectors vectors) {
+  constexpr int64_t kWalks = CONV1D_THREADS / 32;  // of a threadgroup
+  const int64_t length = params.length, batch = x.size(0);
+  if (vectors == Vectors::Channels) {  // those of a threadgroup follow each other
+    const int64_t blocks = ceil_div<int64_t>(params.channels, 32 * CONV1D_BACK_ACROSS) * batch;
+    const int64_t run =
+        walk_of(x, 128, 8, [&](int64_t positions) { return blocks * ceil_div(length, positions * kWalks); });
+    params.segments = grid_side(ceil_div(length, run * kWalks));
+    params.run = grid_side(ceil_div(length, params.segments * kWalks));
+    return blocks * params.segments * CONV1D_THREADS;
+  }
+  const int64_t step = 32 * positions_of_vector(x), walks = params.channels * batch;
+  params.run = grid_side(
+      walk_of(x, 16 * step, step, [&](int64_t positions) { return walks * ceil_div(length, positions) / kWalks; }));
+  params.segments = ceil_div(params.length, params.run);
+  return walks * params.segments * 32;
 }
 
 Tensor causal_conv1d(const Tensor& x, const Tensor& weight, const MaybeTensor& bias, const MaybeTensor& seq_idx,
@@ -160,15 +209,7 @@ Tensor causal_conv1d(const Tensor& x, const Tensor& weight, const MaybeTensor& b
   CausalConv1dParams params = params_of(conv, sequences, x, state, silu);
   put_strides(params.out, y);
   if (const Vectors vectors = vectors_of(conv, params, {&x, &y}); vectors != Vectors::None) {
-    constexpr int64_t kRun = 16;
-    set_run(params, vectors == Vectors::Channels ? kRun : CONV1D_NEIGHBOURS);
-    note_vectors(op, vectors, params);
-    const int64_t across = vectors == Vectors::Channels ? conv.channels / 4 : conv.channels;
-    gpu::record(y, [&](gpu::Recording& recording) {
-      recording.kernel((std::string("causal_conv1d_") + axis_name(vectors)).c_str(), "_", suffix(x.scalar_type()));
-      recording.buffer(0, x).buffer(1, conv.weight).buffer(2, conv.bias).buffer(3, y).bytes(4, params);
-      recording.dispatch_threads({grid_side(across * params.segments * x.size(0))}, {CONV1D_THREADS});
-    });
+    record_vectors(conv, params, x, y, vectors);
     return y;
   }
   note(op, conv, params.segments, 1);
@@ -220,18 +261,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_backward(
       record_column_sums(recording, parts, int64_t{params.segments} * x.size(0), gw, given_if(bias.has_value(), gb));
   };
   if (const Vectors vectors = vectors_of(conv, params, {&grad, &x, &gx}); vectors != Vectors::None) {
-    // Walks are long enough for few sums to add up.
-    constexpr int64_t kRun = 128, kLaneRuns = 4;
-    set_run(params, vectors == Vectors::Channels ? kRun : 32 * CONV1D_NEIGHBOURS * kLaneRuns);
+    const int64_t threads = plan_vectors_backward(params, x, vectors);
     note_vectors(op, vectors, params);
-    const int64_t across = vectors == Vectors::Channels ? conv.channels / 4 : 32 * conv.channels;
     const Tensor parts = parts_of();
     gpu::record(gx, [&](gpu::Recording& recording) {
-      recording.kernel((std::string("causal_conv1d_") + axis_name(vectors)).c_str(), "_backward_",
-                       suffix(x.scalar_type()));
+      recording.kernel("causal_conv1d_", axis_name(vectors), "_backward_", suffix(x.scalar_type()));
       recording.buffer(0, grad).buffer(1, x).buffer(2, conv.weight).buffer(3, conv.bias).buffer(4, gx);
       recording.buffer(5, parts).bytes(6, params);
-      recording.dispatch_threads({grid_side(across * params.segments * x.size(0))}, {CONV1D_THREADS});
+      recording.dispatch_threads({grid_side(threads)}, {CONV1D_THREADS});
       add_parts(recording, parts);
     });
     return {gx, gw, gb, gstate};
@@ -252,6 +289,20 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_backward(
     add_parts(recording, parts);
   });
   return {gx, gw, gb, gstate};
+}
+
+int64_t channels_of_word(const Tensor& x) { return 4 / x.element_size(); }
+
+// Whether the kernel for one position and states of three or four has these tensors: channels lie side by side, and
+// begin at multiples of a word.
+bool takes_step(const Conv& conv, const Tensor& x, const Tensor& state, const Tensor& y) {
+  const int64_t kept = state.size(2), side = channels_of_word(x);
+  const auto has_words = [&](const Tensor& tensor) {
+    return reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 4 == 0 && tensor.stride(0) % side == 0;
+  };
+  return x.size(2) == 1 && conv.width <= CONV1D_NARROW && (kept == 3 || kept == 4) && conv.channels % side == 0 &&
+         x.stride(1) == 1 && y.stride(1) == 1 && state.stride(1) == kept && state.stride(2) == 1 && has_words(x) &&
+         has_words(state) && has_words(y) && aligned16(conv.weight, 0, 0);
 }
 
 Tensor causal_conv1d_update(const Tensor& x, const Tensor& state, const Tensor& weight, const MaybeTensor& bias,
@@ -287,6 +338,17 @@ Tensor causal_conv1d_update(const Tensor& x, const Tensor& state, const Tensor& 
   put_strides(params.out, y);
   put_strides(params.state, state);
   const MaybeTensor given_counts = as_contiguous(counts), given_rows = as_contiguous(rows);
+  if (!counts && takes_step(conv, x, state, y)) {
+    gpu::note_plan(op, "step", [&] { return "a thread has the channels of a word"; });
+    gpu::record(y, [&](gpu::Recording& recording) {
+      recording.kernel("causal_conv1d_step_", std::to_string(state.size(2)), "_", suffix(x.scalar_type()));
+      recording.buffer(0, x).buffer(1, state).buffer(2, conv.weight).buffer(3, conv.bias);
+      recording.buffer(4, given_rows).buffer(5, y).bytes(6, params);
+      const uint32_t words = grid_side(conv.channels / channels_of_word(x));
+      recording.dispatch_threads({words, grid_side(x.size(0))}, {std::min(words, uint32_t{CONV1D_THREADS})});
+    });
+    return y;
+  }
   gpu::note_plan(op, conv.width <= 4 ? "narrow" : "wide", [&] { return "a thread has a channel"; });
   gpu::record(y, [&](gpu::Recording& recording) {
     recording.kernel("causal_conv1d_update", conv.variant(), suffix(x.scalar_type()));

@@ -1,0 +1,181 @@
+// causal_conv1d and its derivative for whole sequences without a state, where channels are neighbours in memory. A
+// thread has some neighbouring channels and walks along positions; all that it needs is in its registers.
+#include "sequence/conv1d_vectors.h"
+
+// Neighbouring channels of a thread, and the last positions that it read of them.
+template <uint N>
+struct Channels {
+  Taps taps[N];
+  float windows[N][kWindow];
+};
+template <uint N, typename T>
+inline void push_all(thread Channels<N>& channels, Neighbours<N, T> next) {
+  float values[N];
+  next.spread(values);
+#pragma unroll
+  for (uint i = 0; i < N; ++i) push(channels.windows[i], values[i]);
+}
+// Reads the positions before `begin`, which is x's.
+template <uint N, typename T>
+inline void read_before(thread Channels<N>& channels, device const T* x, long stride, uint begin) {
+#pragma unroll
+  for (uint i = 0; i < N; ++i) {
+#pragma unroll
+    for (uint s = 0; s < kWindow; ++s) channels.windows[i][s] = 0.0f;
+  }
+#pragma unroll
+  for (uint s = kBefore; s > 0; --s) push_all(channels, Neighbours<N, T>(x - s * stride, begin >= s));
+}
+template <typename T, uint N>
+inline void read_taps(thread Channels<N>& channels, device const uchar* weight, device const uchar* bias,
+                      constant CausalConv1dParams& params, uint channel) {
+#pragma unroll
+  for (uint i = 0; i < N; ++i) channels.taps[i] = taps_of<T>(weight, bias, params, channel + i);
+}
+
+constexpr constant uint kChannels = CONV1D_ACROSS;
+constexpr constant uint kAhead = 16;  // positions whose loads are on their way, by the size of an element
+// A thread's walk along `count` positions from `begin` on. `usual` says that there is silu and a whole window, which
+// the compiler then need not ask for each number.
+template <bool usual, typename T>
+inline void walk_channels(device const T* x, device const uchar* weight, device const uchar* bias, device T* y,
+                          constant CausalConv1dParams& params, uint channel, uint begin, uint count) {
+  constexpr uint N = kChannels, kSome = kAhead / sizeof(T);
+  const uint width = usual ? kWindow : params.width;
+  const bool silu = usual || params.silu;
+  Channels<N> channels;
+  read_before(channels, x, params.x[2], begin);
+  Neighbours<N, T> next[kSome];
+#pragma unroll
+  for (uint i = 0; i < kSome; ++i, x += params.x[2]) next[i] = Neighbours<N, T>(x, i < count);
+  read_taps<T>(channels, weight, bias, params, channel);
+  for (uint first = 0; first < count; first += kSome) {
+#pragma unroll
+    for (uint i = 0; i < kSome; ++i, x += params.x[2], y += params.out[2]) {
+      push_all(channels, next[i]);
+      next[i] = Neighbours<N, T>(x, first + kSome + i < count);
+      float results[N];
+#pragma unroll
+      for (uint n = 0; n < N; ++n)
+        results[n] = activated<T>(channels.taps[n].product(channels.windows[n], width), silu);
+      if (first + i < count) put<N>(y, results);
+    }
+  }
+}
+template <typename T>
+[[kernel]] [[max_total_threads_per_threadgroup(CONV1D_THREADS)]] void causal_conv1d_channels(
+    device const T* x [[buffer(0)]], device const uchar* weight [[buffer(1)]], device const uchar* bias [[buffer(2)]],
+    device T* y [[buffer(3)]], constant CausalConv1dParams& params [[buffer(4)]],
+    uint index [[thread_position_in_grid]]) {
+  const uint strips = params.channels / kChannels, channel = index % strips * kChannels;
+  const uint segment = index / strips % params.segments, batch = index / strips / params.segments;
+  const uint begin = segment * params.run, count = min(params.run, params.length - begin);
+  x += batch * params.x[0] + channel + begin * params.x[2];
+  y += batch * params.out[0] + channel + begin * params.out[2];
+  if (params.silu && params.width == kWindow)
+    walk_channels<true>(x, weight, bias, y, params, channel, begin, count);
+  else
+    walk_channels<false>(x, weight, bias, y, params, channel, begin, count);
+}
+
+constexpr constant uint kChannelsBack = CONV1D_BACK_ACROSS;
+constexpr constant uint kAheadBack = 8;
+constexpr constant uint kWalks = CONV1D_BACK_THREADS / 32;  // of a threadgroup
+// A thread's walk along positions from `begin` to `end` of its channels, which it adds to `sums`.
+template <bool usual, uint N, typename T>
+inline void walk_channels_back(thread float (&sums)[N][kSums], device const T* grad, device const T* x,
+                               device const uchar* weight, device const uchar* bias, device T* gx,
+                               constant CausalConv1dParams& params, uint channel, uint begin, uint end) {
+  constexpr uint kSome = kAheadBack / sizeof(T);
+  const uint width = usual ? kWindow : params.width;
+  const bool silu = usual || params.silu;
+  const uint last = min(end + kBefore, params.length);  // the gradient of a position needs those of the next ones
+  Channels<N> channels;
+  read_before(channels, x, params.x[2], begin);
+  Neighbours<N, T> next[kSome], given[kSome];
+#pragma unroll
+  for (uint i = 0; i < kSome; ++i, x += params.x[2], grad += params.grad[2]) {
+    next[i] = Neighbours<N, T>(x, begin + i < last);
+    given[i] = Neighbours<N, T>(grad, begin + i < last);
+  }
+  read_taps<T>(channels, weight, bias, params, channel);
+  float grads[N][kWindow];
+#pragma unroll
+  for (uint n = 0; n < N; ++n) {
+#pragma unroll
+    for (uint s = 0; s < kWindow; ++s) grads[n][s] = 0.0f;
+  }
+  gx -= kBefore * params.out[2];
+  for (uint first = begin; first < end + kBefore; first += kSome) {
+#pragma unroll
+    for (uint i = 0; i < kSome; ++i, x += params.x[2], grad += params.grad[2], gx += params.out[2]) {
+      const uint position = first + i;
+      float upstream[N], results[N];
+      push_all(channels, next[i]);
+      given[i].spread(upstream);
+      next[i] = Neighbours<N, T>(x, position + kSome < last);
+      given[i] = Neighbours<N, T>(grad, position + kSome < last);
+#pragma unroll
+      for (uint n = 0; n < N; ++n) {
+        push(grads[n], gradient<T>(channels.taps[n].product(channels.windows[n], width), upstream[n], silu));
+        const float counted = position < end ? grads[n][0] : 0.0f;
+        sums[n][kWindow] += counted;
+        results[n] = 0.0f;
+#pragma unroll
+        for (uint s = 0; s < kWindow; ++s) {
+          sums[n][s] += counted * channels.windows[n][s];
+          if (s < width) results[n] += channels.taps[n].weights[s] * grads[n][kBefore - s];
+        }
+      }
+      if (position - begin - kBefore < end - begin) put<N>(gx, results);
+    }
+  }
+}
+template <typename T>
+[[kernel]] [[max_total_threads_per_threadgroup(CONV1D_BACK_THREADS)]] void causal_conv1d_channels_backward(
+    device const T* grad [[buffer(0)]], device const T* x [[buffer(1)]], device const uchar* weight [[buffer(2)]],
+    device const uchar* bias [[buffer(3)]], device T* gx [[buffer(4)]], device float* parts [[buffer(5)]],
+    constant CausalConv1dParams& params [[buffer(6)]], uint group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]]) {
+  constexpr uint N = kChannelsBack, kColumns = 32 * N;
+  threadgroup float totals[kWalks * kSums * kColumns];
+  const uint lane = thread_index % 32, simdgroup = thread_index / 32, width = params.width;
+  const uint blocks = (params.channels + kColumns - 1) / kColumns, first_channel = group % blocks * kColumns;
+  const uint segment = group / blocks % params.segments, batch = group / blocks / params.segments;
+  const uint channel = first_channel + lane * N, begin = (segment * kWalks + simdgroup) * params.run;
+  float sums[N][kSums];
+#pragma unroll
+  for (uint n = 0; n < N; ++n) {
+#pragma unroll
+    for (uint s = 0; s < kSums; ++s) sums[n][s] = 0.0f;
+  }
+  if (channel < params.channels && begin < params.length) {
+    const uint end = min(begin + params.run, params.length);
+    x += batch * params.x[0] + channel + begin * params.x[2];
+    grad += batch * params.grad[0] + channel + begin * params.grad[2];
+    gx += batch * params.out[0] + channel + begin * params.out[2];
+    if (params.silu && width == kWindow)
+      walk_channels_back<true, N>(sums, grad, x, weight, bias, gx, params, channel, begin, end);
+    else
+      walk_channels_back<false, N>(sums, grad, x, weight, bias, gx, params, channel, begin, end);
+  }
+  if (!params.parameters_wanted) return;
+#pragma unroll
+  for (uint s = 0; s < kSums; ++s) {
+#pragma unroll
+    for (uint n = 0; n < N; ++n) totals[(simdgroup * kSums + s) * kColumns + n * 32 + lane] = sums[n][s];
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  parts += (ulong(batch) * params.segments + segment) * params.channels * (width + params.has_bias);
+  for (uint at = thread_index; at < kSums * kColumns; at += CONV1D_BACK_THREADS) {
+    const uint s = at / kColumns, to = first_channel + at % 32 * N + at % kColumns / 32;
+    if (to >= params.channels || (s < kWindow ? s >= width : !params.has_bias)) continue;
+    float total = 0.0f;
+#pragma unroll
+    for (uint n = 0; n < kWalks; ++n) total += totals[n * kSums * kColumns + at];
+    parts[s < kWindow ? to * width + width - 1 - s : params.channels * width + to] = total;
+  }
+}
+
+INSTANTIATE_VECTORS("causal_conv1d_channels", causal_conv1d_channels)
+INSTANTIATE_VECTORS("causal_conv1d_channels_backward", causal_conv1d_channels_backward)
