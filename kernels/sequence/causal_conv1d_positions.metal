@@ -48,47 +48,61 @@ template <typename T>
     take_positions<false>(x, weight, bias, y, params, at.y, begin);
 }
 
-// A thread's positions, with those before and behind them that have a part in their gradients.
+// A lane's positions and those before them, or zeros where the sequence has no such positions.
 template <typename T>
 struct Around {
   static constexpr constant int N = 16 / sizeof(T);
-  Neighbours<4, T> before, behind, grad_behind;
+  Neighbours<4, T> before;
   Neighbours<N, T> own, grad;
-  // Zeros where the sequence has no such positions.
-  Around(device const T* x, device const T* g, int begin, int length)
-      : before(x + begin - 4, begin > 0 && begin < length),
-        behind(x + begin + N, begin + N < length),
-        grad_behind(g + begin + N, begin + N < length),
-        own(x + begin, begin < length),
-        grad(g + begin, begin < length) {}
+  Around(device const T* x, device const T* g, int at, bool given)
+      : before(x + at - 4, given && at > 0), own(x + at, given), grad(g + at, given) {}
 };
-// A lane's walk, from its neighbours at `begin` to `end`, which it adds to `sums`.
+// A simdgroup's walk towards its first position, `begin`. A lane adds its positions to `sums`. The gradient of a
+// position needs those of the next ones, which the next lane has, or for the last lane the first one from the step
+// before.
 template <bool usual, typename T>
 inline void walk_positions_back(thread float (&sums)[kSums], device const T* grad, device const T* x,
                                 device const uchar* weight, device const uchar* bias, device T* gx,
-                                constant CausalConv1dParams& params, uint channel, int begin, int end) {
-  constexpr int N = Around<T>::N, kStep = 32 * N;
+                                constant CausalConv1dParams& params, uint channel, int begin, int end, uint lane) {
+  constexpr int N = Around<T>::N, kStep = 32 * N, kBehind = kBefore;
   const uint width = usual ? kWindow : params.width;
   const bool silu = usual || params.silu;
-  const int length = static_cast<int>(params.length);
-  Around<T> next(x, grad, begin, length);
+  const int length = static_cast<int>(params.length), own = static_cast<int>(lane) * N;
+  int first = begin + (end - begin - 1) / kStep * kStep;  // of a step
+  gx += first + own;
+  Around<T> next(x, grad, first + own, own < length - first);
   const Taps taps = taps_of<T>(weight, bias, params, channel);
-  for (; begin < end; begin += kStep) {
-    float values[N + 8], given[N + 4], grads[N + kBefore], results[N];
+  float behind[kBehind];  // gradients of the positions behind a step
+  {
+    const bool given = first < length - kStep;
+    float values[8], upstream[4];
+    Neighbours<4, T>(x + first + kStep - 4, given).spread(values);
+    Neighbours<4, T>(x + first + kStep, given).spread(values + 4);
+    Neighbours<4, T>(grad + first + kStep, given).spread(upstream);
+#pragma unroll
+    for (int i = 0; i < kBehind; ++i) {
+      const float taken[kWindow] = {values[i + 4], values[i + 3], values[i + 2], values[i + 1]};
+      behind[i] = gradient<T>(taps.product(taken, width), upstream[i], silu);
+    }
+  }
+  for (; first >= begin; first -= kStep) {
+    float values[N + 4], upstream[N], grads[N + kBehind], results[N];
     next.before.spread(values);
     next.own.spread(values + 4);
-    next.behind.spread(values + 4 + N);
-    next.grad.spread(given);
-    next.grad_behind.spread(given + N);
-    next = Around<T>(x, grad, begin + kStep, begin + kStep < end ? length : 0);
+    next.grad.spread(upstream);
+    next = Around<T>(x, grad, first - kStep + own, first > begin);
 #pragma unroll
-    for (int i = 0; i < N + static_cast<int>(kBefore); ++i) {
+    for (int i = 0; i < N; ++i) {
       const float taken[kWindow] = {values[i + 4], values[i + 3], values[i + 2], values[i + 1]};
-      grads[i] = gradient<T>(taps.product(taken, width), given[i], silu);
-      if (i >= N) continue;
+      grads[i] = gradient<T>(taps.product(taken, width), upstream[i], silu);
       sums[kWindow] += grads[i];
 #pragma unroll
       for (uint s = 0; s < kWindow; ++s) sums[s] += grads[i] * taken[s];
+    }
+#pragma unroll
+    for (int i = 0; i < kBehind; ++i) {
+      grads[N + i] = simd_shuffle(lane == 0 ? behind[i] : grads[i], static_cast<ushort>((lane + 1) % 32));
+      behind[i] = grads[i];
     }
 #pragma unroll
     for (int i = 0; i < N; ++i) {
@@ -97,7 +111,8 @@ inline void walk_positions_back(thread float (&sums)[kSums], device const T* gra
       for (uint s = 0; s < kWindow; ++s)
         if (s < width) results[i] += taps.weights[s] * grads[i + s];
     }
-    put<N>(gx + begin, results);
+    if (own < length - first) put<N>(gx, results);
+    gx -= kStep;
   }
 }
 // A simdgroup has a channel, and walks along positions of which each lane has some neighbours.
@@ -111,15 +126,15 @@ template <typename T>
   x += batch * params.x[0] + channel * params.x[1];
   grad += batch * params.grad[0] + channel * params.grad[1];
   gx += batch * params.out[0] + channel * params.out[1];
-  const int begin = static_cast<int>(segment * params.run + lane * Around<T>::N);
+  const int begin = static_cast<int>(segment * params.run);
   const int end = static_cast<int>(min((segment + 1) * params.run, params.length));
   float sums[kSums];
 #pragma unroll
   for (uint s = 0; s < kSums; ++s) sums[s] = 0.0f;
   if (params.silu && width == kWindow)
-    walk_positions_back<true>(sums, grad, x, weight, bias, gx, params, channel, begin, end);
+    walk_positions_back<true>(sums, grad, x, weight, bias, gx, params, channel, begin, end, lane);
   else
-    walk_positions_back<false>(sums, grad, x, weight, bias, gx, params, channel, begin, end);
+    walk_positions_back<false>(sums, grad, x, weight, bias, gx, params, channel, begin, end, lane);
   if (!params.parameters_wanted) return;
   parts += (ulong(batch) * params.segments + segment) * params.channels * (width + params.has_bias);
 #pragma unroll
