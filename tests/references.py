@@ -1,5 +1,7 @@
 """The references of the ops' tests: float64 on the CPU, on the same rounded inputs."""
 
+import re
+
 import pytest
 import torch
 from torch.library import opcheck
@@ -50,6 +52,12 @@ def assert_near(actual, expected, *, terms=1, magnitude=None):
     torch.testing.assert_close(
         wide(actual), expected, rtol=torch.finfo(dtype).eps + 8 * eps, atol=absolute, equal_nan=True
     )
+
+
+def rounds_weights(kernel):
+    """Whether a kernel of attention's decode rounds weights, as those do that multiply matrices of 16 or 32 rows and are
+    not narrow."""
+    return re.search(r"matrices_\d+x(16|32)_", kernel) is not None
 
 
 def assert_attention_near(found, expected, v, rounded_weights):

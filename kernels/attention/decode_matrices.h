@@ -14,12 +14,11 @@ template <uint D, uint R>
 struct MatrixShape {
   static constexpr constant bool kHeavy = D == 128 && R == 32;  // it fills both
   static constexpr constant uint kTilesAhead = kHeavy ? 2 : 1;  // of a simdgroup, on their way into registers
-  // Weights are two numbers of 16 bits, which have twice the bits of one: results are about as exact as those of
-  // decode.metal. Where there is no room for the smaller ones, weights are rounded, as in forward.metal.
-  static constexpr constant bool kSplit = !kHeavy;
-  // Tensor cores multiply 16 rows at least. Where there are 8, the smaller numbers of the weights are the others.
-  static constexpr constant bool kJoined = kSplit && R == 8;
-  static constexpr constant uint kDown = kJoined ? 2 : R / 8;  // matrices of sums below each other
+  // Weights of few rows are two numbers of 16 bits, which have twice the bits of one: results are about as exact as
+  // those of decode.metal. Tensor cores multiply 16 rows at least: the smaller numbers are the other 8. Weights of more
+  // rows are rounded, as in forward.metal.
+  static constexpr constant bool kSplit = R == 8;
+  static constexpr constant uint kDown = kSplit ? 2 : R / 8;  // matrices of sums below each other
 };
 
 // Rounded numbers as floats. Compilers round two bfloats at once where nobody takes the pair apart.
@@ -52,10 +51,6 @@ struct WeightTile {
     Fragments<T, S::kDown, 2> weights;
     RightFragments<T, 2, kColumns> value;
     load<kTilePitch<D>>(value, values);
-    if (S::kSplit && !S::kJoined) {
-      load<kPitch>(weights, upper + R * kPitch + first_key);
-      multiply(sums, weights, 0, value);
-    }
     load<kPitch>(weights, upper + first_key);
     multiply(sums, weights, 0, value);
   }
@@ -231,7 +226,7 @@ template <typename T, uint D, uint R, uint kSimdgroups>
     for (uint n = 0; n < kColumns; ++n) {
       if (first + n * 8 >= params.value_size) continue;
       float2 two = elements(result.at[m][n]);
-      if (S::kJoined) two += elements(result.at[1][n]);
+      if (S::kSplit) two += elements(result.at[1][n]);
       two *= weight;
       const ulong to = places.results[number] + first + n * 8;
       if (params.splits > 1) {

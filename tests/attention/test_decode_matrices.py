@@ -1,15 +1,16 @@
-"""Few queries and many keys where many rows of 16-bit numbers share keys: products of matrices. Weights have two
-numbers of 16 bits each, or are floats in narrow kernels, so that the bounds are those of the kernels that multiply in
-float32. Kernels of 32 rows of up to 128 numbers have no room for the second numbers."""
+"""Few queries and many keys where many rows of 16-bit numbers share keys: products of matrices. Kernels of 16 and 32
+rows round weights. In those of 8 rows weights have two numbers of 16 bits each, and in narrow kernels they are floats,
+so that the bounds are those of the kernels that multiply in float32."""
 
 import pytest
 import torch
-from references import assert_attention_near, assert_near, tensor, wide
+from references import assert_attention_near, rounds_weights, tensor, wide
 from rows import tuned
-from test_decode import SUFFIXES, check, inputs, kernels, reference
+from test_decode import SUFFIXES, inputs, kernels, reference
 
 import metalcore
 from metalcore import scaled_dot_product_attention as attend
+from metalcore.recording import record
 
 DTYPES = [torch.float16, torch.bfloat16]
 FAMILIES = ["baseline", "simulator", "hopper", "apple7"]
@@ -18,6 +19,12 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 def attended(tensors, **options):
     return attend(*tensors, enable_gqa=True, return_lse=True, **options)
+
+
+def check(expected, *tensors, **options):
+    """Checks attention by the bounds of the kernel that it takes."""
+    found, made = record(attend, *tensors, enable_gqa=True, return_lse=True, **options)
+    assert_attention_near(found, expected, tensors[2], rounds_weights(made.kernels[0]))
 
 
 def first_kernel(tensors, family="baseline", **options):
@@ -53,8 +60,8 @@ def test_rows(device, dtype, heads, kv_heads, queries, kernel):
     assert first_kernel(tensors, "hopper") == f"{hopper}_{SUFFIXES[dtype]}"
     for family in FAMILIES:
         with tuned(family):
-            check(attended(tensors), reference(*tensors))
-            check(attended(tensors, is_causal=True, lower_right=True), reference(*tensors, high=0))
+            check(reference(*tensors), *tensors)
+            check(reference(*tensors, high=0), *tensors, is_causal=True, lower_right=True)
 
 
 @each_dtype
@@ -67,11 +74,11 @@ def test_sizes(device, dtype, size, value_size, kernel):
     tensors = inputs(device, dtype, heads=12, kv_heads=1, size=size, value_size=value_size, batch=1)
     assert first_kernel(tensors).startswith(f"matrices_{kernel}x16" if kernel else "576x8")
     expected = reference(*tensors)
-    check(attended(tensors), expected)
+    check(expected, *tensors)
     narrow = {64: "matrices_narrow_64x16", 128: "matrices_narrow_128x8", 256: "narrow_256x4", None: "narrow_576x4"}
     assert first_kernel(tensors, "apple7").startswith(narrow[kernel])
     with tuned("apple7"):
-        check(attended(tensors), expected)
+        check(expected, *tensors)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +133,7 @@ def test_keys(device, dtype, keys, heads, size):
         with tuned(family):
             used = kernels(*tensors)
             assert (len(used) == 2) == (keys >= (128 if family == "hopper" else 256))
-            assert_attention_near(attended(tensors), expected, tensors[2], "matrices_128x32" in used[0])
+            check(expected, *tensors)
 
 
 @each_dtype
@@ -137,13 +144,13 @@ def test_keys_of_large_heads(device, dtype, keys):
     for family in FAMILIES:
         with tuned(family):
             assert (len(kernels(*tensors)) == 2) == (keys >= (64 if family == "hopper" else 256))
-            check(attended(tensors), reference(*tensors))
-            check(attended(tensors, window=(50, 7), lower_right=True), reference(*tensors, low=-50, high=7))
+            check(reference(*tensors), *tensors)
+            check(reference(*tensors, low=-50, high=7), *tensors, window=(50, 7), lower_right=True)
 
 
 def test_many_keys(device):
     tensors = inputs(device, torch.float16, heads=2, kv_heads=1, queries=8, keys=8192, batch=1)
-    check(attended(tensors), reference(*tensors))
+    check(reference(*tensors), *tensors)
 
 
 @each_dtype
@@ -154,10 +161,11 @@ def test_options(device, dtype, heads, queries):
     assert first_kernel(tensors).startswith("matrices")
     for family in FAMILIES:
         with tuned(family):
-            found = attended(tensors, window=(40, 3), lower_right=True, sinks=sinks, scale=0.3)
-            check(found, reference(*tensors, low=-40, high=3, sinks=sinks, scale=0.3))
-            found = attended(tensors, window=(200, 100))
-            check(found, reference(*tensors, low=-200 - (333 - queries), high=100 - (333 - queries)))
+            options = dict(sinks=sinks, scale=0.3)
+            expected = reference(*tensors, low=-40, high=3, **options)
+            check(expected, *tensors, window=(40, 3), lower_right=True, **options)
+            expected = reference(*tensors, low=-200 - (333 - queries), high=100 - (333 - queries))
+            check(expected, *tensors, window=(200, 100))
 
 
 @each_dtype
@@ -166,8 +174,7 @@ def test_rows_that_see_no_key(device, dtype):
     tensors = inputs(device, dtype, queries=3, heads=8, keys=130)
     for family in FAMILIES:
         with tuned(family):
-            out, lse = attended(tensors, window=(-1, 0))
-            check((out, lse), reference(*tensors, high=-127))
+            check(reference(*tensors, high=-127), *tensors, window=(-1, 0))
 
 
 @each_dtype
@@ -176,7 +183,7 @@ def test_large_scores(device, dtype):
     expected = reference(q * 64, k, v)
     for family in FAMILIES:
         with tuned(family):
-            check(attended((q * 64, k, v)), expected)
+            check(expected, q * 64, k, v)
 
 
 @each_dtype
@@ -187,7 +194,7 @@ def test_numbers_that_are_not_finite(device, dtype):
         with tuned(family):
             out, lse = attended((q, k, v))
         assert out[1].isnan().all() and lse[1].isnan().all() and lse[0].isfinite().all()
-        # An infinite value times the smaller number of a weight, which may be 0, is NaN.
+        # An infinite value times a number of a weight, which may be 0, is NaN.
         hidden = ~out[0].isfinite().cpu()
         assert hidden[..., 3].all() and hidden.sum() == 12
 
@@ -199,14 +206,14 @@ def test_layouts(device, dtype):
     expected = reference(q, k, v)
     beside = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
     assert first_kernel(beside).startswith("matrices")
-    check(attended(beside), expected)
+    check(expected, *beside)
     for i in range(3):
         tensors = [torch.nn.functional.pad(x, (1, 2))[..., 1:-2] if j == i else x for j, x in enumerate((q, k, v))]
         assert first_kernel(tensors).startswith("64x8")
-        check(attended(tensors), expected)
+        check(expected, *tensors)
     k, v = k[:1].expand(2, -1, -1, -1), v[:1].expand(2, -1, -1, -1)
     assert first_kernel((q, k, v)).startswith("matrices")
-    check(attended((q, k, v)), reference(q, k, v))
+    check(reference(q, k, v), q, k, v)
 
 
 def test_other_calls(device):
@@ -250,6 +257,9 @@ def test_keys_that_other_rows_see_only(device, dtype):
     k[:, :, -3:] *= 16
     for family in FAMILIES:
         with tuned(family):
-            out, lse = attended((q, k, v), is_causal=True, lower_right=True)
-        check((out, lse), reference(q, k, v, high=0))
-        assert_near(out[:, :, :1], reference(q, wide(k[:, :, :-3]), wide(v[:, :, :-3]))[0][:, :, :1], terms=8)
+            options = dict(is_causal=True, lower_right=True)
+            check(reference(q, k, v, high=0), q, k, v, **options)
+            found, rounded = attended((q, k, v), **options), rounds_weights(kernels(q, k, v, **options)[0])
+        expected = reference(q, wide(k[:, :, :-3]), wide(v[:, :, :-3]))
+        first = [[x[:, :, :1] for x in both] for both in (found, expected)]
+        assert_attention_near(*first, v, rounded)
