@@ -66,7 +66,8 @@ class Dispatch(NamedTuple):
     An argument is (index, "bytes", bytes), (index, "threadgroup", number of bytes), (index, "buffer", place) or
     (index, "pointers", tuple of places). A place is (number of the buffer, first byte, number of bytes), or None.
 
-    `seconds` estimates how long the dispatch takes on the slowest GPU that is supported, an M1 with 7 cores.
+    `seconds` estimates how long the dispatch takes on the slowest GPU that is supported, an M1 with 7 cores. `together`
+    says how many threadgroups beside each other in y run at the same time and read each other's memory.
 
     Example:
         >>> _, recording = metalcore.recording.record(metalcore.silu, torch.ones(64, device="mps"))
@@ -80,10 +81,13 @@ class Dispatch(NamedTuple):
     threads: bool
     arguments: tuple
     seconds: float
+    together: int
 
     def __str__(self):
         grid, group = ("×".join(map(str, sizes)) for sizes in (self.grid, self.threadgroup))
-        return f"{self.kernel}: {grid} {'threads' if self.threads else 'threadgroups'}, {group} threads a threadgroup"
+        what = "threads" if self.threads else "threadgroups"
+        together = f", {self.together} together" if self.together > 1 else ""
+        return f"{self.kernel}: {grid} {what}{together}, {group} threads a threadgroup"
 
 
 class Recording:
@@ -191,7 +195,7 @@ def _dispatch(entry, numbers):
         return tuple(map(place, bound)) if kind == "pointers" else bound
 
     arguments = tuple((index, kind, value(kind, bound)) for index, kind, bound in entry["arguments"])
-    return Dispatch(entry["kernel"], entry["grid"], entry["threadgroup"], entry["threads"], arguments, entry["seconds"])
+    return Dispatch(**{**entry, "arguments": arguments})
 
 
 def record(function: Callable, *arguments: Any, **options: Any) -> tuple[Any, Recording]:

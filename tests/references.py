@@ -55,8 +55,8 @@ def assert_near(actual, expected, *, terms=1, magnitude=None):
 
 
 def rounds_weights(kernel):
-    """Whether a kernel of attention's decode rounds weights, as those do that multiply matrices of 16 or 32 rows and are
-    not narrow."""
+    """Whether a kernel of attention's decode rounds weights: one that multiplies matrices of 16 or 32 rows, and is not
+    narrow."""
     return re.search(r"matrices_\d+x(16|32)_", kernel) is not None
 
 

@@ -44,6 +44,9 @@ class Backend {
   virtual bool multiplies_tensors() { return true; }
   // Whether these units also multiply what threads hold.
   virtual bool multiplies_held_tensors() { return true; }
+  // The most threadgroups that a GPU runs at the same time so that they read each other's threadgroup memory
+  // (Recording::together). A plan without a GPU has -1 in the place of its number.
+  virtual uint32_t most_together(int /*device_index*/) { return 1; }
   // Submits the recording's dispatches from `first` on to PyTorch's current stream of a device. If the
   // backend can find an error before, it submits none of them. Throws KernelRefused where the GPU's
   // compiler refuses one of the kernels.

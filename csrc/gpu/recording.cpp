@@ -72,11 +72,14 @@ void Recording::dispatch_threadgroups(Size threadgroups, Size threadgroup) {
 void Recording::dispatch(Size grid, Size threadgroup, bool threads) {
   check_named(current());
   const Work work = std::exchange(work_, {});
+  const uint32_t together = std::exchange(together_, 1);
   if (grid.empty()) return;
   if (threadgroup.empty()) refuse(current(), "a threadgroup of no threads");
+  if (together == 0 || (together > 1 && (threads || grid.y % together)))
+    refuse(current(), std::to_string(together) + " threadgroups together of " + std::to_string(grid.y));
   dispatches_.push_back({static_cast<uint32_t>(name_begin_), static_cast<uint32_t>(names_.size() - name_begin_),
                          static_cast<uint32_t>(arguments_begin_), static_cast<uint32_t>(arguments_.size()), grid,
-                         threadgroup, threads, work});
+                         threadgroup, threads, work, together});
 }
 
 Size Recording::threads(const Dispatch& d) const {
@@ -94,6 +97,7 @@ void Recording::append(const Recording& other, size_t first, size_t end) {
         case Argument::kThreadgroup: threadgroup_memory(a->index, a->count); break;
       }
     work_ = d.work;
+    together_ = d.together;
     dispatch(d.grid, d.threadgroup, d.threads);
   }
 }

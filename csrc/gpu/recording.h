@@ -40,6 +40,7 @@ struct Dispatch {
   Size threadgroup;
   bool threads;
   Work work;
+  uint32_t together;  // threadgroups beside each other in y that run at the same time
 };
 
 class Recording {
@@ -70,6 +71,12 @@ class Recording {
   // Says what the next dispatch does, where that is more or less than to read or write its views once.
   Recording& work(double flops, double bytes = -1) {
     work_ = {flops, bytes};
+    return *this;
+  }
+  // Says that of the next dispatch, this many threadgroups beside each other in y run at the same time and read each
+  // other's threadgroup memory, where Backend::most_together() allows it.
+  Recording& together(uint32_t count) {
+    together_ = count;
     return *this;
   }
   // Dispatches run in order, and each sees the writes of those before it. A dispatch without threads is not recorded.
@@ -122,7 +129,9 @@ class Recording {
   bool bounds_work_ = false;
   // The kernel that is selected, and its first argument.
   size_t name_begin_ = 0, arguments_begin_ = 0;
-  Work work_;  // of the next dispatch
+  // Of the next dispatch.
+  Work work_;
+  uint32_t together_ = 1;
 };
 
 }  // namespace metalcore::gpu

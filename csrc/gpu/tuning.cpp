@@ -139,6 +139,11 @@ bool multiplies_held_tensors(const Tensor& tensor) {
   Backend* const backend = backend_of(tensor);
   return !backend || backend->multiplies_held_tensors();
 }
+uint32_t most_together(const Tensor& tensor) {
+  if (Backend* const own = find_backend(device_type_of(tensor))) return own->most_together(tensor.get_device_index());
+  Backend* const backend = backend_of(tensor);
+  return backend ? backend->most_together(-1) : 1;
+}
 
 Family family_of(const Tensor& tensor) {
   const Family family = chosen.load(std::memory_order_relaxed);

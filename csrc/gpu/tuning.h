@@ -51,6 +51,8 @@ Family family_of(const Tensor& tensor);
 bool multiplies_tensors(const Tensor& tensor);
 // Whether these units also multiply what threads hold.
 bool multiplies_held_tensors(const Tensor& tensor);
+// The most threadgroups that the tensor's GPU runs together (Recording::together).
+uint32_t most_together(const Tensor& tensor);
 // The number of a family's name. The first call with a name assigns one.
 Family family_named(std::string_view name);
 

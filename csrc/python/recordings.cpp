@@ -97,10 +97,10 @@ Object describe_dispatch(const gpu::Recording& recording, const gpu::Dispatch& d
   for (const gpu::Argument* argument = recording.begin(dispatch); argument != recording.end(dispatch); ++argument)
     append(arguments, describe_argument(recording, *argument, places));
   const std::string name(recording.name(dispatch));
-  return own(Py_BuildValue("{s:s,s:N,s:N,s:O,s:N,s:d}", "kernel", name.c_str(), "grid",
-                           dimensions(dispatch.grid).release(), "threadgroup",
-                           dimensions(dispatch.threadgroup).release(), "threads", dispatch.threads ? Py_True : Py_False,
-                           "arguments", arguments.release(), "seconds", gpu::seconds(recording, dispatch)));
+  return own(Py_BuildValue(
+      "{s:s,s:N,s:N,s:O,s:N,s:d,s:I}", "kernel", name.c_str(), "grid", dimensions(dispatch.grid).release(),
+      "threadgroup", dimensions(dispatch.threadgroup).release(), "threads", dispatch.threads ? Py_True : Py_False,
+      "arguments", arguments.release(), "seconds", gpu::seconds(recording, dispatch), "together", dispatch.together));
 }
 
 PyObject* describe(PyObject*, PyObject* number) {
@@ -176,7 +176,7 @@ PyMethodDef methods[] = {
      "note_torch_step(name): what PyTorch does between this thread's recorded dispatches"},
     {"describe_recording", describe, METH_O,
      "describe_recording(number) -> dict: plans [(op, variant, why, inner)], torch_steps [(index of the dispatch after "
-     "it, name)], host_steps [what], dispatches [{kernel, grid, threadgroup, threads, arguments, seconds}]"},
+     "it, name)], host_steps [what], dispatches [{kernel, grid, threadgroup, threads, arguments, seconds, together}]"},
     {"forget_recording", forget, METH_O, "forget_recording(number): frees it"},
     {"run_replay", run_replay, METH_VARARGS,
      "run_replay(number, first, end): submits dispatches [first, end) of a replay of torch.ops.metalcore._make_replay"},

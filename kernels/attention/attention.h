@@ -123,11 +123,12 @@ struct AttentionDecodeParams {
   uint32_t kv_heads;  // that `group` query heads share each
   uint32_t group;
   uint32_t head_size, value_size;
-  uint32_t queries;  // of each request; of all together where they are ragged
-  uint32_t keys;     // of each request; of all together where they are ragged
-  uint32_t splits;   // threadgroups that share the keys of a tile of rows
-  uint32_t alone;    // later kernels begin when this one has ended
-  uint32_t ragged;   // request i has the queries from qo_indptr[i] to qo_indptr[i + 1]
+  uint32_t queries;   // of each request; of all together where they are ragged
+  uint32_t keys;      // of each request; of all together where they are ragged
+  uint32_t splits;    // threadgroups that share the keys of a tile of rows
+  uint32_t together;  // these threadgroups run together and merge their results
+  uint32_t alone;     // later kernels begin when this one has ended
+  uint32_t ragged;    // request i has the queries from qo_indptr[i] to qo_indptr[i + 1]
   uint32_t key_layout;
   uint32_t first_tile;  // of the dispatch: a long one is made in pieces
   uint32_t pages;       // that the pool has

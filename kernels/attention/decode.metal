@@ -21,10 +21,10 @@ struct DecodeShape {
                  : kBytes <= 512 ? 16
                                  : 32);
   static constexpr constant uint kTogether = 32 / kLanes;  // keys that a simdgroup has at a time
-  // Keys of a lane whose loads are under way at once.
-  static constexpr constant uint kAhead = R == 1                                           ? (kNarrow ? 2 : 4)
-                                          : !kNarrow && (kBytes <= 1024 || sizeof(T) == 2) ? 2
-                                                                                           : 1;
+  // Keys of a lane whose loads are under way at once. Those of one row are short programs, and have registers for more.
+  static constexpr constant uint kAheadOfOne = kNarrow ? 2 : kBytes <= 128 ? 8 : 4;
+  static constexpr constant uint kAheadOfMore = !kNarrow && (kBytes <= 1024 || sizeof(T) == 2) ? 2 : 1;
+  static constexpr constant uint kAhead = R == 1 ? kAheadOfOne : kAheadOfMore;
   static constexpr constant bool kEarly = R < 8;  // there are registers to load the next keys into meanwhile
   static constexpr constant uint kKeyVectors = (D / kVector + kLanes - 1) / kLanes;
   static constexpr constant uint kValueVectors = (DV / kVector + kLanes - 1) / kLanes;

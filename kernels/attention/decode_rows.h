@@ -198,6 +198,14 @@ inline ulong logarithm_of(TileRows rows, uint row, uint split, constant Attentio
          (rows.first_query + row / params.group) * params.lse.token + split * params.lse.part;
 }
 
+// Writes the logarithm of a row's sum, which is 2^base times `total`.
+inline void write_logarithm(device Number<float>* logarithm, float base, float total,
+                            constant AttentionDecodeParams& params) {
+  const float rest = log2(total);
+  logarithm->value = total == 0.0f ? -INFINITY : params.rests != 0 ? base : natural(base, rest);
+  if (params.rests != 0) logarithm[params.rests].value = total == 0.0f ? 0.0f : rest;
+}
+
 // The softmax of row `number` of R over all simdgroups of a threadgroup: returns what to multiply the result of one of
 // them by, and writes the row's logarithm where there is a place for it.
 template <uint R, uint kMaxSimdgroups>
@@ -214,10 +222,6 @@ inline float merge_softmax(threadgroup const float* maxima, threadgroup const fl
 #pragma unroll
   for (uint i = 0; i < kMaxSimdgroups; ++i)
     if (i < simdgroups) total += fast::exp2(maxima[i * R + number] - base) * sums[i * R + number];
-  if (logarithm) {
-    const float rest = log2(total);
-    logarithm->value = total == 0.0f ? -INFINITY : params.rests != 0 ? base : natural(base, rest);
-    if (params.rests != 0) logarithm[params.rests].value = total == 0.0f ? 0.0f : rest;
-  }
+  if (logarithm) write_logarithm(logarithm, base, total, params);
   return fast::exp2(maxima[simdgroup * R + number] - base) * (total == 0.0f ? 0.0f : 1.0f / total);  // a NaN stays
 }

@@ -10,7 +10,7 @@ from test_decode import SUFFIXES, inputs, kernels, reference
 
 import metalcore
 from metalcore import scaled_dot_product_attention as attend
-from metalcore.recording import record
+from metalcore.recording import on_meta, record
 
 DTYPES = [torch.float16, torch.bfloat16]
 FAMILIES = ["baseline", "simulator", "hopper", "apple7"]
@@ -25,6 +25,11 @@ def check(expected, *tensors, **options):
     """Checks attention by the bounds of the kernel that it takes."""
     found, made = record(attend, *tensors, enable_gqa=True, return_lse=True, **options)
     assert_attention_near(found, expected, tensors[2], rounds_weights(made.kernels[0]))
+
+
+def shares(tensors):
+    """How many threadgroups share the keys of the only head."""
+    return record(attend, *tensors, enable_gqa=True)[1].dispatches[0].grid[1]
 
 
 def first_kernel(tensors, family="baseline", **options):
@@ -107,9 +112,23 @@ def test_threadgroups_have_whole_steps(keys, splits):
 def test_a_threadgroup_merges_results_of_several_heads(batch, grid):
     """As long as three quarters of the 132 cores have one."""
     with tuned("hopper"):
-        shapes = (batch, 32, 1, 64), (batch, 1, 512, 64), (batch, 1, 512, 64)
+        shapes = (batch, 32, 1, 64), (batch, 1, 2048, 64), (batch, 1, 2048, 64)
         plan = metalcore.explain("scaled_dot_product_attention", *shapes, dtype=torch.bfloat16, enable_gqa=True)
     assert plan.steps[1].grid == grid
+
+
+@pytest.mark.parametrize(
+    "batch, heads, keys, together",
+    [(24, 16, 3000, 16), (25, 16, 3000, 1), (1, 16, 1024, 16), (1, 16, 1088, 1), (120, 8, 1024, 4), (121, 8, 1024, 1)],
+)
+def test_threadgroups_that_share_keys_run_together(batch, heads, keys, together):
+    """Up to 16 of them merge their results themselves, where a GPU of NVIDIA's runs those of all tiles at once."""
+    shapes = (batch, heads, 1, 128), (batch, 1, keys, 128), (batch, 1, keys, 128)
+    with tuned("hopper"), on_meta("cuda") as recorder:
+        attend(*(torch.empty(shape, device="meta", dtype=torch.bfloat16) for shape in shapes), enable_gqa=True)
+    first, *merge = recorder.recording.dispatches
+    assert first.together == together and len(merge) == (together == 1)
+    assert first.grid[1] == together or together == 1
 
 
 @pytest.mark.parametrize("keys, splits", [(8192, 1), (8193, 2)])
@@ -131,8 +150,7 @@ def test_keys(device, dtype, keys, heads, size):
     expected = reference(*tensors)
     for family in FAMILIES:
         with tuned(family):
-            used = kernels(*tensors)
-            assert (len(used) == 2) == (keys >= (128 if family == "hopper" else 256))
+            assert (shares(tensors) > 1) == (keys >= (128 if family == "hopper" else 256))
             check(expected, *tensors)
 
 
@@ -143,7 +161,7 @@ def test_keys_of_large_heads(device, dtype, keys):
     tensors = inputs(device, dtype, keys=keys, batch=1, heads=20, kv_heads=1, size=200, value_size=168)
     for family in FAMILIES:
         with tuned(family):
-            assert (len(kernels(*tensors)) == 2) == (keys >= (64 if family == "hopper" else 256))
+            assert (shares(tensors) > 1) == (keys >= (64 if family == "hopper" else 256))
             check(reference(*tensors), *tensors)
             check(reference(*tensors, low=-50, high=7), *tensors, window=(50, 7), lower_right=True)
 

@@ -15,7 +15,7 @@ enum {
   NOT_FOUND = 500,
   CAPTURE_UNSUPPORTED = 900
 };
-enum { DEVICES = 2, RELAXED = 2, PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
+enum { DEVICES = 2, RELAXED = 2, CLUSTER_DIMENSION = 4, PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
 enum { DEFAULT_SHARED = 48 * 1024, MOST_SHARED = 227 * 1024 };
 
 typedef struct {
@@ -33,6 +33,7 @@ typedef struct {
   int device;
   unsigned grid[3], block[3], shared;
   int overlaps;
+  unsigned together;
   void* stream;
   unsigned parameter_bytes;
   unsigned char parameters[32768];
@@ -206,6 +207,7 @@ int cuFuncGetAttribute(int* value, int attribute, Function* function) {
   }
 }
 int cuFuncSetAttribute(Function* function, int attribute, int value) {
+  if (attribute == 14) return 0;  // clusters of more than eight threadgroups
   if (attribute != 8 || value < 0 || value + function->code->shared > MOST_SHARED) return INVALID_VALUE;
   return function->dynamic_shared = value, 0;
 }
@@ -232,9 +234,17 @@ int cuLaunchKernelEx(const Config* config, Function* function, void** parameters
       extra)
     return INVALID_VALUE;
   int overlaps = 0;
+  unsigned together = 1;
   for (unsigned i = 0; i < config->attribute_count; ++i) {
-    if (config->attributes[i].id != PROGRAMMATIC_STREAM_SERIALIZATION) return INVALID_VALUE;
-    overlaps = config->attributes[i].value;
+    const Attribute* attribute = &config->attributes[i];
+    if (attribute->id == PROGRAMMATIC_STREAM_SERIALIZATION) {
+      overlaps = attribute->value;
+    } else if (attribute->id == CLUSTER_DIMENSION) {
+      together = (unsigned)attribute->rest[0];
+      if (attribute->value != 1 || attribute->rest[1] != 1 || together > 16 || grid[1] % together) return INVALID_VALUE;
+    } else {
+      return INVALID_VALUE;
+    }
   }
   pthread_mutex_lock(&mutex);
   if (launch_count == (int)(sizeof launches / sizeof *launches)) abort();
@@ -244,6 +254,7 @@ int cuLaunchKernelEx(const Config* config, Function* function, void** parameters
                      .block = {block[0], block[1], block[2]},
                      .shared = config->shared,
                      .overlaps = overlaps,
+                     .together = together,
                      .stream = config->stream,
                      .parameter_bytes = (unsigned)code->block};
   strcpy(launch->entry, *code->name ? code->name : code->entry);

@@ -36,6 +36,7 @@ class LaunchRecord(ctypes.Structure):
         ("block", ctypes.c_uint * 3),
         ("shared", ctypes.c_uint),
         ("overlaps", ctypes.c_int),
+        ("together", ctypes.c_uint),
         ("stream", ctypes.c_void_p),
         ("parameter_bytes", ctypes.c_uint),
         ("parameters", ctypes.c_ubyte * 32768),
@@ -97,6 +98,7 @@ class Launch:
     block: tuple
     shared: int
     overlaps: bool
+    together: int
     stream: int
     threads_per_grid: tuple
     threads_per_threadgroup: tuple
@@ -129,6 +131,7 @@ def decoded(record):
         tuple(record.block),
         record.shared,
         bool(record.overlaps),
+        record.together,
         record.stream or 0,
         grid[0:3],
         grid[3:6],

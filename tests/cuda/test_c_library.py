@@ -126,6 +126,21 @@ print(nvrtc.fake_options(0).decode())
     assert said.split() == [f"--gpu-architecture={target}", *paths, *flags]
 
 
+def test_threadgroups_that_merge_their_results_are_a_cluster(run_c):
+    """From compute capability 9.0 on. The other GPU, whose plan is that of GPUs without clusters, merges them by a second
+    kernel."""
+    said = run_c("""
+class Pages(ctypes.Structure):
+    _fields_ = [(f"number{i}", ctypes.c_int) for i in range(7)] + [(f"indices{i}", ctypes.c_void_p) for i in range(3)]
+pages = Pages(32, 16, 1, 64, 0, 1, 32, 1 << 32, 2 << 32, 3 << 32)
+for index in (0, 1):
+    context(index)
+    arguments = 4 << 32, 5 << 32, 6 << 32, ctypes.byref(pages), 7 << 32, 8 << 32, 16, -1, 1.0, 0.0
+    print([(launch.together, launch.grid) for launch in call("batch_decode_bfloat16", *arguments)])
+""")
+    assert said.splitlines() == ["[(8, (1, 8, 1))]", "[(1, (1, 8, 1)), (1, (16, 1, 1))]"]
+
+
 def test_a_kernel_is_compiled_once(run_c):
     run_c("""
 for index in (0, 0):

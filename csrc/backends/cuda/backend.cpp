@@ -35,7 +35,7 @@ void add(Launches& launches, const gpu::Recording& recording, const gpu::Dispatc
   launches.kernel(kernel);
   for (const gpu::Argument* argument = recording.begin(dispatch); argument != recording.end(dispatch); ++argument)
     bind(launches, recording, *argument);
-  launches.dispatch(recording.threads(dispatch), dispatch.threadgroup);
+  launches.dispatch(recording.threads(dispatch), dispatch.threadgroup, dispatch.together);
 }
 
 class PreparedRecording final : public gpu::Prepared {
@@ -76,6 +76,9 @@ class CudaBackend final : public gpu::Backend {
   // Their kernels have a fast way from compute capability 8.0 on, and for what threads hold on Hopper.
   bool multiplies_tensors() override { return major() == 0 || major() >= 8; }
   bool multiplies_held_tensors() override { return major() == 0 || major() == 9; }
+  uint32_t most_together(int device_index) override {
+    return device_index < 0 ? kMostTogether : device(device_index).most_together;
+  }
 
   void submit(int device_index, const gpu::Recording& recording, size_t first) override {
     const Device& current = device(device_index);

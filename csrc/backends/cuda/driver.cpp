@@ -121,6 +121,14 @@ int attribute(const Driver& driver, DeviceAttribute which, DeviceNumber device) 
   return value;
 }
 
+// Every GPU from compute capability 9.0 on runs clusters of eight. Those of sixteen need as many cores in one of a
+// GPU's parts, which the largest Hopper GPUs have.
+uint32_t most_together(int arch, int cores) {
+  constexpr int kOldestArch = 90, kLargeCores = 132;
+  if (arch < kOldestArch) return 1;
+  return arch == kOldestArch && cores >= kLargeCores ? kMostTogether : 8;
+}
+
 const Device* make(const Driver& driver, int index) {
   DeviceNumber number = 0;
   Context context = nullptr;
@@ -132,7 +140,8 @@ const Device* make(const Driver& driver, int index) {
   check(driver.driver_version(&version), "asking for the NVIDIA driver's version");
   const bool may_overlap = arch >= kOldestOverlappingArch && version >= kOldestOverlappingDriver;
   check(driver.retain_primary_context(&context, number), "making a CUDA context");
-  return new Device{index, arch, static_cast<uint32_t>(shared), may_overlap, context};
+  const int cores = attribute(driver, DeviceAttribute::kMultiprocessors, number);
+  return new Device{index, arch, static_cast<uint32_t>(shared), may_overlap, most_together(arch, cores), context};
 }
 
 }  // namespace

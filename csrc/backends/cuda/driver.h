@@ -27,6 +27,7 @@ enum class Attribute : int {
   kLocalMemory = 3,
   kRegisters = 4,
   kMaxDynamicSharedMemory = 8,
+  kLargeClusters = 14,  // of more than 8 threadgroups
 };
 
 // CUdevice_attribute
@@ -43,8 +44,9 @@ constexpr int kCaptureRelaxed = 2;  // CUstreamCaptureMode
 struct LaunchAttribute {
   int id;
   alignas(8) int value;
-  char rest_of_value[60];
+  uint32_t rest_of_value[15];
 };
+constexpr int kClusterDimension = 4;  // three sizes
 constexpr int kProgrammaticStreamSerialization = 6;
 
 // CUlaunchConfig
@@ -105,6 +107,7 @@ inline void check(Status status, const char* what) {
 }
 
 constexpr int kMaximumDevices = 64;
+constexpr uint32_t kMostTogether = 16;  // threadgroups of a cluster, on any GPU
 
 // A GPU as this backend uses it, in the GPU's primary context, which PyTorch uses too.
 struct Device {
@@ -112,6 +115,7 @@ struct Device {
   int arch;                // 90 for compute capability 9.0
   uint32_t shared_memory;  // the most bytes that a threadgroup may have
   bool may_overlap;        // whether a kernel may begin while those before it run (see launches.cpp)
+  uint32_t most_together;  // threadgroups of a cluster
   Context context;
 };
 

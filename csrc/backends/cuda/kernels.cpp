@@ -172,6 +172,9 @@ const Loaded* load_on(const Device& device, const Variant& variant, const Varian
     if ((status =
              d.set_function_attribute(loaded.function, Attribute::kMaxDynamicSharedMemory, static_cast<int>(dynamic))))
       fail_to_load(variant, status);
+  if (device.most_together > 8 &&
+      (status = d.set_function_attribute(loaded.function, Attribute::kLargeClusters, 1)) != kSuccess)
+    fail_to_load(variant, status);
   return new Loaded(loaded);
 }
 

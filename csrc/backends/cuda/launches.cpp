@@ -81,7 +81,7 @@ void Launches::threadgroup_memory(uint32_t index, uint32_t bytes) {
   lengths_[index] = bytes;
 }
 
-void Launches::dispatch(gpu::Size threads, gpu::Size threadgroup) {
+void Launches::dispatch(gpu::Size threads, gpu::Size threadgroup, uint32_t together) {
   if (threads.empty()) return;
   if (threadgroup.empty()) gpu::refuse(name(), "a threadgroup of no threads");
   const auto count = [](uint32_t total, uint32_t each) { return total / each + (total % each != 0); };
@@ -116,7 +116,7 @@ void Launches::dispatch(gpu::Size threads, gpu::Size threadgroup) {
   // No GPU has so much memory, so the capped number fails as well.
   const uint64_t most = std::numeric_limits<uint32_t>::max();
   dispatches_.push_back({&kernel_->variant(layout_), begin, threadgroups, threadgroup,
-                         static_cast<uint32_t>(std::min(shared_memory, most))});
+                         static_cast<uint32_t>(std::min(shared_memory, most)), together});
 }
 
 void Launches::launch(const Device& device) {
@@ -132,6 +132,10 @@ void Launches::prepare(const Device& device) {
     const Loaded& loaded = *dispatch.variant->on[device.index].load(std::memory_order_relaxed);
     check_threadgroup(*dispatch.variant, dispatch.threadgroup, loaded);
     check_memory(*dispatch.variant, dispatch.shared_memory, loaded);
+    if (dispatch.together > device.most_together)
+      gpu::refuse(dispatch.variant->kernel.name, std::to_string(dispatch.together) +
+                                                     " threadgroups that run together; this GPU has " +
+                                                     std::to_string(device.most_together) + " of them");
   }
 }
 
@@ -161,8 +165,12 @@ void Launches::launch(const Device& device, const Dispatch& dispatch, Stream str
   void* parameters[] = {block};
   const auto [width, height, depth] = dispatch.threadgroups;
   const gpu::Size shape = block_of(dispatch.threadgroup);
-  const LaunchAttribute overlap = {kProgrammaticStreamSerialization, 1, {}};
-  const auto [step_x, step_y, step_z] = kMaximumBlocks;
+  LaunchAttribute attributes[2];
+  uint32_t attribute_count = 0;
+  if (dispatch.together > 1) attributes[attribute_count++] = {kClusterDimension, 1, {dispatch.together, 1}};
+  if (device.may_overlap) attributes[attribute_count++] = {kProgrammaticStreamSerialization, 1, {}};
+  const uint32_t step_x = kMaximumBlocks[0], step_z = kMaximumBlocks[2];
+  const uint32_t step_y = kMaximumBlocks[1] / dispatch.together * dispatch.together;
   const auto slab = [](uint32_t count, uint64_t first, uint32_t step) {
     return static_cast<uint32_t>(std::min<uint64_t>(count - first, step));
   };
@@ -176,8 +184,8 @@ void Launches::launch(const Device& device, const Dispatch& dispatch, Stream str
             {shape.x, shape.y, shape.z},
             dispatch.shared_memory + loaded.pipeline_memory,
             stream,
-            &overlap,
-            device.may_overlap ? 1u : 0u,
+            attributes,
+            attribute_count,
         };
         const Status status = driver().launch(&config, loaded.function, parameters, nullptr);
         if (status != kSuccess) fail_to_launch(*dispatch.variant, dispatch.threadgroups, dispatch.threadgroup, status);

@@ -21,7 +21,7 @@ class Launches {
   void* bytes(uint32_t index, size_t size);  // the caller fills it before any other call
   void threadgroup_memory(uint32_t index, uint32_t bytes);
 
-  void dispatch(gpu::Size threads, gpu::Size threadgroup);
+  void dispatch(gpu::Size threads, gpu::Size threadgroup, uint32_t together = 1);
 
   // Launches the dispatches in order on PyTorch's current stream of the device.
   void launch(const Device& device);
@@ -40,6 +40,7 @@ class Launches {
     size_t block;  // its first byte in blocks_
     gpu::Size threadgroups, threadgroup;
     uint32_t shared_memory;
+    uint32_t together;  // threadgroups of a cluster, in y
   };
   void load_missing(const Device& device);
   void launch(const Device& device, const Dispatch& dispatch, Stream stream);

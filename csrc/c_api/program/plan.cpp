@@ -13,6 +13,7 @@ namespace {
 
 constexpr uint64_t kMostBytes = uint64_t{1} << 48;
 constexpr uint64_t kMostThreads = 0xffffffff;  // of a grid, on one side
+constexpr uint64_t kMostTogether = 16;         // threadgroups
 
 [[noreturn]] void refuse(const std::string& reason) { throw std::runtime_error(reason); }
 
@@ -76,6 +77,8 @@ class PlanReader {
     if (uint64_t{threadgroup.x} * threadgroup.y > gpu::kMaxThreads ||
         uint64_t{threadgroup.x} * threadgroup.y * threadgroup.z > gpu::kMaxThreads)
       refuse("kernel '" + kernel + "' has too many threads in a threadgroup");
+    if (const Json* together = dispatch.find("together"))
+      plan_.recording.together(static_cast<uint32_t>(together->size(kMostTogether)));
     if (const Json* threads = dispatch.find("threads"))
       plan_.recording.dispatch_threads(read_size(*threads), threadgroup);
     else

@@ -68,6 +68,7 @@ struct DecodePlan {
   uint32_t rows;        // of a threadgroup
   int64_t tiles;        // of all rows of a request, or of all requests where they have different lengths
   int64_t splits;
+  bool together;  // these run together and merge their results
   uint32_t simdgroups;
   int64_t group, kv_heads;
   int64_t keys;  // of a request, taking all to have the same number where only the device knows it
@@ -111,6 +112,15 @@ int64_t whole_steps(int64_t keys, int64_t busy, int64_t least, int64_t most, int
   return best;
 }
 
+// Whether a GPU that has room for `fill` threadgroups runs those of all tiles at once where those of a tile run
+// together. They lie in one of a GPU's parts (an H200's have up to 18 cores), of which some cores are left over. An
+// H200 has room for 496 of 528 threadgroups by fours or eights, 470 by fives, and 28 times nine to sixteen of them.
+bool all_at_once(int64_t tiles, int64_t splits, int64_t fill) {
+  if (splits > 8) return 22 * tiles <= fill;
+  const bool even = std::has_single_bit(static_cast<uint64_t>(splits));
+  return even ? 11 * tiles * splits <= 10 * fill : 20 * tiles * splits <= 17 * fill;
+}
+
 DecodePlan plan_decode(const DecodeCall& call) {
   const DecodeTuning& tuning = decode_tuning(call.q);
   const int64_t kv_heads = call.k.size(call.key_dims.head), group = call.q.size(call.query_dims.head) / kv_heads;
@@ -143,7 +153,9 @@ DecodePlan plan_decode(const DecodeCall& call) {
   const int64_t fill_plain = static_cast<int64_t>(tuning.fill_threadgroups) * (is_short ? 4 : 3) / 3;
   const int64_t fill = !matrices ? fill_plain : static_cast<int64_t>(tuning.fill_matrices) * (wide && !heavy ? 2 : 1);
   const int64_t least_share = std::max<int64_t>(tuning.least_share, matrices ? kMatrixStep >> large : 1);
-  const uint32_t simdgroups = large ? 2 : wide ? 4 : tuning.simdgroups;
+  // Simdgroups of one short row ask for twice as many keys at a time as others. Half of them do where they share cores.
+  const bool short_rows = tile == 1 && is_short && call.k.element_size() == 2;
+  const uint32_t simdgroups = large || (short_rows && 4 * busy > 3 * fill) ? 2 : wide ? 4 : tuning.simdgroups;
   // A part of a step takes a wide threadgroup as long as all of it.
   const int64_t shares = std::min(wide ? ceil_div(keys, least_share) : keys / least_share, kMostSplits);
   // Cores get unequal parts of memory's speed. Where each tile has one threadgroup and a long way to go, there are
@@ -157,10 +169,12 @@ DecodePlan plan_decode(const DecodeCall& call) {
       keys < 2 * least_share ? 1 : std::clamp<int64_t>(threadgroups / std::max<int64_t>(busy, 1), least_splits, shares);
   const int64_t splits =
       wide && !large ? whole_steps(keys, busy, least_splits, most_splits, fill / (heavy ? 2 : 4)) : most_splits;
+  const bool together = wide && splits > 1 && splits <= gpu::most_together(call.q) && all_at_once(busy, splits, fill);
   // Where a later kernel begins early, the cores that end first get more of its threadgroups than others. That counts
   // for a long way of one threadgroup for each tile, where more threadgroups than these would fit.
   const bool alone = !matrices && splits == 1 && bytes >= tuning.long_share && 4 * busy <= 3 * fill;
-  return {matrices, kernel_size, tile, tiles, splits, simdgroups, group, kv_heads, keys, general, tuning.narrow, alone};
+  return {matrices, kernel_size, tile, tiles,   splits,        together, simdgroups,
+          group,    kv_heads,    keys, general, tuning.narrow, alone};
 }
 
 // How the results of `parts` threadgroups become one, for each of `units` of each token: a head, and some elements.
@@ -191,8 +205,8 @@ std::string why(const DecodeCall& call, const DecodePlan& plan) {
                      " heads that share keys" + (plan.narrow ? ", which fit 128 registers a thread" : "");
   if (plan.matrices) text += ", and multiplies matrices, since for so many rows arithmetic is the limit";
   if (plan.splits > 1)
-    text += "; " + std::to_string(plan.splits) + " threadgroups share " + std::to_string(call.keys) +
-            " keys, and a second dispatch merges their results";
+    text += "; " + std::to_string(plan.splits) + " threadgroups share " + std::to_string(call.keys) + " keys, " +
+            (plan.together ? "run together and merge their results" : "and a second dispatch merges their results");
   return text;
 }
 
@@ -217,6 +231,7 @@ AttentionDecodeParams params_of(const DecodeCall& call, const DecodePlan& plan) 
       .queries = grid_side(call.queries),
       .keys = grid_side(call.keys),
       .splits = grid_side(plan.splits),
+      .together = plan.together,
       .alone = plan.alone,
       .ragged = call.q_indptr.has_value(),
       .key_layout = call.pages      ? KEYS_PAGED
@@ -319,7 +334,7 @@ void decode(const char* op, const DecodeCall& call) {
   const DecodePlan plan = plan_decode(call);
   gpu::note_plan(op, plan.matrices ? "decode_matrices" : "decode", [&] { return why(call, plan); });
   AttentionDecodeParams params = params_of(call, plan);
-  const bool shared = plan.splits > 1;
+  const bool shared = plan.splits > 1 && !plan.together;
   const int64_t tokens = call.queries * (call.q_indptr ? 1 : call.batch);
   const int64_t heads = plan.group * plan.kv_heads, value_size = call.v.size(-1);
   const Tensor parts = new_tensor({shared ? tokens : 0, plan.splits, heads, value_size}, ScalarType::Float, call.q);
@@ -351,6 +366,7 @@ void decode(const char* op, const DecodeCall& call) {
       recording.buffer(8, call.pages ? MaybeTensor(call.pages->last_page_len) : std::nullopt);
       recording.buffer(10, shared ? parts : call.out).buffer(11, shared ? part_lse : call.lse).bytes(12, params);
       recording.work(piece.work.flops, piece.work.bytes);
+      recording.together(plan.together ? static_cast<uint32_t>(plan.splits) : 1);
       recording.dispatch_threadgroups(
           {grid_side(piece.count), grid_side(plan.kv_heads * plan.splits), grid_side(call.q_indptr ? 1 : call.batch)},
           {gpu::kSimdWidth * plan.simdgroups});

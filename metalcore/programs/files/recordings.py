@@ -196,6 +196,7 @@ class _Recorded:
 
     def _dispatch(self, dispatch):
         return {
+            **({"together": dispatch.together} if dispatch.together > 1 else {}),
             "kernel": dispatch.kernel,
             "threads" if dispatch.threads else "threadgroups": list(dispatch.grid),
             "threadgroup": list(dispatch.threadgroup),

@@ -209,6 +209,23 @@ struct Caller<function> {
 // In the place of the functions in kernels/common/earlier.h.
 METAL_FUNC void metalcore_begin_later_kernels(int) { msl::begin_later_kernels(); }
 METAL_FUNC void metalcore_await_earlier_kernels(int) { msl::await_earlier_kernels(); }
+// In the place of the functions in kernels/common/together.h.
+METAL_FUNC void metalcore_synchronize_together(int) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+METAL_FUNC float2 metalcore_load_together(const float2* address, uint32_t number, int) {
+  float2 found = float2(0.0f);
+#if __CUDA_ARCH__ >= 900
+  const uint32_t own = static_cast<uint32_t>(__cvta_generic_to_shared(address));
+  float x, y;
+  asm volatile("{ .reg .b32 a; mapa.shared::cluster.u32 a, %2, %3; ld.shared::cluster.v2.f32 {%0, %1}, [a]; }"
+               : "=f"(x), "=f"(y) : "r"(own), "r"(number) : "memory");
+  found = float2(x, y);
+#endif
+  return found;
+}
 // It is made to depend on the addresses, so the compiler computes them before. Their bits and those of the block's size
 // together are never 0.
 template <class T, uint32_t count>
