@@ -3,7 +3,7 @@
 import pytest
 import torch
 from pages import Requests, attention, offsets
-from references import DTYPES, assert_near, check_operator, tensor, wide
+from references import DTYPES, assert_attention_near, assert_near, check_operator, rounds_weights, tensor, wide
 from rows import tuned
 
 import metalcore
@@ -64,9 +64,11 @@ def test_dtypes(device, q_dtype, dtype):
     requests = Requests(device, LENGTHS, 8, 1, 128, dtype=dtype)
     sinks = tensor(5, dtype=q_dtype, device=device)
     q = tensor(sum(COUNTS), 5, 128, dtype=q_dtype, device=device)
-    found = prefill(q, requests, COUNTS, causal=True, sinks=sinks, scale=0.2)
+    options = {"causal": True, "sinks": sinks, "scale": 0.2}
+    found, recording = record(prefill, q, requests, COUNTS, **options)
     assert found[0].dtype == q_dtype and found[1].dtype == torch.float32
-    check(found, attention(q, requests, COUNTS, causal=True, sinks=sinks, scale=0.2))
+    expected = attention(q, requests, COUNTS, **options)
+    assert_attention_near(found, expected, requests.cache[1], rounds_weights(recording.kernels[0]))
 
 
 @each_width
