@@ -153,8 +153,8 @@ DecodePlan plan_decode(const DecodeCall& call) {
   const int64_t fill_plain = static_cast<int64_t>(tuning.fill_threadgroups) * (is_short ? 4 : 3) / 3;
   const int64_t fill = !matrices ? fill_plain : static_cast<int64_t>(tuning.fill_matrices) * (wide && !heavy ? 2 : 1);
   const int64_t least_share = std::max<int64_t>(tuning.least_share, matrices ? kMatrixStep >> large : 1);
-  // Simdgroups of one short row ask for twice as many keys at a time as others. Where some cores have three threadgroups
-  // and some have four, these take more of memory's speed than their part, so half of the simdgroups do.
+  // Simdgroups of one short row ask for twice as many keys at a time as others. Where some cores have three
+  // threadgroups and some have four, these take more of memory's speed than their part, so half of the simdgroups do.
   const bool uneven = 4 * busy > 3 * fill && 16 * busy < 15 * fill;
   const bool short_rows = tile == 1 && is_short && call.k.element_size() == 2;
   const uint32_t simdgroups = large || (short_rows && uneven) ? 2 : wide ? 4 : tuning.simdgroups;
