@@ -67,6 +67,29 @@ METAL_FUNC void add_products(thread float (&sums)[kDown], thread Fragments<T, kD
   }
 }
 
+// Adds up what four lanes have for each query that softmax's derivative subtracts it, stores it, and loads the
+// logarithms, which are infinite for queries that see nothing or do not exist.
+template <uint kDown>
+METAL_FUNC void finish_subtracted(thread float (&subtracted)[kDown], thread float (&logarithms)[kDown],
+                                  device float* delta, device const float* lse, device const float* d_lse,
+                                  constant FlexParams& p, FlexPlace at, uint query, Place place) {
+#pragma unroll
+  for (uint m = 0; m < kDown; ++m) {
+    float sum = subtracted[m];
+    sum += metal::simd_shuffle_xor(sum, 1);
+    sum += metal::simd_shuffle_xor(sum, 8);
+    const uint row = query + m * 8 + place.row;
+    logarithms[m] = INFINITY;
+    if (row < at.end) {
+      const int64_t number = flex_number(p, at.batch, at.head, row);
+      if (lse[number] != -INFINITY) logarithms[m] = lse[number];
+      if (p.has_lse_gradient != 0) sum -= d_lse[number] * kLog2E;  // that of a logarithm to base 2
+      if (place.column == 0) delta[number] = sum;
+    }
+    subtracted[m] = sum;
+  }
+}
+
 template <typename T, uint kSize, uint kDown, uint kSimds, uint kKeys, bool kNarrow, bool kWhole, typename Mods>
 METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, device const T* k, device const T* v,
                         device const int* counts, device const int* indices, device const int* full_counts,
@@ -139,21 +162,7 @@ METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, de
     load_by_tile<kTileRows, kPitch, kSimds>(queries, own_queries, q_rows, at.begin, at.end, head_size, vectors,
                                             thread_index, simd);
   }
-#pragma unroll
-  for (uint m = 0; m < kDown; ++m) {
-    float sum = subtracted[m];
-    sum += metal::simd_shuffle_xor(sum, 1);
-    sum += metal::simd_shuffle_xor(sum, 8);
-    const uint row = query + m * 8 + place.row;
-    logarithms[m] = INFINITY;
-    if (row < at.end) {
-      const int64_t number = flex_number(p, at.batch, at.head, row);
-      if (lse[number] != -INFINITY) logarithms[m] = lse[number];
-      if (p.has_lse_gradient != 0) sum -= d_lse[number] * kLog2E;  // that of a logarithm to base 2
-      if (place.column == 0) delta[number] = sum;
-    }
-    subtracted[m] = sum;
-  }
+  finish_subtracted(subtracted, logarithms, delta, lse, d_lse, p, at, query, place);
   float ones[kDown], factors[kDown];
   fill(ones, 1.0f);
   fill(factors, scale);

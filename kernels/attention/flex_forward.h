@@ -50,14 +50,14 @@ METAL_FUNC void hide_scores(thread Fragments<float, kDown, kAcross>& scores, uin
   }
 }
 
-// Makes weights of softmax of scores, and takes them into account in the largest scores and in the sums, which shrink
-// by a factor.
+// Makes weights of softmax of `unit` times the scores, where `unit` is above 0, and takes them into account in the
+// largest scores and in the sums, which shrink by a factor.
 template <uint kDown, uint kAcross>
-METAL_FUNC void weigh(thread Fragments<float, kDown, kAcross>& scores, thread float* largest, thread float* total,
-                      thread float* shrink) {
+METAL_FUNC void weigh(thread Fragments<float, kDown, kAcross>& scores, float unit, thread float* largest,
+                      thread float* total, thread float* shrink) {
 #pragma unroll
   for (uint m = 0; m < kDown; ++m) {
-    float most = largest[m];
+    float most = -INFINITY;
 #pragma unroll
     for (uint n = 0; n < kAcross; ++n) {
       const metal::float2 two = elements(scores.at[m][n]);
@@ -65,6 +65,7 @@ METAL_FUNC void weigh(thread Fragments<float, kDown, kAcross>& scores, thread fl
     }
     most = metal::max(most, metal::simd_shuffle_xor(most, 1));
     most = metal::max(most, metal::simd_shuffle_xor(most, 8));
+    most = metal::max(largest[m], most * unit);
     const float base = base_of(most);
     shrink[m] = metal::fast::exp2(largest[m] - base);
     largest[m] = most;
@@ -72,7 +73,7 @@ METAL_FUNC void weigh(thread Fragments<float, kDown, kAcross>& scores, thread fl
 #pragma unroll
     for (uint n = 0; n < kAcross; ++n) {
       thread metal::float2& two = elements(scores.at[m][n]);
-      two = metal::fast::exp2(two - base);
+      two = metal::fast::exp2(metal::fma(two, metal::float2(unit), metal::float2(-base)));
       sum += two.x + two.y;
     }
     total[m] = metal::fma(total[m], shrink[m], sum);
@@ -85,9 +86,11 @@ METAL_FUNC void weights_of(thread Fragments<M, kDown, kAcross>& weights,
                            thread Fragments<float, kDown, kAcross>& scores, thread float* largest, thread float* total,
                            thread float* shrink, thread const Mods& mods, float scale, FlexPlace at, uint query,
                            uint key, bool edge, uint seen, Place place) {
-  scale_scores(scores, mods, scale, at, query, key, place);
+  const float unit = scale * kLog2E;
+  const bool is_plain = Mods::kPlain && unit > 0.0f;
+  if (!is_plain) scale_scores(scores, mods, scale, at, query, key, place);
   if (edge && metal::simd_any(seen != all_bits<kDown, kAcross>())) hide_scores(scores, seen);
-  weigh(scores, largest, total, shrink);
+  weigh(scores, is_plain ? unit : 1.0f, largest, total, shrink);
   round_to(weights, scores);
 }
 

@@ -168,7 +168,7 @@ def test_what_a_mask_finds_for_keys(device):
     tensors = [torch.randn(1, heads, 384, 128, generator=generator).to(torch.bfloat16) for heads in (3, 1, 1)]
     with tuned("baseline"):
         for mask in (case, without_places):
-            check(device, mask, tensors, function=functools.partial(ours, block=128))
+            check(device, mask, tensors, True, functools.partial(ours, block=128))
 
 
 def test_long_heads(device):

@@ -302,3 +302,20 @@ def test_a_program_asks_only_for_the_pipelines_of_its_products():
         text, _ = translate(source).cuda_source([("k", "b0,b1,b2")])
         output = nvrtc.find().compile_with_ptx(text, 90, msl=source)[1].decode()
         assert set(re.findall(r"metalcore_pipeline_kibILi(\d+)E", output)) == kib
+
+
+def test_copies_of_tiles_go_on(ptx):
+    """A program that copies tiles has more memory than a kernel may declare, and its threads wait where it says so."""
+    headers = (Path(__file__).parents[2] / "kernels/common" / name for name in ("pack.h", "copies.h"))
+    text = "".join(re.sub(r'#pragma once|#include ".*"', "", header.read_text()) for header in headers)
+    source = """
+    kernel void k(device float* out, device const float* in, uint i [[thread_index_in_threadgroup]]) {
+      threadgroup float declared[20000];
+      threadgroup float* const tile = metalcore_memory_of_tile<80000>(declared, 0);
+      metalcore_copy_pack(tile + 4 * i, in + 4 * i, 0);
+      metalcore_await_copies(0);
+      out[i] = tile[4 * i];
+    }"""
+    found = ptx(text + source, "b0,b1")
+    assert re.findall(r"cp\.async\.\w+|st\.global", found) == ["cp.async.cg", "cp.async.wait_all", "st.global"]
+    assert "metalcore_pipeline_kibILi79E" in found and ".shared .align 4 .b8" not in found

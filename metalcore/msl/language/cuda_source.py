@@ -16,6 +16,7 @@ HOLDS_FRAGMENTS = "#define MSL_FRAGMENT_LANES\n"
 _MATRIX = re.compile(r"simdgroup_matrix|simdgroup_(float|half|bfloat)8x8")
 _HELD = re.compile(r"get_right_input_cooperative_tensor")
 _WAIT = re.compile(r"\bmetalcore_await_earlier_kernels\([^()]*\b0\)")  # kernels/common/earlier.h
+_COPIES = re.compile(r"\bmetalcore_copy_pack\([^()]*\b0\)")  # kernels/common/copies.h
 _BINDING = re.compile(r"([bt])(\d+)|(i)(\d+):(\d+)")
 
 
@@ -52,7 +53,9 @@ def cuda_source(program, kernels, requests):
         MSLError: an argument of a kernel is bound to nothing, or the signature is malformed.
     """
     entries = [f"metalcore_{i}" for i in range(len(requests))]
-    out = [f'namespace {NAMESPACE} {{\n#include "cuda/prelude.h"\n', program, '#line 1 "msl_entries"\n']
+    headers = ["cuda/prelude.h", *(["target/tile_copies.h"] if _COPIES.search(program) else [])]
+    included = "".join(f'#include "{header}"\n' for header in headers)
+    out = [f"namespace {NAMESPACE} {{\n{included}", program, '#line 1 "msl_entries"\n']
     if _MATRIX.search(program):
         out.insert(0, "#define MSL_MATRIX_LANES\n")
     elif _HELD.search(program):

@@ -42,23 +42,26 @@ class Launch:
         outputs, inputs: types of elements and tensors, in the order of the template's parameters.
         blocks: rows of the blocks of a threadgroup's own rows, and of those that it visits; () where it visits parts.
         more: template arguments after the tiles.
+        tall: the tiles of a kernel that takes whole tiles alone, or None: see kernels/attention/flex_forward_tall.h.
     """
 
-    def __init__(self, kernel, call, tables, tiles, functions, tensors, outputs, inputs, blocks, more=""):
+    def __init__(self, kernel, call, tables, tiles, functions, tensors, outputs, inputs, blocks, more="", tall=None):
         self.kernel, self.call, self.tables, self.tiles = kernel, call, tables, tiles
         self.outputs, self.inputs = outputs, inputs
         self.plan = functions.plan
         self.tensors = {"q": call.q, "k": call.k, "v": call.v, **tensors}
         self.vectors = all(_has_vectors(x) for name, x in self.tensors.items() if name not in ("dq", "dk", "dv"))
-        self.whole = bool(blocks) and self._is_whole(*blocks)
+        if tall and blocks and self._is_whole(tall, *blocks):
+            self.kernel, self.tiles = f"{kernel}_tall", tall
+        self.whole = bool(blocks) and self._is_whole(self.tiles, *blocks)
         more = f", {str(self.whole).lower()}{more}"
         self.name, self.numbers, self.captured = self._made(functions, more)
 
-    def _is_whole(self, own_block, other_block):
+    def _is_whole(self, tiles, own_block, other_block):
         """Returns whether no row and no element of a tile is missing."""
-        call, tiles = self.call, self.tiles
+        call = self.call
         packs, threads = tiles.size * call.q.element_size() // 16, 32 * tiles.simds
-        own, others = (call.k, call.q) if self.kernel == "dkv" else (call.q, call.k)
+        own, others = (call.k, call.q) if self.kernel.startswith("dkv") else (call.q, call.k)
         return (
             not tiles.is_narrow
             and self.vectors
@@ -83,7 +86,7 @@ class Launch:
         if plan := functions.plan:
             key = *key, plan.scatters, plan.places, plan.is_once, rows
         if key not in known:
-            mods = functions.mods(rows, self.kernel)
+            mods = functions.mods(rows, self.kernel.removesuffix("_tall"))
             places = [next(i for i, x in enumerate(captures) if x is tensor) for tensor in mods.tensors]
             name = generated_kernels.add(f"flex_{self.kernel}", self._source(mods, more), convergent=True)
             if len(known) >= _KEPT:
@@ -113,7 +116,7 @@ class Launch:
         template = f"T, {tiles.arguments}{more}"
         has_diagonal = self.plan is not None and any(place.kind == "diagonal" for place in self.plan.places)
         of_dq = f"flex_dq_numbers<{tiles.across}, {tiles.simds}>()" if has_diagonal else "1"
-        count = {"dkv": str(2 * tiles.across), "dq": of_dq}.get(self.kernel)
+        count = {"dkv": str(2 * tiles.across), "dkv_tall": str(4 * tiles.across), "dq": of_dq}.get(self.kernel)
         numbers = f"  threadgroup float numbers[{count}];\n" if count else ""
         passed = [
             *(name for name in names if name not in sums),
@@ -170,7 +173,7 @@ class Launch:
         heads_in_cache = 0
         if tables.numbers[2] > 1:
             rows = call.k.shape[2] * (call.k.shape[3] + call.v.shape[3]) * call.k.element_size()
-            heads_in_cache = _IN_CACHE // max(rows, 1) * (group if self.kernel != "dkv" else 1)
+            heads_in_cache = _IN_CACHE // max(rows, 1) * (1 if self.kernel.startswith("dkv") else group)
         dispatches = []
         for piece in range(0, walks, chunk):
             now = min(chunk, walks - piece)

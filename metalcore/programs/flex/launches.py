@@ -101,6 +101,17 @@ _LARGE = {
     "dq": _Tiles(128, 2, 8, 32, False),
     "dkv": _Tiles(128, 2, 8, 16, False, own=0),
 }
+# The same for whole tiles, where a threadgroup's own rows stay in its memory: see kernels/attention/flex_forward_tall.h.
+_TALL = {
+    "forward": _Tiles(128, 4, 4, 32, False),
+    "dq": _Tiles(128, 4, 4, 32, False),
+    "dkv": _Tiles(128, 2, 8, 32, False),
+}
+_TALL_SIMULATED = {
+    "forward": _Tiles(128, 4, 1, 16, False),
+    "dq": _Tiles(128, 2, 1, 16, False),
+    "dkv": _Tiles(128, 2, 1, 16, False),
+}
 
 
 def _first(value: int, *limits: tuple[int, int], otherwise: int) -> int:
@@ -131,6 +142,16 @@ def _tiles(call: Call, kernel: str, block: int) -> _Tiles:
     return _Tiles(size, _first(row, (128, 2), otherwise=1), 4, across, False, own=0)
 
 
+def _tall(call: Call, tiles: _Tiles, kernel: str) -> _Tiles | None:
+    """Returns the tiles of the kernels for whole ones: on Hopper GPUs, which have memory for them, and small ones in the
+    simulator."""
+    if tiles.is_narrow or tiles.size != 128 or tiles.simds != 8:
+        return None
+    if not on_cuda(call.q):
+        return _TALL_SIMULATED[kernel]
+    return _TALL[kernel] if _C.gpu_family("cuda") == "hopper" else None
+
+
 def forward(call: Call, tables: Tables, functions: Functions) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the results, and the logarithms of softmax's sums and the largest scores, both to base 2."""
     q, (batch, heads, length, _), size = call.q, call.q.shape, call.v.shape[3]
@@ -148,7 +169,8 @@ def forward(call: Call, tables: Tables, functions: Functions) -> tuple[Tensor, T
     outputs = [("T" if splits == 1 else "float", parts), ("float", lse), ("float", largest)]
     place = parts if splits == 1 else parts[:, :, 0].transpose(1, 2)
     blocks = (tables.q_block, tables.k_block) if splits == 1 else ()
-    launch = Launch("forward", call, tables, tiles, functions, {"out": place}, outputs, inputs, blocks)
+    strides, tall = {"out": place}, _tall(call, tiles, "forward")
+    launch = Launch("forward", call, tables, tiles, functions, strides, outputs, inputs, blocks, tall=tall)
     part = 0 if splits == 1 else parts.stride(2)
     work = 2 * call.k.shape[2]
     launch.run(tables.q_block, length, heads, work, split=(splits, part, cuts))
@@ -211,7 +233,8 @@ def dq(call, tables, functions: Functions, out, lse, d_out, d_lse, wanted: Seque
     outputs = [("T", gradient), ("float", delta), *outputs]
     strides = {"out": out, "d_out": d_out, "dq": gradient}
     blocks = tables.q_block, tables.k_block
-    launch = Launch("dq", call, tables, tiles, functions, strides, outputs, inputs, blocks)
+    tall = _tall(call, tiles, "dq") if plan is None else None
+    launch = Launch("dq", call, tables, tiles, functions, strides, outputs, inputs, blocks, tall=tall)
     launch.run(tables.q_block, q.shape[2], q.shape[1], 3 * call.k.shape[2], has_lse=d_lse is not None)
     if plan is None or functions.joint is None:
         captures = () if functions.score is None else functions.score.captures
@@ -235,7 +258,8 @@ def dkv(call, tables, functions: Functions, lse, delta, d_out):
         more = f", {str(of_keys).lower()}, {str(of_values).lower()}, {own}"
         strides, outputs = {"d_out": d_out, "dk": dk, "dv": dv}, [("T", dk), ("T", dv)]
         blocks = tables.k_block, tables.q_block
-        launch = Launch("dkv", call, tables, tiles, functions, strides, outputs, inputs, blocks, more)
+        tall = _tall(call, tiles, "dkv")
+        launch = Launch("dkv", call, tables, tiles, functions, strides, outputs, inputs, blocks, more, tall)
         work = 4 * q.shape[2] * (q.shape[1] // k.shape[1])
         launch.run(tables.k_block, k.shape[2], k.shape[1], work)
     return dk, dv
