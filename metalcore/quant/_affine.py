@@ -33,8 +33,8 @@ def dequantize_affine(
 ) -> Tensor:
     """Returns weights of 2 to 8 bits in groups as numbers: scale * q + offset for the q of a group, rounded once.
 
-    Kernels add scale times the zero point, and for int8 scale times half the range, to the offset before. These products
-    are rounded to float32, which changes nothing where scales have 16 bits.
+    Kernels add scale times the zero point, and for int8 scale times half the range, to the offset before. These
+    products are rounded to float32, which changes nothing where scales have 16 bits.
 
     Args:
         packed: uint8, (rows, bytes of a row). A row is a sequence of bits: q number k has those from k * bits on, the

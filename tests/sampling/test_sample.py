@@ -134,7 +134,8 @@ def test_rows_that_threadgroups_share(device, dtype, length, parts):
     logits[900:-50], logits[7] = -torch.inf, torch.nan
     points = (torch.arange(400) + 0.5) / 400
     with tuned("baseline"):
-        assert (f"{parts} threadgroups share one" in str(metalcore.explain("sample", logits[None].to(device)))) == (parts > 1)
+        plan = str(metalcore.explain("sample", logits[None].to(device)))
+        assert (f"{parts} threadgroups share one" in plan) == (parts > 1)
         x = logits.to(device).expand(20, length)
         drawn = [torch.ops.metalcore.sample(x, each.to(device), 1.0, 0, 1.0, 0.0) for each in points.split(20)]
         wanted = distribution(logits.double().nan_to_num(nan=-torch.inf)) * 400

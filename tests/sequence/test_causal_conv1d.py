@@ -92,8 +92,8 @@ def test_lengths(device, dtype, length):
 
 @each_dtype
 def test_vectors(device, dtype):
-    """Kernels of vectors: walks along positions that end within a step or go on in the next one, threadgroups whose last
-    channels do not exist, and weights of fewer positions than a window has."""
+    """Kernels of vectors: walks along positions that end within a step or go on in the next one, threadgroups whose
+    last channels do not exist, and weights of fewer positions than a window has."""
     for channels, length, width, silu, lay in (
         (16, 1, WIDTH, True, last),
         (72, 131, 3, True, last),
@@ -353,7 +353,7 @@ def test_steps(device, dtype, width, new):
 @pytest.mark.parametrize("kept", [3, 4])
 @pytest.mark.parametrize("width", [2, 4])
 def test_steps_by_words(device, dtype, kept, width):
-    """The kernel for one position, whose threads have the channels of a word, and rows of the state that do not exist."""
+    """The kernel for one position, whose threads have the channels of a word, and rows that the state lacks."""
     x, weight, bias = inputs(34, 1, width, dtype, device, batch=4)
     state = tensor(6, 34, kept, dtype=dtype, device=device)
     before, rows = state.clone(), torch.tensor([4, -1, 0, 6], dtype=torch.int32, device=device)

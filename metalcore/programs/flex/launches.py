@@ -101,7 +101,8 @@ _LARGE = {
     "dq": _Tiles(128, 2, 8, 32, False),
     "dkv": _Tiles(128, 2, 8, 16, False, own=0),
 }
-# The same for whole tiles, where a threadgroup's own rows stay in its memory: see kernels/attention/flex_forward_tall.h.
+# The same for whole tiles, where a threadgroup's own rows stay in its memory: see
+# kernels/attention/flex_forward_tall.h.
 _TALL = {
     "forward": _Tiles(128, 4, 4, 32, False),
     "dq": _Tiles(128, 4, 4, 32, False),
@@ -143,8 +144,8 @@ def _tiles(call: Call, kernel: str, block: int) -> _Tiles:
 
 
 def _tall(call: Call, tiles: _Tiles, kernel: str) -> _Tiles | None:
-    """Returns the tiles of the kernels for whole ones: on Hopper GPUs, which have memory for them, and small ones in the
-    simulator."""
+    """Returns the tiles of the kernels for whole ones: on Hopper GPUs, which have memory for them, and small ones in
+    the simulator."""
     if tiles.is_narrow or tiles.size != 128 or tiles.simds != 8:
         return None
     if not on_cuda(call.q):
