@@ -157,10 +157,12 @@ def test_sizes_that_plans_leave_to_pytorch(device):
     for name in OVERRIDES.keys() - {"eig", "eigh", *NOT_ON_CUDA}:  # eigenvectors of such matrices are hardly determined
         function, inputs = call_of(name, device, 1200)
         inputs = [x / 16 + 8 * torch.eye(1200, device=device) for x in inputs]  # no rounding changes their pivots
-        expected = function(*inputs)
+        # cuSOLVER solves with factors of LDL wrongly, or fails, for as many columns of B.
+        expected = function(*(x.cpu() for x in inputs) if name == "ldl_solve" else inputs)
         with metalcore.enable_pytorch_overrides(OVERRIDES[name]):
             found = function(*inputs)
         for ours, theirs in zip(found, expected):
+            theirs = theirs.to(ours.device)
             torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-2 * theirs.abs().max().item())
 
 

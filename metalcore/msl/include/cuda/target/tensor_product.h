@@ -259,8 +259,10 @@ struct TileProduct {
   static constexpr int threads = 32 * simdgroups;
   static constexpr int stage_bytes = Left::bytes + Right::bytes;
   static constexpr int fitting = kMostPipelineBytes<simdgroups> / stage_bytes;
-  static constexpr int needed = k ? (k + kInner - 1) / kInner : 5;
-  static constexpr int stages = smaller(smaller(fitting, needed), 5);
+  // Products of few columns wait for memory, so that more of their copies are under way.
+  static constexpr int most_stages = simdgroups > 4 && n <= 64 ? 8 : 5;
+  static constexpr int needed = k ? (k + kInner - 1) / kInner : most_stages;
+  static constexpr int stages = smaller(smaller(fitting, needed), most_stages);
   // Whether a warpgroup has whole parts of 64 rows.
   static constexpr bool by_warpgroups = kHasWarpgroups && simdgroups % 4 == 0 && m % 64 == 0 && n % 8 == 0 &&
                                         Layout::down % 4 == 0 && Layout::strips % Layout::down == 0 &&
