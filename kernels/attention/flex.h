@@ -40,30 +40,41 @@ METAL_FUNC uint bits_before(int end) {
 
 // Returns which of a thread's scores count, a bit for each: those of keys before `end` that the mask shows. Rows of
 // scores are those of queries, or of keys. With `kHeld`, `held` has what the mask finds for each of the columns. Where
-// all of them are alike, and the mask reads nothing else of a column, a row's scores count all or not at all.
-template <bool kKeysAreRows, uint kDown, uint kAcross, bool kHeld = false, typename Mods>
+// all of them are alike, and the mask reads nothing else of a column, a row's scores count all or not at all. `kWhole`
+// says that no row and no column is missing.
+template <bool kKeysAreRows, bool kWhole, uint kDown, uint kAcross, bool kHeld = false, typename Mods>
 METAL_FUNC uint seen_scores(thread const Mods& mods, bool is_masked, uint batch, uint head, uint first_row,
                             uint first_column, uint end, Place place, uint lane = 0,
                             threadgroup const typename Mods::Column* held = nullptr) {
   static_assert(2 * kDown * kAcross <= 32, "a thread has a bit for each of its scores");
   const int b = int(batch), h = int(head), first = int(first_column + place.column);
   const uint row = first_row + place.row;
-  uint seen = 0;
+  uint seen = kWhole ? all_bits<kDown, kAcross>() : 0;
 #pragma unroll
-  for (uint m = 0; m < kDown; ++m) {
+  for (uint m = 0; m < kDown && !kWhole; ++m) {
     const int columns = kKeysAreRows ? (row + m * 8 < end ? int(8 * kAcross) : 0) : int(end) - first;
     seen |= bits_before<kAcross>(columns) << flex_bit(kAcross, m, 0, 0);
   }
   if (!is_masked) return seen;
   if (Mods::kEnds) {
-    uint between = 0;
+    metal::int2 ends[kDown];
+    bool shows_all = true, shows_none = true;  // of the tile's columns
+    const int begin = int(first_column), behind = begin + int(8 * kAcross);
 #pragma unroll
     for (uint m = 0; m < kDown; ++m) {
-      const metal::int2 ends = mods.ends(b, h, int(row + m * 8));
-      between |= (bits_before<kAcross>(ends.y - first) & ~bits_before<kAcross>(ends.x - first))
-                 << flex_bit(kAcross, m, 0, 0);
+      ends[m] = mods.ends(b, h, int(row + m * 8));
+      shows_all &= ends[m].x <= begin && ends[m].y >= behind;
+      shows_none &= ends[m].x >= behind || ends[m].y <= begin;
     }
-    seen &= between;
+    if (metal::simd_all(shows_none)) return 0;
+    if (!metal::simd_all(shows_all)) {
+      uint between = 0;
+#pragma unroll
+      for (uint m = 0; m < kDown; ++m)
+        between |= (bits_before<kAcross>(ends[m].y - first) & ~bits_before<kAcross>(ends[m].x - first))
+                   << flex_bit(kAcross, m, 0, 0);
+      seen &= between;
+    }
   }
   if (!Mods::kMask || !metal::simd_any(seen != 0)) return seen;
   uint shown = 0;

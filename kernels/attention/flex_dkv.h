@@ -118,7 +118,8 @@ METAL_FUNC void flex_dkv(device T* dk, device T* dv, device const T* q, device c
       const uint query = walk.at;
       const bool masked = walk.masked(), edge = masked || (!kWhole && at.begin + kKeys > at.end);
       uint seen = 0xffffffff;
-      if (edge) seen = seen_scores<true, kDown, kAcross>(mods, masked, at.batch, head, key, query, at.end, place);
+      if (edge)
+        seen = seen_scores<true, kWhole, kDown, kAcross>(mods, masked, at.batch, head, key, query, at.end, place);
       const bool counts = metal::simd_any(seen != 0);  // of a simdgroup's scores, any
       if (!kEarly) ahead = numbers_of_query(lse, delta, first_number, walk, kQueries, thread_index);
       metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);

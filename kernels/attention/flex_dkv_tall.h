@@ -83,7 +83,8 @@ METAL_FUNC void flex_dkv_tall(device T* dk, device T* dv, device const T* q, dev
         ahead = numbers_of_query(lse, delta, first_number, walk, kQueries, thread_index);
       }
       uint seen = 0xffffffff;
-      if (is_masked) seen = seen_scores<true, kDown, kAcross>(mods, true, at.batch, head, key, query, at.end, place);
+      if (is_masked)
+        seen = seen_scores<true, kWhole, kDown, kAcross>(mods, true, at.batch, head, key, query, at.end, place);
       if (!metal::simd_any(seen != 0)) continue;  // of a simdgroup's scores, none counts
 
       Fragments<float, kDown, kAcross> scores, products;

@@ -178,7 +178,8 @@ METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, de
     const bool masked = walk.masked(), edge = masked || (!kWhole && key + kKeys > end);
     walk.next();
     uint seen = 0xffffffff;
-    if (edge) seen = seen_scores<false, kDown, kAcross>(mods, masked, at.batch, at.head, query, key, end, place);
+    if (edge)
+      seen = seen_scores<false, kWhole, kDown, kAcross>(mods, masked, at.batch, at.head, query, key, end, place);
     const bool counts = metal::simd_any(seen != 0);  // of a simdgroup's scores, any
     Fragments<float, kDown, kAcross> scores, products;
     if (kNarrow) {

@@ -92,7 +92,8 @@ METAL_FUNC void flex_dq_tall(device T* dq, device float* delta, device const T* 
       flex_copy<kKeys, kSize, kPitch, kThreads>(next + kKeys * kPitch, v_rows, walk.at, thread_index);
     }
     uint seen = 0xffffffff;
-    if (is_masked) seen = seen_scores<false, kDown, kAcross>(mods, true, at.batch, at.head, query, key, end, place);
+    if (is_masked)
+      seen = seen_scores<false, kWhole, kDown, kAcross>(mods, true, at.batch, at.head, query, key, end, place);
     if (!metal::simd_any(seen != 0)) continue;  // of a simdgroup's scores, none counts
 
     Fragments<float, kDown, kAcross> scores, products;

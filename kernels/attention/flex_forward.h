@@ -96,7 +96,8 @@ METAL_FUNC void weights_of(thread Fragments<M, kDown, kAcross>& weights,
 
 // Adds up the sums of softmax of four lanes, stores their logarithms and the largest scores, and makes factors of the
 // sums of results. The numbers of the lane's rows begin at `first`, and `step` lies between those of neighbours.
-template <bool kWhole, uint kDown>
+// `kExact` says that results have the bits which fast functions lose.
+template <bool kWhole, bool kExact, uint kDown>
 METAL_FUNC void finish_rows(thread float* factors, thread float* total, thread const float* largest, device float* lse,
                             device float* largest_scores, int64_t first, int64_t step, uint row, uint end,
                             Place place) {
@@ -106,10 +107,11 @@ METAL_FUNC void finish_rows(thread float* factors, thread float* total, thread c
     total[m] += metal::simd_shuffle_xor(total[m], 8);
     if (place.column == 0 && (kWhole || row + m * 8 < end)) {
       const int64_t number = first + m * 8 * step;
-      lse[number] = total[m] == 0.0f ? -INFINITY : largest[m] + metal::precise::log2(total[m]);
+      const float logarithm = kExact ? metal::precise::log2(total[m]) : metal::fast::log2(total[m]);
+      lse[number] = total[m] == 0.0f ? -INFINITY : largest[m] + logarithm;
       largest_scores[number] = largest[m];
     }
-    factors[m] = total[m] == 0.0f ? 0.0f : 1.0f / total[m];
+    factors[m] = total[m] == 0.0f ? 0.0f : kExact ? 1.0f / total[m] : metal::fast::divide(1.0f, total[m]);
   }
 }
 
@@ -186,7 +188,7 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
     walk.next();
     uint seen = 0xffffffff;
     if (edge && !kHeld)
-      seen = seen_scores<false, kDown, kAcross>(mods, is_masked, at.batch, at.head, query, key, end, place);
+      seen = seen_scores<false, kWhole, kDown, kAcross>(mods, is_masked, at.batch, at.head, query, key, end, place);
     if (kNarrow) {
       exchange_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(keys, k_rows, key, k_length, head_size, vectors,
                                                           thread_index);
@@ -211,8 +213,8 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
       values_ahead.load(walk.at);
     }
     if (kHeld && is_masked)
-      seen =
-          seen_scores<false, kDown, kAcross, kHeld>(mods, true, at.batch, at.head, query, key, end, place, lane, held);
+      seen = seen_scores<false, kWhole, kDown, kAcross, kHeld>(mods, true, at.batch, at.head, query, key, end, place,
+                                                               lane, held);
     const bool counts = metal::simd_any(seen != 0);  // of a simdgroup's scores, any
 
     Fragments<float, kDown, kAcross> scores;
@@ -238,8 +240,8 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
   const uint own_row = query + place.row;
   const int64_t token = (int64_t(at.batch) * p.q_length + own_row) * splits + split;
   const int64_t number = splits == 1 ? flex_number(p, at.batch, at.head, own_row) : token * p.heads + at.head;
-  finish_rows<kWhole, kDown>(factors, total, largest, lse, largest_scores, number, splits == 1 ? 1 : splits * p.heads,
-                             own_row, at.end, place);
+  finish_rows<kWhole, sizeof(T) == 4, kDown>(factors, total, largest, lse, largest_scores, number,
+                                             splits == 1 ? 1 : splits * p.heads, own_row, at.end, place);
   device Out* const rows = first_row(out + split * p.out_part, p.out, at.batch, at.head, 0);
   if constexpr (kByTile && sizeof(Out) == sizeof(T)) {
     if (kWhole || vectors) {

@@ -88,8 +88,8 @@ METAL_FUNC void flex_forward_tall(device T* out, device float* lse, device float
     if (Mods::kColumns) columns.load(mods, at, walk);
     uint seen = 0xffffffff;
     if (is_masked)
-      seen = seen_scores<false, kDown, kAcross, Mods::kColumns>(mods, true, at.batch, at.head, query, key, end, place,
-                                                                lane, columns.held);
+      seen = seen_scores<false, kWhole, kDown, kAcross, Mods::kColumns>(mods, true, at.batch, at.head, query, key, end,
+                                                                        place, lane, columns.held);
     if (!metal::simd_any(seen != 0)) continue;  // of a simdgroup's scores, none counts
 
     Fragments<float, kDown, kAcross> scores;
@@ -105,8 +105,8 @@ METAL_FUNC void flex_forward_tall(device T* out, device float* lse, device float
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   float factors[kDown];
   const uint own_row = query + place.row;
-  finish_rows<kWhole, kDown>(factors, total, largest, lse, largest_scores, flex_number(p, at.batch, at.head, own_row),
-                             1, own_row, at.end, place);
+  finish_rows<kWhole, false, kDown>(factors, total, largest, lse, largest_scores,
+                                    flex_number(p, at.batch, at.head, own_row), 1, own_row, at.end, place);
   flex_store_by_tile<kWhole, kPitch>(sums, factors, own, first_row(out, p.out, at.batch, at.head, 0), p.out.row, query,
                                      at.end, kSize, lane, place);
 }

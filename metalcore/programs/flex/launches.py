@@ -13,9 +13,11 @@ from ... import _C
 from ..._core.operators import ops
 from ..._core.routing import device_type, on_cuda
 from ..pointwise.numbers import Unsupported
+from .bounds import parts_of
 from .captured import Plan, gradients_of, plan_of
 from .graphs import Captured
 from .kernels import Launch
+from .lowering import ARGUMENTS
 from .mods import Mods
 
 __all__ = ["MOST_SIZE", "Call", "Functions", "Tables", "dkv", "dq", "forward", "like", "tables_of"]
@@ -104,14 +106,12 @@ _LARGE = {
 # The same for whole tiles, where a threadgroup's own rows stay in its memory: see
 # kernels/attention/flex_forward_tall.h.
 _TALL = {
-    "forward": _Tiles(128, 4, 4, 32, False),
-    "dq": _Tiles(128, 4, 4, 32, False),
-    "dkv": _Tiles(128, 2, 8, 32, False),
-}
-_TALL_SIMULATED = {
-    "forward": _Tiles(128, 4, 1, 16, False),
-    "dq": _Tiles(128, 2, 1, 16, False),
-    "dkv": _Tiles(128, 2, 1, 16, False),
+    ("forward", 64): _Tiles(64, 4, 4, 32, False),
+    ("forward", 128): _Tiles(128, 4, 4, 32, False),
+    ("dq", 64): _Tiles(64, 4, 4, 32, False),
+    ("dq", 128): _Tiles(128, 4, 4, 32, False),
+    ("dkv", 64): _Tiles(64, 4, 4, 32, False),
+    ("dkv", 128): _Tiles(128, 2, 8, 32, False),
 }
 
 
@@ -146,11 +146,12 @@ def _tiles(call: Call, kernel: str, block: int) -> _Tiles:
 def _tall(call: Call, tiles: _Tiles, kernel: str) -> _Tiles | None:
     """Returns the tiles of the kernels for whole ones: on Hopper GPUs, which have memory for them, and small ones in
     the simulator."""
-    if tiles.is_narrow or tiles.size != 128 or tiles.simds != 8:
+    if tiles.is_narrow or call.q.element_size() != 2:
         return None
-    if not on_cuda(call.q):
-        return _TALL_SIMULATED[kernel]
-    return _TALL[kernel] if _C.gpu_family("cuda") == "hopper" else None
+    tall = _TALL.get((kernel, tiles.size))
+    if on_cuda(call.q):
+        return tall if _C.gpu_family("cuda") == "hopper" else None
+    return tall and tall._replace(down=4 if kernel == "forward" else 2, simds=1, across=16)
 
 
 def forward(call: Call, tables: Tables, functions: Functions) -> tuple[Tensor, Tensor, Tensor]:
@@ -170,7 +171,9 @@ def forward(call: Call, tables: Tables, functions: Functions) -> tuple[Tensor, T
     outputs = [("T" if splits == 1 else "float", parts), ("float", lse), ("float", largest)]
     place = parts if splits == 1 else parts[:, :, 0].transpose(1, 2)
     blocks = (tables.q_block, tables.k_block) if splits == 1 else ()
-    strides, tall = {"out": place}, _tall(call, tiles, "forward")
+    # Evaluations of a mask for each score are slower there, and short products of small heads do not hide that.
+    tall = None if call.size == 64 and functions.compares_scores else _tall(call, tiles, "forward")
+    strides = {"out": place}
     launch = Launch("forward", call, tables, tiles, functions, strides, outputs, inputs, blocks, tall=tall)
     part = 0 if splits == 1 else parts.stride(2)
     work = 2 * call.k.shape[2]
@@ -289,6 +292,11 @@ class Functions(NamedTuple):
     @property
     def graphs(self) -> tuple:
         return tuple(None if mod is None else mod.graph for mod in (self.score, self.mask, self.joint))
+
+    @property
+    def compares_scores(self) -> bool:
+        """Whether the mask is more than the ends of each query's keys."""
+        return self.mask is not None and bool(parts_of(self.mask.graph, ARGUMENTS.index("k"))[1])
 
     def mods(self, rows: int, kernel: str) -> Mods:
         mods = Mods(self.packed)
