@@ -25,8 +25,8 @@
 #define GEMM_UNIT_FEW 16
 #define GEMM_UNIT_SEVERAL 32
 #define GEMM_UNIT_MANY 64
-#define GEMM_UNIT_WIDE_THREADS 256  // of these four
-#define GEMM_UNIT_SMALL 64          // rows and columns
+#define GEMM_UNIT_WIDE_THREADS 256  // of these four, and of broad tiles
+#define GEMM_UNIT_SMALL 64          // rows and columns; broad tiles have as many rows, and GEMM_UNIT_COLUMNS
 // Tiles for few terms, which are all copied at once, so that more threadgroups share a core: GEMM_UNIT_SMALL rows
 // by GEMM_UNIT_COLUMNS columns, and small ones.
 #define GEMM_UNIT_SHORT_TERMS 128

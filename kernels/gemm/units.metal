@@ -132,6 +132,7 @@ template <typename T>
   UNITS("", type, T, GEMM_UNIT_ROWS, GEMM_UNIT_COLUMNS, GEMM_UNIT_THREADS, ANY)                                \
   UNITS("_deep", type, T, GEMM_UNIT_ROWS, GEMM_UNIT_COLUMNS, GEMM_UNIT_WIDE_THREADS, ANY)                      \
   UNITS("_small", type, T, GEMM_UNIT_SMALL, GEMM_UNIT_SMALL, GEMM_UNIT_THREADS, ANY)                           \
+  UNITS("_broad", type, T, GEMM_UNIT_SMALL, GEMM_UNIT_COLUMNS, GEMM_UNIT_WIDE_THREADS, ANY)                    \
   UNITS("_many", type, T, GEMM_UNIT_ROWS, GEMM_UNIT_MANY, GEMM_UNIT_WIDE_THREADS, ANY)                         \
   UNITS("_several", type, T, GEMM_UNIT_ROWS, GEMM_UNIT_SEVERAL, GEMM_UNIT_WIDE_THREADS, ANY)                   \
   UNITS("_few", type, T, GEMM_UNIT_ROWS, GEMM_UNIT_FEW, GEMM_UNIT_WIDE_THREADS, ANY)                           \

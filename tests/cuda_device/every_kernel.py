@@ -218,7 +218,7 @@ def gemm(device, dtype):
     with tuned("hopper"):
         sizes = ((72 * 128, 200, 136), (136 * 128, 100, 136), (2560, 200, 2100), (300, 40, 2100))
         sizes += tuple((70 * 128, columns, 136) for columns in (12, 20, 40))
-        sizes += ((70, 80, 40), (70, 40, 40))  # few terms
+        sizes += ((1100, 200, 136), (70, 80, 40), (70, 40, 40))  # few tiles, few terms
         for rows, columns, terms in sizes:
             b = random(device, dtype, terms, columns)
             for a in (random(device, dtype, rows, terms), random(device, dtype, terms, rows).T):

@@ -47,6 +47,7 @@ def test_layouts(device, dtype, left, right):
         (64, 17, 24, "_small"),
         (131, 129, 9, "_short"),
         (200, 33, 128, "_short_small"),
+        (100, 100, 130, "_broad"),
     ):
         a, b = matrix(rows, terms, left, dtype, device), matrix(terms, columns, right, dtype, device)
         result, recording = record(metalcore.matmul, a, b)
@@ -138,7 +139,7 @@ def test_which_products_have_units(device):
             ((71 * 128, 192), (192, 256)),  # fewer wide tiles
             ((132 * 128, 192), (192, 128)),  # a tile for each core
             ((4096, 192), (192, 64)),
-            ((66 * 64, 192), (192, 256)),  # two small tiles for each core
+            ((66 * 64, 192), (192, 256)),  # a broad tile for each core
             ((66 * 64 + 1, 192), (192, 256)),
             ((1024, 2049), (2049, 256)),  # one for two cores
             ((1152, 2049), (2049, 256)),
@@ -149,7 +150,7 @@ def test_which_products_have_units(device):
             ((16, 4096), (4096, 4096)),
             ((8, 64), (64, 4096)),
         )}  # fmt: skip
-    tiles = ["wide", "", "deep", "small", "small", "deep", "small", "deep", "short", "short_small", "many"]
+    tiles = ["wide", "", "deep", "small", "broad", "deep", "small", "deep", "short", "short_small", "many"]
     names_of_tiles = ["gemm_unit_nn" + (tile and f"_{tile}") for tile in tiles]
     assert list(names.values()) == [*names_of_tiles, "gemm_unit_tt_several", "gemm_unit_tt_few", "gemv_columns4"]
     for family in ("baseline", "apple10", "simulator"):
@@ -159,7 +160,7 @@ def test_which_products_have_units(device):
 
 def test_sums_stay_in_registers_until_their_products_end():
     """Where the compiler stores sums before, ptxas makes products of tensor cores wait for each other."""
-    for tile in ("few", "several", "many", "small"):
+    for tile in ("few", "several", "many", "small", "broad"):
         kernel = f"gemm_unit_nt_{tile}_bfloat"
         text, _ = cuda_source(*cuda._read_family("gemm/units"), [(kernel, "b0,b1,b2,b3,b4,b5,i6:0")])
         ptx = nvrtc.find().compile_with_ptx(text, 90)[1].decode()

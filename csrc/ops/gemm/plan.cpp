@@ -177,6 +177,7 @@ constexpr UnitTile kUnitTiles[] = {
 // The same as "" where a core has one threadgroup alone: its copies are more steps ahead.
 constexpr UnitTile kDeepTile = {GEMM_UNIT_ROWS, GEMM_UNIT_COLUMNS, GEMM_UNIT_WIDE_THREADS, VARIANTS("_deep")};
 constexpr UnitTile kSmallTile = {GEMM_UNIT_SMALL, GEMM_UNIT_SMALL, GEMM_UNIT_THREADS, VARIANTS("_small")};
+constexpr UnitTile kBroadTile = {GEMM_UNIT_SMALL, GEMM_UNIT_COLUMNS, GEMM_UNIT_WIDE_THREADS, VARIANTS("_broad")};
 // Those for few terms, for some columns and for more.
 constexpr UnitTile kShortTiles[] = {
     {GEMM_UNIT_SMALL, GEMM_UNIT_SMALL, GEMM_UNIT_THREADS, VARIANTS("_short_small")},
@@ -196,10 +197,14 @@ int64_t splits_of(const GemmProblem& p, const UnitTile& tile, int64_t tiles, int
   return std::max<int64_t>(std::min(cores / tiles, parts), 1);
 }
 
+int64_t count_tiles(const GemmProblem& p, const UnitTile& tile) {
+  return members(p) * up(p.rows, tile.rows) * up(p.columns, tile.columns);
+}
+
 // Whether small tiles keep more of the GPU's cores busy: where a core has one or two of them, or where there is one for
 // two cores; or twice as many with a part of the terms as there are low tiles.
 bool takes_small_tiles(const GemmProblem& p, const UnitTile& tile, int64_t cores) {
-  const int64_t small = members(p) * up(p.rows, GEMM_UNIT_SMALL) * up(p.columns, GEMM_UNIT_SMALL);
+  const int64_t small = count_tiles(p, kSmallTile);
   if (!is_low(tile)) return p.grouped == 0 && small <= (p.terms > kManyTerms ? cores / 2 : 2 * cores);
   const int64_t low = members(p) * up(p.rows, tile.rows);
   const auto busy = [&](const UnitTile& of, int64_t tiles) {
@@ -233,10 +238,13 @@ GemmPlan unit_plan(const GemmProblem& p, GemmParams params, const GemmTuning& tu
   while (std::min(p.rows, p.columns) > tile->columns && tile->columns < widest) ++tile;
   const int64_t cores = tuning.unit_threadgroups;
   const bool is_short = p.grouped == 0 && p.terms <= GEMM_UNIT_SHORT_TERMS;
-  if (is_short && tile->columns >= GEMM_UNIT_SMALL)
+  if (is_short && tile->columns >= GEMM_UNIT_SMALL) {
     tile = kShortTiles + (p.columns > GEMM_UNIT_SMALL);
-  else if (takes_small_tiles(p, *tile, cores))
-    tile = &kSmallTile;
+  } else if (takes_small_tiles(p, *tile, cores)) {
+    // A core that would have two of them has a broad one.
+    const bool broad = !is_low(*tile) && 2 * count_tiles(p, kSmallTile) > cores && count_tiles(p, kBroadTile) <= cores;
+    tile = broad ? &kBroadTile : &kSmallTile;
+  }
   params.row_tiles = static_cast<uint32_t>(std::max<int64_t>(up(p.rows, tile->rows), 1));
   const bool rows_free = p.grouped != GEMM_GROUPED_ROWS;
   const int64_t tiles = rows_free ? members(p) * params.row_tiles : params.row_tiles + int64_t{p.groups};
