@@ -11,12 +11,12 @@
 #define CONV1D_THREADS 256
 #define CONV1D_WIDTH 8
 
-// Kernels of vectors: the longest window, the channels of a thread where these are neighbours in memory, forward and in
-// the derivative, and the vectors of a thread where positions are.
+// Kernels of vectors: the longest window; where channels are neighbours in memory, a thread's channels, and of the
+// derivative their bytes and the threads of a threadgroup; where positions are, the vectors of a thread.
 #define CONV1D_NARROW 4
 #define CONV1D_ACROSS 4
-#define CONV1D_BACK_ACROSS 2
-#define CONV1D_BACK_THREADS 256
+#define CONV1D_BACK_BYTES 8
+#define CONV1D_BACK_THREADS 128
 #define CONV1D_VECTORS 4
 
 // How sequences lie in a batch entry: one, or as many as cu_seqlens ends, or neighbours with one number of seq_idx.

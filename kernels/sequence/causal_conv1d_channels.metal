@@ -28,9 +28,9 @@ inline void read_before(thread Channels<N>& channels, device const T* x, long st
 }
 template <typename T, uint N>
 inline void read_taps(thread Channels<N>& channels, device const uchar* weight, device const uchar* bias,
-                      constant CausalConv1dParams& params, uint channel) {
+                      constant CausalConv1dParams& params, uint width, uint channel) {
 #pragma unroll
-  for (uint i = 0; i < N; ++i) channels.taps[i] = taps_of<T>(weight, bias, params, channel + i);
+  for (uint i = 0; i < N; ++i) channels.taps[i] = taps_of<T>(weight, bias, params, width, channel + i);
 }
 
 constexpr constant uint kChannels = CONV1D_ACROSS;
@@ -48,7 +48,7 @@ inline void walk_channels(device const T* x, device const uchar* weight, device 
   Neighbours<N, T> next[kSome];
 #pragma unroll
   for (uint i = 0; i < kSome; ++i, x += params.x[2]) next[i] = Neighbours<N, T>(x, i < count);
-  read_taps<T>(channels, weight, bias, params, channel);
+  read_taps<T>(channels, weight, bias, params, width, channel);
   for (uint first = 0; first < count; first += kSome) {
 #pragma unroll
     for (uint i = 0; i < kSome; ++i, x += params.x[2], y += params.out[2]) {
@@ -78,27 +78,28 @@ template <typename T>
     walk_channels<false>(x, weight, bias, y, params, channel, begin, count);
 }
 
-constexpr constant uint kChannelsBack = CONV1D_BACK_ACROSS;
-constexpr constant uint kAheadBack = 8;
 constexpr constant uint kWalks = CONV1D_BACK_THREADS / 32;  // of a threadgroup
-// A thread's walk along positions from `begin` to `end` of its channels, which it adds to `sums`.
+// A thread's walk along `count` positions of its channels from `begin` on, and along those behind them whose gradients
+// have a part in theirs. It adds its positions to `sums`. Steps of 32 bits save registers.
 template <bool usual, uint N, typename T>
 inline void walk_channels_back(thread float (&sums)[N][kSums], device const T* grad, device const T* x,
                                device const uchar* weight, device const uchar* bias, device T* gx,
-                               constant CausalConv1dParams& params, uint channel, uint begin, uint end) {
-  constexpr uint kSome = kAheadBack / sizeof(T);
+                               constant CausalConv1dParams& params, uint channel, uint begin, uint count) {
+  constexpr uint kSome = 8 / sizeof(T);  // positions whose loads are on their way
   const uint width = usual ? kWindow : params.width;
   const bool silu = usual || params.silu;
-  const uint last = min(end + kBefore, params.length);  // the gradient of a position needs those of the next ones
+  const uint given = min(count + kBefore, params.length - begin);
   Channels<N> channels;
   read_before(channels, x, params.x[2], begin);
-  Neighbours<N, T> next[kSome], given[kSome];
+  Neighbours<N, T> next[kSome], next_grad[kSome];
 #pragma unroll
-  for (uint i = 0; i < kSome; ++i, x += params.x[2], grad += params.grad[2]) {
-    next[i] = Neighbours<N, T>(x, begin + i < last);
-    given[i] = Neighbours<N, T>(grad, begin + i < last);
+  for (uint i = 0; i < kSome; ++i) {
+    next[i] = Neighbours<N, T>(x, i < given);
+    next_grad[i] = Neighbours<N, T>(grad, i < given);
+    x += static_cast<int>(params.x[2]);
+    grad += static_cast<int>(params.grad[2]);
   }
-  read_taps<T>(channels, weight, bias, params, channel);
+  read_taps<T>(channels, weight, bias, params, width, channel);
   float grads[N][kWindow];
 #pragma unroll
   for (uint n = 0; n < N; ++n) {
@@ -106,19 +107,19 @@ inline void walk_channels_back(thread float (&sums)[N][kSums], device const T* g
     for (uint s = 0; s < kWindow; ++s) grads[n][s] = 0.0f;
   }
   gx -= kBefore * params.out[2];
-  for (uint first = begin; first < end + kBefore; first += kSome) {
+  for (uint first = 0; first < count + kBefore; first += kSome) {
 #pragma unroll
-    for (uint i = 0; i < kSome; ++i, x += params.x[2], grad += params.grad[2], gx += params.out[2]) {
-      const uint position = first + i;
+    for (uint i = 0; i < kSome; ++i) {
+      const uint at = first + i;
       float upstream[N], results[N];
       push_all(channels, next[i]);
-      given[i].spread(upstream);
-      next[i] = Neighbours<N, T>(x, position + kSome < last);
-      given[i] = Neighbours<N, T>(grad, position + kSome < last);
+      next_grad[i].spread(upstream);
+      next[i] = Neighbours<N, T>(x, at + kSome < given);
+      next_grad[i] = Neighbours<N, T>(grad, at + kSome < given);
 #pragma unroll
       for (uint n = 0; n < N; ++n) {
         push(grads[n], gradient<T>(channels.taps[n].product(channels.windows[n], width), upstream[n], silu));
-        const float counted = position < end ? grads[n][0] : 0.0f;
+        const float counted = at < count ? grads[n][0] : 0.0f;
         sums[n][kWindow] += counted;
         results[n] = 0.0f;
 #pragma unroll
@@ -127,7 +128,10 @@ inline void walk_channels_back(thread float (&sums)[N][kSums], device const T* g
           if (s < width) results[n] += channels.taps[n].weights[s] * grads[n][kBefore - s];
         }
       }
-      if (position - begin - kBefore < end - begin) put<N>(gx, results);
+      if (at - kBefore < count) put<N>(gx, results);
+      x += static_cast<int>(params.x[2]);
+      grad += static_cast<int>(params.grad[2]);
+      gx += static_cast<int>(params.out[2]);
     }
   }
 }
@@ -137,7 +141,7 @@ template <typename T>
     device const uchar* bias [[buffer(3)]], device T* gx [[buffer(4)]], device float* parts [[buffer(5)]],
     constant CausalConv1dParams& params [[buffer(6)]], uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
-  constexpr uint N = kChannelsBack, kColumns = 32 * N;
+  constexpr uint N = CONV1D_BACK_BYTES / sizeof(T), kColumns = 32 * N;
   threadgroup float totals[kWalks * kSums * kColumns];
   const uint lane = thread_index % 32, simdgroup = thread_index / 32, width = params.width;
   const uint blocks = (params.channels + kColumns - 1) / kColumns, first_channel = group % blocks * kColumns;
@@ -150,14 +154,14 @@ template <typename T>
     for (uint s = 0; s < kSums; ++s) sums[n][s] = 0.0f;
   }
   if (channel < params.channels && begin < params.length) {
-    const uint end = min(begin + params.run, params.length);
+    const uint count = min(params.run, params.length - begin);
     x += batch * params.x[0] + channel + begin * params.x[2];
     grad += batch * params.grad[0] + channel + begin * params.grad[2];
     gx += batch * params.out[0] + channel + begin * params.out[2];
     if (params.silu && width == kWindow)
-      walk_channels_back<true, N>(sums, grad, x, weight, bias, gx, params, channel, begin, end);
+      walk_channels_back<true, N>(sums, grad, x, weight, bias, gx, params, channel, begin, count);
     else
-      walk_channels_back<false, N>(sums, grad, x, weight, bias, gx, params, channel, begin, end);
+      walk_channels_back<false, N>(sums, grad, x, weight, bias, gx, params, channel, begin, count);
   }
   if (!params.parameters_wanted) return;
 #pragma unroll

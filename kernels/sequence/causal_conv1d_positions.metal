@@ -18,7 +18,7 @@ inline void take_positions(device const T* x, device const uchar* weight, device
     own[k] = Neighbours<N, T>(x + at, at < length);
     before[k] = Neighbours<4, T>(x + at - 4, at < length && at > 0);
   }
-  const Taps taps = taps_of<T>(weight, bias, params, channel);
+  const Taps taps = taps_of<T>(weight, bias, params, width, channel);
 #pragma unroll
   for (int k = 0; k < kCount; ++k) {
     const int at = begin + k * step;
@@ -71,7 +71,7 @@ inline void walk_positions_back(thread float (&sums)[kSums], device const T* gra
   int first = begin + (end - begin - 1) / kStep * kStep;  // of a step
   gx += first + own;
   Around<T> next(x, grad, first + own, own < length - first);
-  const Taps taps = taps_of<T>(weight, bias, params, channel);
+  const Taps taps = taps_of<T>(weight, bias, params, width, channel);
   float behind[kBehind];  // gradients of the positions behind a step
   {
     const bool given = first < length - kStep;

@@ -76,7 +76,7 @@ template <uint kept, typename T>
   next.spread(numbers);
 #pragma unroll
   for (uint n = 0; n < N; ++n) {
-    const Taps taps = taps_of<T>(weight, bias, params, channel + n);
+    const Taps taps = taps_of<T>(weight, bias, params, params.width, channel + n);
     float window[kWindow] = {numbers[n]};
 #pragma unroll
     for (uint s = 1; s < kWindow; ++s) window[s] = before[n * kept + kept - s];

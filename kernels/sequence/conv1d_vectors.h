@@ -93,11 +93,12 @@ struct Taps {
     return sum;
   }
 };
-// `Params` is CausalConv1dParams or that of the update.
+// `Params` is CausalConv1dParams or that of the update, and `width` theirs, which may be a constant.
 template <typename T, typename Params>
-inline Taps taps_of(device const uchar* weight, device const uchar* bias, constant Params& params, uint channel) {
+inline Taps taps_of(device const uchar* weight, device const uchar* bias, constant Params& params, uint width,
+                    uint channel) {
   Taps found;
-  if (params.width == kWindow) {  // a vector
+  if (width == kWindow) {  // a vector
     float row[kWindow];
     if (params.wide)
       Neighbours<kWindow, float>(reinterpret_cast<device const float*>(weight) + channel * kWindow, true).spread(row);
@@ -106,7 +107,7 @@ inline Taps taps_of(device const uchar* weight, device const uchar* bias, consta
 #pragma unroll
     for (uint s = 0; s < kWindow; ++s) found.weights[s] = row[kWindow - 1 - s];
   } else {
-    const Window<kWindow> weights = weights_of<kWindow, T>(weight, params.wide, params.width, channel);
+    const Window<kWindow> weights = weights_of<kWindow, T>(weight, params.wide, width, channel);
 #pragma unroll
     for (uint s = 0; s < kWindow; ++s) found.weights[s] = weights.value[s];
   }

@@ -132,7 +132,8 @@ Vectors vectors_of(const Conv& conv, const CausalConv1dParams& params, std::init
   const auto along = [&](int axis) {
     return std::all_of(tensors.begin(), tensors.end(), [&](const Tensor* x) {
       const auto step = [&](int of) { return x->size(of) == 1 ? 0 : x->stride(of); };
-      return x->stride(axis) == 1 && aligned16(*x, step(3 - axis), x->size(axis)) && aligned16(*x, step(0), 0);
+      return x->stride(axis) == 1 && step(3 - axis) <= INT32_MAX && aligned16(*x, step(3 - axis), x->size(axis)) &&
+             aligned16(*x, step(0), 0);
     });
   };
   return along(1) ? Vectors::Channels : along(2) ? Vectors::Positions : Vectors::None;
@@ -182,19 +183,21 @@ void record_vectors(const Conv& conv, CausalConv1dParams params, const Tensor& x
 
 // Sets how the derivative's kernels of vectors walk, and returns the number of their threads.
 int64_t plan_vectors_backward(CausalConv1dParams& params, const Tensor& x, Vectors vectors) {
-  constexpr int64_t kWalks = CONV1D_THREADS / 32;  // of a threadgroup
   const int64_t length = params.length, batch = x.size(0);
-  if (vectors == Vectors::Channels) {  // those of a threadgroup follow each other
-    const int64_t blocks = ceil_div<int64_t>(params.channels, 32 * CONV1D_BACK_ACROSS) * batch;
+  if (vectors == Vectors::Channels) {  // the walks of a threadgroup follow each other
+    constexpr int64_t kWalks = CONV1D_BACK_THREADS / 32;
+    const int64_t columns = 32 * CONV1D_BACK_BYTES / x.element_size();
+    const int64_t blocks = ceil_div<int64_t>(params.channels, columns) * batch;
     const int64_t run =
         walk_of(x, 128, 8, [&](int64_t positions) { return blocks * ceil_div(length, positions * kWalks); });
     params.segments = grid_side(ceil_div(length, run * kWalks));
     params.run = grid_side(ceil_div(length, params.segments * kWalks));
-    return blocks * params.segments * CONV1D_THREADS;
+    return blocks * params.segments * CONV1D_BACK_THREADS;
   }
   const int64_t step = 32 * positions_of_vector(x), walks = params.channels * batch;
-  params.run = grid_side(
-      walk_of(x, 16 * step, step, [&](int64_t positions) { return walks * ceil_div(length, positions) / kWalks; }));
+  params.run = grid_side(walk_of(x, 16 * step, step, [&](int64_t positions) {
+    return walks * ceil_div(length, positions) * 32 / CONV1D_THREADS;
+  }));
   params.segments = ceil_div(params.length, params.run);
   return walks * params.segments * 32;
 }
@@ -268,7 +271,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_backward(
       recording.kernel("causal_conv1d_", axis_name(vectors), "_backward_", suffix(x.scalar_type()));
       recording.buffer(0, grad).buffer(1, x).buffer(2, conv.weight).buffer(3, conv.bias).buffer(4, gx);
       recording.buffer(5, parts).bytes(6, params);
-      recording.dispatch_threads({grid_side(threads)}, {CONV1D_THREADS});
+      recording.dispatch_threads({grid_side(threads)},
+                                 {vectors == Vectors::Channels ? CONV1D_BACK_THREADS : CONV1D_THREADS});
       add_parts(recording, parts);
     });
     return {gx, gw, gb, gstate};
