@@ -115,6 +115,14 @@ def test_vectors(device, dtype):
         check(ours, batched(silu=silu), tensors, 2 * length)
 
 
+def test_weights_between_multiples(device):
+    """Kernels of vectors read a channel's weights as one. Others take weights that begin between multiples of 16
+    bytes."""
+    x, _, bias = inputs(16, 16, WIDTH, device=device)
+    weight = tensor(16 * WIDTH + 1, device=device)[1:].view(16, WIDTH)
+    check(lambda *t: metalcore.causal_conv1d(last(t[0]), *t[1:]), batched(), (x, weight, bias), 32)
+
+
 @pytest.mark.parametrize("lay", [last, lambda x: x], ids=["channels", "positions"])
 def test_windows_end(device, lay):
     """A position before a window has no part in it, where kernels' windows are longer than the weights."""
@@ -353,7 +361,8 @@ def test_steps(device, dtype, width, new):
 @pytest.mark.parametrize("kept", [3, 4])
 @pytest.mark.parametrize("width", [2, 4])
 def test_steps_by_words(device, dtype, kept, width):
-    """The kernel for one position, whose threads have the channels of a word, and rows that the state lacks."""
+    """The kernel for one position, whose threads have the channels of a word, takes rows of the state that do not
+    exist."""
     x, weight, bias = inputs(34, 1, width, dtype, device, batch=4)
     state = tensor(6, 34, kept, dtype=dtype, device=device)
     before, rows = state.clone(), torch.tensor([4, -1, 0, 6], dtype=torch.int32, device=device)
