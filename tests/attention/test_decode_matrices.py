@@ -118,12 +118,22 @@ def test_a_threadgroup_merges_results_of_several_heads(batch, grid):
 
 
 @pytest.mark.parametrize(
-    "batch, heads, keys, together",
-    [(24, 16, 3000, 16), (25, 16, 3000, 1), (1, 16, 1024, 16), (1, 16, 1088, 1), (120, 8, 1024, 4), (121, 8, 1024, 1)],
+    "batch, heads, keys, size, together",
+    [
+        *[(24, 16, 3000, 128, 16), (25, 16, 3000, 128, 1), (1, 16, 1024, 128, 16), (1, 16, 1088, 128, 1)],
+        *[
+            (120, 8, 1024, 128, 4),
+            (121, 8, 1024, 128, 1),
+            (1, 16, 1088, 64, 9),
+            (1, 16, 2048, 64, 16),
+            (1, 16, 2112, 64, 1),
+        ],
+    ],
 )
-def test_threadgroups_that_share_keys_run_together(batch, heads, keys, together):
-    """Up to 16 of them merge their results themselves, where a GPU of NVIDIA's runs those of all tiles at once."""
-    shapes = (batch, heads, 1, 128), (batch, 1, keys, 128), (batch, 1, keys, 128)
+def test_threadgroups_that_share_keys_run_together(batch, heads, keys, size, together):
+    """Up to 16 of them merge their results themselves, where a GPU of NVIDIA's runs those of all tiles at once. Those of
+    short rows have two steps for that."""
+    shapes = (batch, heads, 1, size), (batch, 1, keys, size), (batch, 1, keys, size)
     with tuned("hopper"), on_meta("cuda") as recorder:
         attend(*(torch.empty(shape, device="meta", dtype=torch.bfloat16) for shape in shapes), enable_gqa=True)
     first, *merge = recorder.recording.dispatches

@@ -169,9 +169,15 @@ DecodePlan plan_decode(const DecodeCall& call) {
   const int64_t least_splits = std::min(wide ? ceil_div(keys, kMostMatrixKeys) : 1, kMostSplits);
   const int64_t most_splits =
       keys < 2 * least_share ? 1 : std::clamp<int64_t>(threadgroups / std::max<int64_t>(busy, 1), least_splits, shares);
-  const int64_t splits =
+  int64_t splits =
       wide && !large ? whole_steps(keys, busy, least_splits, most_splits, fill / (heavy ? 2 : 4)) : most_splits;
-  const bool together = wide && splits > 1 && splits <= gpu::most_together(call.q) && all_at_once(busy, splits, fill);
+  // A second step of short rows takes less time than a second kernel.
+  const int64_t most_together = gpu::most_together(call.q);
+  const int64_t by_two = ceil_div(ceil_div(keys, kMatrixStep), int64_t{2});
+  if (wide && kernel_size <= 64 && most_together > 1 && splits > most_together && by_two <= most_together &&
+      all_at_once(busy, by_two, fill))
+    splits = by_two;
+  const bool together = wide && splits > 1 && splits <= most_together && all_at_once(busy, splits, fill);
   // Where a later kernel begins early, the cores that end first get more of its threadgroups than others. That counts
   // for a long way of one threadgroup for each tile, where more threadgroups than these would fit.
   const bool alone = !matrices && splits == 1 && bytes >= tuning.long_share && 4 * busy <= 3 * fill;
