@@ -131,8 +131,8 @@ def test_a_threadgroup_merges_results_of_several_heads(batch, grid):
     ],
 )
 def test_threadgroups_that_share_keys_run_together(batch, heads, keys, size, together):
-    """Up to 16 of them merge their results themselves, where a GPU of NVIDIA's runs those of all tiles at once. Those of
-    short rows have two steps for that."""
+    """Up to 16 of them merge their results themselves, where a GPU of NVIDIA's runs those of all tiles at once. With
+    short rows they have two steps for that."""
     shapes = (batch, heads, 1, size), (batch, 1, keys, size), (batch, 1, keys, size)
     with tuned("hopper"), on_meta("cuda") as recorder:
         attend(*(torch.empty(shape, device="meta", dtype=torch.bfloat16) for shape in shapes), enable_gqa=True)

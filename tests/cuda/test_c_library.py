@@ -127,8 +127,7 @@ print(nvrtc.fake_options(0).decode())
 
 
 def test_threadgroups_that_merge_their_results_are_a_cluster(run_c):
-    """From compute capability 9.0 on. The other GPU, whose plan is that of GPUs without clusters, merges them by a
-    second kernel."""
+    """From compute capability 9.0 on. On the other GPU a second kernel merges them."""
     said = run_c("""
 class Pages(ctypes.Structure):
     _fields_ = [(f"number{i}", ctypes.c_int) for i in range(7)] + [(f"indices{i}", ctypes.c_void_p) for i in range(3)]
