@@ -53,7 +53,7 @@ _NO_CODE = re.compile(r"^#line .*\n|//.*|^\s*\n", re.MULTILINE)
 # op for each of these families, and finds none of them. The docstring above says why nothing bounds their registers.
 NVIDIA = {
     r"gemm_(float|half|bfloat)": "gemm.short_steps is off",
-    r"(gemm|conv2d)_unit_.*|conv2d_order": "gemm.units is on",
+    r"(gemm|conv2d)_unit_.*|conv2d_order(_packs)?": "gemm.units is on",
     r"quant_mv4_.*": "quant.mv_x_rows is 4",
     r"quant_tiles.*": "quant.tiles_rows is not 0",
     r"quant_unit_.*": "quant.unit_rows is not 0",

@@ -137,7 +137,9 @@ def unpack_affine(packed: Tensor, scales: Tensor, offsets: Tensor, bits: int) ->
     numbers = integers(packed.view(torch.uint8), bits).view(*scales.shape, length // max(scales.shape[1], 1)).float()
     if packed.dtype == torch.int8:
         numbers = numbers - (numbers >= 2 ** (bits - 1)) * 2.0**bits
-    scales, points = scales.double()[..., None], offsets.double()[..., None]  # the only rounding is that to float32
+    # The only rounding is that to float32, except on mps, which has no float64.
+    wide = torch.float32 if packed.device.type == "mps" else torch.float64
+    scales, points = scales.to(wide)[..., None], offsets.to(wide)[..., None]
     numbers = (numbers - points) * scales if offsets.dtype in _ZEROS else numbers * scales + points
     return numbers.float().view(len(packed), length)
 

@@ -244,6 +244,7 @@ register(
         production=_production,
         samples=lambda: (
             _sample("channels first", (2, 5, 70), 4),
+            _sample("channels first, in whole vectors", (2, 3, 128), 4),
             _sample("channels last", (1, 65, 40), 3, None, last=True),
             _sample("wide, with a state", (2, 20, 8), 8, last=True, states=2),
             _sample("shorter than the window", (2, 3, 2), 4, None, states=2),

@@ -271,8 +271,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_backward(
       recording.kernel("causal_conv1d_", axis_name(vectors), "_backward_", suffix(x.scalar_type()));
       recording.buffer(0, grad).buffer(1, x).buffer(2, conv.weight).buffer(3, conv.bias).buffer(4, gx);
       recording.buffer(5, parts).bytes(6, params);
-      recording.dispatch_threads({grid_side(threads)},
-                                 {vectors == Vectors::Channels ? CONV1D_BACK_THREADS : CONV1D_THREADS});
+      const uint32_t side = vectors == Vectors::Channels ? CONV1D_BACK_THREADS : CONV1D_THREADS;
+      recording.dispatch_threads({grid_side(threads)}, {side});
       add_parts(recording, parts);
     });
     return {gx, gw, gb, gstate};
