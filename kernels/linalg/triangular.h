@@ -26,7 +26,7 @@ struct TriangularParams {
   uint32_t unit;  // the diagonal counts as ones
 };
 
-// The largest order that triangular_panel.metal takes.
+// The largest order that trsm_panel takes.
 #define TRIANGULAR_PANEL 128
 
 // The most right-hand sides of the kernels for few of them, and the largest orders of kernels that keep X in
