@@ -86,8 +86,8 @@ typedef Tile<kTile, kTile> SquareTile;
 constant constexpr uint kLaneFours = SquareTile::kFours / 32;
 
 // A simdgroup's tile of L.
-inline void load_tile(thread float4 (&fours)[kLaneFours], device const float* corner, constant StridedMatrices& m, uint rows,
-                      uint lane, bool triangle) {
+inline void load_tile(thread float4 (&fours)[kLaneFours], device const float* corner, constant StridedMatrices& m,
+                      uint rows, uint lane, bool triangle) {
 #pragma unroll
   for (uint i = 0; i < kLaneFours; ++i) fours[i] = SquareTile::fetch(corner, m, rows, kTile, i * 32 + lane, triangle);
 }
