@@ -56,9 +56,8 @@ METAL_FUNC void flex_dkv_tall(device T* dk, device T* dv, device const T* q, dev
     FlexWalk walk = flex_walk(p, row, indices, full_indices, uint(p.tables.q_block), uint(p.q_length), kQueries, 1);
     metal::float2 ahead;
     if (walk.more()) {
-      threadgroup T* const next = stages + stage * kStage;
-      flex_copy<kQueries, kSize, kPitch, kThreads>(next, q_rows, walk.at, thread_index);
-      flex_copy<kQueries, kSize, kPitch, kThreads>(next + kQueries * kPitch, gradient_rows, walk.at, thread_index);
+      flex_copy_both<kQueries, kSize, kPitch, kThreads>(stages + stage * kStage, q_rows, gradient_rows, walk.at,
+                                                        thread_index);
       ahead = numbers_of_query(lse, delta, first_number, walk, kQueries, thread_index);
     }
     while (walk.more()) {
@@ -77,9 +76,8 @@ METAL_FUNC void flex_dkv_tall(device T* dk, device T* dv, device const T* q, dev
       metalcore_await_copies(0);
       metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the tile is there, and the other stage is free
       if (walk.more()) {
-        threadgroup T* const next = stages + stage * kStage;
-        flex_copy<kQueries, kSize, kPitch, kThreads>(next, q_rows, walk.at, thread_index);
-        flex_copy<kQueries, kSize, kPitch, kThreads>(next + kQueries * kPitch, gradient_rows, walk.at, thread_index);
+        flex_copy_both<kQueries, kSize, kPitch, kThreads>(stages + stage * kStage, q_rows, gradient_rows, walk.at,
+                                                          thread_index);
         ahead = numbers_of_query(lse, delta, first_number, walk, kQueries, thread_index);
       }
       uint seen = 0xffffffff;

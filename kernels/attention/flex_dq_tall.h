@@ -66,8 +66,7 @@ METAL_FUNC void flex_dq_tall(device T* dq, device float* delta, device const T* 
   add_tile_products<kSize / 8, kPitch>(subtracted, own + kQueries * kPitch, stages + simd * 8 * kDown * kPitch);
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   if (walk.more()) {
-    flex_copy<kKeys, kSize, kPitch, kThreads>(stages, k_rows, walk.at, thread_index);
-    flex_copy<kKeys, kSize, kPitch, kThreads>(stages + kKeys * kPitch, v_rows, walk.at, thread_index);
+    flex_copy_both<kKeys, kSize, kPitch, kThreads>(stages, k_rows, v_rows, walk.at, thread_index);
   }
   finish_subtracted(subtracted, logarithms, delta, lse, d_lse, p, at, query, place);
 
@@ -87,9 +86,7 @@ METAL_FUNC void flex_dq_tall(device T* dq, device float* delta, device const T* 
     metalcore_await_copies(0);
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the tile is there, and the other stage is free
     if (walk.more()) {
-      threadgroup T* const next = stages + stage * kStage;
-      flex_copy<kKeys, kSize, kPitch, kThreads>(next, k_rows, walk.at, thread_index);
-      flex_copy<kKeys, kSize, kPitch, kThreads>(next + kKeys * kPitch, v_rows, walk.at, thread_index);
+      flex_copy_both<kKeys, kSize, kPitch, kThreads>(stages + stage * kStage, k_rows, v_rows, walk.at, thread_index);
     }
     uint seen = 0xffffffff;
     if (is_masked)

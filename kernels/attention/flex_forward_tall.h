@@ -26,6 +26,14 @@ METAL_FUNC void flex_copy(threadgroup T* tile, StridedRows<T> rows, uint first, 
   }
 }
 
+// Begins to copy the two tiles of a stage, one behind the other: the same rows of two tensors.
+template <uint kRows, uint kSize, uint kPitch, uint kThreads, typename T>
+METAL_FUNC void flex_copy_both(threadgroup T* stage, StridedRows<T> first_rows, StridedRows<T> second_rows, uint first,
+                               uint thread_index) {
+  flex_copy<kRows, kSize, kPitch, kThreads>(stage, first_rows, first, thread_index);
+  flex_copy<kRows, kSize, kPitch, kThreads>(stage + kRows * kPitch, second_rows, first, thread_index);
+}
+
 template <typename T, uint kSize, uint kDown, uint kSimds, uint kKeys, bool kNarrow, bool kWhole, typename Mods>
 METAL_FUNC void flex_forward_tall(device T* out, device float* lse, device float* largest_scores, device const T* q,
                                   device const T* k, device const T* v, device const int* counts,
@@ -57,8 +65,7 @@ METAL_FUNC void flex_forward_tall(device T* out, device float* lse, device float
   const StridedRows<T> k_rows = rows_of(k, p.k, at.batch, k_head, 0), v_rows = rows_of(v, p.v, at.batch, k_head, 0);
   FlexWalk walk = flex_walk(p, row, indices, full_indices, uint(p.tables.k_block), uint(p.k_length), kKeys, 1);
   if (walk.more()) {
-    flex_copy<kKeys, kSize, kPitch, kThreads>(stages, k_rows, walk.at, thread_index);
-    flex_copy<kKeys, kSize, kPitch, kThreads>(stages + kKeys * kPitch, v_rows, walk.at, thread_index);
+    flex_copy_both<kKeys, kSize, kPitch, kThreads>(stages, k_rows, v_rows, walk.at, thread_index);
   }
   FlexColumns<kKeys, Mods> columns = {held, thread_index, {}};
   if (Mods::kColumns) columns.load(mods, at, walk);
@@ -81,9 +88,7 @@ METAL_FUNC void flex_forward_tall(device T* out, device float* lse, device float
     metalcore_await_copies(0);
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the tile is there, and the other stage is free
     if (walk.more()) {
-      threadgroup T* const next = stages + stage * kStage;
-      flex_copy<kKeys, kSize, kPitch, kThreads>(next, k_rows, walk.at, thread_index);
-      flex_copy<kKeys, kSize, kPitch, kThreads>(next + kKeys * kPitch, v_rows, walk.at, thread_index);
+      flex_copy_both<kKeys, kSize, kPitch, kThreads>(stages + stage * kStage, k_rows, v_rows, walk.at, thread_index);
     }
     if (Mods::kColumns) columns.load(mods, at, walk);
     uint seen = 0xffffffff;
