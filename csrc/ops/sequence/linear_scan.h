@@ -36,7 +36,7 @@ class LinearScan {
   void record_prepare(gpu::Recording& recording) const;
   struct Walk {
     const char* name;
-    bool back, adds;
+    bool back;
     MaybeTensor others, state, out, final_state, dots, kept, states;
   };
   void record_walk(gpu::Recording& recording, const Tensor& values, const Walk& walk) const;
