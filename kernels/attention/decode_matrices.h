@@ -15,6 +15,7 @@ template <uint D, uint R>
 struct MatrixShape {
   static constexpr constant bool kHeavy = D == 128 && R == 32;  // it fills both
   static constexpr constant uint kTilesAhead = kHeavy ? 2 : 1;  // of a simdgroup, on their way into registers
+  static constexpr constant uint kAtOnce = D == 64 ? 2 : 4;     // operands of scores whose loads have one wait
   // Weights of few rows are two numbers of 16 bits, which have twice the bits of one: results are about as exact as
   // those of decode.metal. Tensor cores multiply 16 rows at least: the smaller numbers are the other 8. Weights of more
   // rows are rounded, as in forward.metal.
@@ -45,15 +46,19 @@ struct WeightTile {
     reinterpret_cast<threadgroup Pair*>(to)->value = rounded;
     if (S::kSplit) reinterpret_cast<threadgroup Pair*>(to + R * kPitch)->value = vec<T, 2>(two - widened(rounded));
   }
-  // Adds the weights of 16 keys times the first columns of their values.
+  // Adds all weights times the first columns of their values. All operands are on their way before the first product.
   template <uint kColumns>
-  METAL_FUNC void multiply_values(thread Fragments<float, S::kDown, kColumns>& sums, uint first_key,
+  METAL_FUNC void multiply_values(thread Fragments<float, S::kDown, kColumns>& sums,
                                   threadgroup const T* values) const {
-    Fragments<T, S::kDown, 2> weights;
-    RightFragments<T, 2, kColumns> value;
-    load<kTilePitch<D>>(value, values);
-    load<kPitch>(weights, upper + first_key);
-    multiply(sums, weights, 0, value);
+    Fragments<T, S::kDown, 2> weights[kSimdgroups];
+    RightFragments<T, 2, kColumns> value[kSimdgroups];
+#pragma unroll
+    for (uint i = 0; i < kSimdgroups; ++i) {
+      load<kPitch>(weights[i], upper + i * kTileKeys);
+      load<kTilePitch<D>>(value[i], values + i * kTileKeys * kTilePitch<D>);
+    }
+#pragma unroll
+    for (uint i = 0; i < kSimdgroups; ++i) multiply(sums, weights[i], 0, value[i]);
   }
 };
 
@@ -90,7 +95,7 @@ METAL_FUNC void run(thread MatrixWalk<T, D>& walk, thread TileAhead<T, D / 64> (
     if (S::kTilesAhead > 1 && !last) keys_ahead.load(walk.key_rows, walk.places, params.k);
 
     Fragments<float, kDown, 2> scores;
-    score<D, R>(scores, queries, tile, start, found, seen.bounded, rows, place, params);
+    score<D, R, S::kAtOnce>(scores, queries, tile, start, found, seen.bounded, rows, place, params);
     float top = -INFINITY;  // of the row whose maximum the lane writes
 #pragma unroll
     for (uint m = 0; m < kDown; ++m) {
@@ -131,9 +136,7 @@ METAL_FUNC void run(thread MatrixWalk<T, D>& walk, thread TileAhead<T, D / 64> (
       for (uint n = 0; n < kColumns; ++n) elements(sums.at[m][n]) *= shrink[m % kDown];
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);  // all have their weights and values
-#pragma unroll
-    for (uint i = 0; i < kSimdgroups; ++i)
-      weights.multiply_values(sums, i * kTileKeys, tiles + i * kTile + simdgroup * kColumns * 8);
+    weights.multiply_values(sums, tiles + simdgroup * kColumns * 8);
   }
 }
 

@@ -55,7 +55,7 @@ METAL_FUNC void run(thread MatrixWalk<T, D>& walk, thread Fragments<float, R / 8
 
     Fragments<float, kDown, 2> scores;
     const uint found = walk.places.found;
-    score<D, R>(scores, queries, tile, start, found, seen.bounded, rows, place, params);
+    score<D, R, 1>(scores, queries, tile, start, found, seen.bounded, rows, place, params);
     float shrink[kDown];
     weigh(scores, softmax, shrink);
 

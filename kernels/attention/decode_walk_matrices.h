@@ -206,19 +206,24 @@ METAL_FUNC void load_queries(threadgroup T* tile, device const T* q, threadgroup
   }
 }
 
-// Scores of the rows with the keys of a tile, which are keys `start` to start + kTileKeys - 1 of the request.
-template <uint D, uint R, typename T>
+// Scores of the rows with the keys of a tile, which are keys `start` to start + kTileKeys - 1 of the request. A
+// simdgroup loads kAtOnce operands of each side, and then multiplies them: it waits once for all of these loads.
+template <uint D, uint R, uint kAtOnce, typename T>
 METAL_FUNC void score(thread Fragments<float, R / 8, 2>& scores, threadgroup const T* queries,
                       threadgroup const T* tile, uint start, uint found, bool bounded,
                       threadgroup const MatrixRows<R>& rows, Place place, constant AttentionDecodeParams& params) {
   clear(scores);
 #pragma unroll
-  for (uint depth = 0; depth < D / 8; depth += 2) {
-    Fragments<T, R / 8, 2> query;
-    RightFragments<T, 2, 2> key;
-    load<kTilePitch<D>>(query, queries + depth * 8);
-    load_transposed<kTilePitch<D>>(key, tile + depth * 8);
-    multiply(scores, query, 0, key);
+  for (uint first = 0; first < D; first += 16 * kAtOnce) {
+    Fragments<T, R / 8, 2> query[kAtOnce];
+    RightFragments<T, 2, 2> key[kAtOnce];
+#pragma unroll
+    for (uint i = 0; i < kAtOnce; ++i) {
+      load<kTilePitch<D>>(query[i], queries + first + i * 16);
+      load_transposed<kTilePitch<D>>(key[i], tile + first + i * 16);
+    }
+#pragma unroll
+    for (uint i = 0; i < kAtOnce; ++i) multiply(scores, query[i], 0, key[i]);
   }
 #pragma unroll
   for (uint m = 0; m < R / 8; ++m) {

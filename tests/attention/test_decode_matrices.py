@@ -98,14 +98,25 @@ def test_long_ways_are_shared_though_tiles_fill_the_gpu(keys, heads, threadgroup
     assert f"attention_decode_{kernel}_bfloat: {threadgroups} threadgroups" in str(plan)
 
 
-@pytest.mark.parametrize("keys, splits", [(2816, 22), (3000, 16)])
-def test_threadgroups_have_whole_steps(keys, splits):
-    """22 threadgroups for each tile fill the GPU. Of 2816 keys each has two steps of 64, and of 3000 keys three, which
-    16 of them need as well."""
+@pytest.mark.parametrize("batch, keys, splits", [(5, 2048, 3), (7, 2048, 1), (7, 2047, 2)])
+def test_two_threadgroups_do_not_share_a_long_way_of_a_short_row(batch, keys, splits):
     with tuned("hopper"):
-        shapes = (24, 16, 1, 128), (24, 1, keys, 128), (24, 1, keys, 128)
+        shapes = (batch, 32, 1, 64), (batch, 32, keys, 64), (batch, 32, keys, 64)
+        plan = metalcore.explain("scaled_dot_product_attention", *shapes, dtype=torch.bfloat16)
+    assert plan.steps[0].grid == (1, 32 * splits, batch)
+
+
+@pytest.mark.parametrize(
+    "batch, heads, keys, splits",
+    [(24, 16, 2816, 22), (24, 16, 3000, 16), (1, 16, 4096, 64), (1, 16, 8192, 64), (2, 8, 8192, 128)],
+)
+def test_threadgroups_have_whole_steps(batch, heads, keys, splits):
+    """22 threadgroups for each of 24 tiles fill the GPU. Of 2816 keys each has two steps of 64, and of 3000 keys three,
+    which 16 of them need as well. One tile has two steps of 16 rows rather than more than 64 results to merge."""
+    with tuned("hopper"):
+        shapes = (batch, heads, 1, 128), (batch, 1, keys, 128), (batch, 1, keys, 128)
         plan = metalcore.explain("scaled_dot_product_attention", *shapes, dtype=torch.bfloat16, enable_gqa=True)
-    assert plan.steps[0].grid == (1, splits, 24)
+    assert plan.steps[0].grid == (1, splits, batch)
 
 
 @pytest.mark.parametrize("batch, grid", [(6, (32, 6, 1)), (7, (16, 7, 1))])

@@ -101,12 +101,14 @@ bool takes_matrices(const DecodeCall& call, int64_t kernel_size, bool general, b
 
 // How many threadgroups share the keys of a tile, at most `most`, where wide ones multiply matrices. A threadgroup
 // takes whole steps, so that more of them may have as many steps each. An H200 takes time for a step as for 6/5
-// threadgroups and those that share a core. Fewer threadgroups than the most must save an eighth of it.
-int64_t whole_steps(int64_t keys, int64_t busy, int64_t least, int64_t most, int64_t cores) {
+// threadgroups and those that share a core. The 65th to 128th results of 16 rows take as long to merge as 3/2 steps, and
+// those of more rows longer. Fewer threadgroups than the most must save an eighth of the time.
+int64_t whole_steps(int64_t keys, int64_t rows, int64_t busy, int64_t least, int64_t most, int64_t cores) {
   int64_t best = most, best_time = 0;
   for (int64_t splits = most; splits >= least; --splits) {
     const int64_t steps = ceil_div(ceil_div(keys, kMatrixStep), splits);
-    const int64_t time = steps * (6 + 5 * ceil_div(busy * splits, std::max<int64_t>(cores, 1)));
+    const int64_t merging = rows * (ceil_div(splits, int64_t{64}) - 1);
+    const int64_t time = steps * (6 + 5 * ceil_div(busy * splits, std::max<int64_t>(cores, 1))) + merging;
     if (splits == most || 8 * time < 7 * best_time) best = splits, best_time = time;
   }
   return best;
@@ -167,10 +169,12 @@ DecodePlan plan_decode(const DecodeCall& call) {
   const bool in_turns = fill < 2 * busy && bytes >= tuning.long_share && !matrices && !is_short;
   const int64_t threadgroups = in_turns ? 2 * fill : fill;
   const int64_t least_splits = std::min(wide ? ceil_div(keys, kMostMatrixKeys) : 1, kMostSplits);
-  const int64_t most_splits =
-      keys < 2 * least_share ? 1 : std::clamp<int64_t>(threadgroups / std::max<int64_t>(busy, 1), least_splits, shares);
+  const int64_t of_tile = threadgroups / std::max<int64_t>(busy, 1);
+  // One threadgroup for each short row with a long way to go takes less time than two and a merge.
+  const bool one = keys < 2 * least_share || (short_rows && of_tile == 2 && bytes >= tuning.long_share);
+  const int64_t most_splits = one ? 1 : std::clamp<int64_t>(of_tile, least_splits, shares);
   int64_t splits =
-      wide && !large ? whole_steps(keys, busy, least_splits, most_splits, fill / (heavy ? 2 : 4)) : most_splits;
+      wide && !large ? whole_steps(keys, tile, busy, least_splits, most_splits, fill / (heavy ? 2 : 4)) : most_splits;
   // A second step of short rows takes less time than a second kernel.
   const int64_t most_together = gpu::most_together(call.q);
   const int64_t by_two = ceil_div(ceil_div(keys, kMatrixStep), int64_t{2});
