@@ -75,6 +75,7 @@ struct GemmParams {
   uint32_t has_bias, has_residual;
   float alpha, beta;
   uint32_t split_terms;  // where units multiply tensors: a threadgroup's terms, or more
+  uint32_t together;     // threadgroups that share a tile and run together, or 1
 };
 
 // One row and several matrices: joined.metal.

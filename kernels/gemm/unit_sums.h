@@ -54,3 +54,56 @@ inline metal::float4 sum_parts(device const float* parts, uint index, uint count
   }
   return sum;
 }
+
+// Makes `count` results, at most GEMM_UNIT_SUMS of them, of which the first one is in this row and column. The others
+// are behind it in the row, or else in the column.
+template <bool kInRows, typename T>
+inline void store_sums(Epilogue<T> epilogue, constant GemmParams& p, uint row, uint column, uint count,
+                       metal::float4 sums) {
+  float values[GEMM_UNIT_SUMS];
+#pragma unroll
+  for (uint j = 0; j < GEMM_UNIT_SUMS; ++j) values[j] = p.alpha * sums[j];
+  const uint last = count - 1;
+  if (p.has_bias) {
+    device const T* const bias = epilogue.bias + row * p.bias_row + column * p.bias_column;
+    const int64_t step = kInRows ? p.bias_column : p.bias_row;
+#pragma unroll
+    for (uint j = 0; j < GEMM_UNIT_SUMS; ++j) values[j] += static_cast<float>(bias[metal::min(j, last) * step]);
+  }
+  if (p.has_residual) {
+    device const T* const residual = epilogue.residual + row * p.residual.row + column * p.residual.column;
+    const int64_t step = kInRows ? p.residual.column : p.residual.row;
+#pragma unroll
+    for (uint j = 0; j < GEMM_UNIT_SUMS; ++j)
+      values[j] = fma(p.beta, static_cast<float>(residual[metal::min(j, last) * step]), values[j]);
+  }
+  if (p.activation != 0) {
+#pragma unroll
+    for (uint j = 0; j < GEMM_UNIT_SUMS; ++j) values[j] = activated<T>(values[j], p.activation);
+  }
+  using Pack = metal::vec<T, GEMM_UNIT_SUMS>;
+  device T* const results =
+      epilogue.result + (kInRows ? int64_t(row) * p.result.row + column : int64_t(column) * p.result.column + row);
+  if (count == GEMM_UNIT_SUMS && reinterpret_cast<uintptr_t>(results) % sizeof(Pack) == 0) {
+    Pack pack;
+#pragma unroll
+    for (uint j = 0; j < GEMM_UNIT_SUMS; ++j) pack[j] = static_cast<T>(values[j]);
+    *reinterpret_cast<device Pack*>(results) = pack;
+  } else {
+#pragma unroll
+    for (uint j = 0; j < GEMM_UNIT_SUMS; ++j)
+      if (j < count) results[j] = static_cast<T>(values[j]);
+  }
+}
+
+// The same for sums of a tile, whose first element is in row `first_row` and column `first_column` of the result.
+template <bool kInRows, typename T>
+struct TileResults {
+  Epilogue<T> epilogue;
+  constant GemmParams& p;
+  uint first_row, first_column;
+
+  void operator()(uint row, uint column, uint count, metal::float4 sums) const {
+    store_sums<kInRows>(epilogue, p, first_row + row, first_column + column, count, sums);
+  }
+};

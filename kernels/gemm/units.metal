@@ -3,6 +3,8 @@
 #include <metal_tensor>
 #include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>
 
+#include "common/earlier.h"
+#include "common/joined_tile.h"
 #include "gemm/epilogue.h"
 #include "gemm/job.h"
 #include "gemm/unit_sums.h"
@@ -35,18 +37,29 @@ template <typename T, uint kRows, uint kColumns, uint kThreads, int kTerms, bool
     device T* a [[buffer(0)]], device T* b [[buffer(1)]], device const T* bias [[buffer(2)]],
     device const T* residual [[buffer(3)]], device const int* ends [[buffer(4)]], device T* result [[buffer(5)]],
     constant GemmParams& p [[buffer(6)]], uint3 group [[threadgroup_position_in_grid]],
-    uint3 groups [[threadgroups_per_grid]]) {
+    uint3 groups [[threadgroups_per_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
   constexpr auto descriptor = matmul2d_descriptor(kRows, kColumns, kTerms, kAcrossA, kAcrossB);
   constexpr matmul2d<descriptor, execution_simdgroups<kThreads / 32>> multiply;
+  // All before the second call costs no time where this kernel begins early.
+  metalcore_begin_later_kernels(0);
+  if (p.grouped != 0) metalcore_await_earlier_kernels(0);
+  uint split = group.z;
+  if (p.together > 1) {
+    groups.y /= p.together;
+    split = group.y % p.together;
+    group.y /= p.together;
+  }
   const uint2 tile = tile_of(group.xy, groups.xy);
   const Job job = job_of<kRows>(p, ends, p.first + tile.y);
   if (job.begin_row >= job.end_row) return;
   const uint column = tile.x * kColumns, rows = job.end_row - job.begin_row, columns = p.columns - column;
-  const uint begin_term = min(job.begin_term + group.z * p.split_terms, job.end_term);
+  const uint begin_term = min(job.begin_term + split * p.split_terms, job.end_term);
   const uint terms = job.exists ? min(job.end_term - begin_term, p.split_terms) : 0;
   const BatchOffsets offsets = batch_offsets(p, job.member);
   device T* const from_a = a + offsets.a + job.begin_row * p.a.row + begin_term * p.a.column;
   device T* const from_b = b + (job.exists ? offsets.b : 0) + begin_term * p.b.row + column * p.b.column;
+  device T* const operands[] = {from_a, from_b};
+  metalcore_await_earlier_kernels(operands, 0);
   auto left = kAcrossA ? part(from_a, rows, terms, p.a.column) : part(from_a, terms, rows, p.a.row);
   auto right = kAcrossB ? part(from_b, terms, columns, p.b.column) : part(from_b, columns, terms, p.b.row);
   auto sums = multiply.template get_destination_cooperative_tensor<decltype(left), decltype(right), float>();
@@ -59,6 +72,17 @@ template <typename T, uint kRows, uint kColumns, uint kThreads, int kTerms, bool
     return;
   }
   device T* const results = result + offsets.result;
+  if (p.together > 1) {
+    const JoinedTile<kRows, kColumns, kThreads> joined = {rows, columns};
+    const Epilogue<T> epilogue = {bias, residual, results};
+    if (p.result.column == 1)
+      joined.template store<true>(sums, p.together, split, thread_index,
+                                  TileResults<true, T>{epilogue, p, job.begin_row, column});
+    else
+      joined.template store<false>(sums, p.together, split, thread_index,
+                                   TileResults<false, T>{epilogue, p, job.begin_row, column});
+    return;
+  }
   // The loops are unrolled, so that the sums stay in registers, and have no branches, so that loads go on at the same
   // time: elements outside take what is at the edge.
   if (p.alpha != 1.0f) {
@@ -103,16 +127,26 @@ template <typename T>
 [[kernel]] void gemm_unit_sum(device const float* parts [[buffer(0)]], device const T* bias [[buffer(2)]],
                               device const T* residual [[buffer(3)]], device T* result [[buffer(5)]],
                               constant GemmParams& p [[buffer(6)]], uint thread_index [[thread_position_in_grid]]) {
+  metalcore_begin_later_kernels(0);
+  metalcore_await_earlier_kernels(0);
   const uint index = thread_index * GEMM_UNIT_SUMS, count = p.rows * p.columns;
   if (index >= count) return;
   const float4 sum = sum_parts(parts, index, count, (p.terms + p.split_terms - 1) / p.split_terms);
   const bool in_rows = p.result.column == 1;
   const uint length = in_rows ? p.columns : p.rows;
   const Epilogue<T> epilogue = {bias, residual, result};
+  const uint outer = index / length, inner = index - outer * length;
+  if (length % GEMM_UNIT_SUMS != 0) {
 #pragma unroll
-  for (uint j = 0; j < GEMM_UNIT_SUMS; ++j) {
-    const uint outer = (index + j) / length, inner = index + j - outer * length;
-    if (index + j < count) epilogue.store(p, in_rows ? outer : inner, in_rows ? inner : outer, sum[j]);
+    for (uint j = 0; j < GEMM_UNIT_SUMS; ++j) {
+      const bool wraps = inner + j >= length;  // lengths are above GEMM_UNIT_SUMS
+      const uint line = outer + wraps, place = inner + j - (wraps ? length : 0);
+      if (index + j < count) epilogue.store(p, in_rows ? line : place, in_rows ? place : line, sum[j]);
+    }
+  } else if (in_rows) {
+    store_sums<true>(epilogue, p, outer, inner, GEMM_UNIT_SUMS, sum);
+  } else {
+    store_sums<false>(epilogue, p, inner, outer, GEMM_UNIT_SUMS, sum);
   }
 }
 

@@ -11,7 +11,7 @@ import metalcore
 from metalcore import _C
 from metalcore.msl.language.cuda_source import cuda_source
 from metalcore.msl.nvidia import cuda, nvrtc
-from metalcore.recording import record
+from metalcore.recording import on_meta, record
 
 HALVES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 NAMES = {torch.float16: "half", torch.bfloat16: "bfloat"}
@@ -83,8 +83,26 @@ def test_threadgroups_share_terms(device, dtype, shape):
     bias = tensor(columns, dtype=dtype, device=device)
     result, recording = record(metalcore.matmul, a, b, bias=bias, activation="relu")
     assert ("small" if min(rows, columns) > 16 else "few") in recording.kernels[0]
-    assert recording.kernels[1] == f"gemm_unit_sum_{NAMES[dtype]}"
+    together = recording.dispatches[0].together > 1
+    assert recording.kernels[1:] == (() if together else (f"gemm_unit_sum_{NAMES[dtype]}",))
     assert_near(result, a, b, function=torch.relu, added=wide(bias))
+
+
+@pytest.mark.parametrize(
+    "rows, columns, splits, together",
+    [
+        *[(128, 4096, 3, 3), (128, 5120, 2, 2), (256, 4096, 2, 2), (256, 4224, 2, 2)],
+        *[(256, 4352, 1, 1), (64, 3840, 4, 4), (64, 4096, 4, 1)],
+    ],
+)
+def test_threadgroups_that_share_terms_run_together(rows, columns, splits, together):
+    """Where a GPU of NVIDIA's runs those of all tiles at once: two each of 66 tiles, three of 39, four of 30."""
+    a, b = (torch.empty(*shape, device="meta", dtype=torch.bfloat16) for shape in ((rows, 4096), (4096, columns)))
+    with tuned("hopper"), on_meta("cuda") as recorder:
+        metalcore.matmul(a, b)
+    first, *rest = recorder.recording.dispatches
+    assert (first.together, first.together * first.grid[2]) == (together, splits)
+    assert len(rest) == (splits > together)
 
 
 def test_batches(device):

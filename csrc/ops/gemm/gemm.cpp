@@ -47,7 +47,8 @@ void record_gemm(const char* op, GemmPlan plan, const GemmOperands& operands, co
   const double flops = 2.0 * plan.tile_rows * plan.params.columns * std::max(plan.params.terms, 1u);
   const GemmParams& p = plan.params;
   MaybeTensor parts;
-  if (plan.splits > 1) parts = new_tensor({{plan.splits, p.rows, p.columns}}, ScalarType::Float, result);
+  if (plan.splits > 1 && p.together == 1)
+    parts = new_tensor({{plan.splits, p.rows, p.columns}}, ScalarType::Float, result);
   gpu::record(result, [&](gpu::Recording& recording) {
     gpu::in_pieces(recording, plan.tiles, {flops, 0}, [&](const gpu::Piece& piece) {
       plan.params.first = static_cast<uint32_t>(piece.first);
@@ -56,7 +57,9 @@ void record_gemm(const char* op, GemmPlan plan, const GemmOperands& operands, co
       recording.buffer(2, operands.bias).buffer(3, operands.residual);
       if (tiled) recording.buffer(4, operands.ends);
       recording.buffer(tiled ? 5 : 4, parts ? *parts : result).bytes(tiled ? 6 : 5, p).work(piece.work.flops);
-      recording.dispatch_threadgroups({plan.across, grid_side(piece.count), plan.splits}, {plan.threads});
+      recording.together(p.together)
+          .dispatch_threadgroups({plan.across, grid_side(piece.count * p.together), plan.splits / p.together},
+                                 {plan.threads});
     });
     if (!parts) return;
     recording.kernel("gemm_unit_sum_", suffix(result.scalar_type())).buffer(0, *parts).buffer(2, operands.bias);
@@ -74,6 +77,7 @@ void check_operands(const char* op, const Tensor& a, const Tensor& b) {
 GemmTuning tuning_for(const Tensor& like) {
   GemmTuning tuning = gemm_tuning(like);
   tuning.units = tuning.units && gpu::multiplies_tensors(like);
+  if (tuning.units) tuning.most_together = gpu::most_together(like);
   return tuning;
 }
 

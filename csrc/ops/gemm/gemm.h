@@ -47,6 +47,7 @@ struct GemmTuning {
   gpu::Count unit_threadgroups = gpu::per_core(1);
   // From so many on, wide tiles of units are faster than others.
   gpu::Count wide_tiles = 1;
+  uint32_t most_together = 1;  // threadgroups that the GPU runs together
 };
 
 struct GemmPlan {

@@ -1,6 +1,7 @@
 #include "gemm.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string_view>
 #include <utility>
 
@@ -197,6 +198,15 @@ int64_t splits_of(const GemmProblem& p, const UnitTile& tile, int64_t tiles, int
   return std::max<int64_t>(std::min(cores / tiles, parts), 1);
 }
 
+// How many of `splits` threadgroups of each tile run together, where those of all tiles fit at once. A GPU runs those
+// of a tile in one of its parts; an H200, which has 132 cores, has room for these numbers of tiles.
+int64_t together_of(int64_t tiles, int64_t splits, const GemmTuning& tuning) {
+  constexpr int64_t kTilesAtOnce[] = {132, 66, 39, 30, 22, 17, 15, 15};
+  int64_t together = std::min({splits, int64_t{tuning.most_together}, int64_t{std::size(kTilesAtOnce)}});
+  while (together > 1 && tiles * kTilesAtOnce[0] > kTilesAtOnce[together - 1] * tuning.unit_threadgroups) --together;
+  return together;
+}
+
 int64_t count_tiles(const GemmProblem& p, const UnitTile& tile) {
   return members(p) * up(p.rows, tile.rows) * up(p.columns, tile.columns);
 }
@@ -252,9 +262,13 @@ GemmPlan unit_plan(const GemmProblem& p, GemmParams params, const GemmTuning& tu
   if (tile->rows == GEMM_UNIT_ROWS && tile->columns == GEMM_UNIT_COLUMNS && tiles * across <= cores) tile = &kDeepTile;
   params.split_terms = params.terms;
   uint32_t splits = 1;
-  if (const int64_t wanted = splits_of(p, *tile, tiles * across, cores); wanted > 1) {
-    params.split_terms = static_cast<uint32_t>(up(up(p.terms, wanted), 64) * 64);
+  if (const int64_t most = splits_of(p, *tile, tiles * across, cores); most > 1) {
+    // Low tiles have few results, so that a second kernel, which adds them, costs less than fewer threadgroups.
+    const int64_t together = together_of(tiles * across, most, tuning);
+    const bool joins = together == most || (together > 1 && !is_low(*tile));
+    params.split_terms = static_cast<uint32_t>(up(up(p.terms, joins ? together : most), 64) * 64);
     splits = static_cast<uint32_t>(up(p.terms, params.split_terms));
+    if (joins) params.together = splits;
   }
   return {.variant = tile->variants[p.a.column != 1][p.b.column != 1],
           .params = params,
@@ -270,7 +284,8 @@ GemmPlan unit_plan(const GemmProblem& p, GemmParams params, const GemmTuning& tu
 std::string why_units(const GemmPlan& plan) {
   return "units that multiply tensors make tiles of " + std::to_string(plan.tile_rows) + "x" +
          std::to_string(plan.tile_columns) +
-         (plan.splits > 1 ? ", of which " + std::to_string(plan.splits) + " threadgroups share the terms" : "");
+         (plan.splits > 1 ? ", of which " + std::to_string(plan.splits) + " threadgroups share the terms" : "") +
+         (plan.params.together > 1 ? " and run together" : "");
 }
 
 }  // namespace
@@ -304,6 +319,7 @@ GemmPlan plan_gemm(GemmProblem p, int64_t element_size, const GemmTuning& tuning
   params.columns = static_cast<uint32_t>(p.columns);
   params.terms = static_cast<uint32_t>(p.terms);
   params.groups = p.groups, params.grouped = p.grouped;
+  params.together = 1;
   params.has_bias = p.has_bias, params.has_residual = p.has_residual;
   GemmPlan plan = few     ? few_rows_plan(p, params, element_size)
                   : units ? unit_plan(p, params, tuning)

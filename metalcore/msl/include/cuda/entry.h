@@ -215,6 +215,11 @@ METAL_FUNC void metalcore_synchronize_together(int) {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
+METAL_FUNC void metalcore_leave_together(int) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
 METAL_FUNC float2 metalcore_load_together(const float2* address, uint32_t number, int) {
   float2 found = float2(0.0f);
 #if __CUDA_ARCH__ >= 900
@@ -223,6 +228,17 @@ METAL_FUNC float2 metalcore_load_together(const float2* address, uint32_t number
   asm volatile("{ .reg .b32 a; mapa.shared::cluster.u32 a, %2, %3; ld.shared::cluster.v2.f32 {%0, %1}, [a]; }"
                : "=f"(x), "=f"(y) : "r"(own), "r"(number) : "memory");
   found = float2(x, y);
+#endif
+  return found;
+}
+METAL_FUNC float4 metalcore_load_together(const float4* address, uint32_t number, int) {
+  float4 found = float4(0.0f);
+#if __CUDA_ARCH__ >= 900
+  const uint32_t own = static_cast<uint32_t>(__cvta_generic_to_shared(address));
+  float x, y, z, w;
+  asm volatile("{ .reg .b32 a; mapa.shared::cluster.u32 a, %4, %5; ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [a]; }"
+               : "=f"(x), "=f"(y), "=f"(z), "=f"(w) : "r"(own), "r"(number) : "memory");
+  found = float4(x, y, z, w);
 #endif
   return found;
 }

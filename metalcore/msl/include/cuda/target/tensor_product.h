@@ -386,6 +386,13 @@ struct TileProduct {
 
 }  // namespace msl
 
+// In the place of the function in kernels/common/joined_tile.h: the memory of the products' pipeline, which has more.
+template <uint32_t bytes>
+METAL_FUNC float* metalcore_memory_of_sums(int) {
+  extern __shared__ uint4 dynamic_threadgroup_memory[];
+  return reinterpret_cast<float*>(dynamic_threadgroup_memory);
+}
+
 #include "target/held_products.h"
 #include "target/unit_chunks.h"
 #include "target/unit_gradients.h"
