@@ -89,18 +89,22 @@ def test_threadgroups_share_terms(device, dtype, shape):
 
 
 @pytest.mark.parametrize(
-    "rows, columns, splits, together",
+    "rows, columns, tile, splits, together",
     [
-        *[(128, 4096, 3, 3), (128, 5120, 2, 2), (256, 4096, 2, 2), (256, 4224, 2, 2)],
-        *[(256, 4352, 1, 1), (64, 3840, 4, 4), (64, 4096, 4, 1)],
+        *[(128, 4096, "_deep", 3, 3), (128, 4992, "_deep", 3, 3), (128, 5120, "_wide", 5, 5)],
+        *[(256, 4224, "_deep", 2, 2), (256, 4352, "_wide", 3, 3)],
+        *[(64, 3840, "_many", 4, 4), (64, 4096, "_many", 4, 1)],
+        *[(256, 384, "_deep", 8, 8), (256, 256, "_small", 6, 6)],
     ],
 )
-def test_threadgroups_that_share_terms_run_together(rows, columns, splits, together):
-    """Where a GPU of NVIDIA's runs those of all tiles at once: two each of 66 tiles, three of 39, four of 30."""
+def test_threadgroups_that_share_terms_run_together(rows, columns, tile, splits, together):
+    """Where a GPU of NVIDIA's runs those of all tiles at once: two each of 66 tiles, three of 39, four of 30. Wide tiles
+    let more of them run, and small tiles more than a third of the cores."""
     a, b = (torch.empty(*shape, device="meta", dtype=torch.bfloat16) for shape in ((rows, 4096), (4096, columns)))
     with tuned("hopper"), on_meta("cuda") as recorder:
         metalcore.matmul(a, b)
     first, *rest = recorder.recording.dispatches
+    assert first.kernel.removesuffix("_bfloat").endswith(tile)
     assert (first.together, first.together * first.grid[2]) == (together, splits)
     assert len(rest) == (splits > together)
 

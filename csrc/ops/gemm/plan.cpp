@@ -175,6 +175,7 @@ constexpr UnitTile kUnitTiles[] = {
     {GEMM_UNIT_ROWS, GEMM_UNIT_COLUMNS, GEMM_UNIT_THREADS, VARIANTS("")},
     {GEMM_UNIT_ROWS, GEMM_UNIT_WIDE, GEMM_UNIT_WIDE_THREADS, VARIANTS("_wide")},
 };
+constexpr const UnitTile& kWideTile = kUnitTiles[4];
 // The same as "" where a core has one threadgroup alone: its copies are more steps ahead.
 constexpr UnitTile kDeepTile = {GEMM_UNIT_ROWS, GEMM_UNIT_COLUMNS, GEMM_UNIT_WIDE_THREADS, VARIANTS("_deep")};
 constexpr UnitTile kSmallTile = {GEMM_UNIT_SMALL, GEMM_UNIT_SMALL, GEMM_UNIT_THREADS, VARIANTS("_small")};
@@ -211,11 +212,22 @@ int64_t count_tiles(const GemmProblem& p, const UnitTile& tile) {
   return members(p) * up(p.rows, tile.rows) * up(p.columns, tile.columns);
 }
 
+// How many threadgroups there are, where those that share a tile run together.
+int64_t joined_threadgroups(const GemmProblem& p, const UnitTile& tile, const GemmTuning& tuning) {
+  const int64_t tiles = count_tiles(p, tile);
+  return tiles * together_of(tiles, splits_of(p, tile, tiles, tuning.unit_threadgroups), tuning);
+}
+
 // Whether small tiles keep more of the GPU's cores busy: where a core has one or two of them, or where there is one for
-// two cores; or twice as many with a part of the terms as there are low tiles.
-bool takes_small_tiles(const GemmProblem& p, const UnitTile& tile, int64_t cores) {
-  const int64_t small = count_tiles(p, kSmallTile);
-  if (!is_low(tile)) return p.grouped == 0 && small <= (p.terms > kManyTerms ? cores / 2 : 2 * cores);
+// two cores, unless the threadgroups of large ones run together in a third of the cores; or twice as many with a part
+// of the terms as there are low tiles.
+bool takes_small_tiles(const GemmProblem& p, const UnitTile& tile, const GemmTuning& tuning) {
+  const int64_t small = count_tiles(p, kSmallTile), cores = tuning.unit_threadgroups;
+  if (!is_low(tile)) {
+    const int64_t joined = joined_threadgroups(p, kDeepTile, tuning);
+    return p.grouped == 0 && small <= (p.terms > kManyTerms ? cores / 2 : 2 * cores) &&
+           (joined == count_tiles(p, kDeepTile) || 3 * joined < cores);
+  }
   const int64_t low = members(p) * up(p.rows, tile.rows);
   const auto busy = [&](const UnitTile& of, int64_t tiles) {
     return std::min(tiles * splits_of(p, of, tiles, cores), cores);
@@ -250,10 +262,13 @@ GemmPlan unit_plan(const GemmProblem& p, GemmParams params, const GemmTuning& tu
   const bool is_short = p.grouped == 0 && p.terms <= GEMM_UNIT_SHORT_TERMS;
   if (is_short && tile->columns >= GEMM_UNIT_SMALL) {
     tile = kShortTiles + (p.columns > GEMM_UNIT_SMALL);
-  } else if (takes_small_tiles(p, *tile, cores)) {
+  } else if (takes_small_tiles(p, *tile, tuning)) {
     // A core that would have two of them has a broad one.
     const bool broad = !is_low(*tile) && 2 * count_tiles(p, kSmallTile) > cores && count_tiles(p, kBroadTile) <= cores;
     tile = broad ? &kBroadTile : &kSmallTile;
+  } else if (tile->columns == GEMM_UNIT_COLUMNS &&
+             joined_threadgroups(p, kWideTile, tuning) > joined_threadgroups(p, kDeepTile, tuning)) {
+    tile = &kWideTile;
   }
   params.row_tiles = static_cast<uint32_t>(std::max<int64_t>(up(p.rows, tile->rows), 1));
   const bool rows_free = p.grouped != GEMM_GROUPED_ROWS;

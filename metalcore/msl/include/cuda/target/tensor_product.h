@@ -260,7 +260,7 @@ struct TileProduct {
   static constexpr int stage_bytes = Left::bytes + Right::bytes;
   static constexpr int fitting = kMostPipelineBytes<simdgroups> / stage_bytes;
   // Products of few columns wait for memory, so that more of their copies are under way.
-  static constexpr int most_stages = simdgroups > 4 && n <= 64 ? 8 : 5;
+  static constexpr int most_stages = simdgroups > 4 && n <= 64 ? 6 : 5;
   static constexpr int needed = k ? (k + kInner - 1) / kInner : most_stages;
   static constexpr int stages = smaller(smaller(fitting, needed), most_stages);
   // Whether a warpgroup has whole parts of 64 rows.
