@@ -98,8 +98,8 @@ def test_threadgroups_share_terms(device, dtype, shape):
     ],
 )
 def test_threadgroups_that_share_terms_run_together(rows, columns, tile, splits, together):
-    """Where a GPU of NVIDIA's runs those of all tiles at once: two each of 66 tiles, three of 39, four of 30. Wide tiles
-    let more of them run, and small tiles more than a third of the cores."""
+    """Where a GPU of NVIDIA's runs those of all tiles at once: two each of 66 tiles, three of 39, four of 30. Wide and
+    small tiles let more of them run."""
     a, b = (torch.empty(*shape, device="meta", dtype=torch.bfloat16) for shape in ((rows, 4096), (4096, columns)))
     with tuned("hopper"), on_meta("cuda") as recorder:
         metalcore.matmul(a, b)
