@@ -3,8 +3,10 @@
 
 #include "../gemm/gemm.h"
 
-// A thread of the kernels without tiles makes so many results next to each other.
+// Threads of the kernels without tiles make so many results next to each other in a row: of a channel, or of a pack of
+// channels.
 #define CONV_RUN 4
+#define CONV_PIXELS 2
 #define CONV_THREADS 128
 // The pixels of a tile, and its threads, on GPUs whose units multiply tensors.
 #define CONV_UNIT_PIXELS 128
@@ -37,9 +39,9 @@ struct ConvParams {
   uint32_t terms;          // channels, times the kernel's size
   uint32_t pixels;         // of all images of the result
   uint32_t first;          // the dispatch's first tile of pixels, or its first thread
-  uint32_t runs;           // of CONV_RUN results, in a row of pixels or in a pixel's channels
+  uint32_t runs;           // of CONV_RUN or CONV_PIXELS results, in a row of pixels
   uint32_t channels_last;  // whether a place's channels are terms behind one another, and not a channel's places
-  uint32_t weight_packs;   // whether 16 bytes of it can be read at a time, or CONV_RUN elements
+  uint32_t weight_packs;   // whether 16 bytes of it can be read at a time
   uint32_t activation;     // GEMM_RELU …
   uint32_t has_scale, has_bias, has_residual;
   int32_t scale_step, bias_step;
@@ -52,11 +54,14 @@ struct ConvOrderParams {
   uint32_t first;  // the dispatch's first image
 };
 
-// Images with a pixel's channels as neighbours, in packs of 8 with zeros behind the last channel.
+// Images with a pixel's channels as neighbours, in packs of 8 with zeros where there are no channels. Where groups are
+// joined, an image makes one channel of the result, and its channels lie where its group's are in those of all of them.
 struct ConvOrderPacksParams {
   ConvImages from;
   ConvPair size;
   uint32_t channels;
-  uint32_t packs;  // of a pixel
-  uint32_t first;  // the dispatch's first pack
+  uint32_t outputs;  // of a group
+  uint32_t joined;   // groups
+  uint32_t packs;    // of a pixel
+  uint32_t first;    // the dispatch's first pack
 };

@@ -28,18 +28,20 @@ using namespace metal;
   }
 }
 
-// The channels of a pixel become neighbours, and zeros behind them fill their last pack. A thread makes a pack.
+// The channels of a pixel become neighbours, with zeros before and behind them that fill packs. A thread makes a pack.
 [[kernel]] void conv2d_order_packs(device const ushort* from [[buffer(0)]], device uint4* to [[buffer(1)]],
                                    constant ConvOrderPacksParams& p [[buffer(2)]],
                                    uint thread_index [[thread_position_in_grid]]) {
   constexpr uint kPack = 8;
   const uint pack = p.first + thread_index, pixel = pack / p.packs, channel = pack % p.packs * kPack;
   const uint row = pixel / p.size.x, image = row / p.size.y;
-  device const ushort* const at = from + int64_t(image) * p.from.image + int(row % p.size.y) * p.from.y +
-                                  int(pixel % p.size.x) * p.from.x + int(channel) * p.from.channel;
+  const uint begin = image / p.outputs % p.joined * p.channels;
+  device const ushort* const at =
+      from + int64_t(image) * p.from.image + int(row % p.size.y) * p.from.y + int(pixel % p.size.x) * p.from.x;
   uint4 words = 0;
 #pragma unroll
   for (uint i = 0; i < kPack; ++i)
-    if (channel + i < p.channels) words[i / 2] |= uint(at[int(i) * p.from.channel]) << i % 2 * 16;
+    if (channel + i - begin < p.channels)
+      words[i / 2] |= uint(at[int(channel + i - begin) * p.from.channel]) << i % 2 * 16;
   to[pack] = words;
 }

@@ -79,6 +79,11 @@ template <typename T>
   if (index >= count) return;
   const float4 sum = sum_parts(parts, index, count, (p.terms + p.split_terms - 1) / p.split_terms);
   const ConvEpilogue<T> epilogue = {scale, bias, residual, result};
+  if (all % GEMM_UNIT_SUMS == 0) {
+    const uint pixel = index / all, channel = index - pixel * all;
+    epilogue.store_channels(p, int64_t(pixel) * p.residual.x, index - channel, channel, GEMM_UNIT_SUMS, sum);
+    return;
+  }
 #pragma unroll
   for (uint j = 0; j < GEMM_UNIT_SUMS; ++j) {
     const uint pixel = (index + j) / all, channel = (index + j) % all;

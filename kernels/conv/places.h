@@ -47,4 +47,35 @@ struct ConvEpilogue {
   void store(constant ConvParams& p, Pixel pixel, uint channel, float sum) const {
     result[offset_of(p.result, pixel, channel)] = value(p, pixel, channel, sum);
   }
+  // Writes `count` of 4 channels of a pixel, whose channels are neighbours in the result. The offsets are those of the
+  // pixel's first channel.
+  void store_channels(constant ConvParams& p, int64_t of_residual, int64_t of_result, uint channel, uint count,
+                      metal::float4 sums) const {
+    const auto place = [&](uint i) { return int(channel + metal::min(i, count - 1)); };
+    if (p.has_scale) {
+#pragma unroll
+      for (uint i = 0; i < 4; ++i) sums[i] *= static_cast<float>(scale[place(i) * p.scale_step]);
+    }
+    if (p.has_bias) {
+#pragma unroll
+      for (uint i = 0; i < 4; ++i) sums[i] += static_cast<float>(bias[place(i) * p.bias_step]);
+    }
+    if (p.has_residual) {
+#pragma unroll
+      for (uint i = 0; i < 4; ++i) sums[i] += static_cast<float>(residual[of_residual + place(i) * p.residual.channel]);
+    }
+    if (p.activation != 0) {
+#pragma unroll
+      for (uint i = 0; i < 4; ++i) sums[i] = activated<T>(sums[i], p.activation);
+    }
+    using Four = metal::vec<T, 4>;
+    device T* const results = result + of_result + channel;
+    if (count == 4 && reinterpret_cast<uintptr_t>(results) % sizeof(Four) == 0) {
+      *reinterpret_cast<device Four*>(results) = static_cast<Four>(sums);
+    } else {
+#pragma unroll
+      for (uint i = 0; i < 4; ++i)
+        if (i < count) results[i] = static_cast<T>(sums[i]);
+    }
+  }
 };

@@ -89,7 +89,7 @@ def test_tiles(device, dtype, shape, weight_shape, options):
 )
 def test_direct(device, dtype, shape, weight_shape, options):
     """Depthwise convolutions and others with few channels in a group."""
-    depthwise = weight_shape[1] == 1 and shape[1] == weight_shape[0] and shape[1] % 4 == 0
+    depthwise = weight_shape[1] == 1 and shape[1] == weight_shape[0] and shape[1] * dtype.itemsize % 16 == 0
     for layout in LAYOUTS:
         x = laid_out(shape, layout, dtype, device)
         for of_weight in LAYOUTS[:3]:

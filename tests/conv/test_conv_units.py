@@ -95,6 +95,40 @@ def test_channels_are_filled_up_to_packs(device, channels, last):
     check(x[:, 1:-1], weight, "conv2d_unit_64_bfloat", residual, padding=1)
 
 
+@pytest.mark.parametrize("last", [True, False], ids=["channels last", "contiguous"])
+@pytest.mark.parametrize(
+    ("shape", "weight_shape", "groups", "packs"),
+    [
+        ((2, 32, 6, 5), (32, 4, 3, 3), 8, True),  # all in one
+        ((1, 80, 5, 6), (160, 8, 3, 2), 10, True),  # twos of 32 outputs each are the most that fill 64 columns
+        ((1, 36, 5, 5), (36, 12, 3, 3), 3, False),  # three have no packs of channels, and two are no part of three
+        ((1, 32, 5, 5), (66, 16, 3, 3), 2, False),  # more than half of a tile's columns each
+    ],
+    ids=["all", "some", "no packs", "wide"],
+)
+def test_groups_are_joined(device, last, shape, weight_shape, groups, packs):
+    x, weight = operands(device, torch.bfloat16, shape, weight_shape, last, last)
+    _, recording = record(metalcore.conv2d, x, weight, padding=1, groups=groups)
+    assert ("conv2d_order_packs" in recording.kernels) == packs
+    kernel = "conv2d_unit_64_bfloat" if packs or shape[1] % 8 == 0 else "conv2d_elements_bfloat"
+    result = check(x, weight, kernel, padding=1, groups=groups)
+    residual = torch.empty_like(result).copy_(tensor(*result.shape, dtype=torch.bfloat16, device=device))
+    check(x, weight, kernel, residual, padding=1, groups=groups)
+
+
+@pytest.mark.parametrize("last", [True, False], ids=["channels last", "contiguous"])
+@pytest.mark.parametrize(("channels", "outputs"), [(8, 1), (16, 4), (12, 3)])
+def test_few_outputs(device, last, channels, outputs):
+    x, weight = operands(device, torch.float16, (2, channels, 9, 8), (outputs, channels, 3, 3), last, last)
+    check(x, weight, "conv2d_unit_64_half", padding=1)
+
+
+def test_weights_of_depthwise_convolutions_are_transposed(device):
+    x, weight = operands(device, torch.bfloat16, (2, 24, 9, 7), (24, 1, 3, 3))
+    check(x, weight, "conv2d_order", padding=1, groups=24)
+    check(x, weight, "conv2d_channels_bfloat", stride=2, groups=24)
+
+
 def test_contiguous_images_are_copied_in_another_order(device):
     """Images of 63 to 66 channels and pixels lie at and beside the tiles of the copy."""
     for shape, channels in (((2, 64, 8, 8), 65), ((3, 72, 7, 9), 63), ((1, 8, 5, 13), 66)):

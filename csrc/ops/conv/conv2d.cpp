@@ -68,21 +68,27 @@ bool x_has_packs(const ConvProblem& problem, int64_t pack) {
   return problem.x_aligned && p.x.channel == 1 && all_multiples(pack, {p.x.image, p.x.y, p.x.x});
 }
 
-ConvPlan direct_plan(const ConvProblem& problem) {
+// Whether each channel is a group, and `pack` of them are read and written at a time.
+bool goes_by_channels(const ConvProblem& problem, int64_t pack) {
+  const ConvParams& p = problem.params;
+  return p.channels == 1 && p.outputs == 1 && p.result.channel == 1 && p.groups % pack == 0 &&
+         x_has_packs(problem, pack);
+}
+
+ConvPlan direct_plan(const ConvProblem& problem, int64_t pack) {
   ConvParams p = problem.params;
-  const bool depthwise = p.channels == 1 && p.outputs == 1;
-  const bool by_channels =
-      depthwise && p.result.channel == 1 && p.groups % CONV_RUN == 0 && x_has_packs(problem, CONV_RUN);
-  p.runs = by_channels ? p.groups / CONV_RUN : static_cast<uint32_t>(up(p.out.x, CONV_RUN));
+  const bool by_channels = goes_by_channels(problem, pack);
+  const int64_t run = by_channels ? CONV_PIXELS : CONV_RUN;
+  p.runs = static_cast<uint32_t>(up(p.out.x, run));
   p.weight_packs =
-      by_channels && problem.weight_aligned && p.weight.image == 1 && all_multiples(CONV_RUN, {p.weight.y, p.weight.x});
-  const int64_t lines = by_channels ? p.pixels : problem.images * p.groups * p.outputs * p.out.y;
+      by_channels && problem.weight_aligned && p.weight.image == 1 && all_multiples(pack, {p.weight.y, p.weight.x});
+  const int64_t lines = problem.images * p.out.y * p.groups * p.outputs / (by_channels ? pack : 1);
   return {.variant = by_channels ? "channels" : "rows",
           .params = p,
           .items = lines * p.runs,
           .across = 1,
           .threads = 0,
-          .item_flops = 2.0 * CONV_RUN * p.terms};
+          .item_flops = 2.0 * static_cast<double>(run * (by_channels ? pack : 1)) * p.terms};
 }
 
 ConvPlan tiled_plan(const ConvProblem& problem, int64_t pack) {
@@ -123,9 +129,10 @@ std::optional<int64_t> row_distance(const ConvImages& images, const ConvParams& 
   return distance.value_or(0);
 }
 
-// Whether units that multiply tensors of 16-bit elements take a convolution, once the order of the weight's terms is
-// that of `weight_of_units`.
-bool units_take_channels(const ConvParams& p) { return !is_direct(p) && p.channels % 8 == 0; }
+// Whether units that multiply tensors of 16-bit elements have tiles for a convolution, and whether they take one, once
+// the weight is in channels_last order.
+bool has_unit_tiles(const ConvParams& p) { return !is_direct(p) || (p.groups == 1 && p.channels >= 8); }
+bool units_take_channels(const ConvParams& p) { return has_unit_tiles(p) && p.channels % 8 == 0; }
 bool units_take_images(const ConvProblem& problem) {
   const ConvParams& p = problem.params;
   const auto of_residual = row_distance(p.residual, p, problem.images);
@@ -159,15 +166,16 @@ ConvPlan unit_plan(const ConvProblem& problem, int64_t cores) {
 }
 
 ConvPlan plan_conv(const ConvProblem& problem, int64_t element_size) {
-  return is_direct(problem.params) ? direct_plan(problem) : tiled_plan(problem, 16 / element_size);
+  const int64_t pack = 16 / element_size;
+  return is_direct(problem.params) ? direct_plan(problem, pack) : tiled_plan(problem, pack);
 }
 
 std::string why_conv(const ConvPlan& plan) {
   const ConvParams& p = plan.params;
   if (plan.threads == 0) {
     const bool channels = std::string_view(plan.variant) == "channels";
-    return "groups have few channels, and a thread makes " + std::to_string(CONV_RUN) + " results next to each other" +
-           (channels ? " in a pixel's channels" : " in a row") +
+    return "groups have few channels, and a thread makes " + std::to_string(channels ? CONV_PIXELS : CONV_RUN) +
+           " results next to each other in a row" + (channels ? ", of 16 bytes of channels each" : "") +
            (channels && !p.weight_packs ? "; the weight is read one element at a time" : "");
   }
   if (std::string_view(plan.variant).starts_with("unit"))
@@ -254,15 +262,12 @@ void check_channel_vector(const char* name, const MaybeTensor& tensor, const Ten
         weight.size(0), "], not ", shape_text(*tensor));
 }
 
-// Writes contiguous images of 16-bit elements to channels_last ones, or the other way.
-void exchange_order(const Tensor& from, const Tensor& to, bool is_to_last) {
-  const int64_t channels = from.size(1), pixels = from.size(2) * from.size(3);
-  ConvOrderParams params{.rows = grid_side(is_to_last ? channels : pixels),
-                         .columns = grid_side(is_to_last ? pixels : channels),
-                         .first = 0};
-  const double bytes = 2.0 * static_cast<double>(channels * pixels * from.element_size());
+// Writes transposed matrices of 16-bit elements, of which `from` has `count`.
+void transpose_matrices(const Tensor& from, const Tensor& to, int64_t count, int64_t rows, int64_t columns) {
+  ConvOrderParams params{.rows = grid_side(rows), .columns = grid_side(columns), .first = 0};
+  const double bytes = 2.0 * static_cast<double>(rows * columns * from.element_size());
   gpu::record(to, [&](gpu::Recording& recording) {
-    gpu::in_pieces(recording, from.size(0), {0, bytes}, [&](const gpu::Piece& piece) {
+    gpu::in_pieces(recording, count, {0, bytes}, [&](const gpu::Piece& piece) {
       params.first = static_cast<uint32_t>(piece.first);
       recording.kernel("conv2d_order").buffer(0, from).buffer(1, to).bytes(2, params).work(0, piece.work.bytes);
       const auto tiles = [](uint32_t n) { return ceil_div<uint32_t>(n, CONV_ORDER_SIDE); };
@@ -270,6 +275,12 @@ void exchange_order(const Tensor& from, const Tensor& to, bool is_to_last) {
                                       {CONV_ORDER_THREADS});
     });
   });
+}
+
+// Writes contiguous images of 16-bit elements to channels_last ones, or the other way.
+void exchange_order(const Tensor& from, const Tensor& to, bool is_to_last) {
+  const int64_t channels = from.size(1), pixels = from.size(2) * from.size(3);
+  transpose_matrices(from, to, from.size(0), is_to_last ? channels : pixels, is_to_last ? pixels : channels);
 }
 
 std::array<int64_t, 4> channels_last_strides(const Tensor& tensor) {
@@ -293,18 +304,30 @@ Tensor in_channels_last(const Tensor& tensor) {
 // Whether units take a convolution whose x and weight have zeros behind their channels, so that these fill packs.
 bool units_take_packed(const ConvParams& p) {
   const bool fits = int64_t{p.size.y} * p.size.x * up(p.channels, 8) * 8 <= INT32_MAX;
-  return p.groups == 1 && !is_direct(p) && p.channels % 8 != 0 && p.terms != p.channels && fits;
+  return p.groups == 1 && has_unit_tiles(p) && p.channels % 8 != 0 && p.terms != p.channels && fits;
 }
 
-// Writes images of 16-bit elements to channels_last ones whose channels fill packs.
-Tensor packed_channels(const char* name, const Tensor& tensor) {
-  const int64_t channels = up(tensor.size(1), 8) * 8, height = tensor.size(2), width = tensor.size(3);
+// How many groups units take as one, so that these fill the columns of a tile: the weight has zeros between them.
+int64_t joined_groups(const ConvParams& p) {
+  constexpr uint32_t kColumns = 64;
+  if (p.channels == 1) return 1;
+  for (int64_t joined = std::min(kColumns / p.outputs, p.groups); joined > 1; --joined)
+    if (p.groups % joined == 0 && joined * p.channels % 8 == 0) return joined;
+  return 1;
+}
+
+// Writes images of 16-bit elements to channels_last ones whose channels fill packs. They are the weight where groups,
+// which have so many outputs, are joined.
+Tensor packed_channels(const char* name, const Tensor& tensor, int64_t outputs = 1, int64_t joined = 1) {
+  const int64_t channels = up(tensor.size(1) * joined, 8) * 8, height = tensor.size(2), width = tensor.size(3);
   const std::array<int64_t, 4> sizes = {tensor.size(0), channels, height, width};
   const std::array<int64_t, 4> strides = {channels * height * width, 1, channels * width, channels};
   const Tensor packed = new_strided(Sizes(sizes.data(), 4), Sizes(strides.data(), 4), tensor.scalar_type(), tensor);
   ConvOrderPacksParams params{.from = images_of(name, tensor),
                               .size = pair_of(height, width),
                               .channels = static_cast<uint32_t>(tensor.size(1)),
+                              .outputs = static_cast<uint32_t>(outputs),
+                              .joined = static_cast<uint32_t>(joined),
                               .packs = static_cast<uint32_t>(channels / 8),
                               .first = 0};
   gpu::record(packed, [&](gpu::Recording& recording) {
@@ -381,6 +404,14 @@ Tensor conv2d(const Tensor& x, const Tensor& weight_, const MaybeTensor& scale, 
   if (unit_cores != 0 && units_take_packed(p))
     return conv2d(packed_channels("x", x), packed_channels("weight", weight), scale, bias, residual, stride, padding,
                   dilation, groups, activation, channels_last);
+  const bool has_order = x.is_contiguous() || (is_channels_last(x) && problem.x_aligned);
+  if (const int64_t joined = joined_groups(p); unit_cores != 0 && joined > 1) {
+    ConvProblem whole = problem;
+    whole.params.groups /= joined, whole.params.channels *= joined, whole.params.outputs *= joined;
+    if (channels_last ? units_take_images(whole) : units_take_channels(whole.params) && has_order)
+      return conv2d(x, packed_channels("weight", weight, p.outputs, joined), scale, bias, residual, stride, padding,
+                    dilation, groups / joined, activation, channels_last);
+  }
   // A contiguous image's channels are rows of a matrix. Where these do not begin at multiples of 16 bytes, units take
   // copies in the other order sooner.
   const bool has_packs = p.result.channel == 1 || p.size.y * p.size.x % 8 == 0 || !units_take_channels(p);
@@ -394,7 +425,6 @@ Tensor conv2d(const Tensor& x, const Tensor& weight_, const MaybeTensor& scale, 
   // Units take a weight in channels_last order, which conv2d_order makes of a contiguous one. PyTorch would have to
   // copy a weight in a third order, such as that of programs for GPUs without units: a recording could not have that.
   const bool orders = term_distance(p, true) == 1 || weight.is_contiguous();
-  const bool has_order = x.is_contiguous() || (is_channels_last(x) && problem.x_aligned);
   if (orders && unit_cores != 0 && p.result.channel != 1 && units_take_channels(p) && has_order) {
     const MaybeTensor added = residual ? MaybeTensor(in_channels_last(*residual)) : residual;
     exchange_order(
@@ -406,6 +436,17 @@ Tensor conv2d(const Tensor& x, const Tensor& weight_, const MaybeTensor& scale, 
   if (by_units && term_distance(p, true) != 1) {
     weight = in_channels_last(weight);
     p.weight = images_of("weight", weight);
+  }
+  // Where each channel is a group, channels are neighbours in a copy of the weight.
+  if (unit_cores != 0 && goes_by_channels(problem, 8) && p.weight.image != 1) {
+    const int64_t places = int64_t{p.window.y} * p.window.x;
+    const Tensor by_places = new_tensor({{places, channels}}, x.scalar_type(), x);
+    transpose_matrices(as_contiguous(weight), by_places, 1, channels, places);
+    weight = by_places, problem.weight_aligned = true;
+    p.weight = {.image = 1,
+                .channel = 0,
+                .y = static_cast<int32_t>(channels * p.window.x),
+                .x = static_cast<int32_t>(channels)};
   }
   ConvPlan plan = by_units ? unit_plan(problem, unit_cores) : plan_conv(problem, x.element_size());
   gpu::note_plan(kOp, plan.variant, [&] { return why_conv(plan); });
