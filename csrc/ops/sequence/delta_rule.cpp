@@ -35,13 +35,6 @@ void check_float32_of(const char* op, const char* argument, const Tensor& x, con
         dtype_name(x.scalar_type()), " of ", shape_text(x));
 }
 
-// Whether every row of a head is whole vectors of 16 bytes.
-bool is_wide(const Tensor& x) {
-  bool all = aligned16(x, 0, x.size(3));
-  for (int64_t d = 0; d < 3; ++d) all = all && (x.size(d) == 1 || aligned16(x, x.stride(d), 0));
-  return all;
-}
-
 Call call_of(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& g,
              const MaybeTensor& beta, const MaybeTensor& state, const MaybeTensor& ends, const MaybeTensor& skip,
              double scale, bool normalized, bool corrects) {
@@ -235,7 +228,6 @@ std::tuple<Tensor, Tensor> gated_delta_rule(const Tensor& q, const Tensor& k, co
     return {out, final_state};
   }
   if (chunked && scans(call)) {
-    call.params.wide = call.params.wide && is_wide(call.v);
     const LinearScan scan(call, false);
     note(op, call, true);
     gpu::record(out, [&](gpu::Recording& recording) { scan.record(recording, out, final_state); });
@@ -281,9 +273,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_r
   const MaybeTensor given_state = as_contiguous(grad_state);
   params.wide = params.wide && is_wide(given);
   put_strides(params.grad, given);
-  const auto skips = skip ? std::make_optional<SkipGradient>(call, is_wide(call.v) && is_wide(given)) : std::nullopt;
+  const auto skips = skip ? std::make_optional<SkipGradient>(call, given) : std::nullopt;
   if (chunked && scans(call)) {
-    params.wide = params.wide && is_wide(call.v);
     if (ends) {  // what positions have that belong to no sequence
       for (Tensor each : {gq, gk, gv, gg, gbeta}) torch::stable::zero_(each);
     }

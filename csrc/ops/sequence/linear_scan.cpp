@@ -3,6 +3,7 @@
 #include "linear_scan.h"
 
 #include "../../gpu/tuning.h"
+#include "../common/rows.h"
 
 #include <algorithm>
 
@@ -28,6 +29,12 @@ int64_t shares_of(const Call& call) {
 
 }  // namespace
 
+bool is_wide(const Tensor& x) {
+  bool all = aligned16(x, 0, x.size(3));
+  for (int64_t d = 0; d < 3; ++d) all = all && (x.size(d) == 1 || aligned16(x, x.stride(d), 0));
+  return all;
+}
+
 bool scans(const Call& call) {
   const DeltaRuleParams& p = call.params;
   return !p.corrects && !p.by_channel && !p.normalized && p.keys <= DELTA_SCAN_KEYS && p.length >= DELTA_CHUNK;
@@ -35,6 +42,7 @@ bool scans(const Call& call) {
 
 LinearScan::LinearScan(const Call& call, bool for_derivative)
     : call_(call), params_(call.params), blocks_(ceil_div<int64_t>(call.params.values, DELTA_SCAN_VALUES)) {
+  params_.wide = params_.wide && is_wide(call.v);
   const int64_t walks = blocks_ * params_.value_heads * params_.sequences;
   params_.segments = grid_side(segments_of(call, walks));
   params_.shares = grid_side(for_derivative ? shares_of(call) : 1);
@@ -117,8 +125,8 @@ void LinearScan::record_backward(gpu::Recording& recording, const Tensor& grad, 
   }
 }
 
-SkipGradient::SkipGradient(const Call& call, bool wide) : call_(call), params_(call.params) {
-  params_.wide = wide;
+SkipGradient::SkipGradient(const Call& call, const Tensor& grad) : call_(call), params_(call.params) {
+  params_.wide = is_wide(call.v) && is_wide(grad);
   const int64_t groups = ceil_div<int64_t>(params_.values, DELTA_SCAN_VALUES) * params_.value_heads;
   const int64_t wanted = 4 * int64_t{gpu::parallelism(call.q).fill_threadgroups};
   params_.shares = grid_side(std::clamp<int64_t>(wanted / groups, 1, ceil_div<int64_t>(params_.length, DELTA_CHUNK)));

@@ -17,6 +17,9 @@ struct Call {
   bool empty;      // no position has anything to compute
 };
 
+// Whether every row of a head is whole vectors of 16 bytes.
+bool is_wide(const Tensor& x);
+
 // Whether the kernels of linear_scan.h take the call, if it is to be computed by chunks.
 bool scans(const Call& call);
 
@@ -51,7 +54,7 @@ class LinearScan {
 // The gradient of skip, the sums over positions of v times the gradients of results.
 class SkipGradient {
  public:
-  SkipGradient(const Call& call, bool wide);  // wide: rows of v and of the gradients are whole vectors of 16 bytes
+  SkipGradient(const Call& call, const Tensor& grad);
 
   void record(gpu::Recording& recording, const Tensor& grad, const Tensor& found) const;
 
