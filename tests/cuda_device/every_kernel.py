@@ -175,18 +175,21 @@ def attention(device, dtype):
 
 def conv1d(device, dtype):
     """Whole sequences in both layouts, which kernels of vectors take, and a step of states of both lengths."""
-    for positions_first in (False, True):
-        x, grad = (random(device, dtype, 2, 64, 64) for _ in "xg")
+    for positions_first, (shape, activation) in itertools.product(
+        (False, True), (((2, 64, 64), None), ((1, 40, 520), "silu"))
+    ):
+        x, grad = (random(device, dtype, *shape) for _ in "xg")
         x, grad = (x.mT, grad.mT) if positions_first else (x, grad)
-        x, weight = x.requires_grad_(), random(device, dtype, 64, 4).requires_grad_()
-        y = metalcore.causal_conv1d(x, weight, None)
+        x, weight = x.requires_grad_(), random(device, dtype, x.shape[1], 4).requires_grad_()
+        y = metalcore.causal_conv1d(x, weight, None, activation=activation)
         for tensor in (y, *torch.autograd.grad(y, (x, weight), grad)):
             yield "causal_conv1d", tensor.detach()
+    weight = random(device, dtype, 64, 4)
     for kept in (3, 4):
         state = random(device, dtype, 2, 64, kept)
         yield (
             "causal_conv1d_update",
-            metalcore.causal_conv1d_update(random(device, dtype, 2, 64), state, weight.detach()),
+            metalcore.causal_conv1d_update(random(device, dtype, 2, 64), state, weight),
         )
 
 
@@ -296,14 +299,16 @@ def delta_walks(device, dtype):
 
 
 def linear_scans(device, dtype):
-    """One walk along many chunks is divided into segments."""
-    q, k, v = (random(device, dtype, 1, 520, 1, 8) for _ in range(3))
-    g, weights = (random(device, torch.float32, 1, 520, 1).sigmoid() for _ in range(2))
-    yield from with_gradients(
-        "linear scans",
-        lambda q, k, v, g, weights, skip: metalcore.mamba_chunk_scan_combined(v, weights, -g[0, 0], k, q, 64, skip),
-        *(q.repeat(1, 1, 1, 4), k.repeat(1, 1, 1, 4), v, g, weights, random(device, torch.float32, 1, 8)),
-    )
+    """One walk along many chunks is divided into segments; heads of 64 values fill a tile, and others do not."""
+    for length, heads, values, keys in ((520, 1, 8, 32), (130, 3, 64, 128)):
+        q, k = (random(device, dtype, 1, length, 1, keys) for _ in "qk")
+        v, skip = random(device, dtype, 1, length, heads, values), random(device, torch.float32, heads, values)
+        g, weights = (random(device, torch.float32, 1, length, heads).sigmoid() for _ in range(2))
+        yield from with_gradients(
+            f"linear scans of {length}",
+            lambda q, k, v, g, weights, skip: metalcore.mamba_chunk_scan_combined(v, weights, -g[0, 0], k, q, 64, skip),
+            *(q, k, v, g, weights, skip),
+        )
 
 
 def qr(device):
