@@ -162,7 +162,8 @@ void record_vectors(const Conv& conv, CausalConv1dParams params, const Tensor& x
   const bool by_channels = vectors == Vectors::Channels;
   const int64_t across = by_channels ? conv.channels / CONV1D_ACROSS : conv.channels;
   const int64_t side = by_channels ? 1 : positions_of_vector(x);
-  const int64_t most = by_channels ? 16 : side * CONV1D_VECTORS, least = by_channels ? 4 : side;
+  // A walk along channels computes as many positions at once as have 16 bytes of a channel.
+  const int64_t most = by_channels ? 16 : side * CONV1D_VECTORS, least = positions_of_vector(x);
   params.run = grid_side(walk_of(x, most, least, [&](int64_t positions) {
     return across * ceil_div<int64_t>(params.length, positions) * x.size(0) / CONV1D_THREADS;
   }));
