@@ -80,14 +80,14 @@ template <typename T>
 
 constexpr constant uint kWalks = CONV1D_BACK_THREADS / 32;  // of a threadgroup
 // A thread's walk along `count` positions of its channels from `begin` on, and along those behind them whose gradients
-// have a part in theirs. It adds its positions to `sums`. Steps of 32 bits save registers.
-template <bool usual, uint N, typename T>
+// have a part in theirs. It adds its positions to `sums`. Steps of 32 bits save registers. `silu` is params.silu, and
+// `whole` says that the window is: a compiler then need not ask for each number.
+template <bool silu, bool whole, uint N, typename T>
 inline void walk_channels_back(thread float (&sums)[N][kSums], device const T* grad, device const T* x,
                                device const uchar* weight, device const uchar* bias, device T* gx,
                                constant CausalConv1dParams& params, uint channel, uint begin, uint count) {
   constexpr uint kSome = 8 / sizeof(T);  // positions whose loads are on their way
-  const uint width = usual ? kWindow : params.width;
-  const bool silu = usual || params.silu;
+  const uint width = whole ? kWindow : params.width;
   const uint given = min(count + kBefore, params.length - begin);
   Channels<N> channels;
   read_before(channels, x, params.x[2], begin);
@@ -159,9 +159,11 @@ template <typename T>
     grad += batch * params.grad[0] + channel + begin * params.grad[2];
     gx += batch * params.out[0] + channel + begin * params.out[2];
     if (params.silu && width == kWindow)
-      walk_channels_back<true, N>(sums, grad, x, weight, bias, gx, params, channel, begin, count);
+      walk_channels_back<true, true, N>(sums, grad, x, weight, bias, gx, params, channel, begin, count);
+    else if (params.silu)
+      walk_channels_back<true, false, N>(sums, grad, x, weight, bias, gx, params, channel, begin, count);
     else
-      walk_channels_back<false, N>(sums, grad, x, weight, bias, gx, params, channel, begin, count);
+      walk_channels_back<false, false, N>(sums, grad, x, weight, bias, gx, params, channel, begin, count);
   }
   if (!params.parameters_wanted) return;
 #pragma unroll
@@ -244,13 +246,12 @@ struct Around {
 // A simdgroup's walk towards its first position, `begin`. A lane adds its positions to `sums`. The gradient of a
 // position needs those of the next ones, which the next lane has, or for the last lane the first one from the step
 // before.
-template <bool usual, typename T>
+template <bool silu, bool whole, typename T>
 inline void walk_positions_back(thread float (&sums)[kSums], device const T* grad, device const T* x,
                                 device const uchar* weight, device const uchar* bias, device T* gx,
                                 constant CausalConv1dParams& params, uint channel, int begin, int end, uint lane) {
   constexpr int N = Around<T>::N, kStep = 32 * N, kBehind = kBefore;
-  const uint width = usual ? kWindow : params.width;
-  const bool silu = usual || params.silu;
+  const uint width = whole ? kWindow : params.width;
   const int length = static_cast<int>(params.length), own = static_cast<int>(lane) * N;
   int first = begin + (end - begin - 1) / kStep * kStep;  // of a step
   gx += first + own;
@@ -316,9 +317,11 @@ template <typename T>
 #pragma unroll
   for (uint s = 0; s < kSums; ++s) sums[s] = 0.0f;
   if (params.silu && width == kWindow)
-    walk_positions_back<true>(sums, grad, x, weight, bias, gx, params, channel, begin, end, lane);
+    walk_positions_back<true, true>(sums, grad, x, weight, bias, gx, params, channel, begin, end, lane);
+  else if (params.silu)
+    walk_positions_back<true, false>(sums, grad, x, weight, bias, gx, params, channel, begin, end, lane);
   else
-    walk_positions_back<false>(sums, grad, x, weight, bias, gx, params, channel, begin, end, lane);
+    walk_positions_back<false, false>(sums, grad, x, weight, bias, gx, params, channel, begin, end, lane);
   if (!params.parameters_wanted) return;
   parts += (ulong(batch) * params.segments + segment) * params.channels * (width + params.has_bias);
 #pragma unroll
