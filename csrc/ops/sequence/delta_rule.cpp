@@ -1,5 +1,7 @@
 // gated_delta_rule: a matrix-valued state along time, which each position decays, corrects and reads. Without
 // corrections it is gated linear attention, in which beta weighs the positions.
+#include "../../../kernels/sequence/delta_step.h"
+
 #include "../common/rows.h"
 #include "linear_scan.h"
 
@@ -203,6 +205,22 @@ void record_forward(gpu::Recording& recording, const Call& call, DeltaRuleParams
   recording.dispatch_threadgroups({column_groups(params)}, {DELTA_THREADS});
 }
 
+// Whether the kernel for one position takes the call: rows of states are whole vectors, and the one position is the only
+// one of its sequence.
+bool takes_step(const Call& call) {
+  const DeltaRuleParams& p = call.params;
+  return p.length == 1 && !p.packed && p.values % 4 == 0 && (!call.state || aligned16(*call.state, 0, 0));
+}
+void record_step(gpu::Recording& recording, const Call& call, const Tensor& out, const Tensor& final_state) {
+  const DeltaRuleParams& p = call.params;
+  recording.kernel("gated_delta_rule_step", padded(p.keys), suffix(call.q.scalar_type()));
+  recording.buffer(0, call.q).buffer(1, call.k).buffer(2, call.v).buffer(3, call.g).buffer(4, call.beta);
+  recording.buffer(5, call.state).buffer(6, out).buffer(7, final_state).buffer(8, call.skip).bytes(9, p);
+  const int64_t columns = 4 * DELTA_STEP_LANES(padded_size(p.keys));
+  const int64_t groups = ceil_div<int64_t>(p.values, columns) * p.value_heads * p.sequences;
+  recording.dispatch_threadgroups({grid_side(groups)}, {DELTA_THREADS});
+}
+
 void note(const char* op, const Call& call, bool by_chunks) {
   const DeltaRuleParams& p = call.params;
   gpu::note_plan(op, by_chunks ? "chunks" : "recurrent", [&] {
@@ -231,6 +249,11 @@ std::tuple<Tensor, Tensor> gated_delta_rule(const Tensor& q, const Tensor& k, co
     const LinearScan scan(call, false);
     note(op, call, true);
     gpu::record(out, [&](gpu::Recording& recording) { scan.record(recording, out, final_state); });
+    return {out, final_state};
+  }
+  if (takes_step(call)) {
+    gpu::note_plan(op, "step", [&] { return "threadgroups have columns of states"; });
+    gpu::record(out, [&](gpu::Recording& recording) { record_step(recording, call, out, final_state); });
     return {out, final_state};
   }
   const auto chunks = chunks_of(call, chunked, v);
