@@ -89,7 +89,7 @@ template <uint KEYS, typename T>
     out[i] = static_cast<T>(params.has_skip ? result[i] + skip[(head * quads + column) * 4 + i] * value[i] : result[i]);
 }
 
-#define INSTANTIATE_STEP(types, ...)                                                   \
+#define INSTANTIATE_STEP(types, ...)                                                       \
   INSTANTIATE("gated_delta_rule_step_64", types, gated_delta_rule_step<64, __VA_ARGS__>)   \
   INSTANTIATE("gated_delta_rule_step_128", types, gated_delta_rule_step<128, __VA_ARGS__>) \
   INSTANTIATE("gated_delta_rule_step_256", types, gated_delta_rule_step<256, __VA_ARGS__>)

@@ -285,6 +285,7 @@ def _samples():
         _sample("heads of 64", 70, 1, 40, 64, batch=2, states=2),
         _sample("heads of 128", 9, 1, 72, 100, repeats=2),
         _sample("heads of 256", 65, 1, 136, 130, gated=False),
+        _sample("one position", 1, 1, 72, 100, batch=2, repeats=2, states=2),
         _sample("packed", 12, 2, 8, 6, ends=(0, 5, 5, 6, 12), states=4),
         _sample("empty", 0, 2, 8, 6, states=1),
     )

@@ -298,6 +298,16 @@ def delta_walks(device, dtype):
             )
 
 
+def delta_steps(device, dtype):
+    """One position of heads of each size that there is a kernel for, and of one whose values are no whole vectors."""
+    for keys, values in ((40, 36), (100, 40), (200, 24), (40, 7)):
+        q, k, v = (random(device, dtype, 2, 1, *shape) for shape in ((1, keys), (1, keys), (2, values)))
+        g, beta = (random(device, torch.float32, 2, 1, 2).sigmoid() for _ in range(2))
+        state = random(device, torch.float32, 2, 2, keys, values)
+        found = metalcore.fused_recurrent_gated_delta_rule(q, k, v, -g, beta, None, state, True)
+        yield from ((f"delta step, {keys} by {values}", tensor) for tensor in found)
+
+
 def linear_scans(device, dtype):
     """One walk along many chunks is divided into segments; heads of 64 values fill a tile, and others do not."""
     for length, heads, values, keys in ((520, 1, 8, 32), (130, 3, 64, 128)):
@@ -596,6 +606,7 @@ SECTIONS = {
         optimizers,
         state_updates,
         delta_walks,
+        delta_steps,
         linear_scans,
     )
     for dtype in DTYPES

@@ -66,6 +66,22 @@ def test_lengths(device, function, length):
     check(lambda *t: call(function, *t), loop, tensors, 4 * min(length, 64))
 
 
+@each_dtype
+@pytest.mark.parametrize("keys, values", [(2, 4), (64, 36), (65, 64), (128, 68), (129, 16), (256, 20)])
+def test_one_position(device, dtype, keys, values):
+    """The kernel for one position takes heads whose values are whole vectors, with a state and without one."""
+    q, k, v, g, beta, state = inputs(1, 2, keys, values, batch=2, repeats=2, dtype=dtype, device=device)
+    function = metalcore.fused_recurrent_gated_delta_rule
+    check(lambda *t: call(function, *t), loop, (q, k, v, g, beta, state), 32)
+    none = torch.zeros_like(state)
+    check(
+        lambda q, k, v, beta: function(q, k, v, None, beta, None, None, True, True),
+        lambda q, k, v, beta: loop(q, k, v, None, beta, wide(none)),
+        (q, k, v, beta),
+        32,
+    )
+
+
 def test_without_gate_and_state(device):
     q, k, v, _, beta, state = inputs(70, 2, device=device)
     k = k / 4

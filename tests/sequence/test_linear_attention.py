@@ -79,6 +79,14 @@ def test_lengths(device, kind, chunked, length):
     check(lambda *t: call(kind, *t, chunked=chunked), defined, tensors, 4 * min(length, 64))
 
 
+@each_kind
+@pytest.mark.parametrize("keys", [64, 65, 129])
+def test_one_position(device, kind, keys):
+    """The kernel for one position takes heads whose values are whole vectors."""
+    tensors = inputs(kind, 1, 2, keys, 36, repeats=2, batch=2, device=device)
+    check(lambda *t: call(kind, *t, chunked=False), defined, tensors, 32)
+
+
 @each_dtype
 @pytest.mark.parametrize("size", ["64", "128", "129"])
 def test_sizes_of_chunks(device, dtype, size):

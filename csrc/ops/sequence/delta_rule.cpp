@@ -205,8 +205,8 @@ void record_forward(gpu::Recording& recording, const Call& call, DeltaRuleParams
   recording.dispatch_threadgroups({column_groups(params)}, {DELTA_THREADS});
 }
 
-// Whether the kernel for one position takes the call: rows of states are whole vectors, and the one position is the only
-// one of its sequence.
+// Whether the kernel for one position takes the call: rows of states are whole vectors, and the one position is the
+// only one of its sequence.
 bool takes_step(const Call& call) {
   const DeltaRuleParams& p = call.params;
   return p.length == 1 && !p.packed && p.values % 4 == 0 && (!call.state || aligned16(*call.state, 0, 0));
