@@ -14,6 +14,7 @@ template <uint KEYS, typename T>
   constexpr uint kLanes = DELTA_STEP_LANES(KEYS), N = DELTA_STEP_ROWS;
   constexpr uint kParts = DELTA_THREADS / kLanes;  // of the rows: those of a thread are so far apart
   constexpr uint kLaneParts = 32 / kLanes;         // … in a simdgroup
+  threadgroup float4 given[KEYS];                  // of a row: the numbers of k and of q, and the decay
   threadgroup float4 parts[2][kSimdgroups][kLanes];
   const uint lane = thread_index % 32, simdgroup = thread_index / 32, quad = lane % kLanes;
   const uint part = simdgroup * kLaneParts + lane / kLanes, keys = params.keys, quads = params.values / 4;
@@ -32,32 +33,29 @@ template <uint KEYS, typename T>
 #pragma unroll
   for (uint n = 0; n < N; ++n, state += kParts * quads)
     rows[n] = params.has_state && inside && part + n * kParts < keys ? *state : float4(0.0f);
-  float key[N], query[N];
-#pragma unroll
-  for (uint n = 0; n < N; ++n) {
-    const uint row = part + n * kParts;
-    key[n] = row < keys ? static_cast<float>(k[row]) : 0.0f;
-    query[n] = row < keys ? static_cast<float>(q[row]) : 0.0f;
-  }
   // Each simdgroup finds the products of k and q.
-  float products[4] = {};
-  for (uint row = lane; row < keys; row += 32) {
-    const float own_key = static_cast<float>(k[row]), own_query = static_cast<float>(q[row]);
-    products[0] += own_key * own_query;
-    products[1] += own_key * own_key;
-    products[2] += own_query * own_query;
+  const float decay = params.has_gate && !params.by_channel ? exp(g[at]) : 1.0f;
+  float products[3] = {};
+  for (uint row = lane; row < KEYS; row += 32) {
+    const float key = row < keys ? static_cast<float>(k[row]) : 0.0f;
+    const float query = row < keys ? static_cast<float>(q[row]) : 0.0f;
+    products[0] += key * query;
+    products[1] += key * key;
+    products[2] += query * query;
+    if (row / 32 % kSimdgroups != simdgroup) continue;
+    given[row] = float4(key, query, params.by_channel && row < keys ? exp(g[ulong(at) * keys + row]) : decay, 0.0f);
   }
   const float both = simd_sum(products[0]);
   const float key_factor = params.normalized ? inverse_length(simd_sum(products[1])) : 1.0f;
   const float query_factor = params.scale * (params.normalized ? inverse_length(simd_sum(products[2])) : 1.0f);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
   float4 found[2] = {float4(0.0f), float4(0.0f)};  // for k and for q
-  const float decay = params.has_gate && !params.by_channel ? exp(g[at]) : 1.0f;
 #pragma unroll
   for (uint n = 0; n < N; ++n) {
-    const uint row = part + n * kParts;
-    rows[n] *= params.by_channel && row < keys ? exp(g[ulong(at) * keys + row]) : decay;
-    found[0] += key[n] * rows[n];
-    found[1] += query[n] * rows[n];
+    const float4 of_row = given[part + n * kParts];
+    rows[n] *= of_row.z;
+    found[0] += of_row.x * rows[n];
+    found[1] += of_row.y * rows[n];
   }
 #pragma unroll
   for (uint i = 0; i < 2; ++i) {
@@ -80,7 +78,7 @@ template <uint KEYS, typename T>
   const float4 added = (params.weighted ? beta[at] : 1.0f) * error * key_factor;
 #pragma unroll
   for (uint n = 0; n < N; ++n, final_state += kParts * quads)
-    if (part + n * kParts < keys) *final_state = rows[n] + key[n] * added;
+    if (part + n * kParts < keys) *final_state = rows[n] + given[part + n * kParts].x * added;
   if (part != 0) return;
   const float4 result = query_factor * (found[1] + both * added);
   out += (ulong(at) * quads + column) * 4;
