@@ -117,12 +117,15 @@ inline float strength_of(device const float* beta, uint i, uint count, constant 
   return params.weighted ? beta[ulong(i) * params.value_heads] : 1.0f;
 }
 
+// A gate whose sums with others have a difference also where it is minus infinity.
+inline float finite_gate(float gate) { return isnan(gate) ? gate : max(gate, -1e4f); }
+
 // The sums of the gates from the chunk's beginning on, in two parts, since their differences count.
 inline void add_gates(threadgroup float* high, threadgroup float* low, device const float* g, uint count,
                       constant DeltaRuleParams& params, uint thread_index) {
   if (thread_index < kChunk) {
     const bool given = params.has_gate && thread_index < count;
-    low[thread_index] = given ? max(g[ulong(thread_index) * params.value_heads], -1e4f) : 0.0f;
+    low[thread_index] = given ? finite_gate(g[ulong(thread_index) * params.value_heads]) : 0.0f;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   float sum = 0.0f, rest = 0.0f;

@@ -49,7 +49,7 @@ template <typename T>
     float sum = 0.0f, rest = 0.0f;
 #pragma unroll 8
     for (uint i = 0; i < kChunk; ++i) {
-      const float gate = params.has_gate && i < count ? max(g[at + ulong(i) * params.value_heads], -1e4f) : 0.0f;
+      const float gate = params.has_gate && i < count ? finite_gate(g[at + ulong(i) * params.value_heads]) : 0.0f;
       const float term = gate + rest, next = sum + term, part = next - sum;
       rest = (sum - (next - part)) + (term - part);
       sum = next;

@@ -26,6 +26,7 @@ __all__ = [
     "explained",
     "is_plain",
     "on_cuda",
+    "require_floats",
     "require_tensors",
     "too_many",
 ]
@@ -102,6 +103,21 @@ def require_tensors(op, optional=False, **arguments) -> None:
     for name, value in arguments.items():
         if not (isinstance(value, Tensor) or optional and value is None):
             raise TypeError(f"{op}: {name} must be a tensor, not {type(value).__name__}")
+
+
+def require_floats(op, **arguments) -> None:
+    """Raises an error that names an argument of an op whose numbers are not real floating-point ones, which PyTorch's
+    formulas would round or take the real parts of, or that is not on the device of the first. None stands for an
+    argument that was left out."""
+    first, device = next((name, value.device) for name, value in arguments.items() if value is not None)
+    for name, value in arguments.items():
+        if value is None:
+            continue
+        if not value.is_floating_point():
+            kind = str(value.dtype).removeprefix("torch.")
+            raise TypeError(f"{op}: {name} must have floating-point numbers, not {kind}")
+        if value.device != device:
+            raise RuntimeError(f"{op}: {name} must be on {device} as {first}, not on {value.device}")
 
 
 def is_plain(tensor) -> bool:

@@ -6,7 +6,7 @@ import torch
 
 from .._core.operators import autograd, cpu_kernel, derive, fake_kernel
 from .._core.registry import Op, Sample, register
-from .._core.routing import INT32_MAX, alike, autocast_to_float32, require_tensors
+from .._core.routing import INT32_MAX, alike, autocast_to_float32, require_floats, require_tensors
 
 __all__ = ["rms_norm_gated"]
 
@@ -40,7 +40,7 @@ def rms_norm_gated(
 
     Raises:
         RuntimeError: x has no dimensions, weight is not (n,), group_size does not divide n, or activation is another.
-        TypeError: x, gate or weight is no tensor, or eps no number.
+        TypeError: x, gate or weight is no tensor of floating-point numbers, or eps no number.
 
     Example:
         >>> x, gate = torch.randn(2, 4, 8, device="mps")
@@ -53,6 +53,7 @@ def rms_norm_gated(
     size = length if group_size is None else group_size
     _check("rms_norm_gated", x, weight, size, activation)
     if not alike(x, gate) or weight is not None and not alike(weight) or not 0 < x.numel() <= INT32_MAX:
+        require_floats("rms_norm_gated", x=x, gate=gate, weight=weight)
         return _composite(x, gate, weight, eps, size, not norm_before_gate, activation)
     if autocast_to_float32("rms_norm", x):
         x, gate = x.float(), gate.float()

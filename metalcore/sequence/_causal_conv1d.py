@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .._core.operators import autograd, cpu_kernel, derive, fake_kernel
 from .._core.registry import Op, Sample, register
-from .._core.routing import INT32_MAX, accelerated, alike, require_tensors
+from .._core.routing import INT32_MAX, accelerated, alike, require_floats, require_tensors
 from .._core.samples import integers
 from .._core.tensors import in_int32
 from ._taps import WIDTHS, check, convolve, gradients
@@ -41,7 +41,8 @@ def causal_conv1d(
             are returned as well: the initial state of what follows. There is none with seq_idx.
         activation: "silu" or "swish", which is the same, or None.
         cu_seqlens: (sequences + 1,), integers, or None: x has one batch entry, in which sequence i begins at position
-            cu_seqlens[i] and ends before cu_seqlens[i + 1]. The first of them is 0.
+            cu_seqlens[i] and ends before cu_seqlens[i + 1]. The first of them is 0. Positions behind the last sequence
+            are one without a state.
 
     Returns:
         y, or (y, final state). y has x's shape and dtype. Its channels are side by side in memory if x's are, or else
@@ -50,7 +51,7 @@ def causal_conv1d(
 
     Raises:
         ValueError: the activation is unknown, or seq_idx is given with cu_seqlens or with a state.
-        TypeError: an argument is no tensor.
+        TypeError: an argument is no tensor, or has numbers of another kind.
         RuntimeError: shapes do not go together.
 
     Example:
@@ -66,7 +67,7 @@ def causal_conv1d(
     )
     if seq_idx is not None and (cu_seqlens is not None or initial_state is not None or return_final_state):
         raise ValueError("causal_conv1d: seq_idx goes with neither cu_seqlens nor a state: give cu_seqlens instead")
-    seq_idx, cu_seqlens = (None if t is None else in_int32(t) for t in (seq_idx, cu_seqlens))
+    seq_idx, cu_seqlens = (None if t is None else in_int32(t).to(x.device) for t in (seq_idx, cu_seqlens))
     before = initial_state
     if before is not None and weight.dim() == 2 and before.dim() == 3:
         before = before[..., max(before.shape[-1] - weight.shape[1] + 1, 0) :]
@@ -74,6 +75,7 @@ def causal_conv1d(
     if takes(x, weight, bias, before, seq_idx, cu_seqlens):
         y = _convolve(*inputs)
     else:
+        require_floats("causal_conv1d", x=x, weight=weight, bias=bias, initial_state=initial_state)
         check("causal_conv1d", *inputs[:-1], any_width=True)
         y = convolve(*inputs)
     return (y, _final_state(x, weight.shape[1] - 1, cu_seqlens, before)) if return_final_state else y
@@ -109,7 +111,9 @@ def _final_state(x, kept, cu_seqlens, state):
         if x.shape[2] >= kept:
             return x[..., x.shape[2] - kept :].clone()
         return torch.cat([before[..., x.shape[2] :].to(x.dtype), x], -1)
-    starts, ends = cu_seqlens[:-1, None].long(), cu_seqlens[1:, None].long()
+    # Numbers outside of the tensor, or that descend, count as the nearest place that is possible.
+    starts = cu_seqlens[:-1, None].long().clamp(0, x.shape[2])
+    ends = cu_seqlens[1:, None].long().clamp(max=x.shape[2]).maximum(starts)
     position = ends - kept + torch.arange(kept, device=x.device)
     if x.shape[2] == 0:
         return x.new_zeros(len(starts), x.shape[1], kept) if state is None else state.clone()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
-from .._core.routing import require_tensors
+from .._core.routing import require_floats, require_tensors
 from .._core.samples import integers
 from .._core.tensors import check_written, in_int32
 from ._causal_conv1d import is_silu, result_of, takes
@@ -44,7 +44,7 @@ def causal_conv1d_update(
 
     Raises:
         ValueError: the activation is unknown.
-        TypeError: an argument is no tensor.
+        TypeError: an argument is no tensor, or has numbers of another kind.
         RuntimeError: shapes do not go together.
 
     Example:
@@ -60,7 +60,7 @@ def causal_conv1d_update(
     numbers = {"cache_seqlens": cache_seqlens, "conv_state_indices": conv_state_indices}
     require_tensors(op, optional=True, bias=bias, **numbers)
     check_written(op, "conv_state", conv_state)
-    counts, rows = (None if t is None else in_int32(t) for t in numbers.values())
+    counts, rows = (None if t is None else in_int32(t).to(x.device) for t in numbers.values())
     entries = x[..., None] if x.dim() == 2 else x
     tensors = x, conv_state, weight, bias
     differentiated = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
@@ -68,6 +68,7 @@ def causal_conv1d_update(
         y = ops.causal_conv1d_update(entries, conv_state, weight, bias, silu, counts, rows)
         torch.autograd.graph.increment_version((conv_state,))
     else:
+        require_floats(op, x=x, conv_state=conv_state, weight=weight, bias=bias)
         _check(op, entries, conv_state, weight, bias, counts, rows, any_width=True)
         y = _update(entries, conv_state, weight, bias, silu, counts, rows)
     return y[..., 0] if x.dim() == 2 else y

@@ -73,7 +73,9 @@ def rule(q, k, v, g, beta, state, ends, scale, normalized, skip=None, corrects=T
     positions. skip times v is added to the results."""
     corrects = corrects and beta is not None
     heads, repeats = q.shape[2], v.shape[2] // q.shape[2] if q.shape[2] else 1
-    of_keys, of_values = [wide(q), wide(k)], [wide(v), *(None if x is None else wide(x) for x in (beta, g))]
+    of_float64 = any(x is not None and x.dtype == torch.float64 for x in (q, k, v, g, beta, state))
+    dtype = torch.float64 if of_float64 else torch.float32
+    of_keys, of_values = [q.to(dtype), k.to(dtype)], [None if x is None else x.to(dtype) for x in (v, beta, g)]
     if normalized:
         of_keys = [x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in of_keys]
     of_keys = [x.repeat_interleave(repeats, 2) if heads else x for x in of_keys]
@@ -125,11 +127,12 @@ def _chunk(q, k, v, beta, g, state, corrects):
     since: Any = 1.0
     until: Any = 1.0
     if g is not None:
-        total = (g if g.dim() == 4 else g[..., None]).cumsum(-2)
-        # No exponent is positive, so that nothing overflows.
-        differences = total[..., :, None, :] - total[..., None, :, :]
-        decays = differences.masked_fill(~lower[..., None], -torch.inf).exp()
-        since, until = total.exp(), (total[..., -1:, :] - total).exp()
+        gates = g if g.dim() == 4 else g[..., None]
+        # Sums of the gates between two positions are no differences of larger sums, which would lose a weak gate behind
+        # strong ones, and have none behind one of minus infinity.
+        between = gates[..., None, :].masked_fill(~lower.tril(-1)[..., None], 0.0).cumsum(-3)
+        decays = between.masked_fill(~lower[..., None], -torch.inf).exp()
+        since, until = gates.cumsum(-2).exp(), decays[..., -1, :, :]
 
     def products(x):
         if decays.shape[-1] == 1:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._core.operators import autograd, cpu_kernel, derive, fake_kernel
 from .._core.registry import Op, Sample, register
-from .._core.routing import INT32_MAX, accelerated, alike, require_tensors
+from .._core.routing import INT32_MAX, accelerated, alike, require_floats, require_tensors
 from .._core.samples import integers
 from .._core.tensors import in_int32
 from ._delta_formulas import SIZES, check, gradients, rule
@@ -58,7 +58,7 @@ def chunk_gated_delta_rule(
         positions on, chunks of 64 are products of matrices.
 
     Raises:
-        TypeError: an argument is no tensor.
+        TypeError: an argument is no tensor, or has numbers of another kind.
         RuntimeError: shapes do not go together.
 
     Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule", 2024.
@@ -98,7 +98,7 @@ def fused_recurrent_gated_delta_rule(
         (o, final state), with gradients, as `chunk_gated_delta_rule`.
 
     Raises:
-        TypeError: an argument is no tensor.
+        TypeError: an argument is no tensor, or has numbers of another kind.
         RuntimeError: shapes do not go together.
 
     Example:
@@ -129,7 +129,7 @@ def call(op, q, k, v, g, beta, scale, state, final_state_wanted, normalized, cu_
     if g is not None and g.dim() != (4 if by_key else 3):
         sizes = "batch, length, value heads" + ", keys" * by_key
         raise RuntimeError(f"metalcore.{op}: g must be [{sizes}], not {list(g.shape)}")
-    ends = None if cu_seqlens is None else in_int32(cu_seqlens)
+    ends = None if cu_seqlens is None else in_int32(cu_seqlens).to(q.device)
     g, beta, state = (in_float32(t) for t in (g, beta, state))
     inputs = q, k, v, g, beta, state, ends
     if scale is None:
@@ -137,6 +137,7 @@ def call(op, q, k, v, g, beta, scale, state, final_state_wanted, normalized, cu_
     if _takes(*inputs):
         out, final_state = _rule(*inputs, None, float(scale), normalized, chunked, beta is not None)
     else:
+        require_floats(op, q=q, k=k, v=v, g=g, beta=beta, initial_state=state)
         check(op, *inputs, corrects=beta is not None, any_size=True)
         out, final_state = rule(*inputs, scale, normalized)
     return out, final_state if final_state_wanted else None

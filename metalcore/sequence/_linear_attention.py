@@ -53,7 +53,7 @@ def chunk_kda(
         computed one after the other, as `fused_recurrent_kda` does.
 
     Raises:
-        TypeError: an argument is no tensor.
+        TypeError: an argument is no tensor, or has numbers of another kind.
         RuntimeError: shapes do not go together.
 
     Source: Kimi Team, "Kimi Linear: An Expressive, Efficient Attention Architecture", 2025.
@@ -92,7 +92,7 @@ def fused_recurrent_kda(
         (o, final state), with gradients, as `chunk_kda`.
 
     Raises:
-        TypeError: an argument is no tensor.
+        TypeError: an argument is no tensor, or has numbers of another kind.
         RuntimeError: shapes do not go together.
 
     Example:
@@ -130,7 +130,7 @@ def chunk_gla(
         computed one after the other, as `fused_recurrent_gla` does.
 
     Raises:
-        TypeError: an argument is no tensor.
+        TypeError: an argument is no tensor, or has numbers of another kind.
         RuntimeError: shapes do not go together.
 
     Source: Yang, Wang, Shen, Panda, Kim, "Gated Linear Attention Transformers with Hardware-Efficient Training", 2023.
@@ -167,7 +167,7 @@ def fused_recurrent_gla(
         (o, final state), with gradients, as `chunk_gla`.
 
     Raises:
-        TypeError: an argument is no tensor.
+        TypeError: an argument is no tensor, or has numbers of another kind.
         RuntimeError: shapes do not go together.
 
     Example:
@@ -209,7 +209,7 @@ def chunk_simple_gla(
         are products of matrices.
 
     Raises:
-        TypeError: an argument is no tensor.
+        TypeError: an argument is no tensor, or has numbers of another kind.
         RuntimeError: shapes do not go together.
 
     Source: Sun et al., "Retentive Network: A Successor to Transformer for Large Language Models", 2023.
@@ -247,7 +247,7 @@ def fused_recurrent_simple_gla(
         (o, final state), with gradients, as `chunk_simple_gla`.
 
     Raises:
-        TypeError: an argument is no tensor.
+        TypeError: an argument is no tensor, or has numbers of another kind.
         RuntimeError: shapes do not go together.
 
     Example:

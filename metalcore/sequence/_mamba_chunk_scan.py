@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._core.registry import Op, Sample, register
-from .._core.routing import require_tensors
+from .._core.routing import require_floats, require_tensors
 from .._core.samples import integers
 from .._core.tensors import in_int32
 from ..activation import swiglu
@@ -69,8 +70,8 @@ def mamba_chunk_scan_combined(
         The same inputs give the same bits.
 
     Raises:
-        TypeError: an argument is no tensor.
-        ValueError: chunk_size is less than 1.
+        TypeError: an argument is no tensor, or has numbers of another kind.
+        ValueError: chunk_size is less than 1, or dt_limit is not two numbers.
         RuntimeError: shapes do not go together.
 
     Source: Dao, Gu, "Transformers are SSMs", 2024.
@@ -87,9 +88,12 @@ def mamba_chunk_scan_combined(
     require_tensors(op, x=x, dt=dt, A=A, B=B, C=C)
     optional = {"D": D, "z": z, "dt_bias": dt_bias, "initial_states": initial_states}
     require_tensors(op, optional=True, **optional, seq_idx=seq_idx, cu_seqlens=cu_seqlens)
-    if chunk_size < 1:
-        raise ValueError(f"{op}: chunk_size must be at least 1, not {chunk_size}")
-    numbers = None if seq_idx is None else in_int32(seq_idx)
+    require_floats(op, x=x, dt=dt, A=A, B=B, C=C, **optional)
+    if not isinstance(chunk_size, int) or chunk_size < 1:
+        raise ValueError(f"{op}: chunk_size must be at least 1, not {chunk_size!r}")
+    if not isinstance(dt_limit, Sequence) or len(dt_limit) != 2:
+        raise ValueError(f"{op}: dt_limit must be two numbers, not {dt_limit!r}")
+    numbers = None if seq_idx is None else in_int32(seq_idx).to(x.device)
     inputs = x, dt, A, B, C, D, z, dt_bias, initial_states
     options = dt_softplus, *dt_limit
     y, states = _scan(op, *inputs, numbers, *options)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._core.operators import autograd, cpu_kernel, derive, fake_kernel
 from .._core.registry import Op, Sample, register
-from .._core.routing import INT32_MAX, accelerated, alike, require_tensors
+from .._core.routing import INT32_MAX, accelerated, alike, require_floats, require_tensors
 from ._scan_formulas import STATES, check, gradients, scan
 from ._taps import wide
 
@@ -53,7 +53,7 @@ def selective_scan(
         states have gradients. Gradients are of any order. The same inputs give the same bits.
 
     Raises:
-        TypeError: an argument is no tensor, or A, B or C is complex.
+        TypeError: an argument is no tensor, or has numbers of another kind, as complex A, B and C.
         RuntimeError: shapes do not go together.
 
     Source: Gu, Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023.
@@ -68,21 +68,19 @@ def selective_scan(
     op = "selective_scan"
     require_tensors(op, u=u, delta=delta, A=A, B=B, C=C)
     require_tensors(op, optional=True, D=D, z=z, delta_bias=delta_bias)
-    for name, tensor in {"A": A, "B": B, "C": C}.items():
-        if tensor.is_complex():
-            raise TypeError(f"{op}: {name} must be real, not {str(tensor.dtype).removeprefix('torch.')}")
+    require_floats(op, u=u, delta=delta, A=A, B=B, C=C, D=D, z=z, delta_bias=delta_bias)
     if u.dim() != 3 or A.dim() != 2 or A.shape[0] != u.shape[1]:
         raise RuntimeError(
             f"metalcore::{op}: u must be [batch, channels, length] and A [channels, states], and they are "
             f"{list(u.shape)} and {list(A.shape)}"
         )
     _, channels, _ = u.shape
-    groups = max(B.shape[1], 1) if B.dim() == 4 else 1
+    groups = next((t.shape[1] for t in (B, C) if t.dim() == 4 and t.shape[1] > 1), 1)
     if B.dim() == 2 or C.dim() == 2:  # each channel has its own, whose gradients are sums over positions in float32
         groups, B, C = max(channels, 1), wide(B), wide(C)
     rows = [_rows(op, name, t, u, groups) for name, t in (("B", B), ("C", C))]
     if channels % groups:
-        raise RuntimeError(f"metalcore::{op}: B has {groups} groups, which do not divide {channels} channels")
+        raise RuntimeError(f"metalcore::{op}: B and C have {groups} groups, which do not divide {channels} channels")
 
     def heads(name, x):
         if x is None or x.shape == u.shape:
@@ -116,7 +114,8 @@ def _rows(op, name, x, u, groups):
 
 
 def in_float32(x: Any) -> Any:
-    return x if x is None or x.dtype in (torch.float32, torch.float64) else x.float()
+    """Returns floating-point numbers of at least 32 bits, and what is none as it is."""
+    return x if x is None or x.dtype in (torch.float32, torch.float64) or not x.is_floating_point() else x.float()
 
 
 _INT32 = frozenset({torch.int32})

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
-from .._core.routing import INT32_MAX, accelerated, alike, require_tensors
+from .._core.routing import INT32_MAX, accelerated, alike, require_floats, require_tensors
 from .._core.samples import integers
 from .._core.tensors import check_written, in_int32
 from ._selective_scan import in_float32
@@ -53,7 +53,7 @@ def selective_state_update(
         none.
 
     Raises:
-        TypeError: an argument is no tensor.
+        TypeError: an argument is no tensor, or has numbers of another kind.
         RuntimeError: shapes do not go together.
 
     Example:
@@ -66,7 +66,7 @@ def selective_state_update(
     require_tensors(op, state=state, x=x, dt=dt, A=A, B=B, C=C)
     require_tensors(op, optional=True, D=D, z=z, dt_bias=dt_bias, state_batch_indices=state_batch_indices)
     check_written(op, "state", state)
-    indices = None if state_batch_indices is None else in_int32(state_batch_indices)
+    indices = None if state_batch_indices is None else in_int32(state_batch_indices).to(x.device)
     has_heads = state.dim() > 3
     dims = {"state": (state, 3), "x": (x, 2), "dt": (dt, 2), "B": (B, 2), "C": (C, 2), "z": (z, 2)}
     dims |= {"A": (in_float32(A), 2), "D": (D, 1), "dt_bias": (dt_bias, 1)}
@@ -83,6 +83,7 @@ def selective_state_update(
         y = ops.selective_state_update(*options)
         torch.autograd.graph.increment_version((state,))
     else:
+        require_floats(op, state=state, x=x, dt=dt, A=A, B=B, C=C, D=D, z=z, dt_bias=dt_bias)
         _check(op, *inputs, any_dtype=True)
         y = _update(*options)
     return y if has_heads else y[:, 0]

@@ -452,6 +452,18 @@ def test_errors(device):
                 call()
     with pytest.raises(TypeError, match="weight must be a tensor, not NoneType"):
         metalcore.causal_conv1d(x, None)
+    with pytest.raises(TypeError, match="causal_conv1d: x must have floating-point numbers, not int32"):
+        metalcore.causal_conv1d(x.int(), weight)
+
+
+def test_ends_behind_the_last_position(device):
+    """Numbers outside of x count as the nearest place that is possible."""
+    x, weight = tensor(1, 3, 6, device=device), tensor(3, WIDTH, device=device)
+    found, wanted = (
+        metalcore.causal_conv1d(x, weight, return_final_state=True, cu_seqlens=torch.tensor(ends, device=device))
+        for ends in ((-2, 4, 9), (0, 4, 6))
+    )
+    assert all(map(torch.equal, found, wanted))
 
 
 def test_vmap(device):

@@ -314,6 +314,10 @@ def test_errors(device):
                 attempt()
     with pytest.raises(TypeError, match="chunk_gated_delta_rule: k must be a tensor, not NoneType"):
         function(q, None, v)
+    with pytest.raises(TypeError, match="chunk_gated_delta_rule: beta must have floating-point numbers, not int32"):
+        function(q, k, v, g, beta.int())
+    with pytest.raises(RuntimeError, match="chunk_gated_delta_rule: v must be on cpu as q, not on meta"):
+        function(q, k, v.to("meta"))
 
 
 def test_vmap(device):

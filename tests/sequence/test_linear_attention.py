@@ -166,6 +166,8 @@ def test_closed_gates(device, kind):
     later = call(kind, *parts, torch.zeros_like(state), *(t[:, 66:] for t in beta), chunked=False)
     assert torch.equal(o[:, 66:], later[0]) and torch.equal(final, later[1])
     assert_near(call(kind, q, k, v, g, state, *beta)[0], wide(o), terms=256)
+    on_cpu = [t.cpu() for t in (q, k, v, g, state, *beta)]
+    assert_near(call(kind, *on_cpu)[0].to(device), wide(o), terms=256)
 
 
 def test_fixed_decays(device):
@@ -202,6 +204,15 @@ def test_nan_stays_in_its_sequence(device, kind):
     assert o[:, 4, 0, 0].isnan() and not o[:, 5:].isnan().any() and not final[1].isnan().any()
     q, k, v, g, _, *beta = torch.autograd.grad((o.sum(), final.sum()), leaves)
     assert not any(gradient[:, 5:].isnan().any() for gradient in (q, k, v, g, *beta))
+
+
+@pytest.mark.parametrize("function", [metalcore.chunk_simple_gla, metalcore.chunk_gated_delta_rule])
+def test_nan_gate(device, function):
+    """A gate that is NaN spoils what comes after it, also by chunks."""
+    q, k, v, g, _ = inputs("simple", 70, device=device)
+    g[:, 66] = torch.nan
+    o, _ = function(q, k / 4, v, g)
+    assert o[:, 66:].isnan().all() and not o[:, :64].isnan().any()
 
 
 @each_kind

@@ -222,7 +222,12 @@ def test_errors(device):
     }.items():
         with pytest.raises(RuntimeError, match=message):
             attempt()
-    with pytest.raises(ValueError, match="chunk_size must be at least 1, not 0"):
-        function(x, dt, A, B, C, 0)
+    for options, message in (((0,), "chunk_size must be at least 1, not 0"), ((None,), "chunk_size must be .*None")):
+        with pytest.raises(ValueError, match=message):
+            function(x, dt, A, B, C, *options)
+    with pytest.raises(ValueError, match="mamba_chunk_scan_combined: dt_limit must be two numbers, not 1.0"):
+        function(x, dt, A, B, C, 64, dt_limit=1.0)
+    with pytest.raises(TypeError, match="mamba_chunk_scan_combined: A must have floating-point numbers, not complex64"):
+        function(x, dt, A + 0j, B, C, 64)
     with pytest.raises(TypeError, match="mamba_chunk_scan_combined: dt must be a tensor, not NoneType"):
         function(x, None, A, B, C, 64)

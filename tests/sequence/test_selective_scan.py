@@ -104,6 +104,15 @@ def test_constant_rows(device):
         check(lambda *t: ours(*t, softplus=False), lambda *t: loop(*t, softplus=False), given, 64)
 
 
+def test_groups_of_one_argument(device):
+    """B or C without groups has the same numbers for all of the other's."""
+    u, delta, A, B, C, *_ = inputs(9, 6, 4, groups=3, device=device)
+    shared = B[:, 0]
+    everywhere = shared[:, None].expand_as(C)
+    for given, same in (((shared, C), (everywhere, C)), ((C, shared), (C, everywhere))):
+        assert torch.equal(*(metalcore.selective_scan(u, delta, A, *rows) for rows in (given, same)))
+
+
 def test_the_formula_is_the_loop():
     """PyTorch's ops, which are the reference of the registry."""
     tensors = [wide(t) for t in inputs(20, 6, 4, batch=2, groups=3)]
@@ -233,7 +242,7 @@ def test_errors(device):
         for message, attempt in {
             "u must be .batch, channels, length. and A": lambda: function(u, delta, A[:3], B, C),
             "delta must have u's shape .1, 4, 6.": lambda: function(u, delta[..., :2], A, B, C),
-            "B has 2 groups, which do not divide 3": lambda: function(u[:, :3], delta[:, :3], A[:3], B, C),
+            "B and C have 2 groups, which do not divide 3": lambda: function(u[:, :3], delta[:, :3], A[:3], B, C),
             "C must be .channels, states., .batch, states, length. or .batch, 2": lambda: function(
                 u, delta, A, B, C.expand(1, 2, 3, 6).repeat(1, 2, 1, 1)
             ),
@@ -247,7 +256,7 @@ def test_errors(device):
         }.items():
             with pytest.raises(RuntimeError, match=message):
                 attempt()
-    with pytest.raises(TypeError, match="selective_scan: A must be real, not complex64"):
+    with pytest.raises(TypeError, match="selective_scan: A must have floating-point numbers, not complex64"):
         function(u, delta, A + 0j, B, C)
     with pytest.raises(TypeError, match="selective_scan: delta must be a tensor, not NoneType"):
         function(u, None, A, B, C)
