@@ -97,3 +97,13 @@ def test_tables_of_another_dtype_keep_the_results_dtype(device):
         assert ours.dtype == theirs.dtype == expected
         eps = torch.finfo(expected).eps
         torch.testing.assert_close(ours, theirs, rtol=4 * eps, atol=4 * eps)
+
+
+def test_queries_alone(device):
+    """The file of Qwen4-Exp also rotates queries without keys: its own code does that."""
+    file = pytest.importorskip("transformers.models.qwen4_exp.modeling_qwen4_exp")
+    q, angles = torch.randn(1, 2, 3, 8, device=device), torch.randn(1, 3, 8, device=device)
+    expected = file.apply_rotary_pos_emb(q, cos=angles.cos(), sin=angles.sin())
+    with metalcore.enable_pytorch_overrides("rope"):
+        assert torch.equal(file.apply_rotary_pos_emb(q, cos=angles.cos(), sin=angles.sin()), expected)
+        assert "qwen4_exp.modeling_qwen4_exp.apply_rotary_pos_emb" in ran()

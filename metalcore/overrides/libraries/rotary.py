@@ -93,7 +93,7 @@ def _replacement(patch, layout, count):
     original = patch.original
     takes_dimension = "unsqueeze_dim" in inspect.signature(original).parameters
 
-    def function(q, k, cos, sin, *args, **kwargs):
+    def function(q, k=None, cos=None, sin=None, *args, **kwargs):  # some files rotate queries alone
         def rotated():
             dimension = kwargs.get("unsqueeze_dim", 1) if takes_dimension else 1
             others = args or kwargs.keys() - {"unsqueeze_dim"} or dimension not in (1, 2)
@@ -110,7 +110,9 @@ def _replacement(patch, layout, count):
 
 
 def _fits(layout, q, k, cos, sin, dimension):
-    if not accelerated(q, k, cos, sin) or q.dtype is not k.dtype or sin.dtype is not cos.dtype:
+    if k is None or cos is None or sin is None or not accelerated(q, k, cos, sin):
+        return False
+    if q.dtype is not k.dtype or sin.dtype is not cos.dtype:
         return False
     dims, tokens = (3, 0) if layout.flat else (4, 3 - dimension)
     return (
