@@ -1,5 +1,6 @@
 """Tensors, cooperative tensors and matmul2d of Metal 4, against products in float64."""
 
+import contextlib
 import itertools
 import re
 
@@ -320,12 +321,53 @@ kernel void fault(device float* x, device half* h, constant int& which, uint lan
     auto spread = wide.get_destination_cooperative_tensor<decltype(H), decltype(H), float>();
     wide.run(H, H, spread);
   }
-  if (which == 8) to[9] = 1;
+  if (which == 8) to[to.get_capacity() + 1] = 1;
   if (which == 9) {  // an element of one tensor as the same element of another
     left.load(H);
     for (ushort i = 0; i < to.get_capacity(); ++i) to[i] = left[i];
     to.store(X);
   }
+  if (which == 10) {
+    for (ushort i = 0; i < to.get_capacity(); ++i) to[i] = 0;
+    auto rows = H.slice(0, lane % 2);
+    op.run(rows, H, to);
+  }
+  if (which >= 11) {  // code that counts on elements of lanes that need not be the tensor's
+    matmul2d<matmul2d_descriptor(16, 16), execution_simdgroup> product;
+    product.run(H, H, to);
+  }
+  if (which == 11) {  // all elements of a lane, instead of those that are valid
+    float sum = 0;
+    for (ushort i = 0; i < to.get_capacity(); ++i) sum += to[i];
+    x[lane] = sum;
+  }
+  if (which == 12) {  // as many elements as an M5 has
+    for (ushort i = 0; i < 8; ++i) {
+      const auto at = to.get_multidimensional_index(i);
+      X[at] = to[i];
+    }
+  }
+  if (which == 13) {  // a number of a row by the place of an M5
+    auto least = op.get_row_reduction_destination_cooperative_tensor<decltype(H), decltype(H), float>();
+    reduce_rows(to, least, reduction_operation::min, INFINITY);
+    for (ushort i = 0; i < 8; ++i) to[to.get_capacity() - 8 + i] = least[i / 4];
+    to.store(X);
+  }
+}
+
+// Simdgroups that execute one line with descriptors of their own.
+template <matmul2d_descriptor D, class Tensor, class To>
+void multiply_by(thread Tensor& a, thread To& to) {
+  matmul2d<D, execution_simdgroups<2>> op;
+  op.run(a, a, to);
+}
+kernel void disagree(device float* x, device half* h, uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  auto X = tensor(x, extents<int, 32, 16>());
+  auto H = tensor(h, extents<int, 16, 16>());
+  if (simdgroup == 0)
+    multiply_by<matmul2d_descriptor(16, 16)>(H, X);
+  else
+    multiply_by<matmul2d_descriptor(16, 16, 16, true)>(H, X);
 }
 """
 
@@ -346,7 +388,8 @@ def faulty(compiles_for_cuda):
         (5, "unwritten element"),
         (6, "divided scope: .*16 of the 32 threads"),
         (7, "divided scope: .*32 of the 128 threads"),
-        (8, "out-of-bounds index: .*index 9 of 8 elements"),
+        (8, "out-of-bounds index: .*index 17 of 16 elements"),
+        (10, "divided scope: .*comes to another operation on tensors, or to the same one with other tensors"),
     ],
 )
 def test_checking_mode_finds(faulty, which, kind):
@@ -381,6 +424,27 @@ def test_checking_mode_has_other_layouts(faulty):
     with metalcore.simulator.checking(1):
         faulty.fault(x, h, 9, threads=32, group_size=32)
     assert not torch.equal(x[:, :16], h.float())
+
+
+@pytest.mark.only_on("simulator")
+@pytest.mark.parametrize("which", [11, 12, 13], ids=["mask", "capacity", "reduction"])
+def test_checking_mode_has_elements_that_are_none(faulty, which):
+    h, found = torch.randn(16, 16, dtype=HALF).to("mps"), []
+    for mode in (contextlib.nullcontext(), metalcore.simulator.checking(1)):
+        x = torch.zeros(16, 32, device="mps")
+        with mode:
+            faulty.fault(x, h, which, threads=32, group_size=32)
+            found.append(x.cpu())
+    assert found[0].isfinite().all()
+    assert not torch.equal(*found)
+
+
+@pytest.mark.only_on("simulator")
+def test_checking_mode_finds_simdgroups_that_disagree(faulty):
+    x, h = torch.zeros(16, 32, device="mps"), torch.zeros(16, 16, dtype=HALF, device="mps")
+    with metalcore.simulator.checking(1), pytest.raises(metalcore.simulator.KernelError, match="divided scope"):
+        faulty.disagree(x, h, threads=64, group_size=64)
+        x.cpu()  # waits
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,24 @@ kernel void run(device const float* x, device float* out, uint t [[thread_positi
         "no threadgroup_barrier",
     ),
     Case(
+        "barrier behind the reads of an object removed",  # the compiler copies it as a whole
+        "race",
+        """
+kernel void run(device const half* x, device half* out, uint t [[thread_position_in_threadgroup]]) {
+  threadgroup half values[64];
+  for (uint i = 0; i < 2; ++i) {
+    values[t] = x[t + i];
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    out[t] = values[63 - t];  // @here
+    threadgroup_barrier(mem_flags::mem_threadgroup);  // @good
+  }
+}""",
+        (Buffer(65, torch.half), Buffer(64, torch.half)),
+        (64,),
+        (64,),
+        "no threadgroup_barrier",
+    ),
+    Case(
         "simdgroup barrier removed",
         "race or uninitialized read",  # it depends on whether the reader comes second or first
         """

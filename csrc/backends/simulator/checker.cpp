@@ -41,6 +41,7 @@ Checker::Checker(const Launch& launch, Threadgroup& group, uint32_t seed, const 
       shared_shadow_(group.arena(), kArenaChecked),
       written_(kArenaChecked),
       arrivals_(grid_.group_size),
+      operations_(grid_.group_size),
       outer_(std::exchange(active_, this)) {
   group_.observer = this;
   group_.random = &random_;
@@ -79,9 +80,11 @@ bool Checker::wrote_the_same(const Checker& other) const {
 // ---- accesses -------------------------------------------------------------------------------------------------------
 
 void Checker::access(const char* address, uint32_t size, uint32_t kind, const void* caller) {
-  settle();
   const Lane* lane = Threadgroup::current();
-  if (wanted()) Threadgroup::pause(static_cast<const char*>(caller));
+  if (!copies(*lane, kind)) {
+    settle();
+    if (wanted()) Threadgroup::pause(static_cast<const char*>(caller));
+  }
   const bool aligned = kind & msl_abi::kAligned;
   kind &= ~uint32_t{msl_abi::kAligned};
   const bool write = writes(kind);
@@ -201,7 +204,17 @@ void Checker::record(char* address, uint32_t size, uint32_t kind, Shadow& shadow
   pending_.space = space;
   pending_.stamp = stamp;
   pending_.before.assign(address, address + size);
+  pending_.has_read = false;
   is_pending_ = true;
+}
+
+// GCC announces the two sides of an object's copy before it makes the copy: first the write, and then the read. So a
+// read behind a write that has changed nothing yet may belong to it. No other thread may run between the two.
+bool Checker::copies(const Lane& lane, uint32_t kind) {
+  if (!is_pending_ || pending_.has_read || writes(kind & ~uint32_t{msl_abi::kAligned})) return false;
+  if (pending_.stamp.atomic || pending_.stamp.thread != order_.thread(lane)) return false;
+  pending_.has_read = std::memcmp(pending_.address, pending_.before.data(), pending_.size) == 0;
+  return pending_.has_read;
 }
 
 void Checker::settle() {
@@ -233,6 +246,25 @@ void Checker::simdgroup_meets(Simdgroup& simdgroup, uint32_t lanes) {
   settle();
   const uint32_t first = simdgroup.index * 32 + static_cast<uint32_t>(__builtin_ctz(lanes));
   order_.simdgroup_barrier(simdgroup.index, lanes, arrivals_[first].flags);
+  compare_operations(simdgroup.index * 32, 32, 1);
+}
+
+// Threads that have met execute one operation, if any. Those of its whole scope have met: the next one has not begun.
+void Checker::compare_operations(uint32_t begin, uint32_t count, int64_t met) {
+  const uint32_t end = std::min<uint32_t>(begin + count, operations_.size());
+  const Operation* first = nullptr;
+  for (uint32_t i = begin; i < end; ++i) {
+    Operation& operation = operations_[i];
+    if (!operation.simdgroups) continue;
+    if (first && (operation.simdgroups != first->simdgroups || operation.digest != first->digest))
+      fail("divided scope", operation.pc, group_.lane(i).thread,
+           "comes to another operation on tensors, or to the same one with other tensors, than thread " +
+               text(group_.lane(uint32_t(first - operations_.data())).thread.position_in_threadgroup) +
+               " of the same scope");
+    if (!first) first = &operation;
+  }
+  for (uint32_t i = begin; i < end; ++i)
+    if (operations_[i].simdgroups <= met) operations_[i] = {};
 }
 
 void Checker::barrier_opens(Threadgroup& group) {
@@ -266,6 +298,7 @@ void Checker::barrier_opens(Threadgroup& group) {
              " for one, will not reach: " + (group.size() - waiting == 1 ? "it has" : "they have") + " left the kernel",
          at_first->barrier_line);
   order_.barrier(arrival.flags);
+  compare_operations(0, group.size(), INT64_MAX);
 }
 
 void* Checker::threadgroup_memory(uint32_t site, uint32_t bytes, uint32_t alignment, const void* caller) {

@@ -70,6 +70,7 @@ class Checker final : public Observer {
     Space space = kDevice;
     Stamp stamp = {};
     std::vector<char> before;
+    bool has_read = false;  // a read came between the announcement and now
   };
 
   struct Access {
@@ -88,6 +89,8 @@ class Checker final : public Observer {
   void record(char* address, uint32_t size, uint32_t kind, Shadow& shadow, Space space, const void* caller);
   void check_read(Cell& cell, const Stamp& stamp, const char* address, Space space);
   void check_write(Cell& cell, const Stamp& stamp, const char* address, Space space);
+  bool copies(const Lane& lane, uint32_t kind);
+  void compare_operations(uint32_t begin, uint32_t count, int64_t met);
   void settle();
 
   [[noreturn]] void out_of_bounds(const char* address, uint32_t size, bool write, const void* caller);
@@ -126,7 +129,14 @@ class Checker final : public Observer {
     uint32_t flags = 0, pc = 0;
   };
   std::vector<Arrival> arrivals_;  // per thread of the group, the barrier it is at
-  Checker* const outer_;           // the checker that a signal handler interrupted to begin this one; may be nullptr
+  // An operation on tensors that a thread of the group has come to; none has 0 simdgroups.
+  struct Operation {
+    int64_t simdgroups = 0;
+    uint64_t digest = 0;
+    uint32_t pc = 0;
+  };
+  std::vector<Operation> operations_;  // per thread
+  Checker* const outer_;  // the checker that a signal handler interrupted to begin this one; may be nullptr
 };
 
 }  // namespace metalcore::simulator

@@ -177,6 +177,10 @@ void Checker::misaligned(const char* address, uint32_t size, bool write, const v
 void Checker::found(const msl_abi::Finding& finding, const void* caller) {
   settle();
   const Thread& thread = Threadgroup::current()->thread;
+  if (finding.kind == msl_abi::Finding::kOperation) {
+    operations_[thread.index_in_threadgroup] = {finding.index, finding.count, pc_of(caller)};
+    return;
+  }
   std::string type = finding.type;
   if (type.size() > 1 && type.front() == '\'') type = type.substr(1, type.size() - 2);
   const std::string of_type = type.empty() ? "" : " (" + type + ")";

@@ -125,6 +125,8 @@ struct tensor {
   index_type get_stride(size_t) const;
   template <class I>
   T& operator[](array<I, E::rank()>) const;
+  template <class I>
+  T& operator[](msl::index<I, E::rank()>) const;
   template <class I, class = enable_if_t<is_integral_v<I> && E::rank() == 1>>
   T& operator[](I) const;
   template <class... I, class = enable_if_t<sizeof...(I) == E::rank()>>

@@ -106,6 +106,7 @@ struct Finding {
     kSlice,       // a slice that begins or ends at `index` of a dimension of `count` elements
     kUnwritten,   // a read of element `index` of the `count` that a thread has of a cooperative tensor: never written
     kScope,       // `index` threads come to an operation of `count` threads
+    kOperation,   // no fault: the thread comes to an operation of `index` simdgroups that has the digest `count`
   };
   uint32_t kind;
   int64_t index;

@@ -1,7 +1,8 @@
 // cooperative_tensor<T, Extents, Layout>: a matrix of one or two dimensions that is spread over the threads of an
 // operation's scope. Programs ask for an element's index, since the layout is the operation's affair. Programs exist
 // that count on the layout of M5 GPUs, so this is the layout here, too, except in checking mode: there left operands,
-// right operands and destinations each have a layout of their own, so that such programs are found.
+// right operands and destinations each have a layout of their own, and a lane's first elements are none of the tensor's,
+// so that such programs are found.
 //
 // A simdgroup holds a matrix in fragments of 16 by 16 elements, in the order of rows. A lane has 8 elements of each: 4
 // neighbours of a row, and those 8 rows below.
@@ -68,21 +69,25 @@ struct MatrixLayout {
   static constexpr int fragments = fragments_of(rows) * fragments_of(columns);
   // How many fragments a simdgroup has. Some of the last one may have one less.
   static constexpr int share = simdgroups ? (fragments + simdgroups - 1) / (simdgroups ? simdgroups : 1) : 0;
-  static constexpr int capacity = simdgroups ? share * kSlots : rows * columns;
+  // A lane's slots before those of its fragments, which are not valid and have the indices of the first fragment.
+  static constexpr int padding = kCheckingTensors && simdgroups ? kSlots : 0;
+  static constexpr int capacity = simdgroups ? padding + share * kSlots : rows * columns;
 
   // The number of this simdgroup's i-th fragment, which may be beyond the last one.
   static METAL_FUNC int fragment(int i) {
     return simdgroups > 1 ? i * simdgroups + int(index_of_simdgroup()) % (simdgroups ? simdgroups : 1) : i;
   }
+  // The first slot of a fragment that the only simdgroup has.
+  static METAL_FUNC constexpr int slot_of_fragment(int number) { return padding + number * kSlots; }
   static METAL_FUNC ElementPlace place(int i) {
     if constexpr (simdgroups == 0) {
       return {i / columns, i % columns, true};
     } else {
-      const int number = fragment(i / kSlots);
+      const int number = i < padding ? 0 : fragment((i - padding) / kSlots);
       const uint32_t lane = index_of_lane(), slot = uint32_t(i) % kSlots;
       const int row = number / fragments_of(columns) * kFragment + int(Place::row(lane, slot));
       const int column = number % fragments_of(columns) * kFragment + int(Place::column(lane, slot));
-      return {row, column, number < fragments && row < rows && column < columns};
+      return {row, column, i >= padding && number < fragments && row < rows && column < columns};
     }
   }
 };
@@ -94,12 +99,14 @@ struct ReductionLayout {
   static constexpr int length = is_of_rows ? Matrix::rows : Matrix::columns;
   static constexpr int in_fragment = is_of_rows ? 2 : 4;
   static constexpr int capacity = Matrix::simdgroups ? fragments_of(length) * in_fragment : length;
+  // Checking mode has the parts of a fragment in another order than the matrix.
+  static constexpr int flips = kCheckingTensors ? in_fragment / 2 : 0;
   using matrix = Matrix;
 
   static METAL_FUNC int index(int i) {
     if constexpr (Matrix::simdgroups == 0) return i;
     using Place = typename Matrix::Place;
-    const uint32_t part = uint32_t(i % in_fragment), lane = index_of_lane();
+    const uint32_t part = uint32_t(i % in_fragment ^ flips), lane = index_of_lane();
     const uint32_t within = is_of_rows ? Place::row(lane, part * 4) : Place::column(lane, part);
     return i / in_fragment * kFragment + int(within);
   }
@@ -110,9 +117,9 @@ struct ReductionLayout {
   // The slot of the row (or column) of the matrix's slot i.
   static METAL_FUNC int slot_of(int i) {
     if constexpr (Matrix::simdgroups == 0) return is_of_rows ? i / Matrix::columns : i % Matrix::columns;
-    const int number = i / kSlots, across = fragments_of(Matrix::columns);
-    const int part = is_of_rows ? i % kSlots / 4 : i % 4;
-    return (is_of_rows ? number / across : number % across) * in_fragment + part;
+    const int number = i < Matrix::padding ? 0 : (i - Matrix::padding) / kSlots;
+    const int across = fragments_of(Matrix::columns), part = is_of_rows ? i % kSlots / 4 : i % 4;
+    return (is_of_rows ? number / across : number % across) * in_fragment + (part ^ flips);
   }
 };
 
@@ -211,8 +218,7 @@ struct cooperative_tensor {
 
   METAL_FUNC cooperative_tensor() {
     if constexpr (msl::kCheckingTensors)
-      for (int i = 0; i < Layout::capacity; ++i)
-        elements[i] = msl::bit_cast<T>(msl::stored_bits<T>(msl::unwritten_bits<T>));
+      for (int i = 0; i < Layout::capacity; ++i) elements[i] = unwritten();
   }
 
   static METAL_FUNC constexpr size_t get_rank() { return Layout::rank; }
@@ -298,10 +304,11 @@ struct cooperative_tensor {
   METAL_FUNC T value(int i) const { return check(i), elements[i]; }
   METAL_FUNC void give(int i, T value) {
     touched.touch(i);
-    elements[i] = value;
+    elements[i] = msl::kCheckingTensors && !Layout::place(i).is_valid ? unwritten() : value;
   }
 
  private:
+  static METAL_FUNC T unwritten() { return msl::bit_cast<T>(msl::stored_bits<T>(msl::unwritten_bits<T>)); }
   METAL_FUNC void check(int i) const {
     if constexpr (msl::kCheckingTensors) {
       bool is_written = touched.is_touched(i);

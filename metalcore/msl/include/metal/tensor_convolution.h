@@ -113,7 +113,10 @@ class convolution2d {
                     "the destination is a cooperative tensor of another operation");
     else
       static_assert(Destination::get_rank() == 4, "convolution2d takes tensors of four dimensions");
-    msl::check_scope<simdgroups>(line);
+    msl::check_scope<simdgroups>(
+        line, msl::mixed(accumulates, channels, width, height, images, window_x, window_y, stride_x, stride_y, dilation_x,
+                         dilation_y, offsets[0], offsets[1], msl::digest_of(activation), msl::digest_of(weights),
+                         msl::digest_of(destination)));
     using Sum = std::conditional_t<std::is_integral_v<D>, int32_t, float>;
     for (int i = 0; i < Layout::capacity; ++i) {
       const msl::ElementPlace place = Layout::place(i);

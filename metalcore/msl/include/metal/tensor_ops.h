@@ -108,6 +108,22 @@ constexpr bool has_product() {
   }
 }
 
+// Numbers that tell operations apart, among them where tensors in memory are.
+template <class... Numbers>
+METAL_FUNC constexpr uint64_t mixed(uint64_t all, Numbers... numbers) {
+  ((all = (all ^ all >> 29 ^ uint64_t(numbers)) * 0x9e3779b97f4a7c15u), ...);
+  return all;
+}
+template <class Tensor>
+METAL_FUNC uint64_t digest_of(const Tensor& tensor) {
+  uint64_t all = 1;
+  if constexpr (!is_cooperative<Tensor>) {
+    all = mixed(all, uintptr_t(tensor.get_data_handle()));
+    for (size_t i = 0; i < tensor.get_rank(); ++i) all = mixed(all, tensor.get_extent(i), tensor.get_stride(i));
+  }
+  return all;
+}
+
 struct NoPart {};
 template <class T>
 struct Part {
@@ -146,7 +162,7 @@ struct OperandReader<Tensor, is_left, transposed, true> {
         inner_is_column ? outer * fragments_of(Layout::columns) + inner : inner * fragments_of(Layout::columns) + outer;
     Part<T> part;
     for (int slot = 0; slot < kSlots; ++slot) {
-      const int i = number * kSlots + slot;
+      const int i = Layout::slot_of_fragment(number) + slot;
       part.elements[slot] = Layout::place(i).is_valid ? tensor.value(i) : T(0);
     }
     return part;
@@ -277,7 +293,9 @@ class matmul2d {
     check_operand<Left, cooperative_tensor_left_input_t<typename Left::value_type, void, void>>();
     check_operand<Right, cooperative_tensor_right_input_t<void, typename Right::value_type, void>>();
     check_operand<Destination, cooperative_tensor_destination_t<void, void, D>>();
-    msl::check_scope<simdgroups>(line);
+    constexpr uint64_t flags = swaps_left + 2 * swaps_right + 4 * int(descriptor.matmul_mode);
+    msl::check_scope<simdgroups>(line, msl::mixed(flags, m, n, descriptor.has_dynamic_k() ? 0 : k, msl::digest_of(left),
+                                                  msl::digest_of(right), msl::digest_of(destination)));
     const msl::OperandReader<Left, true, swaps_left> a{left};
     const msl::OperandReader<Right, false, swaps_right> b{right};
     const int length = descriptor.has_dynamic_k() ? a.inner_length() : k;
@@ -414,9 +432,10 @@ class matmul2d {
                                        int number, uint32_t line) {
     using S = Sum<Left, Right>;
     constexpr int across = msl::fragments_of(n);
+    const int begin = Layout::slot_of_fragment(number);
     S sums[msl::kSlots];
     for (int slot = 0; slot < msl::kSlots; ++slot)
-      sums[slot] = old<Left, Right, Layout>(destination, number * msl::kSlots + slot);
+      sums[slot] = old<Left, Right, Layout>(destination, begin + slot);
     for (int first = 0; first < k; first += msl::kFragment) {
       const int inner_number = first / msl::kFragment;
       const auto left = a.part(number / across, inner_number);
@@ -425,13 +444,13 @@ class matmul2d {
           left, right, line);
       for (int inner = first; inner < first + msl::kFragment && inner < k; ++inner)
         for (int slot = 0; slot < msl::kSlots; ++slot) {
-          const msl::ElementPlace place = Layout::place(number * msl::kSlots + slot);
+          const msl::ElementPlace place = Layout::place(begin + slot);
           sums[slot] = msl::add_product(a.template value<S>(fragments, place.row, inner),
                                         b.template value<S>(fragments, place.column, inner), sums[slot]);
         }
     }
     for (int slot = 0; slot < msl::kSlots; ++slot)
-      give<Layout>(destination, number * msl::kSlots + slot, typename Destination::value_type(sums[slot]));
+      give<Layout>(destination, begin + slot, typename Destination::value_type(sums[slot]));
   }
 
   // A tensor with another layout and the same elements.
@@ -444,14 +463,15 @@ class matmul2d {
     for (int number = 0; number < Source::fragments; ++number) {
       msl::Part<T> part;
       for (int slot = 0; slot < msl::kSlots; ++slot) {
-        const int i = number * msl::kSlots + slot;
+        const int i = Source::slot_of_fragment(number) + slot;
         part.elements[slot] = Source::place(i).is_valid ? from.value(i) : T(0);
       }
       const msl::Fragments<msl::Part<T>, msl::NoPart> fragments(part, msl::NoPart(), line);
       for (int slot = 0; slot < msl::kSlots; ++slot) {
-        const msl::ElementPlace place = Target::place(number * msl::kSlots + slot);
+        const int i = Target::slot_of_fragment(number) + slot;
+        const msl::ElementPlace place = Target::place(i);
         const uint32_t row = uint32_t(place.row) % msl::kFragment, column = uint32_t(place.column) % msl::kFragment;
-        to.give(number * msl::kSlots + slot,
+        to.give(i,
                 fragments.template left<0>(Source::Place::lane(row, column), Source::Place::slot(row, column)));
       }
     }

@@ -46,7 +46,7 @@ struct Fragments {
 };
 
 template <int>
-METAL_FUNC void check_scope(uint32_t) {}
+METAL_FUNC void check_scope(uint32_t, uint64_t) {}
 constexpr bool kCheckingTensors = false;
 METAL_FUNC void report_unwritten(uint32_t, uint32_t) {}
 

@@ -54,6 +54,7 @@ namespace msl::callbacks {
 MSL_TENSOR_FINDING(slice_beyond, kSlice)
 MSL_TENSOR_FINDING(element_unwritten, kUnwritten)
 MSL_TENSOR_FINDING(scope_divided, kScope)
+MSL_TENSOR_FINDING(operation_begins, kOperation)
 #undef MSL_TENSOR_FINDING
 
 }  // namespace msl::callbacks
@@ -69,11 +70,13 @@ MSL_TENSOR_FINDING(scope_divided, kScope)
 
 namespace msl {
 
-// The threads of a scope of `simdgroups` (0: one thread) must come to an operation together.
+// The threads of a scope of `simdgroups` (0: one thread) must come to an operation together, and to the same one, which
+// the digest tells.
 template <int simdgroups>
-METAL_FUNC void check_scope(uint32_t line) {
+METAL_FUNC void check_scope(uint32_t line, uint64_t digest) {
 #if MSL_CHECKING
   if constexpr (simdgroups > 0) {
+    callbacks::operation_begins(simdgroups, digest);
     const msl_abi::Thread& thread = self();
     const uint32_t threads = thread.threadgroup_size.x * thread.threadgroup_size.y * thread.threadgroup_size.z;
     if (simdgroups > 1 && thread.simdgroups != uint32_t(simdgroups))
