@@ -204,7 +204,7 @@ def test_a_newer_version_of_msl():
     required = HEAD + OUTSIDE["version"]
     assert check(required, std="metal3.2") and not check(required, std="metal4.0")
     assert check(HEAD + "kernel void k(device int* x) { if (int n = x[0]; n) x[1] = n; }", std="metal3.2")
-    with pytest.raises(ValueError, match="'metal2.0', and must be one of metal3.1, metal3.2, metal4.0"):
+    with pytest.raises(ValueError, match="'metal2.0', and must be one of metal3.1, metal3.2, metal4.0, metal4.1"):
         check(NEW, std="metal2.0")
 
 

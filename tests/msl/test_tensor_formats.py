@@ -322,3 +322,30 @@ def test_the_check_takes_convolutions_and_formats():
     source = HEAD + CONVOLUTIONS + "kernel void k(tensor<device uint4b_format, dextents<int, 2>> a [[buffer(0)]]) {}"
     findings = check(source, std="metal4.0", strict=False)
     assert not findings, "\n".join(map(str, findings))
+
+
+@needs_clang
+@pytest.mark.parametrize(
+    "name, std, needs",
+    [
+        ("uint4b_format", "metal3.2", "new in MSL 4.0, and on a Mac in macOS 26.4"),
+        ("int2b_format", "metal4.0", "new in MSL 4.1, and on a Mac in macOS 27"),
+        ("metal_fp8_e4m3_format", "metal4.0", "new in MSL 4.1, and on a Mac in macOS 27"),
+        ("metal_fp8_e4m3_format", "metal4.1", None),
+    ],
+)
+def test_the_check_knows_since_when_formats_are(name, std, needs):
+    findings = check(HEAD + f"kernel void k(tensor<device {name}, dextents<int, 2>> a [[buffer(0)]]) {{}}", std=std)
+    assert any(needs in finding.message for finding in findings) if needs else not findings
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "x[0] = unpack<float>(packed_metal_fp8_e4m3<4>(packed_uchar4(y[0], 0, 0, 0)))[0];",
+        "y[0] = pack<metal::metal_fp8_e4m3_format>(float4(x[0])).as_storage_type()[0];",
+    ],
+)
+def test_packing_small_floats_is_refused(body):
+    with pytest.raises(MSLError, match="of MSL 4.1 is not supported: public sources disagree"):
+        metalcore.compile_shader(HEAD + f"kernel void k(device float* x, device uchar* y) {{ {body} }}")

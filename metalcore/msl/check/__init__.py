@@ -42,7 +42,7 @@ def check(source, *, filename="program_source", include_dirs=(), defines=(), str
         strict: report also what Apple's compiler accepts: literals without a type, implicit conversion from float to
             half, recursion, pointers to functions, more than 32 KiB of threadgroup variables, and what it warns about
             as newer than C++14.
-        std: the version of MSL: "metal3.1", as which metalcore compiles on a Mac, "metal3.2" or "metal4.0".
+        std: the version of MSL: "metal3.1", as which metalcore compiles on a Mac, "metal3.2", "metal4.0" or "metal4.1".
 
     Returns:
         list of Finding, sorted by place; empty where nothing is wrong.

@@ -36,7 +36,7 @@ class Finding:
         return f"{place}: error: {self.message} [{self.rule}]"
 
 
-STANDARDS = {"metal3.1": 310, "metal3.2": 320, "metal4.0": 400}
+STANDARDS = {"metal3.1": 310, "metal3.2": 320, "metal4.0": 400, "metal4.1": 410}
 
 
 def version(standard):

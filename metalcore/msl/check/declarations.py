@@ -15,7 +15,17 @@ _STAGES = {"vertex": "vertex functions", "fragment": "fragment functions"}
 _TYPES = {"wchar_t", "char8_t", "char16_t", "char32_t", "_Complex", "_Imaginary", "__float128", "__fp16", "_Float16"}
 _BEFORE_LAMBDA = {"=", "(", ",", "return", "{", ";", "&&", "||", "?", ":", "+", "-", "}"}
 # Functions of the standard library that are new have MSL_SINCE_3_2 in include/.
-_NEW_WORDS = {"coherent": 320}
+_NEW_WORDS = {"coherent": 320, "int4b_format": 400, "uint4b_format": 400}
+_NEW_WORDS |= dict.fromkeys(
+    (
+        *("int2b_format", "uint2b_format", "metal_fp4_e2m1_format", "metal_fp8_e4m3_format", "metal_fp8_e5m2_format"),
+        *("metal_fp8_ue8m0_format", "tensor_blockwise", "tensor_plane_scales"),
+    ),
+    410,
+)
+# The macOS that has a word's version of MSL; 26 has 4.0, as the finding of <metal_tensor> tells.
+_NEW_SYSTEMS = {"int4b_format": "26.4", "uint4b_format": "26.4"}
+_NEW_SYSTEMS |= {word: "27" for word, since in _NEW_WORDS.items() if since == 410}
 _NEW_ATTRIBUTES = {"required_threads_per_threadgroup": 400}
 
 
@@ -121,6 +131,8 @@ def standard_breaches(program, standard):
         since = (_NEW_ATTRIBUTES if i < attribute else _NEW_WORDS).get(token.text, 0)
         if since > version(standard):
             newer = f"{since // 100}.{since // 10 % 10}"
+            if token.text in _NEW_SYSTEMS:
+                newer += f", and on a Mac in macOS {_NEW_SYSTEMS[token.text]}"
             yield Breach(i, "version", f"'{token.text}' is new in MSL {newer}, and the program is read as {standard}")
 
 
