@@ -6,8 +6,10 @@ import re
 import ptx_warp
 import pytest
 
+from metalcore.msl.language.cuda_source import HAS_MATRICES, HOLDS_FRAGMENTS
 from metalcore.msl.language.translate import translate
 from metalcore.msl.nvidia import nvrtc
+from metalcore.msl.nvidia.cuda import CudaProgram
 from metalcore.msl.nvidia.wide_loads import widen_loads
 
 pytestmark = pytest.mark.only_on("simulator", "cuda")  # Linux, where NVRTC is
@@ -107,3 +109,34 @@ def test_other_uses_and_writes_between_keep_loads():
         b"ld.global.v2.u32"
     )
     assert widen_loads(ptx.replace("u16", "u32").encode()).decode() == ptx.replace("u16", "u32")
+
+
+MATRICES = """
+kernel void matrices(device half* x, device half* y) {
+  simdgroup_half8x8 a, b;
+  simdgroup_load(a, x), simdgroup_load(b, y);
+  simdgroup_multiply(a, a, b);
+  simdgroup_store(a, y);
+}
+kernel void moves(device half* x, device half* y) {
+  simdgroup_half8x8 a;
+  simdgroup_load(a, x), simdgroup_store(a, y);
+}
+"""
+
+
+def test_each_kernel_has_lanes_for_what_it_multiplies(monkeypatch):
+    """A program may have kernels that hold fragments, and others that hold matrices of simdgroup_matrix."""
+    names = {"type": "half", "m": M, "n": N, "k": K, "left": "false", "right": "true", "pitch": 64}
+    translation = translate("#include <metal_stdlib>" + PRODUCT.format(**names) + MATRICES)
+    program = CudaProgram("", lambda: (translation.guarded, translation.cuda_kernels()))
+    texts, compiler = [], nvrtc.find()
+
+    def compile_with_ptx(text, *arguments, **keywords):
+        texts.append(text)
+        return type(compiler).compile_with_ptx(compiler, text, *arguments, **keywords)
+
+    monkeypatch.setattr(compiler, "compile_with_ptx", compile_with_ptx)
+    for name, define in (("k", HOLDS_FRAGMENTS), ("matrices", HAS_MATRICES), ("moves", HAS_MATRICES)):
+        program._compile(90, [(name, "b0,b1" + ",b2" * (name == "k"))])
+        assert define in texts[-1]

@@ -11,8 +11,10 @@ from ..errors import MSLError
 
 # The program is compiled inside this namespace, so that its names hide CUDA's own float4, exp …
 NAMESPACE = "metal_program"
-# What a program begins with whose lanes hold operands of products.
+# What a program begins with whose lanes hold operands of products, and one with simdgroup_matrix. In a program with both
+# each kernel has the first, and the second if NVRTC tells that it multiplies matrices (nvidia/cuda.py).
 HOLDS_FRAGMENTS = "#define MSL_FRAGMENT_LANES\n"
+HAS_MATRICES = "#define MSL_MATRIX_LANES\n"
 _MATRIX = re.compile(r"simdgroup_matrix|simdgroup_(float|half|bfloat)8x8")
 _HELD = re.compile(r"get_right_input_cooperative_tensor")
 _WAIT = re.compile(r"\bmetalcore_await_earlier_kernels\([^()]*\b0\)")  # kernels/common/earlier.h
@@ -56,10 +58,10 @@ def cuda_source(program, kernels, requests):
     headers = ["cuda/prelude.h", *(["target/tile_copies.h"] if _COPIES.search(program) else [])]
     included = "".join(f'#include "{header}"\n' for header in headers)
     out = [f"namespace {NAMESPACE} {{\n{included}", program, '#line 1 "msl_entries"\n']
-    if _MATRIX.search(program):
-        out.insert(0, "#define MSL_MATRIX_LANES\n")
-    elif _HELD.search(program):
+    if _HELD.search(program):
         out.insert(0, HOLDS_FRAGMENTS)
+    elif _MATRIX.search(program):
+        out.insert(0, HAS_MATRICES)
     if _WAIT.search(program):
         out.insert(0, "#define MSL_KERNELS_WAIT\n")
     for entry, (name, signature) in zip(entries, requests):

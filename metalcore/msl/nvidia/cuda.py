@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .. import cache
 from ..errors import MSLError
-from ..language.cuda_source import HOLDS_FRAGMENTS
+from ..language.cuda_source import HAS_MATRICES, HOLDS_FRAGMENTS
 from . import nvjitlink, nvrtc
 from .joined_products import join_products
 from .wide_loads import widen_loads
@@ -21,6 +21,8 @@ _LIBRARY = Path(__file__).resolve().parents[2] / "lib" / "cuda"
 # Whole simdgroups of the built-in kernels call the simd functions, so these need not find the active lanes.
 _BUILTIN_FLAGS = ("-DMSL_CONVERGENT=1",)
 _ENTRY = "metalcore_0"  # cuda_source()'s name for the first entry; a cubin has one entry
+
+_MATRIX_MARK = b"// msl.matrix"  # cuda/target/matrix_product.h marks where lanes have elements of matrices
 
 
 class CudaProgram:
@@ -91,6 +93,8 @@ class CudaProgram:
         where its lanes hold fragments."""
         flags = self._all_flags()
         code, ptx = nvrtc.find().compile_with_ptx(text, capability, flags=flags, msl=self._msl)
+        if HOLDS_FRAGMENTS in text and _MATRIX_MARK in ptx:
+            return self._code(text.replace(HOLDS_FRAGMENTS, HAS_MATRICES), capability)
         joined = join_products(ptx)
         if HOLDS_FRAGMENTS in text:
             joined = widen_loads(joined)

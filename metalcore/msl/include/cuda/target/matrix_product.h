@@ -50,8 +50,18 @@ MSL_TENSOR_PRODUCTS(bfloat, "bf16")
 // The program's row (see lanes.h) that is a row of the tensor cores, and the other way round.
 METAL_FUNC uint32_t exchanged_row(uint32_t row) { return (row & 4) | (row >> 1 & 1) | (row << 1 & 2); }
 
+// Marks in NVRTC's PTX that a kernel has matrices, for which lanes that are numbered for fragments are wrong.
+METAL_FUNC void mark_matrices() {
+#ifdef MSL_FRAGMENT_LANES
+  asm volatile("// msl.matrix");
+#endif
+}
+
 // Only whole simdgroups, which are renumbered, have matrices.
-METAL_FUNC MatrixPlace place_of_lane() { return {exchanged_row(warp_lane() / 4), warp_lane() % 4 * 2}; }
+METAL_FUNC MatrixPlace place_of_lane() {
+  mark_matrices();
+  return {exchanged_row(warp_lane() / 4), warp_lane() % 4 * 2};
+}
 
 // The lane that has this lane's column in row 2 c; the lane of the row after it is kNextRow further.
 constexpr uint32_t kNextRow = 8;
@@ -152,6 +162,7 @@ METAL_FUNC Floats product_of_pairs(Pairs bfloats, Pairs halves, uint32_t not_bfl
 // This lane's two elements of a * b + c, in float.
 template <class A, class B>
 METAL_FUNC Floats matrix_product(const metal::vec<A, 2>& a, const metal::vec<B, 2>& b, Floats c, uint32_t) {
+  mark_matrices();
   if constexpr (std::is_same_v<A, B> && !std::is_same_v<A, float>) {
     const Pairs pairs = {bit_cast<uint32_t>(a), bit_cast<uint32_t>(b)};
     return product_of_pairs(pairs, pairs, std::is_same_v<A, half>, c);
@@ -184,6 +195,7 @@ METAL_FUNC metal::vec<T, 2> pair_of(const metal::vec<T, 2>& pair, uint32_t lane)
 // the program is in the warp's lanes from 4 r on.
 template <class A, class B>
 METAL_FUNC Floats matrix_product(const metal::vec<A, 2>& a, const metal::vec<B, 2>& b, Floats c, uint32_t) {
+  mark_matrices();
   const uint32_t row = warp_lane() & 28u, column = warp_lane() & 3u;
 #pragma unroll 1  // the assembler takes minutes for thousands of shuffles in a row
   for (uint32_t k = 0; k < 8; k += 2) {
