@@ -6,9 +6,12 @@
 //   float derivative(float score, float gradient, int b, int h, int q, int k) const;  // that of the unchanged score
 //   int2 ends(int b, int h, int q) const;  // of the keys that a query may see, where kEnds says that there are such
 //   Column column(int b, int h, int k) const;  // what the mask finds for a key, where kColumns says that it finds any
+//   Row row(int b, int h, int q) const;  // what it finds for a query
 //   bool alike(Column a, Column b) const;  // kByColumn says that the mask reads nothing else of a key
-//   bool mask(int b, int h, int q, int k, Column of_key) const;  // what else is true of a score that counts, for kMask
-// For the gradients of keys and values, `ends` is that of the queries that may see a key, and `column` of a query.
+//   bool mask(int b, int h, int q, int k, Column of_key, Row of_query) const;  // what else is true of a score that
+//                                                                              // counts, where kMask says so
+// For the gradients of keys and values, `ends` is that of the queries that may see a key, `column` is that of a query,
+// and `row` that of a key.
 // For the gradients of what the first captures: see flex_captured.h.
 #pragma once
 
@@ -38,14 +41,62 @@ METAL_FUNC uint bits_before(int end) {
   return (1u << (columns / 8 * 2 + metal::min(columns % 8, 2u))) - 1u;
 }
 
+// What the mask says of the rows of a thread's scores, found again for each tile. The thread's rows are 8 apart.
+template <typename Mods>
+struct FlexRowsOnDemand {
+  static constexpr constant bool kHasLimits = false;
+  metal::int4 limits;
+
+  METAL_FUNC metal::int2 ends(thread const Mods& mods, int b, int h, uint first, uint m) const {
+    return mods.ends(b, h, int(first + m * 8));
+  }
+  METAL_FUNC typename Mods::Row row(thread const Mods& mods, int b, int h, uint first, uint m) const {
+    return mods.row(b, h, int(first + m * 8));
+  }
+};
+
+// The same, found once for all tiles and held in threadgroup memory: two ends, and 16 bytes at most.
+template <typename Mods>
+struct FlexHeldRow {
+  metal::int2 ends;
+  typename Mods::Row row;
+};
+constexpr constant uint kHeldRowBytes = 24;
+template <uint kRows, typename Mods>
+struct FlexHeldRows {
+  static_assert(kRows <= 32 && sizeof(FlexHeldRow<Mods>) <= kHeldRowBytes, "a lane finds what a row needs");
+  static constexpr constant bool kHasLimits = true;
+  threadgroup const FlexHeldRow<Mods>* held;  // of the thread's first row
+  // The least and the largest first column of the simdgroup's rows, and the least and the largest one behind the last.
+  metal::int4 limits;
+
+  // `rows` is the simdgroup's part of the memory.
+  METAL_FUNC FlexHeldRows(threadgroup FlexHeldRow<Mods>* rows, thread const Mods& mods, uint batch, uint head,
+                          uint first, uint lane, Place place) {
+    held = rows + place.row;
+    if (!Mods::kEnds && !Mods::kMask) return;
+    const int b = int(batch), h = int(head), row = int(first + lane % kRows);
+    metal::int2 ends(0);
+    if (Mods::kEnds) ends = mods.ends(b, h, row);
+    limits =
+        metal::int4(metal::simd_min(ends.x), metal::simd_max(ends.x), metal::simd_min(ends.y), metal::simd_max(ends.y));
+    metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
+    if (lane < kRows) rows[lane] = {ends, mods.row(b, h, row)};
+    metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
+  }
+  METAL_FUNC metal::int2 ends(thread const Mods&, int, int, uint, uint m) const { return held[m * 8].ends; }
+  METAL_FUNC typename Mods::Row row(thread const Mods&, int, int, uint, uint m) const { return held[m * 8].row; }
+};
+
 // Returns which of a thread's scores count, a bit for each: those of keys before `end` that the mask shows. Rows of
 // scores are those of queries, or of keys. With `kHeld`, `held` has what the mask finds for each of the columns. Where
 // all of them are alike, and the mask reads nothing else of a column, a row's scores count all or not at all. `kWhole`
 // says that no row and no column is missing.
-template <bool kKeysAreRows, bool kWhole, uint kDown, uint kAcross, bool kHeld = false, typename Mods>
+template <bool kKeysAreRows, bool kWhole, uint kDown, uint kAcross, bool kHeld = false, typename Mods,
+          typename Rows = FlexRowsOnDemand<Mods>>
 METAL_FUNC uint seen_scores(thread const Mods& mods, bool is_masked, uint batch, uint head, uint first_row,
                             uint first_column, uint end, Place place, uint lane = 0,
-                            threadgroup const typename Mods::Column* held = nullptr) {
+                            threadgroup const typename Mods::Column* held = nullptr, Rows rows = {}) {
   static_assert(2 * kDown * kAcross <= 32, "a thread has a bit for each of its scores");
   const int b = int(batch), h = int(head), first = int(first_column + place.column);
   const uint row = first_row + place.row;
@@ -61,13 +112,19 @@ METAL_FUNC uint seen_scores(thread const Mods& mods, bool is_masked, uint batch,
     bool shows_all = true, shows_none = true;  // of the tile's columns
     const int begin = int(first_column), behind = begin + int(8 * kAcross);
 #pragma unroll
-    for (uint m = 0; m < kDown; ++m) {
-      ends[m] = mods.ends(b, h, int(row + m * 8));
+    for (uint m = 0; m < kDown && !Rows::kHasLimits; ++m) {
+      ends[m] = rows.ends(mods, b, h, row, m);
       shows_all &= ends[m].x <= begin && ends[m].y >= behind;
       shows_none &= ends[m].x >= behind || ends[m].y <= begin;
     }
-    if (metal::simd_all(shows_none)) return 0;
-    if (!metal::simd_all(shows_all)) {
+    if (Rows::kHasLimits) {
+      shows_all = rows.limits.y <= begin && rows.limits.z >= behind;
+      shows_none = rows.limits.x >= behind || rows.limits.w <= begin;
+    }
+    if (Rows::kHasLimits ? shows_none : metal::simd_all(shows_none)) return 0;
+    if (!(Rows::kHasLimits ? shows_all : metal::simd_all(shows_all))) {
+#pragma unroll
+      for (uint m = 0; m < kDown && Rows::kHasLimits; ++m) ends[m] = rows.ends(mods, b, h, row, m);
       uint between = 0;
 #pragma unroll
       for (uint m = 0; m < kDown; ++m)
@@ -85,7 +142,7 @@ METAL_FUNC uint seen_scores(thread const Mods& mods, bool is_masked, uint batch,
     if (metal::simd_all(is_alike)) {
 #pragma unroll
       for (uint m = 0; m < kDown; ++m)
-        if (mods.mask(b, h, int(row + m * 8), 0, held[0]))
+        if (mods.mask(b, h, int(row + m * 8), 0, held[0], rows.row(mods, b, h, row, m)))
           shown |= all_bits<1, kAcross>() << flex_bit(kAcross, m, 0, 0);
       return seen & shown;
     }
@@ -99,7 +156,8 @@ METAL_FUNC uint seen_scores(thread const Mods& mods, bool is_masked, uint batch,
 #pragma unroll
       for (uint m = 0; m < kDown; ++m) {
         const int query = kKeysAreRows ? column : int(row + m * 8), key = kKeysAreRows ? int(row + m * 8) : column;
-        shown |= uint(mods.mask(b, h, query, key, found)) << flex_bit(kAcross, m, n, i);
+        const typename Mods::Row of_row = rows.row(mods, b, h, row, m);
+        shown |= uint(mods.mask(b, h, query, key, found, of_row)) << flex_bit(kAcross, m, n, i);
       }
     }
   }

@@ -51,9 +51,10 @@ template <typename T, uint kSize, uint kDown, uint kSimds, uint kQueries, bool k
           bool kWithValues, uint kOwn, typename Mods>
 METAL_FUNC void flex_dkv(device T* dk, device T* dv, device const T* q, device const T* k, device const T* v,
                          device const int* counts, device const int* indices, device const int* full_counts,
-                         device const int* full_indices, device const float* lse, device const float* delta,
-                         device const T* d_out, threadgroup T* tile, threadgroup float* numbers, constant FlexParams& p,
-                         thread const Mods& mods, uint group, uint thread_index, uint simd, uint lane) {
+                         device const int* full_indices, device const int* order, device const float* lse,
+                         device const float* delta, device const T* d_out, threadgroup T* tile,
+                         threadgroup float* numbers, constant FlexParams& p, thread const Mods& mods, uint group,
+                         uint thread_index, uint simd, uint lane) {
   constexpr bool kBoth = kWithKeys && kWithValues;
   constexpr uint kPitch = kSize + 16 / sizeof(T), kAcross = kQueries / 8, kKeys = 8 * kDown * kSimds;
   constexpr bool kEarly = !kNarrow && sizeof(T) == 2 && kBoth;  // the next tiles are loaded meanwhile
@@ -67,7 +68,7 @@ METAL_FUNC void flex_dkv(device T* dk, device T* dv, device const T* q, device c
 
   const uint k_heads = uint(p.heads / p.group), q_length = uint(p.q_length);
   const FlexPlace at =
-      flex_place(p, uint(p.first) + group, k_heads, uint(p.tables.k_block), uint(p.k_length), kKeys, false);
+      flex_place(p, order, uint(p.first) + group, k_heads, uint(p.tables.k_block), uint(p.k_length), kKeys, false);
   if (at.begin >= at.end) return;
   const Place place = place_of(lane);
   const uint key = at.begin + simd * 8 * kDown;

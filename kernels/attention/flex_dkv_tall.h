@@ -5,34 +5,38 @@
 #include "flex_dkv.h"
 #include "flex_forward_tall.h"
 
-// What a threadgroup's memory has, in elements: values, keys, and two tiles of queries and gradients.
+// What a threadgroup's memory has, in elements: values, keys, two tiles of queries and gradients, and what the mask
+// finds for keys.
 template <typename T, uint kSize, uint kDown, uint kSimds, uint kQueries, bool, bool, bool, bool, uint>
 constexpr uint flex_dkv_tall_tile() {
-  return (16 * kDown * kSimds + 4 * kQueries) * (kSize + 16 / sizeof(T));
+  return (16 * kDown * kSimds + 4 * kQueries) * (kSize + 16 / sizeof(T)) +
+         8 * kDown * kSimds * kHeldRowBytes / sizeof(T);
 }
 
 template <typename T, uint kSize, uint kDown, uint kSimds, uint kQueries, bool kNarrow, bool kWhole, bool kWithKeys,
           bool kWithValues, uint kOwn, typename Mods>
 METAL_FUNC void flex_dkv_tall(device T* dk, device T* dv, device const T* q, device const T* k, device const T* v,
                               device const int* counts, device const int* indices, device const int* full_counts,
-                              device const int* full_indices, device const float* lse, device const float* delta,
-                              device const T* d_out, threadgroup T* declared, threadgroup float* numbers,
-                              constant FlexParams& p, thread const Mods& mods, uint group, uint thread_index, uint simd,
-                              uint lane) {
+                              device const int* full_indices, device const int* order, device const float* lse,
+                              device const float* delta, device const T* d_out, threadgroup T* declared,
+                              threadgroup float* numbers, constant FlexParams& p, thread const Mods& mods, uint group,
+                              uint thread_index, uint simd, uint lane) {
   static_assert(kWhole && !kNarrow && kWithKeys && kWithValues, "no row of a tile is missing, and both are wanted");
   constexpr uint kPitch = kSize + 16 / sizeof(T), kAcross = kQueries / 8, kKeys = 8 * kDown * kSimds;
   constexpr uint kThreads = 32 * kSimds, kStage = 2 * kQueries * kPitch;  // of queries and gradients
-  constexpr uint kBytes = (2 * kKeys + 4 * kQueries) * kPitch * sizeof(T);
+  constexpr uint kBytes = ((2 * kKeys + 4 * kQueries) * kPitch) * sizeof(T) + kKeys * kHeldRowBytes;
   threadgroup T* const tile = metalcore_memory_of_tile<kBytes>(declared, 0);
   threadgroup T* const stages = tile + 2 * kKeys * kPitch;
-  threadgroup T* const own = tile + simd * 8 * kDown * kPitch;
+  threadgroup FlexHeldRow<Mods>* const rows = reinterpret_cast<threadgroup FlexHeldRow<Mods>*>(stages + 2 * kStage);
 
   const uint k_heads = uint(p.heads / p.group);
   const FlexPlace at =
-      flex_place(p, uint(p.first) + group, k_heads, uint(p.tables.k_block), uint(p.k_length), kKeys, false);
+      flex_place(p, order, uint(p.first) + group, k_heads, uint(p.tables.k_block), uint(p.k_length), kKeys, false);
   if (at.begin >= at.end) return;
+  const uint part = flex_part<kSimds>(at, simd);
+  threadgroup T* const own = tile + part * 8 * kDown * kPitch;
   const Place place = place_of(lane);
-  const uint key = at.begin + simd * 8 * kDown;
+  const uint key = at.begin + part * 8 * kDown;
   const float scale = p.scale_number();
 
   const uint first_head = at.head * uint(p.group), last_head = first_head + uint(p.group) - 1;
@@ -60,6 +64,7 @@ METAL_FUNC void flex_dkv_tall(device T* dk, device T* dv, device const T* q, dev
                                                         thread_index);
       ahead = numbers_of_query(lse, delta, first_number, walk, kQueries, thread_index);
     }
+    const FlexHeldRows<8 * kDown, Mods> own_rows(rows + simd * 8 * kDown, mods, at.batch, head, key, lane, place);
     while (walk.more()) {
       const uint query = walk.at;
       const bool is_masked = walk.masked();
@@ -82,7 +87,8 @@ METAL_FUNC void flex_dkv_tall(device T* dk, device T* dv, device const T* q, dev
       }
       uint seen = 0xffffffff;
       if (is_masked)
-        seen = seen_scores<true, kWhole, kDown, kAcross>(mods, true, at.batch, head, key, query, at.end, place);
+        seen = seen_scores<true, kWhole, kDown, kAcross>(mods, true, at.batch, head, key, query, at.end, place, lane,
+                                                         nullptr, own_rows);
       if (!metal::simd_any(seen != 0)) continue;  // of a simdgroup's scores, none counts
 
       Fragments<float, kDown, kAcross> scores, products;

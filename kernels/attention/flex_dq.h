@@ -93,8 +93,8 @@ METAL_FUNC void finish_subtracted(thread float (&subtracted)[kDown], thread floa
 template <typename T, uint kSize, uint kDown, uint kSimds, uint kKeys, bool kNarrow, bool kWhole, typename Mods>
 METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, device const T* k, device const T* v,
                         device const int* counts, device const int* indices, device const int* full_counts,
-                        device const int* full_indices, device const T* out, device const float* lse,
-                        device const T* d_out, device const float* d_lse, threadgroup T* tile,
+                        device const int* full_indices, device const int* order, device const T* out,
+                        device const float* lse, device const T* d_out, device const float* d_lse, threadgroup T* tile,
                         threadgroup float* numbers, constant FlexParams& p, thread const Mods& mods, uint group,
                         uint thread_index, uint simd, uint lane) {
   constexpr uint kPitch = kSize + 16 / sizeof(T), kAcross = kKeys / 8, kQueries = 8 * kDown * kSimds;
@@ -105,8 +105,8 @@ METAL_FUNC void flex_dq(device T* dq, device float* delta, device const T* q, de
   threadgroup T* const own_queries = kNarrow ? tile + kTileRows * kPitch : tile;
   threadgroup T* const own_gradients = kNarrow ? own_queries + kQueries * kPitch : tile;
 
-  const FlexPlace at =
-      flex_place(p, uint(p.first) + group, uint(p.heads), uint(p.tables.q_block), uint(p.q_length), kQueries, true);
+  const FlexPlace at = flex_place(p, order, uint(p.first) + group, uint(p.heads), uint(p.tables.q_block),
+                                  uint(p.q_length), kQueries, true);
   if (at.begin >= at.end) return;
   const uint k_length = uint(p.k_length), k_head = at.head / uint(p.group);
   const Place place = place_of(lane);

@@ -6,10 +6,10 @@
 #include "flex_forward_tall.h"
 
 // What a threadgroup's memory has, in elements: queries, gradients, and two tiles of keys and values, whose place the
-// results have first.
+// results have first, and what the mask finds for queries.
 template <typename T, uint kSize, uint kDown, uint kSimds, uint kKeys, bool, bool>
 constexpr uint flex_dq_tall_tile() {
-  return (16 * kDown * kSimds + 4 * kKeys) * (kSize + 16 / sizeof(T));
+  return (16 * kDown * kSimds + 4 * kKeys) * (kSize + 16 / sizeof(T)) + 8 * kDown * kSimds * kHeldRowBytes / sizeof(T);
 }
 
 // Adds a lane's part of the products of two tiles' rows.
@@ -31,10 +31,10 @@ METAL_FUNC void add_tile_products(thread float (&sums)[kDown], threadgroup const
 template <typename T, uint kSize, uint kDown, uint kSimds, uint kKeys, bool kNarrow, bool kWhole, typename Mods>
 METAL_FUNC void flex_dq_tall(device T* dq, device float* delta, device const T* q, device const T* k, device const T* v,
                              device const int* counts, device const int* indices, device const int* full_counts,
-                             device const int* full_indices, device const T* out, device const float* lse,
-                             device const T* d_out, device const float* d_lse, threadgroup T* declared,
-                             constant FlexParams& p, thread const Mods& mods, uint group, uint thread_index, uint simd,
-                             uint lane) {
+                             device const int* full_indices, device const int* order, device const T* out,
+                             device const float* lse, device const T* d_out, device const float* d_lse,
+                             threadgroup T* declared, constant FlexParams& p, thread const Mods& mods, uint group,
+                             uint thread_index, uint simd, uint lane) {
   static_assert(kWhole && !kNarrow && !Mods::kCaptured, "no row of a tile is missing, and no sums are wanted");
   constexpr uint kPitch = kSize + 16 / sizeof(T), kAcross = kKeys / 8, kQueries = 8 * kDown * kSimds;
   constexpr uint kThreads = 32 * kSimds, kStage = 2 * kKeys * kPitch;  // of keys and values
@@ -42,12 +42,14 @@ METAL_FUNC void flex_dq_tall(device T* dq, device float* delta, device const T* 
   constexpr uint kBytes = flex_dq_tall_tile<T, kSize, kDown, kSimds, kKeys, kNarrow, kWhole>() * sizeof(T);
   threadgroup T* const tile = metalcore_memory_of_tile<kBytes>(declared, 0);
   threadgroup T* const stages = tile + 2 * kQueries * kPitch;
-  threadgroup T* const own = tile + simd * 8 * kDown * kPitch;
+  threadgroup FlexHeldRow<Mods>* const rows = reinterpret_cast<threadgroup FlexHeldRow<Mods>*>(stages + 2 * kStage);
 
-  const FlexPlace at =
-      flex_place(p, uint(p.first) + group, uint(p.heads), uint(p.tables.q_block), uint(p.q_length), kQueries, true);
+  const FlexPlace at = flex_place(p, order, uint(p.first) + group, uint(p.heads), uint(p.tables.q_block),
+                                  uint(p.q_length), kQueries, true);
   if (at.begin >= at.end) return;
-  const uint k_head = at.head / uint(p.group), query = at.begin + simd * 8 * kDown;
+  const uint part = flex_part<kSimds>(at, simd);
+  threadgroup T* const own = tile + part * 8 * kDown * kPitch;
+  const uint k_head = at.head / uint(p.group), query = at.begin + part * 8 * kDown;
   const Place place = place_of(lane);
   const float scale = p.scale_number();
 
@@ -63,12 +65,13 @@ METAL_FUNC void flex_dq_tall(device T* dq, device float* delta, device const T* 
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   float subtracted[kDown], logarithms[kDown];
   fill(subtracted, 0.0f);
-  add_tile_products<kSize / 8, kPitch>(subtracted, own + kQueries * kPitch, stages + simd * 8 * kDown * kPitch);
+  add_tile_products<kSize / 8, kPitch>(subtracted, own + kQueries * kPitch, stages + part * 8 * kDown * kPitch);
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   if (walk.more()) {
     flex_copy_both<kKeys, kSize, kPitch, kThreads>(stages, k_rows, v_rows, walk.at, thread_index);
   }
   finish_subtracted(subtracted, logarithms, delta, lse, d_lse, p, at, query, place);
+  const FlexHeldRows<8 * kDown, Mods> own_rows(rows + simd * 8 * kDown, mods, at.batch, at.head, query, lane, place);
 
   const RowsInTile<T, kDown, kSize / 8> queries = {own}, gradients = {own + kQueries * kPitch};
   float ones[kDown], factors[kDown], no_rows[1];
@@ -90,7 +93,8 @@ METAL_FUNC void flex_dq_tall(device T* dq, device float* delta, device const T* 
     }
     uint seen = 0xffffffff;
     if (is_masked)
-      seen = seen_scores<false, kWhole, kDown, kAcross>(mods, true, at.batch, at.head, query, key, end, place);
+      seen = seen_scores<false, kWhole, kDown, kAcross>(mods, true, at.batch, at.head, query, key, end, place, lane,
+                                                        nullptr, own_rows);
     if (!metal::simd_any(seen != 0)) continue;  // of a simdgroup's scores, none counts
 
     Fragments<float, kDown, kAcross> scores, products;

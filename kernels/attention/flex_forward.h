@@ -121,9 +121,9 @@ template <typename T, uint kSize, uint kDown, uint kSimds, uint kKeys, bool kNar
           typename Mods>
 METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* largest_scores, device const T* q,
                              device const T* k, device const T* v, device const int* counts, device const int* indices,
-                             device const int* full_counts, device const int* full_indices, threadgroup T* tile,
-                             constant FlexParams& p, thread const Mods& mods, uint group, uint thread_index, uint simd,
-                             uint lane) {
+                             device const int* full_counts, device const int* full_indices, device const int* order,
+                             threadgroup T* tile, constant FlexParams& p, thread const Mods& mods, uint group,
+                             uint thread_index, uint simd, uint lane) {
   constexpr uint kPitch = kSize + 16 / sizeof(T), kAcross = kKeys / 8, kQueries = 8 * kDown * kSimds;
   // There are registers to load the next tiles into meanwhile, or the next keys and then the values: a thread has four
   // packs of each of them or more.
@@ -142,7 +142,7 @@ METAL_FUNC void flex_forward(device Out* out, device float* lse, device float* l
 
   const uint splits = kWhole ? 1 : uint(p.splits), index = uint(p.first) + group, split = index % splits;
   const FlexPlace at =
-      flex_place(p, index / splits, uint(p.heads), uint(p.tables.q_block), uint(p.q_length), kQueries, true);
+      flex_place(p, order, index / splits, uint(p.heads), uint(p.tables.q_block), uint(p.q_length), kQueries, true);
   if (at.begin >= at.end) return;
   const bool vectors = kWhole || p.vectors != 0;
   const uint head_size = kWhole ? kSize : uint(p.head_size), value_size = kWhole ? kSize : uint(p.value_size);

@@ -9,7 +9,8 @@
 // What a threadgroup's memory has, in elements: its queries, two tiles of keys and values, and what the mask finds.
 template <typename T, uint kSize, uint kDown, uint kSimds, uint kKeys, bool, bool kWhole>
 constexpr uint flex_forward_tall_tile() {
-  return (8 * kDown * kSimds + 4 * kKeys + 2 * flex_column_rows(kKeys, kWhole)) * (kSize + 16 / sizeof(T));
+  return (8 * kDown * kSimds + 4 * kKeys + 2 * flex_column_rows(kKeys, kWhole)) * (kSize + 16 / sizeof(T)) +
+         8 * kDown * kSimds * kHeldRowBytes / sizeof(T);
 }
 
 // Begins to copy rows to a tile.
@@ -38,22 +39,26 @@ template <typename T, uint kSize, uint kDown, uint kSimds, uint kKeys, bool kNar
 METAL_FUNC void flex_forward_tall(device T* out, device float* lse, device float* largest_scores, device const T* q,
                                   device const T* k, device const T* v, device const int* counts,
                                   device const int* indices, device const int* full_counts,
-                                  device const int* full_indices, threadgroup T* declared, constant FlexParams& p,
-                                  thread const Mods& mods, uint group, uint thread_index, uint simd, uint lane) {
+                                  device const int* full_indices, device const int* order, threadgroup T* declared,
+                                  constant FlexParams& p, thread const Mods& mods, uint group, uint thread_index,
+                                  uint simd, uint lane) {
   static_assert(kWhole && !kNarrow, "no row and no element of a tile is missing");
   constexpr uint kPitch = kSize + 16 / sizeof(T), kAcross = kKeys / 8, kQueries = 8 * kDown * kSimds;
   constexpr uint kThreads = 32 * kSimds, kStage = 2 * kKeys * kPitch;  // of keys and values
   constexpr uint kBytes = flex_forward_tall_tile<T, kSize, kDown, kSimds, kKeys, kNarrow, kWhole>() * sizeof(T);
   using Column = typename Mods::Column;
   threadgroup T* const tile = metalcore_memory_of_tile<kBytes>(declared, 0);
-  threadgroup T* const own = tile + simd * 8 * kDown * kPitch;
   threadgroup T* const stages = tile + kQueries * kPitch;
-  threadgroup Column* const held = reinterpret_cast<threadgroup Column*>(stages + 2 * kStage);
+  threadgroup FlexHeldRow<Mods>* const rows = reinterpret_cast<threadgroup FlexHeldRow<Mods>*>(stages + 2 * kStage);
+  threadgroup Column* const held =
+      reinterpret_cast<threadgroup Column*>(stages + 2 * kStage + kQueries * kHeldRowBytes / sizeof(T));
 
-  const FlexPlace at =
-      flex_place(p, uint(p.first) + group, uint(p.heads), uint(p.tables.q_block), uint(p.q_length), kQueries, true);
+  const FlexPlace at = flex_place(p, order, uint(p.first) + group, uint(p.heads), uint(p.tables.q_block),
+                                  uint(p.q_length), kQueries, true);
   if (at.begin >= at.end) return;
-  const uint k_head = at.head / uint(p.group), query = at.begin + simd * 8 * kDown;
+  const uint part = flex_part<kSimds>(at, simd);
+  threadgroup T* const own = tile + part * 8 * kDown * kPitch;
+  const uint k_head = at.head / uint(p.group), query = at.begin + part * 8 * kDown;
   const Place place = place_of(lane);
   const float scale = p.scale_number();
 
@@ -69,6 +74,7 @@ METAL_FUNC void flex_forward_tall(device T* out, device float* lse, device float
   }
   FlexColumns<kKeys, Mods> columns = {held, thread_index, {}};
   if (Mods::kColumns) columns.load(mods, at, walk);
+  const FlexHeldRows<8 * kDown, Mods> own_rows(rows + simd * 8 * kDown, mods, at.batch, at.head, query, lane, place);
 
   const RowsInTile<T, kDown, kSize / 8> queries = {own};
   Fragments<float, kDown, kSize / 8> sums;
@@ -94,7 +100,7 @@ METAL_FUNC void flex_forward_tall(device T* out, device float* lse, device float
     uint seen = 0xffffffff;
     if (is_masked)
       seen = seen_scores<false, kWhole, kDown, kAcross, Mods::kColumns>(mods, true, at.batch, at.head, query, key, end,
-                                                                        place, lane, columns.held);
+                                                                        place, lane, columns.held, own_rows);
     if (!metal::simd_any(seen != 0)) continue;  // of a simdgroup's scores, none counts
 
     Fragments<float, kDown, kAcross> scores;

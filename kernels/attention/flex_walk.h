@@ -26,30 +26,49 @@ struct FlexParams {
   int64_t vectors;  // rows can be loaded 16 bytes at a time
   int64_t chunk, first_piece, parts, items;  // of a head's pieces, those of a dispatch; tables for sums by places
   int64_t sequences, in_turn;                // heads of all batch items, and how many take turns
-  int64_t has_full, has_lse_gradient;
+  int64_t has_full, has_order, has_lse_gradient;
   int64_t scale;  // the bits of a float
 
   float scale_number() const constant { return as_type<float>(uint(scale)); }
 };
 
+// Returns the number of the table of an item and a head.
+METAL_FUNC uint flex_table(constant FlexParams& p, uint batch, uint head) {
+  const uint heads = uint(p.tables.heads);
+  return batch % uint(p.tables.batches) * heads + head % heads;
+}
+
 // Where a threadgroup works: a part of the rows of a block.
 struct FlexPlace {
   uint batch, head, block, begin, end, part;
 };
-// Threadgroups of long walks come first: for a causal mask these are those of the last queries, or of the first keys.
-// Some heads take turns, so that they come first among all of these heads, and the last threadgroups to begin are
-// short.
-METAL_FUNC FlexPlace flex_place(constant FlexParams& p, uint index, uint heads, uint block_rows, uint length, uint rows,
-                                bool from_last) {
-  const uint pieces = uint(p.pieces), all = pieces * uint(p.tables.rows), chunk = uint(p.chunk);
+// Threadgroups of long walks come first: those of the blocks that `order` names first, if there is an order, which has
+// a row for each table. Otherwise these are the last queries, or the first keys, which is right for a causal mask. Some
+// heads take turns, so that they come first among all of these heads, and the last threadgroups to begin are short.
+METAL_FUNC FlexPlace flex_place(constant FlexParams& p, device const int* order, uint index, uint heads,
+                                uint block_rows, uint length, uint rows, bool from_last) {
+  const uint pieces = uint(p.pieces), blocks = uint(p.tables.rows), chunk = uint(p.chunk);
   const uint heads_in_turn = uint(p.in_turn), first = index / (heads_in_turn * chunk) * heads_in_turn;
   const uint in_turn = metal::min(heads_in_turn, uint(p.sequences) - first), rest = index - first * chunk;
   const uint part = rest / in_turn, walk = uint(p.first_piece) + part, sequence = first + rest % in_turn;
-  const uint number = from_last ? all - 1 - walk : walk;
-  const uint block = number / pieces;
-  const uint begin = block * block_rows + number % pieces * rows;
+  const uint batch = sequence / heads, head = sequence % heads, number = walk / pieces, piece = walk % pieces;
+  uint block = from_last ? blocks - 1 - number : number;
+  if (p.has_order != 0) {
+    const uint q_head = head * (uint(p.heads) / heads);  // the first that shares a head of keys
+    block = uint(order[int64_t(flex_table(p, batch, q_head)) * blocks + number]);
+  }
+  const uint begin = block * block_rows + (from_last ? pieces - 1 - piece : piece) * rows;
   const uint end = metal::min((block + 1) * block_rows, length);
-  return {sequence / heads, sequence % heads, block, begin, end, part};
+  return {batch, head, block, begin, end, part};
+}
+
+// Returns which of a threadgroup's rows a simdgroup has. Masks leave the first or the last ones less to do, and each of
+// the four schedulers of a GPU's core has every fourth simdgroup. So that they all have the same to do, the second four
+// of eight have their rows in the other order, and so have four in every second threadgroup.
+template <uint kSimds>
+METAL_FUNC uint flex_part(FlexPlace at, uint simd) {
+  if (kSimds == 8) return simd < 4 ? simd : 11 - simd;
+  return (at.block + at.head) % 2 == 0 ? simd : kSimds - 1 - simd;
 }
 
 // What a walk begins with: the numbers of blocks with a mask and without one, and the first of each.
@@ -60,8 +79,7 @@ struct FlexRow {
 METAL_FUNC FlexRow flex_row(constant FlexParams& p, device const int* counts, device const int* indices,
                             device const int* full_counts, device const int* full_indices, uint batch, uint head,
                             uint block) {
-  const uint heads = uint(p.tables.heads), table = batch % uint(p.tables.batches) * heads + head % heads;
-  const int64_t at = int64_t(table) * p.tables.rows + block;
+  const int64_t at = int64_t(flex_table(p, batch, head)) * p.tables.rows + block;
   // The first blocks come along with the counts, and not behind them.
   const uint first = p.tables.partial_columns > 0 ? uint(indices[at * p.tables.partial_columns]) : 0;
   const uint first_full =

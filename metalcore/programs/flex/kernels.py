@@ -182,7 +182,8 @@ class Launch:
         for piece, now, first, groups in dispatches:
             # Heads that have the same tables do not work at once.
             in_turn = items if items < batch * heads else max(-(-_IN_TURN // now), heads_in_cache)
-            flags = [self.vectors, now, piece, chunk, items, batch * heads, in_turn, tables.full is not None, has_lse]
+            flags = [self.vectors, now, piece, chunk, items, batch * heads, in_turn, tables.full is not None]
+            flags += [tables.order is not None, has_lse]
             numbers = [
                 *strides,
                 *tables.numbers,

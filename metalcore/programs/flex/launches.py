@@ -8,16 +8,15 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ... import _C
 from ..._core.operators import ops
 from ..._core.routing import device_type, on_cuda
 from ..pointwise.numbers import Unsupported
-from .bounds import parts_of
 from .captured import Plan, gradients_of, plan_of
 from .graphs import Captured
 from .kernels import Launch
-from .lowering import ARGUMENTS
 from .mods import Mods
 
 __all__ = ["MOST_SIZE", "Call", "Functions", "Tables", "dkv", "dq", "forward", "like", "tables_of"]
@@ -26,6 +25,8 @@ MOST_SIZE = 256
 _SIZES = (64, 96, 128, 192, 256)
 # Few queries: as many threadgroups as fill a large GPU twice, and keys of a block that one takes at least.
 _THREADGROUPS, _CUT = 256, 128
+# Tables of fewer rows have no order: most of their threadgroups work at once.
+_FEWEST_IN_ORDER = 16
 
 
 class Tables(NamedTuple):
@@ -34,16 +35,18 @@ class Tables(NamedTuple):
     Attributes:
         partial, full: counts and numbers of blocks with a mask, and of those without one.
         q_block, k_block: queries and keys of a block.
+        order: the numbers of the rows, first those of the most blocks, or None: (batch, heads, rows).
     """
 
     partial: tuple[Tensor, Tensor]
     full: tuple[Tensor, Tensor] | None
     q_block: int
     k_block: int
+    order: Tensor | None = None
 
     @property
     def buffers(self) -> list[Tensor]:
-        return [*self.partial, *(self.full or self.partial)]
+        return [*self.partial, *(self.full or self.partial), self.partial[0] if self.order is None else self.order]
 
     @property
     def numbers(self) -> list[int]:
@@ -56,7 +59,31 @@ def tables_of(block_mask: Sequence, of_keys: bool) -> Tables:
     """Returns the blocks of keys that blocks of queries visit, or the other way round, of a BlockMask's tuple."""
     counts, indices, full_counts, full_indices = block_mask[6:10] if of_keys else block_mask[2:6]
     full = None if full_counts is None else (_dense(full_counts, 3), _dense(full_indices, 4))
-    return Tables((_dense(counts, 3), _dense(indices, 4)), full, int(block_mask[-3]), int(block_mask[-2]))
+    tables = Tables((_dense(counts, 3), _dense(indices, 4)), full, int(block_mask[-3]), int(block_mask[-2]))
+    return tables._replace(order=_order(counts, tables))
+
+
+# Orders of rows by the tensors of their counts, and of each by its shape and the stream that has computed it. One whose
+# counts have changed since is still an order.
+_orders = WeakTensorKeyDictionary()
+
+
+def _order(key: Tensor, tables: Tables) -> Tensor | None:
+    """Returns the order of a table's rows, which is computed once. A graph that records what runs takes one that is
+    there."""
+    counts = tables.partial[0]
+    if type(key) is not Tensor or counts.shape[2] < _FEWEST_IN_ORDER:
+        return None
+    if key not in _orders:
+        _orders[key] = {}
+    known = _orders[key]
+    if key.is_cuda and torch.cuda.is_current_stream_capturing():
+        return next((order for (shape, _), order in known.items() if shape == counts.shape), None)
+    place = counts.shape, torch.cuda.current_stream(key.device).cuda_stream if key.is_cuda else 0
+    if place not in known:
+        blocks = counts if tables.full is None else counts + tables.full[0]
+        known[place] = blocks.argsort(descending=True, stable=True).to(torch.int32)
+    return known[place]
 
 
 def _dense(tensor, dimensions):
@@ -171,9 +198,7 @@ def forward(call: Call, tables: Tables, functions: Functions) -> tuple[Tensor, T
     outputs = [("T" if splits == 1 else "float", parts), ("float", lse), ("float", largest)]
     place = parts if splits == 1 else parts[:, :, 0].transpose(1, 2)
     blocks = (tables.q_block, tables.k_block) if splits == 1 else ()
-    # Evaluations of a mask for each score are slower there, and short products of small heads do not hide that.
-    tall = None if call.size == 64 and functions.compares_scores else _tall(call, tiles, "forward")
-    strides = {"out": place}
+    strides, tall = {"out": place}, _tall(call, tiles, "forward")
     launch = Launch("forward", call, tables, tiles, functions, strides, outputs, inputs, blocks, tall=tall)
     part = 0 if splits == 1 else parts.stride(2)
     work = 2 * call.k.shape[2]
@@ -292,11 +317,6 @@ class Functions(NamedTuple):
     @property
     def graphs(self) -> tuple:
         return tuple(None if mod is None else mod.graph for mod in (self.score, self.mask, self.joint))
-
-    @property
-    def compares_scores(self) -> bool:
-        """Whether the mask is more than the ends of each query's keys."""
-        return self.mask is not None and bool(parts_of(self.mask.graph, ARGUMENTS.index("k"))[1])
 
     def mods(self, rows: int, kernel: str) -> Mods:
         mods = Mods(self.packed)

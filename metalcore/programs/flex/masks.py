@@ -24,7 +24,7 @@ def mask_methods(
     unpacked: Sequence[str],
 ) -> list[str]:
     """Returns the methods: the first number of a variable that a mask_mod may show and the one behind the last, what it
-    finds in captured tensors for such a number, and what else is true of a score that it shows.
+    finds in captured tensors for such a number and for a row, and what else is true of a score that it shows.
 
     Args:
         variable: "k" for the keys of a query, "q" for the queries of a key.
@@ -41,36 +41,50 @@ def mask_methods(
     ends = ["return metal::int2(0, 0x7fffffff);"]
     if mod is not None and bounds:
         ends = [*unpacked, *_ends(mod, bounds, of_column, lowering_of())]
-    columns, is_all = [], False
+    columns, rows, is_all = [], [], False
     if mod is not None and not unpacked:  # there the number of a head is also that of a query
         columns, is_all = columns_of(mod.graph, others, of_column, of_row)
-    lowering = lowering_of() if others else None
-    fields, found, lines = [], ["return {};"], ["return true;"]
-    if lowering and columns:
-        values = [lowering.value(node, ()) for node in columns]
-        fields = [f"{register(value.dtype)} v{i};" for i, value in enumerate(values)]
-        found = [*lowering.statements, f"return {{{', '.join(value.text for value in values)}}};"]
+        rows, _ = columns_of(mod.graph, others, of_row, of_column)
+    column_fields, column_lines, of_columns = _found(columns, "found", lowering_of)
+    row_fields, row_lines, of_rows = _found(rows, "of_row", lowering_of)
+    lines = ["return true;"]
+    if others:
         lowering = lowering_of()
-        lowering.bind({node: Value(f"found.v{i}", x.dtype) for i, (node, x) in enumerate(zip(columns, values))})
-    if lowering:
+        lowering.bind({**of_columns, **of_rows})
         values = [lowering.value(node, ()) for node in others]
         texts = [x.text if x.dtype == torch.bool else f"({x.text} != 0)" for x in values]
         lines = [*unpacked, *lowering.statements, f"return {' & '.join(texts)};"]
-    equal = " & ".join(f"(a.v{i} == b.v{i})" for i in range(len(fields)))
+    equal = " & ".join(f"(a.v{i} == b.v{i})" for i in range(len(column_fields)))
     every = ", ".join(f"int {argument}" for argument in arguments)
     methods = (
         ("metal::int2", "ends", f"int b, int h, int {row}", ends),
-        ("Column", "column", f"int b, int h, int {variable}", found),
+        ("Column", "column", f"int b, int h, int {variable}", column_lines),
+        ("Row", "row", f"int b, int h, int {row}", row_lines),
         ("bool", "alike", "Column a, Column b", [f"return {equal or 'true'};"]),
-        ("bool", "mask", f"{every}, Column found", lines),
+        ("bool", "mask", f"{every}, Column found, Row of_row", lines),
     )
     constants = (("kEnds", bounds), ("kMask", others), ("kColumns", columns), ("kByColumn", is_all))
-    text = [f"  struct Column {{\n    {' '.join(fields)}\n  }};\n"]
+    structs = (("Column", column_fields), ("Row", row_fields))
+    text = [f"  struct {name} {{\n    {' '.join(fields)}\n  }};\n" for name, fields in structs]
     for result, name, of, body in methods:
         body = "".join(f"    {line}\n" for line in body)
         text.append(f"  {result} {name}({of}) const {{\n{body}  }}\n")
     text += [f"  static constexpr constant bool {name} = {str(bool(has)).lower()};\n" for name, has in constants]
     return text
+
+
+def _found(
+    nodes: Sequence[Node], name: str, lowering_of: Callable[[], Lowering]
+) -> tuple[list[str], list[str], dict[Node, Value]]:
+    """Returns the fields of a struct that holds nodes, the statements that fill it, and the nodes' values in a struct
+    that has a name."""
+    if not nodes:
+        return [], ["return {};"], {}
+    lowering = lowering_of()
+    values = [lowering.value(node, ()) for node in nodes]
+    fields = [f"{register(value.dtype)} v{i};" for i, value in enumerate(values)]
+    lines = [*lowering.statements, f"return {{{', '.join(value.text for value in values)}}};"]
+    return fields, lines, {node: Value(f"{name}.v{i}", x.dtype) for i, (node, x) in enumerate(zip(nodes, values))}
 
 
 def _ends(mod: Captured, bounds: Sequence[Bound], variable: int, lowering: Lowering) -> list[str]:
