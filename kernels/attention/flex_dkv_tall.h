@@ -27,16 +27,15 @@ METAL_FUNC void flex_dkv_tall(device T* dk, device T* dv, device const T* q, dev
   constexpr uint kBytes = ((2 * kKeys + 4 * kQueries) * kPitch) * sizeof(T) + kKeys * kHeldRowBytes;
   threadgroup T* const tile = metalcore_memory_of_tile<kBytes>(declared, 0);
   threadgroup T* const stages = tile + 2 * kKeys * kPitch;
+  threadgroup T* const own = tile + simd * 8 * kDown * kPitch;
   threadgroup FlexHeldRow<Mods>* const rows = reinterpret_cast<threadgroup FlexHeldRow<Mods>*>(stages + 2 * kStage);
 
   const uint k_heads = uint(p.heads / p.group);
   const FlexPlace at =
       flex_place(p, order, uint(p.first) + group, k_heads, uint(p.tables.k_block), uint(p.k_length), kKeys, false);
   if (at.begin >= at.end) return;
-  const uint part = flex_part<kSimds>(at, simd);
-  threadgroup T* const own = tile + part * 8 * kDown * kPitch;
   const Place place = place_of(lane);
-  const uint key = at.begin + part * 8 * kDown;
+  const uint key = at.begin + simd * 8 * kDown;
   const float scale = p.scale_number();
 
   const uint first_head = at.head * uint(p.group), last_head = first_head + uint(p.group) - 1;

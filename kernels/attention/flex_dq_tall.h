@@ -42,14 +42,13 @@ METAL_FUNC void flex_dq_tall(device T* dq, device float* delta, device const T* 
   constexpr uint kBytes = flex_dq_tall_tile<T, kSize, kDown, kSimds, kKeys, kNarrow, kWhole>() * sizeof(T);
   threadgroup T* const tile = metalcore_memory_of_tile<kBytes>(declared, 0);
   threadgroup T* const stages = tile + 2 * kQueries * kPitch;
+  threadgroup T* const own = tile + simd * 8 * kDown * kPitch;
   threadgroup FlexHeldRow<Mods>* const rows = reinterpret_cast<threadgroup FlexHeldRow<Mods>*>(stages + 2 * kStage);
 
   const FlexPlace at = flex_place(p, order, uint(p.first) + group, uint(p.heads), uint(p.tables.q_block),
                                   uint(p.q_length), kQueries, true);
   if (at.begin >= at.end) return;
-  const uint part = flex_part<kSimds>(at, simd);
-  threadgroup T* const own = tile + part * 8 * kDown * kPitch;
-  const uint k_head = at.head / uint(p.group), query = at.begin + part * 8 * kDown;
+  const uint k_head = at.head / uint(p.group), query = at.begin + simd * 8 * kDown;
   const Place place = place_of(lane);
   const float scale = p.scale_number();
 
@@ -65,7 +64,7 @@ METAL_FUNC void flex_dq_tall(device T* dq, device float* delta, device const T* 
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   float subtracted[kDown], logarithms[kDown];
   fill(subtracted, 0.0f);
-  add_tile_products<kSize / 8, kPitch>(subtracted, own + kQueries * kPitch, stages + part * 8 * kDown * kPitch);
+  add_tile_products<kSize / 8, kPitch>(subtracted, own + kQueries * kPitch, stages + simd * 8 * kDown * kPitch);
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   if (walk.more()) {
     flex_copy_both<kKeys, kSize, kPitch, kThreads>(stages, k_rows, v_rows, walk.at, thread_index);

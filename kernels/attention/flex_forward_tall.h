@@ -48,6 +48,7 @@ METAL_FUNC void flex_forward_tall(device T* out, device float* lse, device float
   constexpr uint kBytes = flex_forward_tall_tile<T, kSize, kDown, kSimds, kKeys, kNarrow, kWhole>() * sizeof(T);
   using Column = typename Mods::Column;
   threadgroup T* const tile = metalcore_memory_of_tile<kBytes>(declared, 0);
+  threadgroup T* const own = tile + simd * 8 * kDown * kPitch;
   threadgroup T* const stages = tile + kQueries * kPitch;
   threadgroup FlexHeldRow<Mods>* const rows = reinterpret_cast<threadgroup FlexHeldRow<Mods>*>(stages + 2 * kStage);
   threadgroup Column* const held =
@@ -56,9 +57,7 @@ METAL_FUNC void flex_forward_tall(device T* out, device float* lse, device float
   const FlexPlace at = flex_place(p, order, uint(p.first) + group, uint(p.heads), uint(p.tables.q_block),
                                   uint(p.q_length), kQueries, true);
   if (at.begin >= at.end) return;
-  const uint part = flex_part<kSimds>(at, simd);
-  threadgroup T* const own = tile + part * 8 * kDown * kPitch;
-  const uint k_head = at.head / uint(p.group), query = at.begin + part * 8 * kDown;
+  const uint k_head = at.head / uint(p.group), query = at.begin + simd * 8 * kDown;
   const Place place = place_of(lane);
   const float scale = p.scale_number();
 

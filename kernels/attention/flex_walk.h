@@ -62,15 +62,6 @@ METAL_FUNC FlexPlace flex_place(constant FlexParams& p, device const int* order,
   return {batch, head, block, begin, end, part};
 }
 
-// Returns which of a threadgroup's rows a simdgroup has. Masks leave the first or the last ones less to do, and each of
-// the four schedulers of a GPU's core has every fourth simdgroup. So that they all have the same to do, the second four
-// of eight have their rows in the other order, and so have four in every second threadgroup.
-template <uint kSimds>
-METAL_FUNC uint flex_part(FlexPlace at, uint simd) {
-  if (kSimds == 8) return simd < 4 ? simd : 11 - simd;
-  return (at.block + at.head) % 2 == 0 ? simd : kSimds - 1 - simd;
-}
-
 // What a walk begins with: the numbers of blocks with a mask and without one, and the first of each.
 struct FlexRow {
   int64_t at;

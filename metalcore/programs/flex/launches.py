@@ -69,13 +69,14 @@ _orders = WeakTensorKeyDictionary()
 
 
 def _order(key: Tensor, tables: Tables) -> Tensor | None:
-    """Returns the order of a table's rows, which is computed once. A graph that records what runs takes one that is
-    there."""
+    """Returns the order of a table's rows. It is computed where the table is used for the second time: one that is used
+    once does not pay for it. A CUDA graph takes one that is there."""
     counts = tables.partial[0]
     if type(key) is not Tensor or counts.shape[2] < _FEWEST_IN_ORDER:
         return None
     if key not in _orders:
         _orders[key] = {}
+        return None
     known = _orders[key]
     if key.is_cuda and torch.cuda.is_current_stream_capturing():
         return next((order for (shape, _), order in known.items() if shape == counts.shape), None)
