@@ -81,7 +81,7 @@ struct FlexHeldRows {
     limits =
         metal::int4(metal::simd_min(ends.x), metal::simd_max(ends.x), metal::simd_min(ends.y), metal::simd_max(ends.y));
     metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
-    if (lane < kRows) rows[lane] = {ends, mods.row(b, h, row)};
+    if (lane < kRows) rows[lane] = FlexHeldRow<Mods>{ends, mods.row(b, h, row)};
     metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
   }
   METAL_FUNC metal::int2 ends(thread const Mods&, int, int, uint, uint m) const { return held[m * 8].ends; }
