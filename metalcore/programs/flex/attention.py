@@ -66,6 +66,10 @@ def _run(query, key, value, score_mod, block_mask, scale):
         if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in mask.captures):
             raise RuntimeError(f"{_NAME}: what mask_mod captures has no gradient; detach() it")
     captures = () if score is None else score.captures
+    running.check_devices(query, captures if mask is None else (*captures, *mask.captures))
+    if score is not None and any(isinstance(x, Tensor) and x.is_cpu for x in captures):  # numbers that have a gradient
+        captures = tuple(x.to(query.device) if isinstance(x, Tensor) else x for x in captures)
+        score = Captured(score.graph, captures)
     return _Flex.apply(query, key, value, score, mask, tables, scale, *captures)
 
 
@@ -131,6 +135,11 @@ def _check_shapes(query, key, value, block_mask, enable_gqa):
         raise RuntimeError(f"{_NAME}: block_mask is a slice of another one, and needs a mask_mod of its own")
     if block_mask.kv_num_blocks.device != query.device:
         raise ValueError(f"{_NAME}: block_mask is on {block_mask.kv_num_blocks.device}, and query on {query.device}")
+    of_mask = (1, 1, *block_mask.kv_num_blocks.shape[:-1])[-2:]
+    if of_mask[0] not in (1, q[0]) or of_mask[1] not in (1, q[1]):
+        raise ValueError(
+            f"{_NAME}: block_mask is for {of_mask[0]} batch items and {of_mask[1]} heads, not {q[0]} and {q[1]}"
+        )
     lengths = tuple(block_mask.shape[-2:])
     whole = all(size == torch_flex._LARGE_SPARSE_BLOCK_SIZE for size in block_mask.BLOCK_SIZE)
     if lengths != (q[2], k[2]) and not whole:

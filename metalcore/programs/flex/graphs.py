@@ -71,11 +71,17 @@ def trace_mod(function: Callable, kind: str, score_dtype: torch.dtype | None, de
             reason = (
                 "Python would need the number of a tensor, for a branch or a conversion; torch.where takes both sides"
             )
-        raise RuntimeError(f"metalcore.flex_attention: {kind}{_place_of_error(error)}: {reason}") from error
+        place = _place_of_error(error) or _place_of_function(function)
+        raise RuntimeError(f"metalcore.flex_attention: {kind}{place}: {reason}") from error
     returned = returned_by(graph)
     if not isinstance(returned, Node) or returned.meta["val"].dim():
-        shape = tuple(returned.meta["val"].shape) if isinstance(returned, Node) else returned
-        raise RuntimeError(f"metalcore.flex_attention: {kind} must return one number for a score, not {shape}")
+        found = f"a {type(returned).__name__}"
+        if isinstance(returned, Node):
+            found = f"a tensor of the shape {[*returned.meta['val'].shape]}"
+        raise RuntimeError(
+            f"metalcore.flex_attention: {kind}{_place_of_function(function)} must return a tensor with one number for a "
+            f"score, not {found}"
+        )
     return _lifted(graph, [x for x in captures if isinstance(x, Tensor)])
 
 
@@ -136,7 +142,7 @@ def _lifted(module: GraphModule, captures: list[Tensor]) -> Captured:
         if node.op != "get_attr":
             continue
         tensor = getattr(module, node.target)
-        if tensor.is_cpu and not tensor.dim():
+        if tensor.is_cpu and not tensor.dim() and not tensor.requires_grad:
             continue
         if node.target not in places:
             with graph.inserting_after(last):
@@ -179,6 +185,12 @@ def place_of_node(node: Node) -> str:
         return ""
     path, line, function = frames[-1]
     return f" ({path}, line {line}, in {function})"
+
+
+def _place_of_function(function):
+    """Returns where a caller has written a function, or ""."""
+    code = getattr(function, "__code__", None)
+    return f" ({code.co_filename}, line {code.co_firstlineno}, in {code.co_name})" if code else ""
 
 
 def _place_of_error(error):

@@ -1,11 +1,12 @@
 """Functions that have been traced before: the same code with the same things in its closure has the same graph.
 
-A function whose closure, defaults or globals hold something else than tensors, numbers, modules and such functions is
-traced in each call. Nothing here keeps a captured tensor alive.
+A function whose closure, defaults, globals, or attributes of modules and classes, hold something else than tensors,
+numbers and such functions is traced in each call. Nothing here keeps a captured tensor alive.
 """
 
 from __future__ import annotations
 
+import inspect
 import types
 import weakref
 from collections import OrderedDict
@@ -21,6 +22,7 @@ from .graphs import Captured
 __all__ = ["traced_once"]
 
 _MOST = 256
+_FIXED = ("torch", "math", "operator", "builtins")  # modules whose attributes nobody sets
 _known: OrderedDict[Any, tuple[Any, list]] = OrderedDict()
 
 
@@ -53,47 +55,62 @@ def traced_once(function: Callable, kind: str, trace: Callable[[], Captured], *m
         return captured
 
 
-def _key(value, inside):
-    """Returns what stands for a thing that a function reads."""
+def _key(value, inside, names=frozenset()):
+    """Returns what stands for a thing that a function reads.
+
+    Args:
+        inside: what is being looked at already.
+        names: the names that the function reads, which may be attributes of modules and classes.
+    """
     if value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.device)):
         return type(value), repr(value)  # repr tells 0.0 from -0.0
     if type(value) in (Tensor, torch.nn.Parameter):
-        if value.is_cpu and not value.dim():  # its number is part of the graph
+        if value.is_cpu and not value.dim() and not value.requires_grad:  # its number is part of the graph
             return "number", value.dtype, repr(value.item())
         return id(value), value.shape, value.stride(), value.dtype, value.device, value.requires_grad
     if isinstance(value, (tuple, list)):
-        return type(value), tuple(_key(item, inside) for item in value)
+        return type(value), tuple(_key(item, inside, names) for item in value)
     if isinstance(value, types.FunctionType):
         return _key_of_function(value, inside)
-    if isinstance(value, (types.ModuleType, types.BuiltinFunctionType, type)):
+    if isinstance(value, (types.ModuleType, type)):
+        return id(value), _attributes(value, inside, names)
+    if isinstance(value, types.BuiltinFunctionType):
         return id(value)
     raise _Unknown
+
+
+def _attributes(owner, inside, names):
+    """Returns what stands for the attributes of a module or of a class by these names, which a program may set."""
+    module = owner.__name__ if isinstance(owner, types.ModuleType) else owner.__module__
+    if module.split(".")[0] in _FIXED or (id(owner), names) in inside:
+        return ()
+    inside.add((id(owner), names))
+    found = ((name, inspect.getattr_static(owner, name, None)) for name in sorted(names))
+    return tuple((name, _key(value, inside, names)) for name, value in found)
 
 
 def _key_of_function(function, inside):
     if function in inside:
         return function.__code__
-    if function.__module__ is not None and function.__module__.split(".")[0] == "torch":
-        return function.__code__, id(function), _cells(function, inside)
-    inside.add(function)
     names = _names(function.__code__)
+    if function.__module__ is not None and function.__module__.split(".")[0] == "torch":
+        return function.__code__, id(function), _cells(function, inside, names)
+    inside.add(function)
     found = {name: function.__globals__[name] for name in names if name in function.__globals__}
-    read = tuple((name, _key(value, inside)) for name, value in sorted(found.items()))
-    defaults = _key(function.__defaults__, inside), _key(tuple((function.__kwdefaults__ or {}).items()), inside)
-    return function.__code__, _cells(function, inside), read, defaults
+    read = *sorted(found.items()), *function.__dict__.items()
+    read = tuple((name, _key(value, inside, names)) for name, value in read)
+    defaults = function.__defaults__, *(function.__kwdefaults__ or {}).items()
+    return function.__code__, _cells(function, inside, names), read, _key(defaults, inside, names)
 
 
-def _cells(function, inside):
+def _cells(function, inside, names):
     try:
-        return tuple(_key(cell.cell_contents, inside) for cell in function.__closure__ or ())
+        return tuple(_key(cell.cell_contents, inside, names) for cell in function.__closure__ or ())
     except ValueError:  # a cell without contents
         raise _Unknown from None
 
 
 def _names(code):
     """Returns the names that code reads, also that of functions inside of it."""
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= _names(constant)
-    return names
+    inner = (_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return frozenset(code.co_names).union(*inner)

@@ -15,6 +15,8 @@ from .graphs import Captured
 
 __all__ = ["mask_methods"]
 
+_FAR = 1 << 61  # what is further away shows, or hides, all places there are
+
 
 def mask_methods(
     mod: Captured | None,
@@ -93,12 +95,9 @@ def _ends(mod: Captured, bounds: Sequence[Bound], variable: int, lowering: Lower
     lowering.bind({placeholders[variable]: Value("0", torch.int32)})
     first, end = "0l", "0x7fffffffl"
     for bound in bounds:
-        left, right = (
-            lowering.value(x, ()).text if isinstance(x, Node) else lowering.operand(x, torch.int64)
-            for x in (bound.left, bound.right)
-        )
+        left, right = (_number(lowering, x) for x in (bound.left, bound.right))
         rises, is_end = bound.rises, bound.is_end
-        number = f"long({right}) - long({left})" if rises else f"long({left}) - long({right})"
+        number = f"{right} - {left}" if rises else f"{left} - {right}"
         # A number that equals this one is shown, except by a strict comparison.
         number = lowering.statement("long", f"{number} + {int(is_end != bound.is_strict)}")
         if is_end:
@@ -107,3 +106,11 @@ def _ends(mod: Captured, bounds: Sequence[Bound], variable: int, lowering: Lower
             first = lowering.statement("long", f"metal::max({first}, {number})")
     ends = (f"int(metal::clamp({x}, 0l, 0x7fffffffl))" for x in (first, end))
     return [*lowering.statements, f"return metal::int2({', '.join(ends)});"]
+
+
+def _number(lowering: Lowering, operand: Node | int) -> str:
+    """Returns a side of a comparison, such that differences of two of them do not overflow."""
+    if not isinstance(operand, Node):
+        return lowering.operand(operand, torch.int64)
+    value = lowering.value(operand, ())
+    return f"metal::clamp({value.text}, {-_FAR}l, {_FAR}l)" if value.dtype == torch.int64 else f"long({value.text})"

@@ -17,7 +17,7 @@ from ..pointwise.numbers import MEMORY, Unsupported
 from . import launches
 from .graphs import INDICES, Captured, derivative_of, trace_mod, with_captures
 
-__all__ = ["flex_backward", "flex_forward", "marked", "takes"]
+__all__ = ["check_devices", "flex_backward", "flex_forward", "marked", "takes"]
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, captures: Sequence) -> bool:
@@ -34,7 +34,8 @@ def takes(q: Tensor, k: Tensor, v: Tensor, captures: Sequence) -> bool:
     )
 
 
-def _check_devices(q: Tensor, captures: Sequence) -> None:
+def check_devices(q: Tensor, captures: Sequence) -> None:
+    """Refuses captured tensors on another device. PyTorch's message begins like this one."""
     for x in captures:
         if isinstance(x, Tensor) and x.device != q.device and not (x.is_cpu and not x.dim()):
             raise RuntimeError(
@@ -92,7 +93,7 @@ def flex_forward(
         RuntimeError: a function captures a tensor on another device.
     """
     if device_type(query) in DEVICES:
-        _check_devices(query, (*score_captures, *mask_captures))
+        check_devices(query, (*score_captures, *mask_captures))
     if not takes(query, key, value, (*score_captures, *mask_captures)):
         return sdpa_dense(
             query, key, value, score_mod, block_mask, scale, kernel_options, score_captures, mask_captures
