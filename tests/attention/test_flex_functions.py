@@ -9,6 +9,8 @@ from rows import tuned
 from torch.nn.attention.flex_attention import create_block_mask
 
 import metalcore
+from metalcore.programs.flex import captured
+from metalcore.programs.flex.graphs import derivative_of, trace_mod
 
 LENGTH = 40
 
@@ -71,6 +73,56 @@ def test_a_number_on_the_cpu_has_a_gradient(device):
     exact, _ = formula(*(x.cpu() for x in (query, key, value)), score, None)
     (expected,) = torch.autograd.grad(exact.square().sum(), factor)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def of_activations(s, b, h, q, k):
+    functions = torch.nn.functional
+    s = functions.softplus(s) - functions.elu(-s) + functions.mish(0.5 * s) + functions.logsigmoid(s)
+    return s + functions.celu(s, 0.5) * functions.selu(s - 1)
+
+
+def test_derivatives_that_are_several_operations(device):
+    """PyTorch has a backward operator for each of these functions."""
+    leaf, key, value = tensors(device)
+    gradients = []
+    for query in (leaf.clone().requires_grad_(), leaf.cpu().double().requires_grad_()):
+        if query.is_cpu:
+            out, _ = formula(query, key.cpu().double(), value.cpu().double(), of_activations, None)
+        else:
+            out = metalcore.flex_attention(query, key, value, of_activations)
+        gradients.append(torch.autograd.grad(out.square().sum(), query)[0].cpu().double())
+    error = (gradients[0] - gradients[1]).abs().max()
+    assert error <= 2e-5 * gradients[1].abs().max()  # the formula in float32 has 1e-5
+
+
+def test_conversions_of_inductors_graphs_have_a_derivative(device):
+    def score(s, b, h, q, k):
+        return torch.ops.prims.convert_element_type(torch.ops.prims.convert_element_type(s, torch.float32) * 3, s.dtype)
+
+    traced = trace_mod(score, "score_mod", torch.bfloat16, torch.device(device))
+    joint = derivative_of(traced, torch.bfloat16, torch.device(device))
+    gradient, places = torch.tensor(2.0, dtype=torch.bfloat16), [torch.zeros((), dtype=torch.int32)] * 4
+    assert joint(gradient, *places, gradient)[0] == 6
+
+
+def test_heads_that_share_tables_in_another_number(device, monkeypatch):
+    """Calls of as many rows in all, with other batch items and heads, are the same kernel with tables of their own."""
+    monkeypatch.setattr(captured, "_BYTES", 1 << 12)
+    table = torch.rand(2, LENGTH, LENGTH, device=device, requires_grad=True)
+
+    def score(s, b, h, q, k):
+        return s + table[h % 2, q, k]
+
+    for batch, heads in ((2, 4), (4, 2)):
+        query, key, value = (x.expand(batch, -1, -1, -1).repeat(1, heads // 2, 1, 1) for x in tensors(device))
+        found, expected = (
+            torch.autograd.grad(out.square().sum(), table)[0]
+            for out in (
+                metalcore.flex_attention(query, key, value, score),
+                ((query @ key.mT / 4) + table.repeat(heads // 2, 1, 1)).softmax(3) @ value,
+            )
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_errors_about_masks_and_results(device):

@@ -49,6 +49,10 @@ DECOMPOSITIONS: dict[Any, Callable] = {
         [
             *(aten._softmax, aten._log_softmax, aten.logsumexp, aten.linalg_vector_norm, aten.norm),
             *(aten.mv, aten.addmv, aten.addmm, aten.baddbmm, aten.embedding),
+            *(aten.celu, aten.logit, aten.log_sigmoid_forward, aten.glu, aten.sinc, aten.logaddexp2, aten.special_entr),
+            *(aten.mse_loss, aten.smooth_l1_loss, aten.huber_loss, aten.binary_cross_entropy_with_logits),
+            *(aten.elu_backward, aten.softplus_backward, aten.log_sigmoid_backward, aten.mish_backward),
+            *(aten.glu_backward, aten.logit_backward, aten.special_xlog1py),
         ]
     ),
     aten.mm.default: _mm,

@@ -106,23 +106,31 @@ def derivative_of(score: Captured, dtype: torch.dtype, device) -> GraphModule:
     captures)."""
     if known := score.graph.meta.get(_DERIVATIVE):
         return known
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:
         values = (
             torch.zeros((), dtype=dtype, device=device, requires_grad=True),
             *(torch.zeros((), dtype=torch.int32, device=device) for _ in range(INDICES)),
         )
     with one_tracer, torch.enable_grad(), TransformGetItemToIndex():
         joint: Any = create_fw_bw_graph(_Scattering(score.graph).run, values, score.captures)[1]  # pyright: ignore[reportArgumentType]
+    if any(node.target in DECOMPOSITIONS for node in joint.graph.nodes):
+        every = (*values, values[0].detach(), *score.captures)
+        fakes = [mode.from_tensor(x.detach()) if isinstance(x, Tensor) else x for x in every]
+        with one_tracer, torch.no_grad(), mode, fx_traceback.preserve_node_meta():
+            joint = make_fx(Interpreter(joint).run, DECOMPOSITIONS)(*fakes)
     score.graph.meta[_DERIVATIVE] = without_writes(joint)
     return joint
 
 
 class _Scattering(Interpreter):
-    """Runs a graph whose reads of captured tensors have a derivative that adds to elements, which vmap knows."""
+    """Runs a graph for its derivative. That of a read of a captured tensor adds to elements, as vmap knows it."""
 
     def call_function(self, target, args, kwargs):
         if target is torch.ops.aten.index.Tensor and all(index is not None for index in tree_leaves(args[1])):
             return mod_index(*args)
+        if target is torch.ops.prims.convert_element_type.default:  # Inductor's graphs have it, and it has no derivative
+            return args[0].to(args[1])
         return super().call_function(target, args, kwargs)
 
 

@@ -84,7 +84,7 @@ class Launch:
         key = *key, functions.packed
         rows = math.prod(self.call.q.shape[:3])
         if plan := functions.plan:
-            key = *key, plan.scatters, plan.places, plan.is_once, rows
+            key = *key, plan.scatters, plan.places, plan.is_once, plan.shared_items, rows
         if key not in known:
             mods = functions.mods(rows, self.kernel.removesuffix("_tall"))
             places = [next(i for i, x in enumerate(captures) if x is tensor) for tensor in mods.tensors]
