@@ -9,14 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._C import DispatchKey
+from torch._higher_order_ops.flex_attention import flex_attention as flex_operator
+from torch._higher_order_ops.flex_attention import flex_attention_backward as flex_backward_operator
 
 from .._core.registry import Op, Sample, register
-from .._core.routing import DEVICES, device_type, require_tensors
+from .._core.routing import DEVICES, autocast_operands, device_type, require_tensors
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import AuxRequest, BlockMask
 
 __all__ = ["compute_with", "flex_attention"]
+
+_AUTOCAST = DispatchKey.AutocastMPS  # pyright: ignore[reportAttributeAccessIssue]
 
 _load: Callable[[], Callable]
 
@@ -74,6 +79,7 @@ def flex_attention(
     require_tensors("metalcore.flex_attention", query=query, key=key, value=value)
     if device_type(query) in DEVICES:
         compute: Any = _load()
+        query, key, value = autocast_operands(query, key, value)
     else:
         from torch.nn.attention.flex_attention import flex_attention as compute
     return compute(
@@ -88,6 +94,18 @@ def flex_attention(
         kernel_options=kernel_options,
         return_aux=return_aux,
     )
+
+
+def _in_autocast(query: Tensor, key: Tensor, value: Tensor, *more: Any) -> Any:
+    """Computes PyTorch's operator in the dtype of torch.autocast("mps"), as PyTorch does for `cuda`."""
+    query, key, value = autocast_operands(query, key, value)
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_AUTOCAST)):
+        return flex_operator(query, key, value, *more)
+
+
+if _AUTOCAST not in flex_operator.py_kernels:
+    flex_operator.py_impl(_AUTOCAST)(_in_autocast)
+    flex_backward_operator.fallthrough(_AUTOCAST)
 
 
 # The registry ------------------------------------------------------------------------------------------------------

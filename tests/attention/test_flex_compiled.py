@@ -130,6 +130,21 @@ def softcap_and_causal(device, dtype):
     return softcap(device, dtype)
 
 
+def test_autocast(device):
+    """By metalcore's function, and by PyTorch's operators, which know no autocast on mps by themselves."""
+    functions = metalcore.flex_attention, torch.compile(torch_flex.flex_attention, backend="metalcore", fullgraph=True)
+    _, key, value = (x.to(device) for x in inputs(torch.float32))
+    found = []
+    for function in functions:
+        query = inputs(torch.float32)[0].to(device).requires_grad_()
+        with torch.autocast(device, dtype=torch.bfloat16):
+            out = function(query, key.to(torch.bfloat16), value, enable_gqa=True)
+        assert out.dtype == torch.bfloat16
+        out.float().square().sum().backward()
+        found.append((out, query.grad))
+    assert all(map(torch.equal, *found))
+
+
 def test_transformers_attention(device):
     """What attn_implementation="flex_attention" calls, with a soft cap, sinks, a gradient and heads of no power of two:
     transformers takes the sinks into account by the logarithms."""
