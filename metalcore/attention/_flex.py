@@ -68,8 +68,9 @@ def flex_attention(
         float32. With return_aux an AuxOutput. The first two have gradients, also for tensors that score_mod captures.
 
     Raises:
-        RuntimeError: a function does what no kernel can; the message has its line.
-        ValueError: shapes do not go together, or the mask is for other lengths.
+        RuntimeError: a function does what no kernel can, and the message has its line; or it captures a tensor on
+            another device.
+        ValueError: shapes do not go together, or the mask is for other lengths, batch items or heads.
 
     Example:
         >>> query, key, value = torch.randn(3, 1, 2, 16, 64, device="mps")
