@@ -101,8 +101,8 @@ bool takes_matrices(const DecodeCall& call, int64_t kernel_size, bool general, b
 
 // How many threadgroups share the keys of a tile, at most `most`, where wide ones multiply matrices. A threadgroup
 // takes whole steps, so that more of them may have as many steps each. An H200 takes time for a step as for 6/5
-// threadgroups and those that share a core. The 65th to 128th results of 16 rows take as long to merge as 3/2 steps, and
-// those of more rows longer. Fewer threadgroups than the most must save an eighth of the time.
+// threadgroups and those that share a core. The 65th to 128th results of 16 rows take as long to merge as 3/2 steps,
+// and those of more rows longer. Fewer threadgroups than the most must save an eighth of the time.
 int64_t whole_steps(int64_t keys, int64_t rows, int64_t busy, int64_t least, int64_t most, int64_t cores) {
   int64_t best = most, best_time = 0;
   for (int64_t splits = most; splits >= least; --splits) {
@@ -170,9 +170,9 @@ DecodePlan plan_decode(const DecodeCall& call) {
   const int64_t threadgroups = in_turns ? 2 * fill : fill;
   const int64_t least_splits = std::min(wide ? ceil_div(keys, kMostMatrixKeys) : 1, kMostSplits);
   const int64_t of_tile = threadgroups / std::max<int64_t>(busy, 1);
-  // One threadgroup for each short row with a long way to go takes less time than two and a merge.
-  const bool one = keys < 2 * least_share || (short_rows && of_tile == 2 && bytes >= tuning.long_share);
-  const int64_t most_splits = one ? 1 : std::clamp<int64_t>(of_tile, least_splits, shares);
+  // One threadgroup for each short row takes less time than two and a merge.
+  const bool whole = short_rows && of_tile == 2;
+  const int64_t most_splits = whole || keys < 2 * least_share ? 1 : std::clamp<int64_t>(of_tile, least_splits, shares);
   int64_t splits =
       wide && !large ? whole_steps(keys, tile, busy, least_splits, most_splits, fill / (heavy ? 2 : 4)) : most_splits;
   // A second step of short rows takes less time than a second kernel.
@@ -184,7 +184,7 @@ DecodePlan plan_decode(const DecodeCall& call) {
   const bool together = wide && splits > 1 && splits <= most_together && all_at_once(busy, splits, fill);
   // Where a later kernel begins early, the cores that end first get more of its threadgroups than others. That counts
   // for a long way of one threadgroup for each tile, where more threadgroups than these would fit.
-  const bool alone = !matrices && splits == 1 && bytes >= tuning.long_share && 4 * busy <= 3 * fill;
+  const bool alone = !matrices && splits == 1 && (whole || bytes >= tuning.long_share) && 4 * busy <= 3 * fill;
   return {matrices, kernel_size, tile, tiles,   splits,        together, simdgroups,
           group,    kv_heads,    keys, general, tuning.narrow, alone};
 }
