@@ -94,7 +94,7 @@ def test_threadgroups_share_terms(device, dtype, shape):
         *[(128, 4096, "_deep", 3, 3), (128, 4992, "_deep", 3, 3), (128, 5120, "_wide", 5, 5)],
         *[(256, 4224, "_deep", 2, 2), (256, 4352, "_wide", 3, 3)],
         *[(64, 3840, "_many", 4, 4), (64, 4096, "_many", 4, 1)],
-        *[(256, 384, "_deep", 8, 8), (256, 256, "_small", 6, 6)],
+        *[(256, 384, "_deep", 8, 8), (256, 256, "_small", 8, 8), (32, 1024, "_several", 8, 8)],
     ],
 )
 def test_threadgroups_that_share_terms_run_together(rows, columns, tile, splits, together):

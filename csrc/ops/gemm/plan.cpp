@@ -194,17 +194,21 @@ bool is_low(const UnitTile& tile) { return tile.rows == GEMM_UNIT_ROWS && tile.c
 // How many threadgroups share the terms of each of so many tiles. What they leave is small beside what they read.
 int64_t splits_of(const GemmProblem& p, const UnitTile& tile, int64_t tiles, int64_t cores) {
   if (p.grouped != 0 || !p.batch.empty() || p.terms < kLeastSplitTerms) return 1;
-  const int64_t least = is_low(tile) ? int64_t{16} * tile.columns : 4 * tiles <= cores ? 256 : 1024;
+  const bool narrow = is_low(tile) ? tile.columns < GEMM_UNIT_MANY : 4 * tiles <= cores;
+  const int64_t least = narrow ? 256 : 1024;
   const int64_t parts = is_low(tile) ? (p.terms + least / 2) / least : p.terms / least;
   return std::max<int64_t>(std::min(cores / tiles, parts), 1);
 }
 
 // How many of `splits` threadgroups of each tile run together, where those of all tiles fit at once. A GPU runs those
-// of a tile in one of its parts; an H200, which has 132 cores, has room for these numbers of tiles.
-int64_t together_of(int64_t tiles, int64_t splits, const GemmTuning& tuning) {
-  constexpr int64_t kTilesAtOnce[] = {132, 66, 39, 30, 22, 17, 15, 15};
-  int64_t together = std::min({splits, int64_t{tuning.most_together}, int64_t{std::size(kTilesAtOnce)}});
-  while (together > 1 && tiles * kTilesAtOnce[0] > kTilesAtOnce[together - 1] * tuning.unit_threadgroups) --together;
+// of a tile in one of its parts; an H200, which has 132 cores, has room for these numbers of tiles with a threadgroup a
+// core. Two threadgroups share a core where they have few threads.
+constexpr int64_t kTilesAtOnce[] = {132, 66, 39, 30, 22, 17, 15, 15};
+constexpr int64_t kMostJoined = std::size(kTilesAtOnce);
+int64_t together_of(const UnitTile& tile, int64_t tiles, int64_t splits, const GemmTuning& tuning) {
+  const int64_t room = tuning.unit_threadgroups * (tile.threads == GEMM_UNIT_THREADS ? 2 : 1);
+  int64_t together = std::min({splits, int64_t{tuning.most_together}, kMostJoined});
+  while (together > 1 && tiles * kTilesAtOnce[0] > kTilesAtOnce[together - 1] * room) --together;
   return together;
 }
 
@@ -215,7 +219,7 @@ int64_t count_tiles(const GemmProblem& p, const UnitTile& tile) {
 // How many threadgroups there are, where those that share a tile run together.
 int64_t joined_threadgroups(const GemmProblem& p, const UnitTile& tile, const GemmTuning& tuning) {
   const int64_t tiles = count_tiles(p, tile);
-  return tiles * together_of(tiles, splits_of(p, tile, tiles, tuning.unit_threadgroups), tuning);
+  return tiles * together_of(tile, tiles, splits_of(p, tile, tiles, tuning.unit_threadgroups), tuning);
 }
 
 // Whether small tiles keep more of the GPU's cores busy: where a core has one or two of them, or where there is one for
@@ -278,9 +282,10 @@ GemmPlan unit_plan(const GemmProblem& p, GemmParams params, const GemmTuning& tu
   params.split_terms = params.terms;
   uint32_t splits = 1;
   if (const int64_t most = splits_of(p, *tile, tiles * across, cores); most > 1) {
-    // Low tiles have few results, so that a second kernel, which adds them, costs less than fewer threadgroups.
-    const int64_t together = together_of(tiles * across, most, tuning);
-    const bool joins = together == most || (together > 1 && !is_low(*tile));
+    // Low tiles have few results, so that a second kernel, which adds them, costs less than fewer threadgroups, unless
+    // it would add very many parts.
+    const int64_t together = together_of(*tile, tiles * across, most, tuning);
+    const bool joins = together == most || together == kMostJoined || (together > 1 && !is_low(*tile));
     params.split_terms = static_cast<uint32_t>(up(up(p.terms, joins ? together : most), 64) * 64);
     splits = static_cast<uint32_t>(up(p.terms, params.split_terms));
     if (joins) params.together = splits;

@@ -259,8 +259,10 @@ struct TileProduct {
   static constexpr int threads = 32 * simdgroups;
   static constexpr int stage_bytes = Left::bytes + Right::bytes;
   static constexpr int fitting = kMostPipelineBytes<simdgroups> / stage_bytes;
-  // Products of few columns wait for memory, so that more of their copies are under way.
-  static constexpr int most_stages = simdgroups > 4 && n <= 64 ? 6 : 5;
+  // Products of few columns wait for memory, so that more of their copies are under way. The rest of a core's memory is
+  // its cache.
+  static constexpr bool has_many = simdgroups > 4 && n <= 64 && stage_bytes <= 24 * 1024;
+  static constexpr int most_stages = has_many ? smaller(8, 144 * 1024 / stage_bytes) : 5;
   static constexpr int needed = k ? (k + kInner - 1) / kInner : most_stages;
   static constexpr int stages = smaller(smaller(fitting, needed), most_stages);
   // Whether a warpgroup has whole parts of 64 rows.
