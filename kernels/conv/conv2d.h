@@ -8,9 +8,11 @@
 #define CONV_RUN 4
 #define CONV_PIXELS 2
 #define CONV_THREADS 128
-// The pixels of a tile, and its threads, on GPUs whose units multiply tensors.
+// The pixels of a tile, and its threads, on GPUs whose units multiply tensors: where a core has several threadgroups,
+// or else one.
 #define CONV_UNIT_PIXELS 128
 #define CONV_UNIT_THREADS 128
+#define CONV_UNIT_DEEP_THREADS 256
 #define CONV_UNIT_STEP 64
 // A threadgroup of the kernel for another order has so many elements in each direction.
 #define CONV_ORDER_SIDE 64
@@ -46,6 +48,7 @@ struct ConvParams {
   uint32_t has_scale, has_bias, has_residual;
   int32_t scale_step, bias_step;
   uint32_t split_terms;  // where units multiply tensors: a threadgroup's terms, or more
+  uint32_t together;     // threadgroups that share a tile and run together, or 1
 };
 
 // An image is a matrix of `rows` by `columns` before, and its transposed one after.

@@ -76,6 +76,8 @@ struct GemmParams {
   float alpha, beta;
   uint32_t split_terms;  // where units multiply tensors: a threadgroup's terms, or more
   uint32_t together;     // threadgroups that share a tile and run together, or 1
+  // Where threadgroups walk along tiles: how many, from one to the next of its tiles, and the number of tiles.
+  uint32_t walkers, walk_tiles;
 };
 
 // One row and several matrices: joined.metal.

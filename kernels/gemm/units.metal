@@ -7,18 +7,10 @@
 #include "common/joined_tile.h"
 #include "gemm/epilogue.h"
 #include "gemm/job.h"
-#include "gemm/unit_sums.h"
+#include "gemm/unit_results.h"
 
 using namespace metal;
 using namespace mpp::tensor_ops;
-
-// A part of a matrix whose rows begin `line` elements after each other, and whose columns `step`.
-template <typename T>
-inline auto part(device T* data, uint columns, uint rows, int64_t line, int64_t step = 1) {
-  using Extents = dextents<int, 2>;
-  return tensor<device T, Extents, tensor_inline>(data, Extents(int(columns), int(rows)),
-                                                  array<int, 2>{int(step), int(line)});
-}
 
 // The tile of a threadgroup. Bands of tiles below each other are made at about the same time, so that caches keep what
 // they read.
@@ -60,15 +52,15 @@ template <typename T, uint kRows, uint kColumns, uint kThreads, int kTerms, bool
   device T* const from_b = b + (job.exists ? offsets.b : 0) + begin_term * p.b.row + column * p.b.column;
   device T* const operands[] = {from_a, from_b};
   metalcore_await_earlier_kernels(operands, 0);
-  auto left = kAcrossA ? part(from_a, rows, terms, p.a.column) : part(from_a, terms, rows, p.a.row);
-  auto right = kAcrossB ? part(from_b, terms, columns, p.b.column) : part(from_b, columns, terms, p.b.row);
+  auto left = kAcrossA ? unit_part(from_a, rows, terms, p.a.column) : unit_part(from_a, terms, rows, p.a.row);
+  auto right = kAcrossB ? unit_part(from_b, terms, columns, p.b.column) : unit_part(from_b, columns, terms, p.b.row);
   auto sums = multiply.template get_destination_cooperative_tensor<decltype(left), decltype(right), float>();
   multiply.run(left, right, sums);
 
   if (groups.z > 1) {
     device float* const parts = reinterpret_cast<device float*>(result) + int64_t(group.z) * p.rows * p.columns;
     device float* const to = parts + job.begin_row * p.result.row + column * p.result.column;
-    sums.store(part(to, columns, rows, p.result.row, p.result.column));
+    sums.store(unit_part(to, columns, rows, p.result.row, p.result.column));
     return;
   }
   device T* const results = result + offsets.result;
@@ -83,44 +75,9 @@ template <typename T, uint kRows, uint kColumns, uint kThreads, int kTerms, bool
                                    TileResults<false, T>{epilogue, p, job.begin_row, column});
     return;
   }
-  // The loops are unrolled, so that the sums stay in registers, and have no branches, so that loads go on at the same
-  // time: elements outside take what is at the edge.
-  if (p.alpha != 1.0f) {
-#pragma unroll
-    for (ushort i = 0; i < sums.get_capacity(); ++i) sums[i] *= p.alpha;
-  }
-  if (p.has_bias && p.bias_column == 0) {
-#pragma unroll
-    for (ushort i = 0; i < sums.get_capacity(); ++i) {
-      const uint row = metal::min(job.begin_row + uint(sums.get_multidimensional_index(i)[1]), job.end_row - 1);
-      sums[i] += static_cast<float>(bias[row]);
-    }
-  } else if (p.has_bias) {
-#pragma unroll
-    for (ushort i = 0; i < sums.get_capacity(); ++i) {
-      const uint place = metal::min(column + uint(sums.get_multidimensional_index(i)[0]), p.columns - 1);
-      sums[i] += static_cast<float>(bias[place]);
-    }
-  }
-  if (p.has_residual) {
-    // Within a tile, distances take 32 bits.
-    const int row_step = int(p.residual.row), column_step = int(p.residual.column);
-    device const T* const added = residual + batch_offset(p, p.residual, job.member) + job.begin_row * p.residual.row +
-                                  column * p.residual.column;
-#pragma unroll
-    for (ushort i = 0; i < sums.get_capacity(); ++i) {
-      const auto at = sums.get_multidimensional_index(i);
-      const int row = metal::min(int(at[1]), int(rows) - 1), place = metal::min(int(at[0]), int(columns) - 1);
-      sums[i] = fma(p.beta, static_cast<float>(added[row * row_step + place * column_step]), sums[i]);
-    }
-  }
-  activate<T>(sums, p.activation);
-  // All destinations of an operation have the same layout.
+  const UnitResults<T> made = {bias, residual, results, job.begin_row, column, job.end_row, job.member};
   auto values = multiply.template get_destination_cooperative_tensor<decltype(left), decltype(right), T>();
-#pragma unroll
-  for (ushort i = 0; i < sums.get_capacity(); ++i) values[i] = T(sums[i]);
-  values.store(part(results + job.begin_row * p.result.row + column * p.result.column, columns, rows, p.result.row,
-                    p.result.column));
+  made.store(p, sums, values);
 }
 
 template <typename T>

@@ -57,10 +57,18 @@ def check(x, weight, kernel, residual=None, **options):
 def test_images(device, dtype, shape, weight_shape, options):
     x, weight = operands(device, dtype, shape, weight_shape)
     name = "half" if dtype == torch.float16 else "bfloat"
-    result = check(x, weight, f"conv2d_unit_64_{name}", **options)
+    result = check(x, weight, f"conv2d_unit_deep_64_{name}", **options)
     assert result.is_contiguous(memory_format=torch.channels_last)
     residual = tensor(*result.shape, dtype=dtype, device=device).to(memory_format=torch.channels_last)
-    check(x, weight, f"conv2d_unit_64_{name}", residual, **options)
+    check(x, weight, f"conv2d_unit_deep_64_{name}", residual, **options)
+
+
+def test_more_tiles_than_cores(device):
+    """Four tiles of 128 pixels are as many as there are cores, and five are more."""
+    for width, kernel in ((32, "conv2d_unit_deep_64_half"), (33, "conv2d_unit_64_half")):
+        check(*operands(device, torch.float16, (2, 8, 8, width), (64, 8, 3, 3)), kernel, padding=1)
+    for outputs, kernel in ((130, "conv2d_unit_deep_128_half"), (260, "conv2d_unit_128_half")):
+        check(*operands(device, torch.float16, (2, 8, 8, 16), (outputs, 8, 3, 3)), kernel, padding=1)
 
 
 def test_wide_tiles_and_a_weight_in_another_order(device):
@@ -71,9 +79,13 @@ def test_wide_tiles_and_a_weight_in_another_order(device):
 @pytest.mark.parametrize(
     ("shape", "channels", "kernels"),
     [
-        ((1, 96, 5, 5), 24, ["conv2d_unit_64_half", "conv2d_unit_sum_half"]),  # 864 terms are 14 steps: 2 threadgroups
-        ((1, 64, 5, 5), 24, ["conv2d_unit_64_half"]),  # 576 are 9: shares would be too short
-        ((1, 344, 4, 4), 160, ["conv2d_unit_128_half", "conv2d_unit_sum_half"]),  # 49 steps, and wide tiles
+        (
+            (1, 40, 5, 5),
+            24,
+            ["conv2d_unit_deep_64_half", "conv2d_unit_sum_half"],
+        ),  # 360 terms are 6 steps: 2 threadgroups
+        ((1, 32, 5, 5), 24, ["conv2d_unit_deep_64_half"]),  # 288 are 5: shares would be too short
+        ((1, 344, 4, 4), 160, ["conv2d_unit_deep_128_half", "conv2d_unit_sum_half"]),  # two wide tiles
     ],
     ids=["shared", "short", "wide"],
 )
@@ -92,25 +104,25 @@ def test_channels_are_filled_up_to_packs(device, channels, last):
     x, weight = operands(device, torch.bfloat16, (2, channels + 2, 11, 9), (24, channels, 3, 2), last, last)
     result = check(x[:, 1:-1], weight, "conv2d_order_packs", padding=1)
     residual = torch.empty_like(result).copy_(tensor(*result.shape, dtype=torch.bfloat16, device=device))
-    check(x[:, 1:-1], weight, "conv2d_unit_64_bfloat", residual, padding=1)
+    check(x[:, 1:-1], weight, "conv2d_unit_deep_64_bfloat", residual, padding=1)
 
 
 @pytest.mark.parametrize("last", [True, False], ids=["channels last", "contiguous"])
 @pytest.mark.parametrize(
-    ("shape", "weight_shape", "groups", "packs"),
+    ("shape", "weight_shape", "groups", "kernel"),
     [
-        ((2, 32, 6, 5), (32, 4, 3, 3), 8, True),  # all in one
-        ((1, 80, 5, 6), (160, 8, 3, 2), 10, True),  # twos of 32 outputs each are the most that fill 64 columns
-        ((1, 36, 5, 5), (36, 12, 3, 3), 3, False),  # three have no packs of channels, and two are no part of three
-        ((1, 32, 5, 5), (66, 16, 3, 3), 2, False),  # more than half of a tile's columns each
+        ((2, 32, 6, 5), (32, 4, 3, 3), 8, "unit_deep_64"),  # all in one
+        ((1, 80, 5, 6), (160, 8, 3, 2), 10, "unit_64"),  # by two: 3 and 4, which columns have room for, divide no 10
+        ((1, 36, 5, 5), (36, 12, 3, 3), 3, "elements"),  # three have no packs of channels, and two are no part of three
+        ((1, 32, 5, 5), (66, 16, 3, 3), 2, "unit_deep_64"),  # more than half of a tile's columns each
     ],
     ids=["all", "some", "no packs", "wide"],
 )
-def test_groups_are_joined(device, last, shape, weight_shape, groups, packs):
+def test_groups_are_joined(device, last, shape, weight_shape, groups, kernel):
     x, weight = operands(device, torch.bfloat16, shape, weight_shape, last, last)
     _, recording = record(metalcore.conv2d, x, weight, padding=1, groups=groups)
-    assert ("conv2d_order_packs" in recording.kernels) == packs
-    kernel = "conv2d_unit_64_bfloat" if packs or shape[1] % 8 == 0 else "conv2d_elements_bfloat"
+    assert ("conv2d_order_packs" in recording.kernels) == (groups > 3)
+    kernel = f"conv2d_{kernel}_bfloat"
     result = check(x, weight, kernel, padding=1, groups=groups)
     residual = torch.empty_like(result).copy_(tensor(*result.shape, dtype=torch.bfloat16, device=device))
     check(x, weight, kernel, residual, padding=1, groups=groups)
@@ -120,7 +132,7 @@ def test_groups_are_joined(device, last, shape, weight_shape, groups, packs):
 @pytest.mark.parametrize(("channels", "outputs"), [(8, 1), (16, 4), (12, 3)])
 def test_few_outputs(device, last, channels, outputs):
     x, weight = operands(device, torch.float16, (2, channels, 9, 8), (outputs, channels, 3, 3), last, last)
-    check(x, weight, "conv2d_unit_64_half", padding=1)
+    check(x, weight, "conv2d_unit_deep_64_half", padding=1)
 
 
 def test_weights_of_depthwise_convolutions_are_transposed(device):
@@ -136,7 +148,7 @@ def test_contiguous_images_are_copied_in_another_order(device):
         result = check(x, weight, "conv2d_order", padding=1)
         assert result.is_contiguous()
         residual = tensor(*result.shape, dtype=torch.float16, device=device)
-        check(x, weight, "conv2d_unit_64_half", residual, padding=1)
+        check(x, weight, "conv2d_order", residual, padding=1)
 
 
 @pytest.mark.parametrize(
@@ -173,4 +185,4 @@ def test_programs_have_weights_as_units_take_them(device, last_x):
     net.weight.data = weight
     program = metalcore.compile(net.eval(), (x,), fusions=["conv"])
     _, recording = record(program, x)
-    assert "conv2d_unit_64_bfloat" in recording.kernels
+    assert "conv2d_unit_deep_64_bfloat" in recording.kernels

@@ -222,6 +222,12 @@ def gemm(device, dtype):
         sizes = ((72 * 128, 200, 136), (136 * 128, 100, 136), (2560, 200, 2100), (300, 40, 2100))
         sizes += tuple((70 * 128, columns, 136) for columns in (12, 20, 40))
         sizes += ((1100, 200, 136), (70, 80, 40), (70, 40, 40))  # few tiles, few terms
+        sizes += ((200 * 64, 200, 40),)  # tiles along which threadgroups walk
+        for terms in (40, 100):
+            b = random(device, dtype, 140, terms, 200)
+            for a in (random(device, dtype, 70, terms), random(device, dtype, terms, 70).T):
+                for name, right in (("rows", b), ("columns", b.mT.contiguous().mT)):
+                    yield f"matmul, units, a batch of {terms} terms, {name}", metalcore.matmul(a, right)
         for rows, columns, terms in sizes:
             b = random(device, dtype, terms, columns)
             for a in (random(device, dtype, rows, terms), random(device, dtype, terms, rows).T):
@@ -237,9 +243,13 @@ def conv2d(device, dtype):
             weight = random(device, dtype, channels, 16, 3, 3)
             yield f"conv2d, units, {channels} channels", metalcore.conv2d(x, weight)
         yield "conv2d, units, contiguous", metalcore.conv2d(x.contiguous(), weight)
+        less = x[..., :100].contiguous(memory_format=torch.channels_last)
+        yield "conv2d, units, fewer tiles", metalcore.conv2d(less, weight)
         yield "conv2d, units, few channels", metalcore.conv2d(x[:, :3], weight[:, :3])
-        x = random(device, dtype, 1, 96, 5, 5).contiguous(memory_format=torch.channels_last)
-        yield "conv2d, units, shared terms", metalcore.conv2d(x, random(device, dtype, 24, 96, 3, 3))
+        for channels in (96, 344):
+            x = random(device, dtype, 1, channels, 5, 5).contiguous(memory_format=torch.channels_last)
+            weight = random(device, dtype, 24, channels, 3, 3)
+            yield f"conv2d, units, shared terms of {channels} channels", metalcore.conv2d(x, weight)
 
 
 def rope(device, dtype):

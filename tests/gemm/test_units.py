@@ -64,6 +64,31 @@ def test_layouts(device, dtype, left, right):
 
 
 @HALVES
+@pytest.mark.parametrize("left", ["rows", "columns", "offset"])
+@pytest.mark.parametrize("right", ["rows", "columns"])
+def test_threadgroups_walk_along_tiles_of_few_terms(device, dtype, left, right):
+    """Two cores have room for 6 tiles below each other, or for 8 beside each other, which may be of a batch."""
+    layout = "".join("t" if name == "columns" else "n" for name in (left, right))
+    for rows, columns, terms, batch, tile in (
+        (192, 129, 128, [], "_short"),
+        (193, 129, 128, [], "_down"),
+        (400, 70, 65, [], "_down"),
+        (65, 129, 64, [2], "_short"),
+        (65, 129, 64, [3], "_along_short"),
+        (130, 260, 65, [2], "_along"),
+        (65, 129, 128, [3], "_along"),
+    ):
+        a, shape = matrix(rows, terms, left, dtype, device), (*batch, terms, columns)
+        b = tensor(*shape, dtype=dtype, device=device)
+        b = b.mT.contiguous().mT if right == "columns" else b
+        bias = tensor(columns, dtype=dtype, device=device)
+        residual = tensor(*batch, rows, columns, dtype=dtype, device=device)
+        result, recording = record(metalcore.matmul, a, b, bias=bias, residual=residual, activation="relu")
+        assert recording.kernels == (f"gemm_unit_{layout}{tile}_{NAMES[dtype]}",)
+        assert_near(result, a, b, function=F.relu, added=wide(bias) + wide(residual))
+
+
+@HALVES
 @pytest.mark.parametrize("shape", [(130, 140, 136), (130, 140, 40), (60, 140, 40), (140, 12, 40)], ids=str)
 def test_what_is_made_of_sums(device, dtype, shape):
     rows, columns, terms = shape

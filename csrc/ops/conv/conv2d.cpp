@@ -28,7 +28,7 @@ struct ConvProblem {
 };
 
 struct ConvPlan {
-  const char* variant;  // as in the kernels' names: "packs", "elements", "unit_64", "unit_128", "rows" or "channels"
+  const char* variant;  // as in the kernels' names: "packs", "elements", "unit_64" …, "rows" or "channels"
   ConvParams params;
   int64_t items;     // tiles of pixels, or threads
   uint32_t across;   // threadgroups side by side, for each tile of pixels
@@ -140,29 +140,44 @@ bool units_take_images(const ConvProblem& problem) {
          (!p.has_residual || (of_residual && *of_residual <= INT32_MAX / CONV_UNIT_PIXELS));
 }
 
-// `cores` is a number of threadgroups that keep the GPU busy.
-ConvPlan unit_plan(const ConvProblem& problem, int64_t cores) {
-  constexpr int64_t kLeastSteps = 6, kManySteps = 48;  // of a threadgroup that shares a tile, and of a whole tile
+// A tile of units, and its kernels: for a GPU that has more tiles than cores, and for one that has less, where copies
+// are more steps ahead.
+struct ConvUnitTile {
+  uint32_t columns;
+  const char *many, *few;
+};
+constexpr ConvUnitTile kNarrowTile = {64, "unit_64", "unit_deep_64"}, kWideTile = {128, "unit_128", "unit_deep_128"};
+
+// `cores` is a number of threadgroups that keep the GPU of `like` busy.
+ConvPlan unit_plan(const ConvProblem& problem, int64_t cores, const Tensor& like) {
+  constexpr int64_t kLeastSteps = 3;  // of a threadgroup that shares a tile
   ConvParams p = problem.params;
   p.channels_last = true, p.weight_term = 1;
   p.residual.x = static_cast<int32_t>(row_distance(p.residual, p, problem.images).value_or(0));
   const int64_t tiles = up(p.pixels, CONV_UNIT_PIXELS), steps = up(p.terms, CONV_UNIT_STEP);
-  const auto threadgroups = [&](int64_t columns) { return tiles * p.groups * up(p.outputs, columns); };
-  // Threadgroups share the terms where there are few of them. Where that is nearly as many as the GPU has cores, wide
-  // tiles do so, which read less, and two of them are on a core.
-  const bool shares_wide = steps >= kManySteps && threadgroups(64) <= cores && 2 * threadgroups(64) > cores;
-  const bool wide = p.outputs > 64 && threadgroups(128) >= (shares_wide ? 1 : cores);
-  int64_t shares = (shares_wide ? 2 : 1) * cores / threadgroups(wide ? 128 : 64);
-  if (shares == 2 || shares == 3) shares = 4;  // these are faster, two on a core
-  const int64_t splits = std::clamp<int64_t>(shares, 1, std::max<int64_t>(steps / kLeastSteps, 1));
-  p.split_terms = static_cast<uint32_t>(up(steps, splits) * CONV_UNIT_STEP);
-  return {.variant = wide ? "unit_128" : "unit_64",
+  const auto threadgroups = [&](const ConvUnitTile& tile) { return tiles * p.groups * up(p.outputs, tile.columns); };
+  // Threadgroups share the terms where there are few of them, and run together where the GPU does so.
+  const auto shares = [&](const ConvUnitTile& tile) {
+    const int64_t most = std::clamp<int64_t>(cores / threadgroups(tile), 1, std::max<int64_t>(steps / kLeastSteps, 1));
+    const int64_t together = units_together(threadgroups(tile), most, like);
+    // Twice as many threadgroups are faster, also with a second kernel that adds what they leave.
+    return most < 2 * together ? std::pair{together, together > 1} : std::pair{most, false};
+  };
+  const ConvUnitTile* tile = p.outputs > kNarrowTile.columns ? &kWideTile : &kNarrowTile;
+  const bool many = threadgroups(*tile) > cores;
+  // Narrow tiles use more cores where wide ones would leave half of them.
+  if (2 * threadgroups(*tile) * shares(*tile).first <= cores) tile = &kNarrowTile;
+  const auto [share, joins] = shares(*tile);
+  p.split_terms = static_cast<uint32_t>(up(steps, share) * CONV_UNIT_STEP);
+  const uint32_t splits = static_cast<uint32_t>(up(p.terms, p.split_terms));
+  p.together = joins ? splits : 1;
+  return {.variant = many ? tile->many : tile->few,
           .params = p,
           .items = tiles,
-          .across = p.groups * static_cast<uint32_t>(up(p.outputs, wide ? 128 : 64)),
-          .threads = CONV_UNIT_THREADS,
+          .across = p.groups * static_cast<uint32_t>(up(p.outputs, tile->columns)),
+          .threads = many ? CONV_UNIT_THREADS : CONV_UNIT_DEEP_THREADS,
           .item_flops = 2.0 * CONV_UNIT_PIXELS * p.groups * p.outputs * p.terms,
-          .splits = static_cast<uint32_t>(up(p.terms, p.split_terms))};
+          .splits = splits};
 }
 
 ConvPlan plan_conv(const ConvProblem& problem, int64_t element_size) {
@@ -180,8 +195,9 @@ std::string why_conv(const ConvPlan& plan) {
   }
   if (std::string_view(plan.variant).starts_with("unit"))
     return "units that multiply tensors make tiles of " + std::to_string(CONV_UNIT_PIXELS) + " pixels by " +
-           std::string(plan.variant).substr(5) + " channels" +
-           (plan.splits > 1 ? ", of which " + std::to_string(plan.splits) + " threadgroups share the terms" : "");
+           std::string(plan.variant).substr(std::string_view(plan.variant).rfind('_') + 1) + " channels" +
+           (plan.splits > 1 ? ", of which " + std::to_string(plan.splits) + " threadgroups share the terms" : "") +
+           (p.together > 1 ? " and run together" : "");
   const std::string sizes = std::to_string(GEMM_ROWS) + " pixels by " + std::to_string(GEMM_COLUMNS) + " channels";
   const std::string along = p.weight.image == 1 ? "outputs" : p.channels_last ? "channels" : "terms";
   return "tiles of " + sizes + "; x is read " +
@@ -448,12 +464,13 @@ Tensor conv2d(const Tensor& x, const Tensor& weight_, const MaybeTensor& scale, 
                 .y = static_cast<int32_t>(channels * p.window.x),
                 .x = static_cast<int32_t>(channels)};
   }
-  ConvPlan plan = by_units ? unit_plan(problem, unit_cores) : plan_conv(problem, x.element_size());
+  ConvPlan plan = by_units ? unit_plan(problem, unit_cores, x) : plan_conv(problem, x.element_size());
   gpu::note_plan(kOp, plan.variant, [&] { return why_conv(plan); });
   const int64_t elements = x.numel() + weight.numel() + result.numel() * (residual ? 2 : 1);
   const double bytes = static_cast<double>(elements * x.element_size()) / static_cast<double>(plan.items);
   MaybeTensor parts;
-  if (plan.splits > 1) parts = new_tensor({{plan.splits, p.pixels, channels}}, ScalarType::Float, result);
+  const uint32_t together = by_units ? plan.params.together : 1;
+  if (plan.splits > together) parts = new_tensor({{plan.splits, p.pixels, channels}}, ScalarType::Float, result);
   gpu::record(result, [&](gpu::Recording& recording) {
     gpu::in_pieces(recording, plan.items, {plan.item_flops, bytes}, [&](const gpu::Piece& piece) {
       plan.params.first = static_cast<uint32_t>(piece.first);
@@ -463,7 +480,8 @@ Tensor conv2d(const Tensor& x, const Tensor& weight_, const MaybeTensor& scale, 
       recording.work(piece.work.flops, piece.work.bytes);
       const uint32_t count = grid_side(piece.count);
       if (plan.threads != 0)
-        recording.dispatch_threadgroups({plan.across, count, plan.splits}, {plan.threads});
+        recording.together(together).dispatch_threadgroups(
+            {plan.across, grid_side(piece.count * together), plan.splits / together}, {plan.threads});
       else
         recording.dispatch_threads({count}, {std::min<uint32_t>(count, CONV_THREADS)});
     });

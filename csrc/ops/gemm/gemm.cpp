@@ -44,8 +44,11 @@ int64_t batch_stride(const Tensor& tensor, int64_t back) {
 void record_gemm(const char* op, GemmPlan plan, const GemmOperands& operands, const Tensor& result) {
   gpu::note_plan(op, plan.variant, [&] { return why_gemm(plan); });
   const bool tiled = is_tiled(plan);
-  const double flops = 2.0 * plan.tile_rows * plan.params.columns * std::max(plan.params.terms, 1u);
   const GemmParams& p = plan.params;
+  const double results =
+      p.walkers == 0 ? static_cast<double>(plan.tile_rows) * p.columns
+                     : static_cast<double>(plan.tile_rows) * plan.tile_columns * plan.across * p.walk_tiles / p.walkers;
+  const double flops = 2.0 * results * std::max(p.terms, 1u);
   MaybeTensor parts;
   if (plan.splits > 1 && p.together == 1)
     parts = new_tensor({{plan.splits, p.rows, p.columns}}, ScalarType::Float, result);
@@ -116,6 +119,10 @@ Tensor matmul(const Tensor& a, const Tensor& b, const MaybeTensor& bias_, const 
 int64_t unit_threadgroups(const Tensor& like) {
   const GemmTuning tuning = tuning_for(like);
   return like.element_size() == 2 && tuning.units ? int64_t{tuning.unit_threadgroups} : 0;
+}
+
+int64_t units_together(int64_t tiles, int64_t splits, const Tensor& like) {
+  return units_together(tiles, splits, tuning_for(like));
 }
 
 bool units_take(const GemmProblem& problem, const Tensor& like) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -185,6 +186,12 @@ constexpr UnitTile kShortTiles[] = {
     {GEMM_UNIT_SMALL, GEMM_UNIT_SMALL, GEMM_UNIT_THREADS, VARIANTS("_short_small")},
     {GEMM_UNIT_SMALL, GEMM_UNIT_COLUMNS, GEMM_UNIT_SHORT_THREADS, VARIANTS("_short")},
 };
+// The same of which a threadgroup makes several, and keeps the operand of its rows, or of its columns; and for half as
+// many terms.
+constexpr UnitTile kAlongTile = {GEMM_UNIT_SMALL, GEMM_UNIT_COLUMNS, GEMM_UNIT_SHORT_THREADS, VARIANTS("_along")};
+constexpr UnitTile kAlongShortTile = {GEMM_UNIT_SMALL, GEMM_UNIT_COLUMNS, GEMM_UNIT_SHORT_THREADS,
+                                      VARIANTS("_along_short")};
+constexpr UnitTile kDownTile = {GEMM_UNIT_SMALL, GEMM_UNIT_COLUMNS, GEMM_UNIT_SHORT_THREADS, VARIANTS("_down")};
 #undef VARIANTS
 constexpr int64_t kLeastSplitTerms = 1024;  // of a product
 constexpr int64_t kManyTerms = 2048;        // more than these are read by large tiles sooner
@@ -257,6 +264,29 @@ bool is_transposed_on_units(const GemmProblem& p) {
   return p.grouped == 0 && p.rows <= (p.batch.empty() ? GEMM_UNIT_MANY : GEMM_UNIT_FEW) && p.rows < p.columns;
 }
 
+// The plan where threadgroups walk along tiles of few terms, if a GPU has less room than there are tiles. One operand
+// is the same for the whole batch.
+std::optional<GemmPlan> walk_plan(const GemmProblem& p, GemmParams params, const GemmTuning& tuning) {
+  const bool along = !p.batch.empty();
+  if (along && std::any_of(p.batch.begin(), p.batch.end(), [](const GemmBatchDim& dim) { return dim.a != 0; }))
+    return std::nullopt;
+  const UnitTile& tile = !along ? kDownTile : p.terms > GEMM_UNIT_SHORT_TERMS / 2 ? kAlongTile : kAlongShortTile;
+  const int64_t rows = up(p.rows, tile.rows), columns = up(p.columns, tile.columns);
+  const int64_t kept = along ? rows : columns, moving = along ? members(p) * columns : rows;
+  const int64_t room = tuning.unit_threadgroups * (along ? 4 : 3);
+  if (kept * moving <= room || kept > room) return std::nullopt;
+  params.walkers = static_cast<uint32_t>(room / kept), params.walk_tiles = static_cast<uint32_t>(moving);
+  params.row_tiles = static_cast<uint32_t>(rows), params.split_terms = params.terms;
+  return GemmPlan{.variant = tile.variants[p.a.column != 1][p.b.column != 1],
+                  .params = params,
+                  .across = static_cast<uint32_t>(kept),
+                  .tiles = params.walkers,
+                  .tile_rows = tile.rows,
+                  .threads = tile.threads,
+                  .transposed = false,
+                  .tile_columns = tile.columns};
+}
+
 GemmPlan unit_plan(const GemmProblem& p, GemmParams params, const GemmTuning& tuning) {
   const int64_t wide = members(p) * up(p.rows, GEMM_UNIT_ROWS) * up(p.columns, GEMM_UNIT_WIDE);
   const uint32_t widest = wide >= tuning.wide_tiles ? GEMM_UNIT_WIDE : GEMM_UNIT_COLUMNS;
@@ -266,6 +296,8 @@ GemmPlan unit_plan(const GemmProblem& p, GemmParams params, const GemmTuning& tu
   const bool is_short = p.grouped == 0 && p.terms <= GEMM_UNIT_SHORT_TERMS;
   if (is_short && tile->columns >= GEMM_UNIT_SMALL) {
     tile = kShortTiles + (p.columns > GEMM_UNIT_SMALL);
+    if (p.columns > GEMM_UNIT_SMALL)
+      if (const auto plan = walk_plan(p, params, tuning)) return *plan;
   } else if (takes_small_tiles(p, *tile, tuning)) {
     // A core that would have two of them has a broad one.
     const bool broad = !is_low(*tile) && 2 * count_tiles(p, kSmallTile) > cores && count_tiles(p, kBroadTile) <= cores;
@@ -305,7 +337,8 @@ std::string why_units(const GemmPlan& plan) {
   return "units that multiply tensors make tiles of " + std::to_string(plan.tile_rows) + "x" +
          std::to_string(plan.tile_columns) +
          (plan.splits > 1 ? ", of which " + std::to_string(plan.splits) + " threadgroups share the terms" : "") +
-         (plan.params.together > 1 ? " and run together" : "");
+         (plan.params.together > 1 ? " and run together" : "") +
+         (plan.params.walkers > 0 ? ", of which each threadgroup has several" : "");
 }
 
 }  // namespace
@@ -346,6 +379,10 @@ GemmPlan plan_gemm(GemmProblem p, int64_t element_size, const GemmTuning& tuning
                           : tiled_plan(p, params, element_size, tuning);
   plan.transposed = transposed;
   return plan;
+}
+
+int64_t units_together(int64_t tiles, int64_t splits, const GemmTuning& tuning) {
+  return together_of(tiles, splits, tuning);
 }
 
 bool is_tiled(const GemmPlan& plan) { return plan.tile_rows >= GEMM_ROWS; }

@@ -208,8 +208,7 @@ struct Copies {
   METAL_FUNC void copy_pack(uint32_t stage, int step, int i, int bytes) const {
     if (is_beyond(i)) return;
     const T* const from = data + int64_t(line_stride) * line(step, i) + element(step, i);
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(place(stage, i)), "l"(from),
-                 "r"(bytes)
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(place(stage, i)), "l"(from), "r"(bytes)
                  : "memory");
   }
   METAL_FUNC void copy_elements(uint32_t stage, int step, int i) const {
@@ -304,7 +303,7 @@ struct TileProduct {
           asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         }
         __syncthreads();
-        multiply(reads, sums);
+        multiply(reads, reads + Left::bytes, sums);
         reads = next(reads, memory);
       }
       if (step + ahead < steps) {
@@ -317,31 +316,34 @@ struct TileProduct {
     if constexpr (by_warpgroups) wait_for_products();
   }
 
- private:
-  static METAL_FUNC uint32_t next(uint32_t stage, uint32_t memory) {
-    return stage + stage_bytes == memory + stages * stage_bytes ? memory : stage + stage_bytes;
-  }
-
-  static METAL_FUNC void multiply(uint32_t stage, float (&sums)[Layout::capacity]) {
+  // Adds the product of a stage of each operand. On Hopper it goes on behind the call.
+  static METAL_FUNC void multiply(uint32_t left, uint32_t right, float (&sums)[Layout::capacity]) {
     if constexpr (by_warpgroups) {
 #if __CUDA_ARCH_FEAT_SM90_ALL
       asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
       for (int inner = 0; inner < inner_length; inner += 16)
 #pragma unroll
-        for (int strip = 0; strip < Layout::own_strips; ++strip) multiply_columns<0>(stage, sums, strip, inner);
+        for (int strip = 0; strip < Layout::own_strips; ++strip) multiply_columns<0>(left, right, sums, strip, inner);
       asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #endif
     } else {
 #pragma unroll
-      for (int inner = 0; inner < inner_length; inner += 16) multiply_by_simdgroup(stage, sums, inner);
+      for (int inner = 0; inner < inner_length; inner += 16) multiply_by_simdgroup(left, right, sums, inner);
     }
   }
+
+ private:
+  static METAL_FUNC uint32_t next(uint32_t stage, uint32_t memory) {
+    return stage + stage_bytes == memory + stages * stage_bytes ? memory : stage + stage_bytes;
+  }
+
   static constexpr int inner_length = k && k < kInner ? (k + 15) / 16 * 16 : kInner;
 
   // The columns from the one of block `block` of this warpgroup on, in parts that wgmma has.
   template <int block>
-  static METAL_FUNC void multiply_columns(uint32_t stage, float (&sums)[Layout::capacity], int strip, int inner) {
+  static METAL_FUNC void multiply_columns(uint32_t left, uint32_t right, float (&sums)[Layout::capacity], int strip,
+                                          int inner) {
     constexpr int remaining = Layout::own_blocks - block;
     if constexpr (remaining > 0) {
       constexpr int part = remaining >= 32   ? 32
@@ -353,29 +355,29 @@ struct TileProduct {
       const int row = (Layout::first_strip() / 4 * 4 + strip * Layout::down) * 16;
       const int column = (Layout::first_block() + block) * 8;
       multiply_warpgroup<swaps_left, !swaps_right>(
-          Columns<8 * part>(), T(), sums + (strip * Layout::own_blocks + block) * 4,
-          Left::descriptor(stage, row, inner), Right::descriptor(stage + Left::bytes, column, inner));
-      multiply_columns<block + part>(stage, sums, strip, inner);
+          Columns<8 * part>(), T(), sums + (strip * Layout::own_blocks + block) * 4, Left::descriptor(left, row, inner),
+          Right::descriptor(right, column, inner));
+      multiply_columns<block + part>(left, right, sums, strip, inner);
     }
   }
 
-  static METAL_FUNC void multiply_by_simdgroup(uint32_t stage, float (&sums)[Layout::capacity], int inner) {
+  static METAL_FUNC void multiply_by_simdgroup(uint32_t left_stage, uint32_t right_stage,
+                                               float (&sums)[Layout::capacity], int inner) {
     // Lanes 0 to 7 have the rows of the first 8 by 8 matrix, and so on.
     const int lane = int(warp_lane()), low = lane & 7, middle = lane & 8, high = lane >> 1 & 8;
     uint32_t left[Layout::own_strips][4];
 #pragma unroll
     for (int i = 0; i < Layout::own_strips; ++i) {
       const int row = min(Layout::first_strip() + i * Layout::down, Layout::strips - 1) * 16;
-      load_matrices<swaps_left>(left[i], stage + (swaps_left ? Left::offset(row + middle, inner + high + low)
-                                                             : Left::offset(row + middle + low, inner + high)));
+      load_matrices<swaps_left>(left[i], left_stage + (swaps_left ? Left::offset(row + middle, inner + high + low)
+                                                                  : Left::offset(row + middle + low, inner + high)));
     }
 #pragma unroll
     for (int block = 0; block < Layout::own_blocks; block += 2) {
       const int column = min((Layout::first_block() + block) * 8 + high, Right::outer - 8);
       uint32_t right[4];
-      load_matrices<!swaps_right>(right, stage + Left::bytes +
-                                             (swaps_right ? Right::offset(column + low, inner + middle)
-                                                          : Right::offset(column, inner + middle + low)));
+      load_matrices<!swaps_right>(right, right_stage + (swaps_right ? Right::offset(column + low, inner + middle)
+                                                                    : Right::offset(column, inner + middle + low)));
 #pragma unroll
       for (int i = 0; i < Layout::own_strips; ++i) {
         float* const sum = sums + (i * Layout::own_blocks + block) * 4;
@@ -401,3 +403,4 @@ METAL_FUNC float* metalcore_memory_of_sums(int) {
 #include "target/unit_patches.h"
 #include "target/unit_state.h"
 #include "target/unit_unpacked.h"
+#include "target/unit_walk.h"
