@@ -7,7 +7,7 @@ import inspect
 import itertools
 import sys
 import types
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -93,7 +93,7 @@ def _replacement(patch, layout, count):
     original = patch.original
     takes_dimension = "unsqueeze_dim" in inspect.signature(original).parameters
 
-    def function(q, k=None, cos=None, sin=None, *args, **kwargs):  # some files rotate queries alone
+    def function(q, k: Any = None, cos=None, sin=None, *args, **kwargs):  # some files rotate queries alone
         def rotated():
             dimension = kwargs.get("unsqueeze_dim", 1) if takes_dimension else 1
             others = args or kwargs.keys() - {"unsqueeze_dim"} or dimension not in (1, 2)
