@@ -93,7 +93,7 @@ def _replacement(patch, layout, count):
     original = patch.original
     takes_dimension = "unsqueeze_dim" in inspect.signature(original).parameters
 
-    def function(q, k: Any = None, cos=None, sin=None, *args, **kwargs):  # some files rotate queries alone
+    def function(q, k: Any = None, cos: Any = None, sin: Any = None, *args, **kwargs):
         def rotated():
             dimension = kwargs.get("unsqueeze_dim", 1) if takes_dimension else 1
             others = args or kwargs.keys() - {"unsqueeze_dim"} or dimension not in (1, 2)
