@@ -35,6 +35,14 @@ METAL_FUNC void flex_copy_both(threadgroup T* stage, StridedRows<T> first_rows, 
   flex_copy<kRows, kSize, kPitch, kThreads>(stage + kRows * kPitch, second_rows, first, thread_index);
 }
 
+// Begins to copy the tile that a walk visits next, if there is one.
+template <uint kRows, uint kSize, uint kPitch, uint kThreads, typename T>
+METAL_FUNC void flex_copy_next(threadgroup T* stage, StridedRows<T> first_rows, StridedRows<T> second_rows,
+                               FlexWalk walk, uint thread_index) {
+  if (walk.more())
+    flex_copy_both<kRows, kSize, kPitch, kThreads>(stage, first_rows, second_rows, walk.at, thread_index);
+}
+
 template <typename T, uint kSize, uint kDown, uint kSimds, uint kKeys, bool kNarrow, bool kWhole, typename Mods>
 METAL_FUNC void flex_forward_tall(device T* out, device float* lse, device float* largest_scores, device const T* q,
                                   device const T* k, device const T* v, device const int* counts,
@@ -45,6 +53,8 @@ METAL_FUNC void flex_forward_tall(device T* out, device float* lse, device float
   static_assert(kWhole && !kNarrow, "no row and no element of a tile is missing");
   constexpr uint kPitch = kSize + 16 / sizeof(T), kAcross = kKeys / 8, kQueries = 8 * kDown * kSimds;
   constexpr uint kThreads = 32 * kSimds, kStage = 2 * kKeys * kPitch;  // of keys and values
+  // Products of long rows do not wait for instructions that copy, and short ones leave a copy too little time.
+  constexpr bool kCopiesLate = kSize >= 128;
   constexpr uint kBytes = flex_forward_tall_tile<T, kSize, kDown, kSimds, kKeys, kNarrow, kWhole>() * sizeof(T);
   using Column = typename Mods::Column;
   threadgroup T* const tile = metalcore_memory_of_tile<kBytes>(declared, 0);
@@ -68,9 +78,7 @@ METAL_FUNC void flex_forward_tall(device T* out, device float* lse, device float
   flex_copy<kQueries, kSize, kPitch, kThreads>(tile, q_rows, at.begin, thread_index);
   const StridedRows<T> k_rows = rows_of(k, p.k, at.batch, k_head, 0), v_rows = rows_of(v, p.v, at.batch, k_head, 0);
   FlexWalk walk = flex_walk(p, row, indices, full_indices, uint(p.tables.k_block), uint(p.k_length), kKeys, 1);
-  if (walk.more()) {
-    flex_copy_both<kKeys, kSize, kPitch, kThreads>(stages, k_rows, v_rows, walk.at, thread_index);
-  }
+  flex_copy_next<kKeys, kSize, kPitch, kThreads>(stages, k_rows, v_rows, walk, thread_index);
   FlexColumns<kKeys, Mods> columns = {held, thread_index, {}};
   if (Mods::kColumns) columns.load(mods, at, walk);
   const FlexHeldRows<8 * kDown, Mods> own_rows(rows + simd * 8 * kDown, mods, at.batch, at.head, query, lane, place);
@@ -92,21 +100,26 @@ METAL_FUNC void flex_forward_tall(device T* out, device float* lse, device float
     if (Mods::kColumns) columns.store(is_masked);
     metalcore_await_copies(0);
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the tile is there, and the other stage is free
-    if (walk.more()) {
-      flex_copy_both<kKeys, kSize, kPitch, kThreads>(stages + stage * kStage, k_rows, v_rows, walk.at, thread_index);
-    }
+    if (!kCopiesLate)
+      flex_copy_next<kKeys, kSize, kPitch, kThreads>(stages + stage * kStage, k_rows, v_rows, walk, thread_index);
     if (Mods::kColumns) columns.load(mods, at, walk);
     uint seen = 0xffffffff;
     if (is_masked)
       seen = seen_scores<false, kWhole, kDown, kAcross, Mods::kColumns>(mods, true, at.batch, at.head, query, key, end,
                                                                         place, lane, columns.held, own_rows);
-    if (!metal::simd_any(seen != 0)) continue;  // of a simdgroup's scores, none counts
+    if (!metal::simd_any(seen != 0)) {  // of a simdgroup's scores, none counts
+      if (kCopiesLate)
+        flex_copy_next<kKeys, kSize, kPitch, kThreads>(stages + stage * kStage, k_rows, v_rows, walk, thread_index);
+      continue;
+    }
 
     Fragments<float, kDown, kAcross> scores;
     product_transposed<kPitch>(scores, queries, keys);
     Fragments<T, kDown, kAcross> weights;
     float shrink[kDown];
     weights_of(weights, scores, largest, total, shrink, mods, scale, at, query, key, is_masked, seen, place);
+    if (kCopiesLate)
+      flex_copy_next<kKeys, kSize, kPitch, kThreads>(stages + stage * kStage, k_rows, v_rows, walk, thread_index);
     FlexSums<true>::template add<kPitch, false>(sums, shrink, weights, keys + kKeys * kPitch);
   }
 

@@ -19,7 +19,6 @@ __all__ = ["Bound", "columns_of", "parts_of"]
 
 _ANDS = ("bitwise_and.Tensor", "logical_and.default", "__and__.Tensor", "mul.Tensor")
 _COMPARISONS = ("lt", "le", "gt", "ge")
-_DIVISIONS = ("div", "floor_divide", "fmod", "remainder")
 _INTEGERS = (torch.int32, torch.int64)
 _INDICES = 4  # placeholders before those of what is captured
 _MOST_HELD = 16  # bytes
@@ -66,9 +65,8 @@ def parts_of(graph: GraphModule, variable: int) -> tuple[list[Bound], list[Node]
 
 
 def columns_of(graph: GraphModule, conditions: Sequence[Node], variable: int, other: int) -> tuple[list[Node], bool]:
-    """Returns what conditions find in captured tensors or by divisions for a number of a variable, whatever that of the
-    other one is, and whether they read nothing else of it. Kernels hold it for a tile. Where that is much, there is
-    nothing.
+    """Returns what conditions find in captured tensors for a number of a variable, whatever that of the other one is,
+    and whether they read nothing else of it. Kernels hold it for a tile. Where that is much, there is nothing.
 
     Args:
         variable, other: the numbers of the placeholders of keys and of queries, or the other way round.
@@ -80,7 +78,7 @@ def columns_of(graph: GraphModule, conditions: Sequence[Node], variable: int, ot
         if node in seen or not _reads(node, placeholders[variable]):
             continue
         seen.add(node)
-        if not _reads(node, placeholders[other]) and _costs_much(node, placeholders):
+        if not _reads(node, placeholders[other]) and any(_reads(node, x) for x in placeholders[_INDICES:]):
             found.append(node)
         else:
             waiting += node.all_input_nodes
@@ -91,13 +89,6 @@ def columns_of(graph: GraphModule, conditions: Sequence[Node], variable: int, ot
 
 def _held_bytes(node: Node) -> int:
     return max(fake(node).element_size(), 4)
-
-
-def _costs_much(node: Node, placeholders: Sequence[Node]) -> bool:
-    """Returns whether a number reads captured tensors or divides."""
-    of_captures = any(_reads(node, x) for x in placeholders[_INDICES:])
-    divisions = (x for x in node.graph.nodes if name_of(x).split(".")[0] in _DIVISIONS)
-    return of_captures or any(_reads(node, x) for x in divisions)
 
 
 def _bound(node: Node, variable: Node) -> Bound | None:
