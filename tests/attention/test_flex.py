@@ -329,7 +329,9 @@ def test_errors_name_the_line(device):
             metalcore.flex_attention(query, query, query, function)
         assert "metalcore.flex_attention: score_mod" in str(caught.value)
         assert f"test_flex.py, line {line}, in {function.__name__}" in str(caught.value)
-    with pytest.raises(RuntimeError, match=r"score_mod .*test_flex.py, line \d+, in .* must return a tensor with one number"):
+    with pytest.raises(
+        RuntimeError, match=r"score_mod .*test_flex.py, line \d+, in .* must return a tensor with one number"
+    ):
         metalcore.flex_attention(query, query, query, lambda score, b, h, q, k: score.expand(2))
     with pytest.raises(ValueError, match="block_mask is for 8 queries and 8 keys, not 4 and 8"):
         metalcore.flex_attention(query[:, :, :4], query, query, None, mask)

@@ -105,6 +105,16 @@ def test_conversions_of_inductors_graphs_have_a_derivative(device):
     assert joint(gradient, *places, gradient)[0] == 6
 
 
+def test_autocast_changes_no_function(device):
+    """A graph that is kept serves calls with autocast and without."""
+    words, mix = torch.rand(LENGTH, 8, device=device), torch.rand(8, 3, device=device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        traced = trace_mod(
+            lambda s, b, h, q, k: s + (words[k] @ mix).sum(-1), "score_mod", torch.float32, torch.device(device)
+        )
+    assert torch.ops.aten._to_copy.default not in [node.target for node in traced.graph.graph.nodes]
+
+
 def test_heads_that_share_tables_in_another_number(device, monkeypatch):
     """Calls of as many rows in all, with other batch items and heads, are the same kernel with tables of their own."""
     monkeypatch.setattr(captured, "_BYTES", 1 << 12)
@@ -130,9 +140,13 @@ def test_errors_about_masks_and_results(device):
     table = torch.ones(LENGTH)
     for batch, heads in ((2, None), (None, 3)):
         block_mask = create_block_mask(lambda b, h, q, k: q >= k, batch, heads, LENGTH, LENGTH, device=device)
-        with pytest.raises(ValueError, match=rf"block_mask is for {batch or 1} batch items and {heads or 1} heads, not"):
+        with pytest.raises(
+            ValueError, match=rf"block_mask is for {batch or 1} batch items and {heads or 1} heads, not"
+        ):
             metalcore.flex_attention(query, key, value, block_mask=block_mask)
     with pytest.raises(RuntimeError, match=r"a captured tensor of shape \[40\] on cpu; query is on"):
         metalcore.flex_attention(query, key, value, lambda s, b, h, q, k: s + table[k])
-    with pytest.raises(RuntimeError, match=r"score_mod \(.*test_flex_functions.py, line \d+, in <lambda>\) must return"):
+    with pytest.raises(
+        RuntimeError, match=r"score_mod \(.*test_flex_functions.py, line \d+, in <lambda>\) must return"
+    ):
         metalcore.flex_attention(query, key, value, lambda s, b, h, q, k: None)

@@ -63,7 +63,14 @@ def trace_mod(function: Callable, kind: str, score_dtype: torch.dtype | None, de
         return function(*own, *(next(others) if isinstance(x, Tensor) else x for x in fakes))
 
     try:
-        with one_tracer, torch.no_grad(), mode, fx_traceback.preserve_node_meta(), _Places():
+        with (
+            one_tracer,
+            torch.no_grad(),
+            torch._C._DisableAutocast(),
+            mode,
+            fx_traceback.preserve_node_meta(),
+            _Places(),
+        ):
             graph = without_writes(make_fx(of_tensors, DECOMPOSITIONS)(*examples, *tensors))
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -129,7 +136,9 @@ class _Scattering(Interpreter):
     def call_function(self, target, args, kwargs):
         if target is torch.ops.aten.index.Tensor and all(index is not None for index in tree_leaves(args[1])):
             return mod_index(*args)
-        if target is torch.ops.prims.convert_element_type.default:  # Inductor's graphs have it, and it has no derivative
+        if (
+            target is torch.ops.prims.convert_element_type.default
+        ):  # Inductor's graphs have it, and it has no derivative
             return torch.ops.aten._to_copy.default(args[0], dtype=args[1])
         return super().call_function(target, args, kwargs)
 
