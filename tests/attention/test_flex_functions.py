@@ -9,7 +9,7 @@ from rows import tuned
 from torch.nn.attention.flex_attention import create_block_mask
 
 import metalcore
-from metalcore.programs.flex import captured
+from metalcore.programs.flex import captured, running
 from metalcore.programs.flex.graphs import derivative_of, trace_mod
 
 LENGTH = 40
@@ -113,6 +113,24 @@ def test_autocast_changes_no_function(device):
             lambda s, b, h, q, k: s + (words[k] @ mix).sum(-1), "score_mod", torch.float32, torch.device(device)
         )
     assert torch.ops.aten._to_copy.default not in [node.target for node in traced.graph.graph.nodes]
+
+
+def test_graphs_with_constants_know_the_sizes_of_each_call(device):
+    """Such a graph of PyTorch's is traced once more, and its loops have the lengths of the captured vectors."""
+
+    class Halved(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("factor", torch.tensor(0.5))
+
+        def forward(self, s, b, h, q, k, table):
+            return s * self.factor + table[q].sum(-1)
+
+    graph = torch.fx.symbolic_trace(Halved())
+    for size in (3, 5):
+        traced = running._captured(graph, "score_mod", tensors(device)[0], (torch.ones(LENGTH, size, device=device),))
+        places = [node for node in traced.graph.graph.nodes if node.op == "placeholder"]
+        assert places[5].meta["val"].shape == (LENGTH, size)
 
 
 def test_heads_that_share_tables_in_another_number(device, monkeypatch):

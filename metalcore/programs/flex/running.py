@@ -56,7 +56,7 @@ def _captured(function: Callable, kind: str, q: Tensor, captures: Sequence) -> C
     if ready := with_captures(function, captures):
         return ready
     known = _traced.setdefault(function, {})
-    key = dtype, q.device, *(None if isinstance(x, Tensor) else x for x in captures)
+    key = dtype, q.device, *((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in captures)
     if key not in known:
         known[key] = trace_mod(function, kind, dtype, q.device, captures)
     own = known[key].captures[sum(isinstance(x, Tensor) for x in captures) :]
