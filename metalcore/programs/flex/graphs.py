@@ -86,8 +86,8 @@ def trace_mod(function: Callable, kind: str, score_dtype: torch.dtype | None, de
         if isinstance(returned, Node):
             found = f"a tensor of the shape {[*returned.meta['val'].shape]}"
         raise RuntimeError(
-            f"metalcore.flex_attention: {kind}{_place_of_function(function)} must return a tensor with one number for a "
-            f"score, not {found}"
+            f"metalcore.flex_attention: {kind}{_place_of_function(function)} must return a tensor with one number "
+            f"for a score, not {found}"
         )
     return _lifted(graph, [x for x in captures if isinstance(x, Tensor)])
 
