@@ -209,11 +209,11 @@ int64_t splits_of(const GemmProblem& p, const UnitTile& tile, int64_t tiles, int
 
 // How many of `splits` threadgroups of each tile run together, where those of all tiles fit at once. A GPU runs those
 // of a tile in one of its parts; an H200, which has 132 cores, has room for these numbers of tiles with a threadgroup a
-// core. Two threadgroups share a core where they have few threads.
+// core.
 constexpr int64_t kTilesAtOnce[] = {132, 66, 39, 30, 22, 17, 15, 15};
 constexpr int64_t kMostJoined = std::size(kTilesAtOnce);
-int64_t together_of(const UnitTile& tile, int64_t tiles, int64_t splits, const GemmTuning& tuning) {
-  const int64_t room = tuning.unit_threadgroups * (tile.threads == GEMM_UNIT_THREADS ? 2 : 1);
+int64_t together_of(int64_t tiles, int64_t splits, const GemmTuning& tuning, int64_t on_a_core = 1) {
+  const int64_t room = tuning.unit_threadgroups * on_a_core;
   int64_t together = std::min({splits, int64_t{tuning.most_together}, kMostJoined});
   while (together > 1 && tiles * kTilesAtOnce[0] > kTilesAtOnce[together - 1] * room) --together;
   return together;
@@ -221,6 +221,11 @@ int64_t together_of(const UnitTile& tile, int64_t tiles, int64_t splits, const G
 
 int64_t count_tiles(const GemmProblem& p, const UnitTile& tile) {
   return members(p) * up(p.rows, tile.rows) * up(p.columns, tile.columns);
+}
+
+// Two threadgroups share a core where they have few threads.
+int64_t together_of(const UnitTile& tile, int64_t tiles, int64_t splits, const GemmTuning& tuning) {
+  return together_of(tiles, splits, tuning, tile.threads == GEMM_UNIT_THREADS ? 2 : 1);
 }
 
 // How many threadgroups there are, where those that share a tile run together.
