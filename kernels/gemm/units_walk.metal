@@ -45,7 +45,7 @@ template <typename T, uint kRows, uint kColumns, uint kThreads, uint kTerms, boo
   WalkTile tile = tile_at(index);
   auto left = left_of(tile);
   auto right = right_of(tile);
-  T* const operands[] = {left.get_data_handle(), right.get_data_handle()};
+  device T* const operands[] = {left.get_data_handle(), right.get_data_handle()};
   metalcore_await_earlier_kernels(operands, 0);
   auto walk =
       metalcore_unit_walk<kRows, kColumns, kTerms, kThreads / 32, kAcrossA, kAcrossB, kKeepsRows>(left, right, 0);
