@@ -18,7 +18,9 @@ struct UnitWalk {
   template <typename Next, typename Sums>
   METAL_FUNC void multiply(bool has_next, Next next, thread Sums& sums) {
     constexpr Multiply multiply;
-    multiply.run(left, right, sums);
+    Left own_left = left;
+    Right own_right = right;
+    multiply.run(own_left, own_right, sums);
     if (!has_next) return;
     if constexpr (kKeepsRows)
       right = next;

@@ -30,22 +30,26 @@ template <typename T, uint kRows, uint kColumns, uint kThreads, uint kTerms, boo
     return kKeepsRows ? WalkTile{group.x * kRows, place * kColumns, member}
                       : WalkTile{place * kRows, group.x * kColumns, member};
   };
+  const auto from_a = [&](WalkTile tile) {
+    return a + (kKeepsRows ? 0 : batch_offset(p, p.a, tile.member)) + tile.row * p.a.row;
+  };
+  const auto from_b = [&](WalkTile tile) {
+    return b + (kKeepsRows ? batch_offset(p, p.b, tile.member) : 0) + tile.column * p.b.column;
+  };
   const auto left_of = [&](WalkTile tile) {
-    const int64_t offset = (kKeepsRows ? 0 : batch_offset(p, p.a, tile.member)) + tile.row * p.a.row;
-    return kAcrossA ? unit_part(a + offset, p.rows - tile.row, p.terms, p.a.column)
-                    : unit_part(a + offset, p.terms, p.rows - tile.row, p.a.row);
+    return kAcrossA ? unit_part(from_a(tile), p.rows - tile.row, p.terms, p.a.column)
+                    : unit_part(from_a(tile), p.terms, p.rows - tile.row, p.a.row);
   };
   const auto right_of = [&](WalkTile tile) {
-    const int64_t offset = (kKeepsRows ? batch_offset(p, p.b, tile.member) : 0) + tile.column * p.b.column;
-    return kAcrossB ? unit_part(b + offset, p.terms, p.columns - tile.column, p.b.column)
-                    : unit_part(b + offset, p.columns - tile.column, p.terms, p.b.row);
+    return kAcrossB ? unit_part(from_b(tile), p.terms, p.columns - tile.column, p.b.column)
+                    : unit_part(from_b(tile), p.columns - tile.column, p.terms, p.b.row);
   };
   metalcore_begin_later_kernels(0);
   uint index = p.first + group.y;
   WalkTile tile = tile_at(index);
   auto left = left_of(tile);
   auto right = right_of(tile);
-  device T* const operands[] = {left.get_data_handle(), right.get_data_handle()};
+  device T* const operands[] = {from_a(tile), from_b(tile)};
   metalcore_await_earlier_kernels(operands, 0);
   auto walk =
       metalcore_unit_walk<kRows, kColumns, kTerms, kThreads / 32, kAcrossA, kAcrossB, kKeepsRows>(left, right, 0);
