@@ -51,18 +51,21 @@ struct ConvEpilogue {
   // pixel's first channel.
   void store_channels(constant ConvParams& p, int64_t of_residual, int64_t of_result, uint channel, uint count,
                       metal::float4 sums) const {
-    const auto place = [&](uint i) { return int(channel + metal::min(i, count - 1)); };
+    int places[4];
+#pragma unroll
+    for (uint i = 0; i < 4; ++i) places[i] = int(channel + metal::min(i, count - 1));
     if (p.has_scale) {
 #pragma unroll
-      for (uint i = 0; i < 4; ++i) sums[i] *= static_cast<float>(scale[place(i) * p.scale_step]);
+      for (uint i = 0; i < 4; ++i) sums[i] *= static_cast<float>(scale[places[i] * p.scale_step]);
     }
     if (p.has_bias) {
 #pragma unroll
-      for (uint i = 0; i < 4; ++i) sums[i] += static_cast<float>(bias[place(i) * p.bias_step]);
+      for (uint i = 0; i < 4; ++i) sums[i] += static_cast<float>(bias[places[i] * p.bias_step]);
     }
     if (p.has_residual) {
 #pragma unroll
-      for (uint i = 0; i < 4; ++i) sums[i] += static_cast<float>(residual[of_residual + place(i) * p.residual.channel]);
+      for (uint i = 0; i < 4; ++i)
+        sums[i] += static_cast<float>(residual[of_residual + places[i] * p.residual.channel]);
     }
     if (p.activation != 0) {
 #pragma unroll
