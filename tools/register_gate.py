@@ -90,8 +90,8 @@ OVER = {
     r"gated_delta_rule_walk_(back_)?(128x32|128x16|256x16)_(float|half|bfloat)": "the proxy's fault, as above: a "
     "lane holds 32 numbers of the state and as many sums, and 8 to 208 bytes of the products' parts spill",
     r"linear_scan_(walk_(added|results|(back_)?derivative)|pairs)_(float|half|bfloat)"
-    r"|linear_scan_walk_back_added_float": "the proxy's fault, as above: a lane holds 64 numbers of the state, or 64 "
-    "sums, and 8 to 416 bytes of the products' parts and of the next rows spill",
+    r"|linear_scan_(walk_back_added|keys)_float|linear_scan_queries_half": "the proxy's fault, as above: a lane holds "
+    "64 numbers of the state, or 64 sums, and 8 to 416 bytes of the products' parts and of the next rows spill",
     r"attention_decode_narrow_576x4_(half|bfloat)": "a lane holds 64 sums, 12 words of a key and 8 of its value, and 8 "
     "bytes of the rest spill",
 }

@@ -166,13 +166,14 @@ template <typename T>
   }
 }
 
-// dq, or with OF_KEYS dk, of 64 keys of a chunk.
+// dq, or with OF_KEYS dk, of 64 keys of a chunk. Where threadgroups share the heads of v, each leaves float32 of its
+// own heads (`parts`) instead.
 template <bool OF_KEYS, typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(DELTA_PROMISE)]] void linear_scan_keys(
     device const T* values [[buffer(0)]], device const T* others [[buffer(1)]], device const int* ends [[buffer(2)]],
     device const float* factors [[buffer(3)]], device const float* states [[buffer(4)]],
-    device const float* pairs [[buffer(5)]], device T* out [[buffer(6)]],
-    constant DeltaRuleParams& params [[buffer(7)]], uint group [[threadgroup_position_in_grid]],
+    device const float* pairs [[buffer(5)]], device T* out [[buffer(6)]], device float* parts [[buffer(7)]],
+    constant DeltaRuleParams& params [[buffer(8)]], uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   using Rounded = typename Multiplied<T>::type;
   constexpr uint kWidth = 64, kPart = 128 / sizeof(Rounded), kPitch = kPart + 16 / sizeof(T),
@@ -184,8 +185,9 @@ template <bool OF_KEYS, typename T>
   const uint lane = thread_index % 32, own = thread_index / 32 * kOwn;
   const Place place = place_of(lane);
   const uint slices = (params.keys + kWidth - 1) / kWidth;
-  const uint first_key = group % slices * kWidth, key_head = group / slices % params.heads;
-  const uint chunk = group / slices / params.heads;
+  const uint first_key = group % slices * kWidth, share = group / slices % params.shares;
+  const uint own_pairs = group / slices, key_head = own_pairs / params.shares % params.heads;
+  const uint chunk = own_pairs / params.shares / params.heads;
   const Span span = chunk_of(ends, params, chunk);
   const uint count = span.end - span.begin;
   if (count == 0) return;
@@ -197,7 +199,10 @@ template <bool OF_KEYS, typename T>
   others += span.batch * other_strides[0] + span.begin * other_strides[1] + key_head * other_strides[2];
   Fragments<float, 2, kWidth / 8> sums;
   clear(sums);
-  for (uint head = key_head * repeats; head < (key_head + 1) * repeats; ++head) {
+  const uint size = (repeats + params.shares - 1) / params.shares;
+  const uint first_head = key_head * repeats + share * size;
+  const uint end_head = min(first_head + size, (key_head + 1) * repeats);
+  for (uint head = first_head; head < end_head; ++head) {
     const ScanFactors own_factors(factors, ulong(chunk) * params.value_heads + head);
     for (uint first = 0; first < params.values; first += kPart) {
       const ulong place_of_state = (ulong(chunk) * params.value_heads + head) * (OF_KEYS ? 1 : kChunk / kScanStep);
@@ -231,8 +236,8 @@ template <bool OF_KEYS, typename T>
       }
     }
   }
-  // The positions of the chunk, for all heads of v at once.
-  pairs += (ulong(chunk) * params.heads + key_head) * params.shares * kChunk * kChunk;
+  // The positions of the chunk, for all of these heads at once.
+  pairs += ulong(own_pairs) * kChunk * kChunk;
   threadgroup T* const tile = rows;
   static_assert(kPart * kTile <= kChunk * kPitch, "the tile of keys has the place of the tile of values");
   for (uint begin = 0; begin < kChunk; begin += kPart) {
@@ -244,18 +249,14 @@ template <bool OF_KEYS, typename T>
 #pragma unroll
     for (uint k = 0; k < kPart / 8; k += kLeft) {
       Fragments<float, 2, kLeft> left;
-      clear(left);
-      for (uint share = 0; share < params.shares; ++share) {
-        device const float* const own_pairs = pairs + share * kChunk * kChunk;
 #pragma unroll
-        for (uint m = 0; m < 2; ++m) {
-          const uint row = own + m * 8 + place.row;
+      for (uint m = 0; m < 2; ++m) {
+        const uint row = own + m * 8 + place.row;
 #pragma unroll
-          for (uint i = 0; i < kLeft; ++i) {
-            const uint column = begin + (k + i) * 8 + place.column;
-            device const float* const from = own_pairs + (OF_KEYS ? row * kChunk + column : column * kChunk + row);
-            elements(left.at[m][i]) += float2(from[0], from[OF_KEYS ? 1 : kChunk]);
-          }
+        for (uint i = 0; i < kLeft; ++i) {
+          const uint column = begin + (k + i) * 8 + place.column;
+          device const float* const from = pairs + (OF_KEYS ? row * kChunk + column : column * kChunk + row);
+          elements(left.at[m][i]) = float2(from[0], from[OF_KEYS ? 1 : kChunk]);
         }
       }
       RightFragments<T, kLeft, kWidth / 8> terms;
@@ -263,15 +264,20 @@ template <bool OF_KEYS, typename T>
       metalcore_multiply_mixed(sums.at, left.at, 0, terms.at, 0);
     }
   }
-  out += ((ulong(span.batch) * params.length + span.begin) * params.heads + key_head) * params.keys;
+  const ulong pitch = ulong(params.heads) * params.keys;
+  const ulong to = (ulong(span.batch) * params.length + span.begin) * pitch + key_head * params.keys;
+  out += to;
+  parts += ulong(share) * params.batch * params.length * pitch + to;
 #pragma unroll
   for (uint m = 0; m < 2; ++m) {
     const uint row = own + m * 8 + place.row;
 #pragma unroll
     for (uint n = 0; n < kWidth / 8; ++n) {
-      const uint column = first_key + n * 8 + place.column;
-      put_pair(out + ulong(row) * params.heads * params.keys + column, elements(sums.at[m][n]),
-               row < count ? rest_of(column, params.keys) : 0);
+      const uint column = first_key + n * 8 + place.column, rest = row < count ? rest_of(column, params.keys) : 0;
+      if (params.shares > 1)
+        put_pair(parts + row * pitch + column, elements(sums.at[m][n]), rest);
+      else
+        put_pair(out + row * pitch + column, elements(sums.at[m][n]), rest);
     }
   }
 }

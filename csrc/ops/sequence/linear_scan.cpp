@@ -4,6 +4,7 @@
 
 #include "../../gpu/tuning.h"
 #include "../common/rows.h"
+#include "../normalization/norms.h"
 
 #include <algorithm>
 
@@ -63,6 +64,8 @@ LinearScan::LinearScan(const Call& call, bool for_derivative)
   states_ = scratch(steps * state);
   state_grads_ = scratch(places * state);
   pairs_ = scratch(call.chunks * params_.heads * params_.shares * score);
+  parts_ = scratch(params_.shares > 1 ? params_.shares * call.q.numel() : 0);
+  if (call.ends) torch::stable::zero_(*parts_);  // what positions have that belong to no sequence
 }
 
 void LinearScan::record_prepare(gpu::Recording& recording) const {
@@ -115,13 +118,15 @@ void LinearScan::record_backward(gpu::Recording& recording, const Tensor& grad, 
   recording.buffer(10, found.weights).bytes(11, params_);
   recording.dispatch_threadgroups({grid_side(places * params_.shares)}, {DELTA_THREADS});
 
-  const uint32_t groups = grid_side(places * ceil_div<int64_t>(params_.keys, 64));
+  const uint32_t groups = grid_side(places * ceil_div<int64_t>(params_.keys, 64) * params_.shares);
   for (const bool of_keys : {false, true}) {
     recording.kernel(of_keys ? "linear_scan_keys_" : "linear_scan_queries_", type);
     recording.buffer(0, of_keys ? call_.v : grad).buffer(1, of_keys ? call_.q : call_.k).buffer(2, call_.ends);
     recording.buffer(3, factors_).buffer(4, of_keys ? state_grads_ : states_).buffer(5, pairs_);
-    recording.buffer(6, of_keys ? found.k : found.q).bytes(7, params_);
+    const Tensor& out = of_keys ? found.k : found.q;
+    recording.buffer(6, out).buffer(7, parts_).bytes(8, params_);
     recording.dispatch_threadgroups({groups}, {DELTA_THREADS});
+    if (params_.shares > 1) record_column_sums(recording, *parts_, params_.shares, out);
   }
 }
 

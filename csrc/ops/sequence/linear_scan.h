@@ -48,7 +48,7 @@ class LinearScan {
   DeltaRuleParams params_;
   int64_t blocks_;  // of values
   Tensor scores_, factors_, added_, decays_;
-  MaybeTensor reads_, carries_, overlaps_, states_, state_grads_, pairs_;  // for the derivative
+  MaybeTensor reads_, carries_, overlaps_, states_, state_grads_, pairs_, parts_;  // for the derivative
 };
 
 // The gradient of skip, the sums over positions of v times the gradients of results.
