@@ -178,14 +178,12 @@ template <uint LANES, typename T>
   x += first_entry * params.x[0] + head * params.x[1] + channel * params.x[2];
   if (params.has_gate) gate += first_entry * params.gate[0] + head * params.gate[1] + channel * params.gate[2];
   out += (ulong(first_entry) * params.heads + head) * dim + channel;
-  // For powers of 2, which GPUs compute without a product for each. A thread reads its own: they are here to save
-  // registers, so that more threadgroups run at once.
-  threadgroup float4 rates[LANES][kQuads][SCAN_THREADS];
+  float4 rates[LANES][kQuads];  // for powers of 2, which GPUs compute without a product for each
 #pragma unroll
   for (uint r = 0; r < LANES; ++r)
 #pragma unroll
     for (uint i = 0; i < kQuads; ++i)
-      rates[r][i][thread_index] =
+      rates[r][i] =
           reinterpret_cast<device const float4*>(A + min(mine + r * kAcross, dim - 1) * params.A[1])[i] * M_LOG2E_F;
   const float shift =
       optional(params.has_bias, bias, params.wide_bias, head * params.bias[0] + channel * params.bias[1], x);
@@ -219,7 +217,6 @@ template <uint LANES, typename T>
       B += params.B[0], C += params.C[0], x += params.x[0], gate += params.gate[0], steps += next_step;
     }
     if (turn == first_entry) continue;
-    simdgroup_barrier(mem_flags::mem_threadgroup);  // keeps a compiler from reading all rates before the loop
     const bool stored = entry.row >= 0 && entry.row < static_cast<int>(params.rows);
     const float input = entry.input.value(false), given = entry.step.value(params.wide_steps);
     const float step = params.softplus ? softplus(given + shift) : given + shift, added = step * input;
@@ -236,7 +233,7 @@ template <uint LANES, typename T>
       float sum = 0.0f;
 #pragma unroll
       for (uint i = 0; i < kQuads; ++i) {
-        h[i] = row_added * row_B[i] + fast::exp2(row_step * rates[r][i][thread_index]) * h[i];
+        h[i] = row_added * row_B[i] + fast::exp2(row_step * rates[r][i]) * h[i];
 #pragma unroll
         for (uint n = 0; n < 4; ++n) sum = fma(h[i][n], row_C[i][n], sum);
       }

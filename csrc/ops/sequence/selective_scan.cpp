@@ -358,8 +358,8 @@ Tensor selective_state_update(const Tensor& state, const Tensor& x, const Tensor
   const int64_t parts = ceil_div(dim, channels) * heads;
   // Where rates have more bytes than states, threadgroups walk over batch entries if they stay enough.
   const bool walks = vectors && !shared && padded_states == 16 && bytes == 2;
-  const int64_t fill = int64_t{gpu::parallelism(x).fill_threadgroups} * 5 / 2;  // these have fewer threads
-  params.entries = walks ? grid_side(ceil_div(batch, std::clamp<int64_t>(fill / parts, 1, batch))) : 1;
+  const int64_t fill = int64_t{gpu::parallelism(x).fill_threadgroups} * 2;  // these have half of the threads
+  params.entries = walks ? grid_side(ceil_div(batch, std::min(batch, ceil_div(fill, parts)))) : 1;
   const std::string size = walks      ? "walk"
                            : !vectors ? "update_any"
                                       : (shared ? "update_shared_" : "update_") + std::to_string(padded_states);
