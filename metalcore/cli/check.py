@@ -32,7 +32,7 @@ def add_parser(commands):
     parser.add_argument(
         "--std",
         default="metal3.1",
-        help="the version of MSL: metal3.1 (default, as which metalcore compiles on a Mac), metal3.2, metal4.0 or metal4.1",
+        help="the version of MSL: metal3.1 (default, as metalcore compiles on a Mac), metal3.2, metal4.0 or metal4.1",
     )
     parser.set_defaults(run=run)
 

@@ -442,9 +442,13 @@ def test_checking_mode_has_elements_that_are_none(faulty, which):
 @pytest.mark.only_on("simulator")
 def test_checking_mode_finds_simdgroups_that_disagree(faulty):
     x, h = torch.zeros(16, 32, device="mps"), torch.zeros(16, 16, dtype=HALF, device="mps")
-    with metalcore.simulator.checking(1), pytest.raises(metalcore.simulator.KernelError, match="divided scope"):
+
+    def run():
         faulty.disagree(x, h, threads=64, group_size=64)
         x.cpu()  # waits
+
+    with metalcore.simulator.checking(1), pytest.raises(metalcore.simulator.KernelError, match="divided scope"):
+        run()
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from ..errors import MSLError
 
 # The program is compiled inside this namespace, so that its names hide CUDA's own float4, exp …
 NAMESPACE = "metal_program"
-# What a program begins with whose lanes hold operands of products, and one with simdgroup_matrix. In a program with both
-# each kernel has the first, and the second if NVRTC tells that it multiplies matrices (nvidia/cuda.py).
+# What a program begins with whose lanes hold operands of products, and one with simdgroup_matrix. In a program with
+# both each kernel has the first, and the second if NVRTC tells that it multiplies matrices (nvidia/cuda.py).
 HOLDS_FRAGMENTS = "#define MSL_FRAGMENT_LANES\n"
 HAS_MATRICES = "#define MSL_MATRIX_LANES\n"
 _MATRIX = re.compile(r"simdgroup_matrix|simdgroup_(float|half|bfloat)8x8")
