@@ -175,7 +175,7 @@ ConvPlan unit_plan(const ConvProblem& problem, int64_t cores, const Tensor& like
           .params = p,
           .items = tiles,
           .across = p.groups * static_cast<uint32_t>(up(p.outputs, tile->columns)),
-          .threads = many ? CONV_UNIT_THREADS : CONV_UNIT_DEEP_THREADS,
+          .threads = static_cast<uint32_t>(many ? CONV_UNIT_THREADS : CONV_UNIT_DEEP_THREADS),
           .item_flops = 2.0 * CONV_UNIT_PIXELS * p.groups * p.outputs * p.terms,
           .splits = splits};
 }
