@@ -33,17 +33,30 @@ template <uint KEYS, typename T>
 #pragma unroll
   for (uint n = 0; n < N; ++n, state += kParts * quads)
     rows[n] = params.has_state && inside && part + n * kParts < keys ? *state : float4(0.0f);
+  // All loads are on their way before a thread waits for one.
+  constexpr uint kOwn = KEYS / 32;
+  T own_keys[kOwn], own_queries[kOwn], own_values[4];
+#pragma unroll
+  for (uint n = 0; n < kOwn; ++n) {
+    const uint row = n * 32 + lane;
+    own_keys[n] = row < keys ? k[row] : static_cast<T>(0.0f);
+    own_queries[n] = row < keys ? q[row] : static_cast<T>(0.0f);
+  }
+#pragma unroll
+  for (uint i = 0; i < 4; ++i) own_values[i] = inside ? v[i] : static_cast<T>(0.0f);
+  const float strength = params.weighted ? beta[at] : 1.0f;
+  const float gate = params.has_gate && !params.by_channel ? g[at] : 0.0f;
   // Each simdgroup finds the products of k and q.
-  const float decay = params.has_gate && !params.by_channel ? exp(g[at]) : 1.0f;
   float products[3] = {};
-  for (uint row = lane; row < KEYS; row += 32) {
-    const float key = row < keys ? static_cast<float>(k[row]) : 0.0f;
-    const float query = row < keys ? static_cast<float>(q[row]) : 0.0f;
+#pragma unroll
+  for (uint n = 0; n < kOwn; ++n) {
+    const uint row = n * 32 + lane;
+    const float key = static_cast<float>(own_keys[n]), query = static_cast<float>(own_queries[n]);
     products[0] += key * query;
     products[1] += key * key;
     products[2] += query * query;
-    if (row / 32 % kSimdgroups != simdgroup) continue;
-    given[row] = float4(key, query, params.by_channel && row < keys ? exp(g[ulong(at) * keys + row]) : decay, 0.0f);
+    if (n % kSimdgroups == simdgroup)
+      given[row] = float4(key, query, exp(params.by_channel && row < keys ? g[ulong(at) * keys + row] : gate), 0.0f);
   }
   const float both = simd_sum(products[0]);
   const float key_factor = params.normalized ? inverse_length(simd_sum(products[1])) : 1.0f;
@@ -73,9 +86,9 @@ template <uint KEYS, typename T>
   if (!inside) return;
   float4 value;
 #pragma unroll
-  for (uint i = 0; i < 4; ++i) value[i] = static_cast<float>(v[i]);
+  for (uint i = 0; i < 4; ++i) value[i] = static_cast<float>(own_values[i]);
   const float4 error = params.corrects ? value - key_factor * found[0] : value;
-  const float4 added = (params.weighted ? beta[at] : 1.0f) * error * key_factor;
+  const float4 added = strength * error * key_factor;
 #pragma unroll
   for (uint n = 0; n < N; ++n, final_state += kParts * quads)
     if (part + n * kParts < keys) *final_state = rows[n] + given[part + n * kParts].x * added;
