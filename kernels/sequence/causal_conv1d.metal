@@ -49,7 +49,7 @@ template <uint M, typename T>
   store<kPitch>(tile, y, params.out, params, place, first, thread_index);
 }
 
-INSTANTIATE_TYPES("causal_conv1d", causal_conv1d)
+INSTANTIATE_CONV1D("causal_conv1d", causal_conv1d)
 
 // The derivative of causal_conv1d. With g the gradient of what silu takes,
 //   gx[l] = sum over s of weight[width - 1 - s] g[l + s], for positions l + s of the same sequence,
@@ -155,4 +155,4 @@ template <uint M, typename T>
   }
 }
 
-INSTANTIATE_TYPES("causal_conv1d_backward", causal_conv1d_backward)
+INSTANTIATE_CONV1D("causal_conv1d_backward", causal_conv1d_backward)

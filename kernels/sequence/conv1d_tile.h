@@ -207,7 +207,7 @@ inline Window<M> weights_of(device const uchar* weight, uint wide, uint width, u
 #define INSTANTIATE_WIDTHS(name, types, function, T) \
   INSTANTIATE(name "_narrow", types, function<4, T>) \
   INSTANTIATE(name "_wide", types, function<CONV1D_WIDTH, T>)
-#define INSTANTIATE_TYPES(name, function)             \
+#define INSTANTIATE_CONV1D(name, function)             \
   INSTANTIATE_WIDTHS(name, "_float", function, float) \
   INSTANTIATE_WIDTHS(name, "_half", function, half)   \
   INSTANTIATE_WIDTHS(name, "_bfloat", function, bfloat)
