@@ -8,8 +8,8 @@ template <uint M, typename T>
     device const int* numbers [[buffer(3)]], device const T* state [[buffer(4)]], device T* y [[buffer(5)]],
     constant CausalConv1dParams& params [[buffer(6)]], uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
-  constexpr uint R = CONV1D_POSITIONS / kSimdgroups;  // positions of a thread
-  constexpr uint kPitch = CONV1D_POSITIONS + kHalo;   // odd, so that lanes use all banks
+  constexpr uint R = CONV1D_POSITIONS / kConv1dSimdgroups;  // positions of a thread
+  constexpr uint kPitch = CONV1D_POSITIONS + kHalo;         // odd, so that lanes use all banks
   threadgroup T tile[CONV1D_CHANNELS * kPitch];
   threadgroup int ages[CONV1D_POSITIONS];
   const Place place(params, group);
@@ -64,9 +64,9 @@ template <uint M, typename T>
     device const T* state [[buffer(5)]], device T* gx [[buffer(6)]], device T* gstate [[buffer(7)]],
     device float* parts [[buffer(8)]], constant CausalConv1dParams& params [[buffer(9)]],
     uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
-  constexpr uint R = CONV1D_POSITIONS / kSimdgroups;                  // positions of a thread
+  constexpr uint R = CONV1D_POSITIONS / kConv1dSimdgroups;            // positions of a thread
   constexpr uint S = R + 1;                                           // … and of those with the halo
-  constexpr uint kBehind = kSimdgroups * S;                           // positions with the halo behind them
+  constexpr uint kBehind = kConv1dSimdgroups * S;                     // positions with the halo behind them
   constexpr uint kPitch = kHalo + kBehind, kGradPitch = kBehind + 1;  // odd
   threadgroup T tile[CONV1D_CHANNELS * kPitch];
   threadgroup float gradients[CONV1D_CHANNELS * kGradPitch];
@@ -150,7 +150,7 @@ template <uint M, typename T>
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (simdgroup > 0 || place.channel + lane >= params.channels || (s < M ? s >= width : !params.has_bias)) continue;
     float total = 0.0f;
-    for (uint n = 0; n < kSimdgroups; ++n) total += gradients[n * 32 + lane];
+    for (uint n = 0; n < kConv1dSimdgroups; ++n) total += gradients[n * 32 + lane];
     part[s < M ? channel * width + width - 1 - s : params.channels * width + channel] = total;
   }
 }

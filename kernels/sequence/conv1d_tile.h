@@ -7,7 +7,7 @@
 #include "sequence/causal_conv1d.h"
 
 constexpr constant uint kHalo = CONV1D_WIDTH - 1;  // positions before those of a threadgroup, and behind them
-constexpr constant uint kSimdgroups = CONV1D_THREADS / 32;
+constexpr constant uint kConv1dSimdgroups = CONV1D_THREADS / 32;
 
 struct Place {
   uint channel;  // the first
@@ -31,8 +31,8 @@ struct Place {
 // Lanes are neighbours in memory.
 template <uint count>
 struct Share {
-  static constexpr constant uint kSteps = (count + kSimdgroups - 1) / kSimdgroups;  // along the channels
-  static constexpr constant uint kAcross = (count + 31) / 32, kRows = CONV1D_CHANNELS / kSimdgroups;
+  static constexpr constant uint kSteps = (count + kConv1dSimdgroups - 1) / kConv1dSimdgroups;  // along the channels
+  static constexpr constant uint kAcross = (count + 31) / 32, kRows = CONV1D_CHANNELS / kConv1dSimdgroups;
   static constexpr constant uint kElements = kSteps > kAcross* kRows ? kSteps : kAcross * kRows;
 
   bool along_channels;
@@ -40,9 +40,9 @@ struct Share {
   Share(bool along_channels, uint thread_index)
       : along_channels(along_channels), lane(thread_index % 32), simdgroup(thread_index / 32) {}
 
-  uint channel(uint n) const { return along_channels ? lane : simdgroup + n / kAcross * kSimdgroups; }
+  uint channel(uint n) const { return along_channels ? lane : simdgroup + n / kAcross * kConv1dSimdgroups; }
   uint position(uint n) const { return along_channels ? position_along(n) : lane + n % kAcross * 32; }
-  uint position_along(uint n) const { return simdgroup + n * kSimdgroups; }
+  uint position_along(uint n) const { return simdgroup + n * kConv1dSimdgroups; }
   bool holds(uint n) const { return n < (along_channels ? kSteps : kAcross * kRows) && position(n) < count; }
 };
 
@@ -58,12 +58,12 @@ inline void fetch(threadgroup U* tile, device const T* x, constant const long (&
     if (share.along_channels) {
       x += share.lane + share.simdgroup * strides[2];
 #pragma unroll
-      for (uint n = 0; n < Share<count>::kSteps; ++n, x += kSimdgroups * strides[2])
+      for (uint n = 0; n < Share<count>::kSteps; ++n, x += kConv1dSimdgroups * strides[2])
         if (share.position_along(n) < count) values[n] = *x;
     } else {
       x += share.simdgroup * strides[1] + share.lane * strides[2];
 #pragma unroll
-      for (uint row = 0; row < Share<count>::kRows; ++row, x += kSimdgroups * strides[1]) {
+      for (uint row = 0; row < Share<count>::kRows; ++row, x += kConv1dSimdgroups * strides[1]) {
 #pragma unroll
         for (uint n = 0; n < Share<count>::kAcross; ++n)
           if (share.lane + n * 32 < count) values[row * Share<count>::kAcross + n] = x[n * 32 * strides[2]];
@@ -207,7 +207,7 @@ inline Window<M> weights_of(device const uchar* weight, uint wide, uint width, u
 #define INSTANTIATE_WIDTHS(name, types, function, T) \
   INSTANTIATE(name "_narrow", types, function<4, T>) \
   INSTANTIATE(name "_wide", types, function<CONV1D_WIDTH, T>)
-#define INSTANTIATE_CONV1D(name, function)             \
+#define INSTANTIATE_CONV1D(name, function)            \
   INSTANTIATE_WIDTHS(name, "_float", function, float) \
   INSTANTIATE_WIDTHS(name, "_half", function, half)   \
   INSTANTIATE_WIDTHS(name, "_bfloat", function, bfloat)
