@@ -17,7 +17,7 @@ int64_t segments_of(const Call& call, int64_t groups) {
   const int64_t chunks = ceil_div<int64_t>(call.params.length, DELTA_CHUNK);
   const int64_t wanted = 3 * int64_t{gpu::parallelism(call.q).fill_threadgroups};
   if (groups >= wanted / 2) return 1;
-  return std::clamp<int64_t>(wanted / groups, 1, ceil_div<int64_t>(chunks, 4));
+  return std::clamp<int64_t>(wanted / groups, 1, ceil_div<int64_t>(chunks, 8));
 }
 
 // Threadgroups that share the heads of a head of q and k, of which each leaves sums.
