@@ -92,6 +92,8 @@ def test_wide_tiles_and_a_weight_in_another_order(device):
 def test_threadgroups_share_terms(device, shape, channels, kernels):
     x, weight = operands(device, torch.float16, shape, (channels, shape[1], 3, 3))
     _, recording = record(metalcore.conv2d, x, weight, padding=1)
+    if recording.dispatches[0].together > 1:
+        kernels = kernels[:1]  # they add their sums themselves
     assert list(recording.kernels) == kernels
     for residual in (None, tensor(1, channels, *shape[2:], dtype=torch.float16, device=device)):
         check(x, weight, kernels[-1], residual, padding=1)

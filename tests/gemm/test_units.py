@@ -1,5 +1,7 @@
 """Products by units that multiply tensors, against float64 products."""
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -214,3 +216,10 @@ def test_sums_stay_in_registers_until_their_products_end():
         begin, end = ptx.rindex("wgmma.commit_group"), ptx.rindex("wgmma.wait_group.sync.aligned 0")
         assert begin < end
         assert "st.local" not in ptx[begin:end]
+
+
+def test_addresses_of_tiles_do_not_number_their_threadgroup():
+    """The number of one that runs together with others is in the bits that a descriptor has for a distance."""
+    text, _ = cuda_source(*cuda._read_family("gemm/units"), [("gemm_unit_nn_wide_bfloat", "b0,b1,b2,b3,b4,b5,i6:0")])
+    ptx = nvrtc.find().compile_with_ptx(text, 90)[1].decode()
+    assert re.search(r"and\.b32\s+%r\d+, %r\d+, 262143;", ptx)

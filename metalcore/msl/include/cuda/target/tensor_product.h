@@ -133,13 +133,14 @@ struct Stage {
     return uint32_t(line * kLineBytes + ((pack ^ line) & 7) * kPackBytes);
   }
   // The descriptor of 16 terms for wgmma: the beginning, the distances of 64 outer elements that are packed and of 8
-  // lines, and the swizzle.
+  // lines, and the swizzle. An address has 18 bits there: those above are the number of a threadgroup among those that
+  // run together.
   static METAL_FUNC uint64_t descriptor(uint32_t stage, int outer, int inner) {
     const int bytes =
         inner_is_packed ? outer * kLineBytes + inner * 2 : (outer / 64 * kInner + inner) * kLineBytes + outer % 64 * 2;
     constexpr uint64_t distances = uint64_t(inner_is_packed ? 1 : kInner * kLineBytes >> 4) << 16 |
                                    uint64_t(8 * kLineBytes >> 4) << 32 | uint64_t(1) << 62;
-    return distances | (stage + uint32_t(bytes)) >> 4;
+    return distances | ((stage & 0x3ffff) + uint32_t(bytes)) >> 4;
   }
 };
 
