@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <regex>
 #include <sstream>
 #include <stdexcept>
 #include <string_view>
@@ -28,6 +29,12 @@ bool has_matrices(std::string_view program) {
   for (std::string_view name : {"simdgroup_matrix", "simdgroup_float8x8", "simdgroup_half8x8", "simdgroup_bfloat8x8"})
     if (program.find(name) != std::string_view::npos) return true;
   return false;
+}
+
+// Whether the program's kernels wait themselves for those before them (kernels/common/earlier.h).
+bool waits(const std::string& program) {
+  static const std::regex call(R"(\bmetalcore_await_earlier_kernels\([^()]*\b0\))");
+  return std::regex_search(program, call);
 }
 
 std::string joined(const Json& words, std::string_view between) {
@@ -105,7 +112,8 @@ std::string cuda_source(const std::string& program, const std::string& kernel, c
   const auto threads = static_cast<uint32_t>(described.at("max_total_threads").number);
   const std::string bounds = threads ? "__launch_bounds__(" + std::to_string(threads) + ") " : "";
 
-  std::string text = has_matrices(program) ? "#define MSL_MATRIX_LANES\n" : "";
+  std::string text = waits(program) ? "#define MSL_KERNELS_WAIT\n" : "";
+  if (has_matrices(program)) text += "#define MSL_MATRIX_LANES\n";
   text += std::string("namespace ") + kNamespace + " {\n#include \"cuda/prelude.h\"\n" + program;
   text += "#line 1 \"msl_entries\"\n" + naming + "\n" + checks;
   text += "struct " + entry + "_block { msl::Grid grid; " + block.members + " };\n";

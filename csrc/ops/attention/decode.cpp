@@ -170,8 +170,8 @@ DecodePlan plan_decode(const DecodeCall& call) {
   const int64_t threadgroups = in_turns ? 2 * fill : fill;
   const int64_t least_splits = std::min(wide ? ceil_div(keys, kMostMatrixKeys) : 1, kMostSplits);
   const int64_t of_tile = threadgroups / std::max<int64_t>(busy, 1);
-  // One threadgroup for each short row takes less time than two and a merge.
-  const bool whole = short_rows && of_tile == 2;
+  // One threadgroup for each of many short rows takes less time than two and a merge.
+  const bool whole = short_rows && of_tile == 2 && busy > 1;
   const int64_t most_splits = whole || keys < 2 * least_share ? 1 : std::clamp<int64_t>(of_tile, least_splits, shares);
   int64_t splits =
       wide && !large ? whole_steps(keys, tile, busy, least_splits, most_splits, fill / (heavy ? 2 : 4)) : most_splits;
