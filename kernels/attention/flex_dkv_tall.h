@@ -24,7 +24,9 @@ METAL_FUNC void flex_dkv_tall(device T* dk, device T* dv, device const T* q, dev
   static_assert(kWhole && !kNarrow && kWithKeys && kWithValues, "no row of a tile is missing, and both are wanted");
   constexpr uint kPitch = kSize + 16 / sizeof(T), kAcross = kQueries / 8, kKeys = 8 * kDown * kSimds;
   constexpr uint kThreads = 32 * kSimds, kStage = 2 * kQueries * kPitch;  // of queries and gradients
-  constexpr uint kBytes = ((2 * kKeys + 4 * kQueries) * kPitch) * sizeof(T) + kKeys * kHeldRowBytes;
+  constexpr uint kBytes =
+      flex_dkv_tall_tile<T, kSize, kDown, kSimds, kQueries, kNarrow, kWhole, kWithKeys, kWithValues, kOwn>() *
+      sizeof(T);
   threadgroup T* const tile = metalcore_memory_of_tile<kBytes>(declared, 0);
   threadgroup T* const stages = tile + 2 * kKeys * kPitch;
   threadgroup T* const own = tile + simd * 8 * kDown * kPitch;

@@ -71,14 +71,6 @@ struct ConvEpilogue {
 #pragma unroll
       for (uint i = 0; i < 4; ++i) sums[i] = activated<T>(sums[i], p.activation);
     }
-    using Four = metal::vec<T, 4>;
-    device T* const results = result + of_result + channel;
-    if (count == 4 && reinterpret_cast<uintptr_t>(results) % sizeof(Four) == 0) {
-      *reinterpret_cast<device Four*>(results) = static_cast<Four>(sums);
-    } else {
-#pragma unroll
-      for (uint i = 0; i < 4; ++i)
-        if (i < count) results[i] = static_cast<T>(sums[i]);
-    }
+    store_neighbours(result + of_result + channel, count, sums);
   }
 };

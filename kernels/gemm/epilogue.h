@@ -39,6 +39,19 @@ inline float activated(float x, uint activation) {
   return x;
 }
 
+// Writes `count` of 4 results, which are neighbours in memory.
+template <typename T>
+inline void store_neighbours(device T* results, uint count, metal::float4 values) {
+  using Four = metal::vec<T, 4>;
+  if (count == 4 && reinterpret_cast<uintptr_t>(results) % sizeof(Four) == 0) {
+    *reinterpret_cast<device Four*>(results) = static_cast<Four>(values);
+  } else {
+#pragma unroll
+    for (uint i = 0; i < 4; ++i)
+      if (i < count) results[i] = static_cast<T>(values[i]);
+  }
+}
+
 // Writes results. The pointers are those of the member of the batch.
 template <typename T>
 struct Epilogue {

@@ -81,19 +81,8 @@ inline void store_sums(Epilogue<T> epilogue, constant GemmParams& p, uint row, u
 #pragma unroll
     for (uint j = 0; j < GEMM_UNIT_SUMS; ++j) values[j] = activated<T>(values[j], p.activation);
   }
-  using Pack = metal::vec<T, GEMM_UNIT_SUMS>;
-  device T* const results =
-      epilogue.result + (kInRows ? int64_t(row) * p.result.row + column : int64_t(column) * p.result.column + row);
-  if (count == GEMM_UNIT_SUMS && reinterpret_cast<uintptr_t>(results) % sizeof(Pack) == 0) {
-    Pack pack;
-#pragma unroll
-    for (uint j = 0; j < GEMM_UNIT_SUMS; ++j) pack[j] = static_cast<T>(values[j]);
-    *reinterpret_cast<device Pack*>(results) = pack;
-  } else {
-#pragma unroll
-    for (uint j = 0; j < GEMM_UNIT_SUMS; ++j)
-      if (j < count) results[j] = static_cast<T>(values[j]);
-  }
+  const int64_t first = kInRows ? int64_t(row) * p.result.row + column : int64_t(column) * p.result.column + row;
+  store_neighbours(epilogue.result + first, count, metal::float4(values[0], values[1], values[2], values[3]));
 }
 
 // The same for sums of a tile, whose first element is in row `first_row` and column `first_column` of the result.

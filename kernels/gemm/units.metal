@@ -22,8 +22,8 @@ inline uint2 tile_of(uint2 group, uint2 groups) {
 }
 
 // kTerms: how many terms there are at most, or dynamic_length_v. kAcross: whether the elements of columns are
-// neighbours in a, and in b. Threadgroups that share a tile leave their
-// sums in `result`, each behind those of the one before and in the order of results, and gemm_unit_sum adds them.
+// neighbours in a, and in b. Threadgroups that share a tile run together, or leave their sums in `result`, each
+// behind those of the one before and in the order of results, and gemm_unit_sum adds them.
 template <typename T, uint kRows, uint kColumns, uint kThreads, int kTerms, bool kAcrossA, bool kAcrossB>
 [[kernel]] [[max_total_threads_per_threadgroup(kThreads)]] void gemm_unit(
     device T* a [[buffer(0)]], device T* b [[buffer(1)]], device const T* bias [[buffer(2)]],

@@ -69,12 +69,12 @@ def check_offsets(op: str, name: str, offsets: Tensor, most: int) -> list[int]:
 _LONGER = (torch.int64, torch.uint32, torch.uint64)
 
 
-def in_int32(numbers: Tensor) -> Tensor:
+def in_int32(numbers: Tensor, device: torch.device | None = None) -> Tensor:
     """Returns the integers as int32, and its least or largest number for one beyond its range: a plain conversion
-    would make 2**32 a 0, which may be legal."""
+    would make 2**32 a 0, which may be legal. With a device they are there."""
     if numbers.dtype in _LONGER:
         numbers = numbers.long().clamp(-(2**31), 2**31 - 1)
-    return numbers.to(torch.int32)
+    return numbers.to(device or numbers.device, torch.int32)
 
 
 def check_written(op: str, name: str, tensor: Tensor) -> None:

@@ -67,7 +67,7 @@ def causal_conv1d(
     )
     if seq_idx is not None and (cu_seqlens is not None or initial_state is not None or return_final_state):
         raise ValueError("causal_conv1d: seq_idx goes with neither cu_seqlens nor a state: give cu_seqlens instead")
-    seq_idx, cu_seqlens = (None if t is None else in_int32(t).to(x.device) for t in (seq_idx, cu_seqlens))
+    seq_idx, cu_seqlens = (None if t is None else in_int32(t, x.device) for t in (seq_idx, cu_seqlens))
     before = initial_state
     if before is not None and weight.dim() == 2 and before.dim() == 3:
         before = before[..., max(before.shape[-1] - weight.shape[1] + 1, 0) :]

@@ -60,7 +60,7 @@ def causal_conv1d_update(
     numbers = {"cache_seqlens": cache_seqlens, "conv_state_indices": conv_state_indices}
     require_tensors(op, optional=True, bias=bias, **numbers)
     check_written(op, "conv_state", conv_state)
-    counts, rows = (None if t is None else in_int32(t).to(x.device) for t in numbers.values())
+    counts, rows = (None if t is None else in_int32(t, x.device) for t in numbers.values())
     entries = x[..., None] if x.dim() == 2 else x
     tensors = x, conv_state, weight, bias
     differentiated = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)

@@ -129,7 +129,7 @@ def call(op, q, k, v, g, beta, scale, state, final_state_wanted, normalized, cu_
     if g is not None and g.dim() != (4 if by_key else 3):
         sizes = "batch, length, value heads" + ", keys" * by_key
         raise RuntimeError(f"metalcore.{op}: g must be [{sizes}], not {list(g.shape)}")
-    ends = None if cu_seqlens is None else in_int32(cu_seqlens).to(q.device)
+    ends = None if cu_seqlens is None else in_int32(cu_seqlens, q.device)
     g, beta, state = (in_float32(t) for t in (g, beta, state))
     inputs = q, k, v, g, beta, state, ends
     if scale is None:

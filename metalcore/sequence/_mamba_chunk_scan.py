@@ -93,7 +93,7 @@ def mamba_chunk_scan_combined(
         raise ValueError(f"{op}: chunk_size must be at least 1, not {chunk_size!r}")
     if not isinstance(dt_limit, Sequence) or len(dt_limit) != 2:
         raise ValueError(f"{op}: dt_limit must be two numbers, not {dt_limit!r}")
-    numbers = None if seq_idx is None else in_int32(seq_idx).to(x.device)
+    numbers = None if seq_idx is None else in_int32(seq_idx, x.device)
     inputs = x, dt, A, B, C, D, z, dt_bias, initial_states
     options = dt_softplus, *dt_limit
     y, states = _scan(op, *inputs, numbers, *options)

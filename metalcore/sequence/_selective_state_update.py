@@ -66,7 +66,7 @@ def selective_state_update(
     require_tensors(op, state=state, x=x, dt=dt, A=A, B=B, C=C)
     require_tensors(op, optional=True, D=D, z=z, dt_bias=dt_bias, state_batch_indices=state_batch_indices)
     check_written(op, "state", state)
-    indices = None if state_batch_indices is None else in_int32(state_batch_indices).to(x.device)
+    indices = None if state_batch_indices is None else in_int32(state_batch_indices, x.device)
     has_heads = state.dim() > 3
     dims = {"state": (state, 3), "x": (x, 2), "dt": (dt, 2), "B": (B, 2), "C": (C, 2), "z": (z, 2)}
     dims |= {"A": (in_float32(A), 2), "D": (D, 1), "dt_bias": (dt_bias, 1)}

@@ -323,11 +323,11 @@ bool units_take_packed(const ConvParams& p) {
   return p.groups == 1 && has_unit_tiles(p) && p.channels % 8 != 0 && p.terms != p.channels && fits;
 }
 
-// How many groups units take as one, so that these fill the columns of a tile: the weight has zeros between them.
+// How many groups units take as one, so that these fill the columns of a narrow tile: the weight has zeros between
+// them.
 int64_t joined_groups(const ConvParams& p) {
-  constexpr uint32_t kColumns = 64;
   if (p.channels == 1) return 1;
-  for (int64_t joined = std::min(kColumns / p.outputs, p.groups); joined > 1; --joined)
+  for (int64_t joined = std::min(kNarrowTile.columns / p.outputs, p.groups); joined > 1; --joined)
     if (p.groups % joined == 0 && joined * p.channels % 8 == 0) return joined;
   return 1;
 }
@@ -406,7 +406,7 @@ Tensor conv2d(const Tensor& x, const Tensor& weight_, const MaybeTensor& scale, 
   p.outputs = static_cast<uint32_t>(channels / groups);
   p.terms = p.channels * p.window.y * p.window.x;
   p.pixels = static_cast<uint32_t>(images * height * width);
-  p.activation = number;
+  p.activation = number, p.together = 1;
   p.has_scale = scale.has_value(), p.has_bias = bias.has_value(), p.has_residual = residual.has_value();
   p.scale_step = scale ? static_cast<int32_t>(scale->stride(0)) : 0;
   p.bias_step = bias ? static_cast<int32_t>(bias->stride(0)) : 0;
@@ -469,7 +469,7 @@ Tensor conv2d(const Tensor& x, const Tensor& weight_, const MaybeTensor& scale, 
   const int64_t elements = x.numel() + weight.numel() + result.numel() * (residual ? 2 : 1);
   const double bytes = static_cast<double>(elements * x.element_size()) / static_cast<double>(plan.items);
   MaybeTensor parts;
-  const uint32_t together = by_units ? plan.params.together : 1;
+  const uint32_t together = plan.params.together;
   if (plan.splits > together) parts = new_tensor({{plan.splits, p.pixels, channels}}, ScalarType::Float, result);
   gpu::record(result, [&](gpu::Recording& recording) {
     gpu::in_pieces(recording, plan.items, {plan.item_flops, bytes}, [&](const gpu::Piece& piece) {

@@ -70,8 +70,8 @@ bool gemm_countable(const GemmProblem& problem);
 // A problem with units has them if it is large enough and its operands have distances that they take.
 bool gemm_takes_units(GemmProblem problem, int64_t element_size, const GemmTuning& tuning);
 GemmPlan plan_gemm(GemmProblem problem, int64_t element_size, const GemmTuning& tuning);
-// How many of `splits` threadgroups of each tile run together, where a core has one and those of all tiles fit at once.
-int64_t units_together(int64_t tiles, int64_t splits, const GemmTuning& tuning);
+// How many of `splits` threadgroups of each tile run together, where those of all tiles fit at once.
+int64_t units_together(int64_t tiles, int64_t splits, const GemmTuning& tuning, int64_t on_a_core = 1);
 bool is_tiled(const GemmPlan& plan);  // or else it is one for few rows
 std::string why_gemm(const GemmPlan& plan);
 

@@ -207,17 +207,10 @@ int64_t splits_of(const GemmProblem& p, const UnitTile& tile, int64_t tiles, int
   return std::max<int64_t>(std::min(cores / tiles, parts), 1);
 }
 
-// How many of `splits` threadgroups of each tile run together, where those of all tiles fit at once. A GPU runs those
-// of a tile in one of its parts; an H200, which has 132 cores, has room for these numbers of tiles with a threadgroup a
-// core.
+// A GPU runs threadgroups together in one of its parts. An H200, which has 132 cores, has room for these numbers of
+// tiles with 1, 2 … threadgroups each, one a core.
 constexpr int64_t kTilesAtOnce[] = {132, 66, 39, 30, 22, 17, 15, 15};
 constexpr int64_t kMostJoined = std::size(kTilesAtOnce);
-int64_t together_of(int64_t tiles, int64_t splits, const GemmTuning& tuning, int64_t on_a_core = 1) {
-  const int64_t room = tuning.unit_threadgroups * on_a_core;
-  int64_t together = std::min({splits, int64_t{tuning.most_together}, kMostJoined});
-  while (together > 1 && tiles * kTilesAtOnce[0] > kTilesAtOnce[together - 1] * room) --together;
-  return together;
-}
 
 int64_t count_tiles(const GemmProblem& p, const UnitTile& tile) {
   return members(p) * up(p.rows, tile.rows) * up(p.columns, tile.columns);
@@ -225,7 +218,7 @@ int64_t count_tiles(const GemmProblem& p, const UnitTile& tile) {
 
 // Two threadgroups share a core where they have few threads.
 int64_t together_of(const UnitTile& tile, int64_t tiles, int64_t splits, const GemmTuning& tuning) {
-  return together_of(tiles, splits, tuning, tile.threads == GEMM_UNIT_THREADS ? 2 : 1);
+  return units_together(tiles, splits, tuning, tile.threads == GEMM_UNIT_THREADS ? 2 : 1);
 }
 
 // How many threadgroups there are, where those that share a tile run together.
@@ -386,8 +379,11 @@ GemmPlan plan_gemm(GemmProblem p, int64_t element_size, const GemmTuning& tuning
   return plan;
 }
 
-int64_t units_together(int64_t tiles, int64_t splits, const GemmTuning& tuning) {
-  return together_of(tiles, splits, tuning);
+int64_t units_together(int64_t tiles, int64_t splits, const GemmTuning& tuning, int64_t on_a_core) {
+  const int64_t room = tuning.unit_threadgroups * on_a_core;
+  int64_t together = std::min({splits, int64_t{tuning.most_together}, kMostJoined});
+  while (together > 1 && tiles * kTilesAtOnce[0] > kTilesAtOnce[together - 1] * room) --together;
+  return together;
 }
 
 bool is_tiled(const GemmPlan& plan) { return plan.tile_rows >= GEMM_ROWS; }

@@ -65,7 +65,7 @@ LinearScan::LinearScan(const Call& call, bool for_derivative)
   state_grads_ = scratch(places * state);
   pairs_ = scratch(call.chunks * params_.heads * params_.shares * score);
   parts_ = scratch(params_.shares > 1 ? params_.shares * call.q.numel() : 0);
-  if (call.ends) torch::stable::zero_(*parts_);  // what positions have that belong to no sequence
+  if (call.ends && params_.shares > 1) torch::stable::zero_(*parts_);  // what positions have that belong to no sequence
 }
 
 void LinearScan::record_prepare(gpu::Recording& recording) const {

@@ -97,7 +97,7 @@ def _replacement(patch, layout, count):
         def rotated():
             dimension = kwargs.get("unsqueeze_dim", 1) if takes_dimension else 1
             others = args or kwargs.keys() - {"unsqueeze_dim"} or dimension not in (1, 2)
-            if k is None or cos is None or others or not _fits(layout, q, k, cos, sin, dimension):
+            if others or not _fits(layout, q, k, cos, sin, dimension):
                 return None
             dtype = layout.dtypes[q.dtype, cos.dtype]
             return layout.compute(rope, q.to(dtype), k.to(dtype), cos, sin, dimension)
@@ -110,7 +110,7 @@ def _replacement(patch, layout, count):
 
 
 def _fits(layout, q, k, cos, sin, dimension):
-    if sin is None or not accelerated(q, k, cos, sin):
+    if k is None or cos is None or sin is None or not accelerated(q, k, cos, sin):
         return False
     if q.dtype is not k.dtype or sin.dtype is not cos.dtype:
         return False

@@ -136,9 +136,7 @@ class _Scattering(Interpreter):
     def call_function(self, target, args, kwargs):
         if target is torch.ops.aten.index.Tensor and all(index is not None for index in tree_leaves(args[1])):
             return mod_index(*args)
-        if (
-            target is torch.ops.prims.convert_element_type.default
-        ):  # Inductor's graphs have it, and it has no derivative
+        if target is torch.ops.prims.convert_element_type.default:  # of Inductor's graphs; it has no derivative
             return torch.ops.aten._to_copy.default(args[0], dtype=args[1])
         return super().call_function(target, args, kwargs)
 
