@@ -12,6 +12,8 @@
 // The same for inverses. Those that leave three bfloats an element run on Hopper GPUs, whose cores have registers for
 // five threadgroups of DELTA_THREADS then.
 #define DELTA_INVERSE_PROMISE(parts) ((parts) ? 640 : DELTA_THREADS)
+// The same for linear_scan_keys with bfloats, for which 80 registers are enough: NVIDIA's cores run five threadgroups.
+#define DELTA_BFLOAT_PROMISE 640
 #define DELTA_STEPS 8    // positions whose keys and queries are in threadgroup memory at once
 #define DELTA_CHUNK 64   // positions between the states that the derivative keeps
 #define DELTA_FACTORS 8  // rows of a chunk's positions that gated_delta_rule_inverse leaves

@@ -113,14 +113,14 @@ struct PairsAdded {
   device const float* from;
   float factor;  // of what the state has
 
-  void operator()(thread float2& pair, uint row, uint key) const {
+  void operator()(thread float2& pair, ulong row, ulong key) const {
     pair = pair * factor + *reinterpret_cast<device const float2*>(from + row * kScanKeys + key);
   }
 };
 struct PairsKept {
   device float* to;
 
-  void operator()(thread float2& pair, uint row, uint key) const {
+  void operator()(thread float2& pair, ulong row, ulong key) const {
     *reinterpret_cast<device float2*>(to + row * kScanKeys + key) = pair;
   }
 };
@@ -128,7 +128,7 @@ struct PairsMultiplied {
   device const float* by;
   float sum;
 
-  void operator()(thread float2& pair, uint row, uint key) {
+  void operator()(thread float2& pair, ulong row, ulong key) {
     sum += dot(pair, *reinterpret_cast<device const float2*>(by + row * kScanKeys + key));
   }
 };
@@ -136,8 +136,8 @@ struct KeysLoaded {
   device const float* from;
   uint keys, values;
 
-  void operator()(thread float2& pair, uint row, uint key) const {
-    device const float* const own = from + ulong(key) * values + row;
+  void operator()(thread float2& pair, ulong row, ulong key) const {
+    device const float* const own = from + key * values + row;
     if (row < values && key < keys) pair.x = own[0];
     if (row < values && key + 1 < keys) pair.y = own[values];
   }
@@ -146,8 +146,8 @@ struct KeysStored {
   device float* to;
   uint keys, values;
 
-  void operator()(thread float2& pair, uint row, uint key) const {
-    device float* const own = to + ulong(key) * values + row;
+  void operator()(thread float2& pair, ulong row, ulong key) const {
+    device float* const own = to + key * values + row;
     if (row < values && key < keys) own[0] = pair.x;
     if (row < values && key + 1 < keys) own[values] = pair.y;
   }
@@ -180,13 +180,13 @@ struct ScanState {
   template <typename F>
   void for_pairs(uint first, uint lane, thread F& f) {
     const Place place = place_of(lane);
+    const ulong row = first + place.row, key = place.column;  // as wide as addresses, which then differ by constants
 #pragma unroll
     for (uint slice = 0; slice < kScanKeys / 32; ++slice) {
 #pragma unroll
       for (uint m = 0; m < 2; ++m) {
 #pragma unroll
-        for (uint n = 0; n < 4; ++n)
-          f(elements(at[slice].at[m][n]), first + m * 8 + place.row, slice * 32 + n * 8 + place.column);
+        for (uint n = 0; n < 4; ++n) f(elements(at[slice].at[m][n]), row + m * 8, key + (slice * 32 + n * 8));
       }
     }
   }

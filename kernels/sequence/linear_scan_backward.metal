@@ -168,8 +168,8 @@ template <typename T>
 
 // dq, or with OF_KEYS dk, of 64 keys of a chunk. Where threadgroups share the heads of v, each leaves float32 of its
 // own heads (`parts`) instead.
-template <bool OF_KEYS, typename T>
-[[kernel]] [[max_total_threads_per_threadgroup(DELTA_PROMISE)]] void linear_scan_keys(
+template <bool OF_KEYS, uint PROMISE, typename T>
+[[kernel]] [[max_total_threads_per_threadgroup(PROMISE)]] void linear_scan_keys(
     device const T* values [[buffer(0)]], device const T* others [[buffer(1)]], device const int* ends [[buffer(2)]],
     device const float* factors [[buffer(3)]], device const float* states [[buffer(4)]],
     device const float* pairs [[buffer(5)]], device T* out [[buffer(6)]], device float* parts [[buffer(7)]],
@@ -282,13 +282,13 @@ template <bool OF_KEYS, typename T>
   }
 }
 
-#define INSTANTIATE_GRADIENTS(types, T)                                 \
-  INSTANTIATE("linear_scan_pairs", types, linear_scan_pairs<T>)         \
-  INSTANTIATE("linear_scan_queries", types, linear_scan_keys<false, T>) \
-  INSTANTIATE("linear_scan_keys", types, linear_scan_keys<true, T>)
-INSTANTIATE_GRADIENTS("_float", float)
-INSTANTIATE_GRADIENTS("_half", half)
-INSTANTIATE_GRADIENTS("_bfloat", bfloat)
+#define INSTANTIATE_GRADIENTS(types, promise, T)                                 \
+  INSTANTIATE("linear_scan_pairs", types, linear_scan_pairs<T>)                  \
+  INSTANTIATE("linear_scan_queries", types, linear_scan_keys<false, promise, T>) \
+  INSTANTIATE("linear_scan_keys", types, linear_scan_keys<true, promise, T>)
+INSTANTIATE_GRADIENTS("_float", DELTA_PROMISE, float)
+INSTANTIATE_GRADIENTS("_half", DELTA_PROMISE, half)
+INSTANTIATE_GRADIENTS("_bfloat", DELTA_BFLOAT_PROMISE, bfloat)
 
 // The gradient of skip: the sums over positions of v times the gradients of o. A threadgroup has kScanValues values of
 // a head, and one of `shares` parts of the positions, whose sums it leaves (`parts`).

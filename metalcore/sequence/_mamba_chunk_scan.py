@@ -114,8 +114,10 @@ def _scan(op, x, dt, A, B, C, D, z, dt_bias, states, numbers, softplus, low, hig
     found = None
     if x.shape[1] >= _LEAST_POSITIONS and B.shape[3] >= _LEAST_STATES and numbers is None:
         check(op, *by_channel, None, any_size=True)
-        step = in_float32(dt) if dt_bias is None else in_float32(dt) + in_float32(dt_bias)
-        step = (F.softplus(step) if softplus else step).clamp(low, high)
+        step = in_float32(dt) if dt_bias is None else dt + in_float32(dt_bias)
+        step = F.softplus(step) if softplus else step
+        if not softplus or low > 0 or high != float("inf"):  # softplus has no numbers below 0
+            step = step.clamp(low, high)
         before = None if states is None else in_float32(states).mT
         found = linear_attention(C, B, x, step * in_float32(A), step, before, by_channel[5])
     if found is None:
