@@ -64,8 +64,9 @@ METAL_FUNC metal::simdgroup_matrix<float, 8, 8> metalcore_as_floats(thread const
   return to;
 }
 
-// The same for operands of which one has floats and the other has not.
-template <typename A, typename B, uint kDown, uint kDepth, uint kTerms, uint kAcross>
+// The same for operands of which one has floats and the other has not. NVIDIA's matrix units round sums toward zero, so
+// that products are added up apart from the sums, except where these are sums of a FEW_TERMS.
+template <bool FEW_TERMS = false, typename A, typename B, uint kDown, uint kDepth, uint kTerms, uint kAcross>
 METAL_FUNC void metalcore_multiply_mixed(thread metal::simdgroup_matrix<float, 8, 8> (&sums)[kDown][kAcross],
                                          thread const metal::simdgroup_matrix<A, 8, 8> (&left)[kDown][kDepth],
                                          uint first,

@@ -202,7 +202,7 @@ struct ScanState {
         RightFragments<T, kTerms, kScanStep / 8> terms;
         load_transposed<kPitch>(terms, tile + slice * 32 + k * 8);
         if constexpr (EXACT || sizeof(Rounded) == 4) {
-          metalcore_multiply_mixed(sums.at, at[slice].at, k, terms.at, 0);
+          metalcore_multiply_mixed<sizeof(T) == 2>(sums.at, at[slice].at, k, terms.at, 0);
         } else {
           Fragments<Rounded, 2, kTerms> rows;
 #pragma unroll

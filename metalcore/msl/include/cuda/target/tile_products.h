@@ -220,7 +220,7 @@ METAL_FUNC void metalcore_multiply_matrices(simdgroup_matrix<float, 8, 8> (&sums
 
 // Products of parts that a float's last bit does not show are left out, so that bfloats times floats are three
 // products.
-template <class A, class B, uint32_t kDown, uint32_t kDepth, uint32_t kTerms, uint32_t kAcross>
+template <bool kFewTerms = false, class A, class B, uint32_t kDown, uint32_t kDepth, uint32_t kTerms, uint32_t kAcross>
 METAL_FUNC void metalcore_multiply_mixed(simdgroup_matrix<float, 8, 8> (&sums)[kDown][kAcross],
                                          const simdgroup_matrix<A, 8, 8> (&left)[kDown][kDepth], uint32_t first,
                                          const simdgroup_matrix<B, 8, 8> (&right)[kTerms][kAcross], int) {
@@ -240,6 +240,11 @@ METAL_FUNC void metalcore_multiply_mixed(simdgroup_matrix<float, 8, 8> (&sums)[k
       for (uint32_t begin = 0; begin < kAcross; begin += kTogether) {
         msl::Words terms[kTogether], terms_next[kTogether];
         msl::Accumulator found[kTogether] = {};
+        MSL_UNROLL
+        for (uint32_t n = 0; kFewTerms && n < kTogether; ++n) {
+          const msl::Floats high = sums[m][begin + n].thread_elements(), low = sums[below][begin + n].thread_elements();
+          found[n] = {{high.x, high.y}, {low.x, low.y}};
+        }
         MSL_UNROLL
         for (uint32_t n = 0; n < kTogether; ++n) {
           terms[n] = msl::words_of(right[k][begin + n]);
@@ -265,9 +270,15 @@ METAL_FUNC void metalcore_multiply_mixed(simdgroup_matrix<float, 8, 8> (&sums)[k
         for (uint32_t n = 0; n < kTogether; ++n) {
           auto& of_upper = sums[m][begin + n].thread_elements();
           auto& of_lower = sums[below][begin + n].thread_elements();
-          const msl::Floats high = of_upper, low = of_lower;
-          of_lower = msl::Floats(low.x + found[n].lower[0], low.y + found[n].lower[1]);
-          of_upper = msl::Floats(high.x + found[n].upper[0], high.y + found[n].upper[1]);
+          const msl::Accumulator& own = found[n];
+          if constexpr (kFewTerms) {
+            of_lower = msl::Floats(own.lower[0], own.lower[1]);
+            of_upper = msl::Floats(own.upper[0], own.upper[1]);
+          } else {
+            const msl::Floats high = of_upper, low = of_lower;
+            of_lower = msl::Floats(low.x + own.lower[0], low.y + own.lower[1]);
+            of_upper = msl::Floats(high.x + own.upper[0], high.y + own.upper[1]);
+          }
         }
       }
     }
