@@ -15,7 +15,8 @@ struct WalkTile {
   uint row, column, member;
 };
 
-// Tiles are counted member by member of the batch; kKeepsRows: whether a's tile stays, or else b's.
+// kKeepsRows: whether a's tile stays, or else b's. In the first case tiles are counted member by member of a batch,
+// which has one dimension; in the second there is none.
 template <typename T, uint kRows, uint kColumns, uint kThreads, uint kTerms, bool kAcrossA, bool kAcrossB,
           bool kKeepsRows>
 [[kernel]] [[max_total_threads_per_threadgroup(kThreads)]] void gemm_unit_walk(
@@ -30,12 +31,8 @@ template <typename T, uint kRows, uint kColumns, uint kThreads, uint kTerms, boo
     return kKeepsRows ? WalkTile{group.x * kRows, place * kColumns, member}
                       : WalkTile{place * kRows, group.x * kColumns, member};
   };
-  const auto from_a = [&](WalkTile tile) {
-    return a + (kKeepsRows ? 0 : batch_offset(p, p.a, tile.member)) + tile.row * p.a.row;
-  };
-  const auto from_b = [&](WalkTile tile) {
-    return b + (kKeepsRows ? batch_offset(p, p.b, tile.member) : 0) + tile.column * p.b.column;
-  };
+  const auto from_a = [&](WalkTile tile) { return a + tile.row * p.a.row; };
+  const auto from_b = [&](WalkTile tile) { return b + tile.member * p.b.batch[0] + tile.column * p.b.column; };
   const auto left_of = [&](WalkTile tile) {
     return kAcrossA ? unit_part(from_a(tile), p.rows - tile.row, p.terms, p.a.column)
                     : unit_part(from_a(tile), p.terms, p.rows - tile.row, p.a.row);
@@ -61,8 +58,8 @@ template <typename T, uint kRows, uint kColumns, uint kThreads, uint kTerms, boo
       walk.multiply(has_next, right_of(next), sums);
     else
       walk.multiply(has_next, left_of(next), sums);
-    const UnitResults<T> results = {
-        bias, residual, result + batch_offset(p, p.result, tile.member), tile.row, tile.column, p.rows, tile.member};
+    const UnitResults<T> results = {bias,   residual,   result + tile.member * p.result.batch[0], tile.row, tile.column,
+                                    p.rows, tile.member};
     auto values = multiply.template get_destination_cooperative_tensor<decltype(left), decltype(right), T>();
     results.store(p, sums, values);
     tile = next;

@@ -90,6 +90,14 @@ def test_threadgroups_walk_along_tiles_of_few_terms(device, dtype, left, right):
         assert_near(result, a, b, function=F.relu, added=wide(bias) + wide(residual))
 
 
+def test_batches_of_two_dimensions_have_a_threadgroup_for_each_tile(device):
+    a, b = matrix(65, 64, "rows", torch.bfloat16, device), tensor(2, 3, 64, 129, dtype=torch.bfloat16, device=device)
+    for batch, tile in ((b, "along_short"), (b[:, :2], "short")):
+        result, recording = record(metalcore.matmul, a, batch)
+        assert recording.kernels == (f"gemm_unit_nn_{tile}_bfloat",)
+        assert_near(result, a, batch)
+
+
 @HALVES
 @pytest.mark.parametrize("shape", [(130, 140, 136), (130, 140, 40), (60, 140, 40), (140, 12, 40)], ids=str)
 def test_what_is_made_of_sums(device, dtype, shape):

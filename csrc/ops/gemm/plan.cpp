@@ -266,8 +266,7 @@ bool is_transposed_on_units(const GemmProblem& p) {
 // is the same for the whole batch.
 std::optional<GemmPlan> walk_plan(const GemmProblem& p, GemmParams params, const GemmTuning& tuning) {
   const bool along = !p.batch.empty();
-  if (along && std::any_of(p.batch.begin(), p.batch.end(), [](const GemmBatchDim& dim) { return dim.a != 0; }))
-    return std::nullopt;
+  if (along && (p.batch.size() > 1 || p.batch[0].a != 0)) return std::nullopt;
   const UnitTile& tile = !along ? kDownTile : p.terms > GEMM_UNIT_SHORT_TERMS / 2 ? kAlongTile : kAlongShortTile;
   const int64_t rows = up(p.rows, tile.rows), columns = up(p.columns, tile.columns);
   const int64_t kept = along ? rows : columns, moving = along ? members(p) * columns : rows;

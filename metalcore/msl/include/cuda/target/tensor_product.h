@@ -50,13 +50,33 @@ struct TileLayout {
   // Writes the elements that the tensor has. All lanes call it.
   template <class Tensor, class T>
   static METAL_FUNC void store(const Tensor& to, const T (&elements)[capacity]) {
+    const int row_end = smaller(rows, int(to.get_extent(1))), end = smaller(columns, int(to.get_extent(0)));
     if constexpr (sizeof(T) == 2 && own_blocks % 4 == 0) {
+      const ptrdiff_t step = to.get_stride(0), line = to.get_stride(1);
+      const int lane = tile_lane(), row = first_strip() * 16 + lane / 4, column = first_block() * 8 + lane % 4 * 8;
+      T* const corner = to.get_data_handle() + row * line + column * step;
+      const bool packs = step == 1 && line % kPackElements == 0 && uintptr_t(to.get_data_handle()) % kPackBytes == 0;
 #pragma unroll
-      for (int i = 0; i < capacity; i += 16)
+      for (int i = 0; i < capacity; i += 4 * own_blocks)
 #pragma unroll
-        for (int half = 0; half < 4; half += 2) store_packs(to, elements + i + half, place(i + half));
+        for (int half = 0; half < 2; ++half) {
+          const int down_by = i / (4 * own_blocks) * down * 16 + half * 8;
+          const bool is_row = row + down_by < row_end;
+          T* const at = corner + down_by * line;
+#pragma unroll
+          for (int block = 0; block < own_blocks; block += 4) {
+            const Pack pack = whole_rows(elements + i + 2 * half + 4 * block);
+            const int exist = is_row ? end - column - 8 * block : 0;
+            if (packs && exist >= kPackElements) {
+              *reinterpret_cast<Pack*>(at + 8 * block) = pack;
+            } else {
+#pragma unroll
+              for (int e = 0; e < kPackElements; ++e)
+                if (e < exist) at[(8 * block + e) * step] = bit_cast<T>(uint16_t(pack.words[e / 2] >> e % 2 * 16));
+            }
+          }
+        }
     } else {
-      const int row_end = smaller(rows, int(to.get_extent(1))), end = smaller(columns, int(to.get_extent(0)));
 #pragma unroll
       for (int i = 0; i < capacity; i += 4 * own_blocks)
 #pragma unroll
@@ -80,10 +100,10 @@ struct TileLayout {
   }
 
  private:
-  // Elements of 2 bytes of a row in 4 blocks: a lane's are `from[4 j]` and `from[4 j + 1]` of block j, the first of
-  // them at `first`. The 4 lanes of the row exchange them, so that each has a whole row of a block.
-  template <class Tensor, class T>
-  static METAL_FUNC void store_packs(const Tensor& to, const T* from, ElementPlace first) {
+  // Elements of 2 bytes of a row in 4 blocks: a lane has `from[4 j]` and `from[4 j + 1]` of block j. The 4 lanes of the
+  // row exchange them, so that each has a whole row of a block.
+  template <class T>
+  static METAL_FUNC Pack whole_rows(const T* from) {
     Pack pack;
 #pragma unroll
     for (int j = 0; j < 4; ++j)
@@ -98,18 +118,7 @@ struct TileLayout {
           const uint32_t found = __shfl_xor_sync(kEveryLane, lane & bit ? low : high, bit);
           (lane & bit ? low : high) = found;
         }
-    const int column = first.column + 6 * lane;  // first.column is 2 lane in block 0
-    const int end = smaller(columns, int(to.get_extent(0)));
-    if (first.row >= rows || first.row >= int(to.get_extent(1)) || column >= end) return;
-    T* const at = &element_at(to, {first.row, column, true});
-    if (to.get_stride(0) == 1 && column + kPackElements <= end && uintptr_t(at) % kPackBytes == 0) {
-      *reinterpret_cast<Pack*>(at) = pack;
-    } else {
-#pragma unroll
-      for (int e = 0; e < kPackElements; ++e)
-        if (column + e < end)
-          element_at(to, {first.row, column + e, true}) = bit_cast<T>(uint16_t(pack.words[e / 2] >> e % 2 * 16));
-    }
+    return pack;
   }
 };
 template <int rows, int columns, int simdgroups>
