@@ -69,7 +69,8 @@ def test_layouts(device, dtype, left, right):
 @pytest.mark.parametrize("left", ["rows", "columns", "offset"])
 @pytest.mark.parametrize("right", ["rows", "columns"])
 def test_threadgroups_walk_along_tiles_of_few_terms(device, dtype, left, right):
-    """Two cores have room for 6 tiles below each other, or for 8 beside each other, which may be of a batch."""
+    """Two cores have room for 6 tiles below each other, or for 8 beside each other, which may be of a batch. 4 of those of
+    more than 64 terms walk."""
     layout = "".join("t" if name == "columns" else "n" for name in (left, right))
     for rows, columns, terms, batch, tile in (
         (192, 129, 128, [], "_short"),
@@ -128,6 +129,7 @@ def test_threadgroups_share_terms(device, dtype, shape):
     [
         *[(128, 4096, "_deep", 3, 3), (128, 4992, "_deep", 3, 3), (128, 5120, "_wide", 5, 5)],
         *[(256, 4224, "_deep", 2, 2), (256, 4352, "_wide", 3, 3)],
+        *[(256, 4096, "_deep", 2, 2), (512, 4096, "_wide", 2, 2)],  # 128 tiles, and 64
         *[(64, 3840, "_many", 4, 4), (64, 4096, "_many", 4, 1)],
         *[(1024, 256, "_deep", 6, 6), (256, 384, "_deep", 8, 8), (256, 256, "_small", 8, 8)],
         (32, 1024, "_several", 8, 8),

@@ -244,6 +244,13 @@ bool takes_small_tiles(const GemmProblem& p, const UnitTile& tile, const GemmTun
   return p.grouped != 0 || p.rows <= GEMM_UNIT_SMALL || busy(kSmallTile, small) >= 2 * busy(tile, low);
 }
 
+// Whether wide tiles have more threadgroups than deep ones. They read a half as often, so that as many are enough where
+// a has more rows than a tile.
+bool takes_wide_tiles(const GemmProblem& p, const GemmTuning& tuning) {
+  const int64_t wide = joined_threadgroups(p, kWideTile, tuning), deep = joined_threadgroups(p, kDeepTile, tuning);
+  return wide > deep || (wide == deep && p.rows > GEMM_UNIT_ROWS && p.columns > GEMM_UNIT_COLUMNS);
+}
+
 // Elements of rows or else of columns are neighbours, and the tensors of a kernel have strides of 32 bits.
 bool is_unit_operand(const GemmMatrix& m) {
   return (m.column == 1 || m.row == 1) && std::max(m.row, m.column) <= kCounted && std::min(m.row, m.column) >= 0;
@@ -270,8 +277,9 @@ std::optional<GemmPlan> walk_plan(const GemmProblem& p, GemmParams params, const
   const UnitTile& tile = !along ? kDownTile : p.terms > GEMM_UNIT_SHORT_TERMS / 2 ? kAlongTile : kAlongShortTile;
   const int64_t rows = up(p.rows, tile.rows), columns = up(p.columns, tile.columns);
   const int64_t kept = along ? rows : columns, moving = along ? members(p) * columns : rows;
-  const int64_t room = tuning.unit_threadgroups * (along ? 4 : 3);
-  if (kept * moving <= room || kept > room) return std::nullopt;
+  // A core runs so many of them, and 3 or 4 of those that make a tile each, which are as fast where all run at once.
+  const int64_t cores = tuning.unit_threadgroups, room = cores * (!along ? 3 : &tile == &kAlongTile ? 2 : 4);
+  if (kept * moving <= cores * (along ? 4 : 3) || kept > room) return std::nullopt;
   params.walkers = static_cast<uint32_t>(room / kept), params.walk_tiles = static_cast<uint32_t>(moving);
   params.row_tiles = static_cast<uint32_t>(rows), params.split_terms = params.terms;
   return GemmPlan{.variant = tile.variants[p.a.column != 1][p.b.column != 1],
@@ -299,8 +307,7 @@ GemmPlan unit_plan(const GemmProblem& p, GemmParams params, const GemmTuning& tu
     // A core that would have two of them has a broad one.
     const bool broad = !is_low(*tile) && 2 * count_tiles(p, kSmallTile) > cores && count_tiles(p, kBroadTile) <= cores;
     tile = broad ? &kBroadTile : &kSmallTile;
-  } else if (tile->columns == GEMM_UNIT_COLUMNS &&
-             joined_threadgroups(p, kWideTile, tuning) > joined_threadgroups(p, kDeepTile, tuning)) {
+  } else if (tile->columns == GEMM_UNIT_COLUMNS && takes_wide_tiles(p, tuning)) {
     tile = &kWideTile;
   }
   params.row_tiles = static_cast<uint32_t>(std::max<int64_t>(up(p.rows, tile->rows), 1));
