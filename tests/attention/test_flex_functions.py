@@ -1,5 +1,6 @@
 """flex_attention: what the caller's functions read beside their arguments, and masks for other tensors."""
 
+import re
 import types
 
 import pytest
@@ -9,7 +10,7 @@ from rows import tuned
 from torch.nn.attention.flex_attention import create_block_mask
 
 import metalcore
-from metalcore.programs.flex import captured, running
+from metalcore.programs.flex import captured, launches, running
 from metalcore.programs.flex.graphs import derivative_of, trace_mod
 
 LENGTH = 40
@@ -168,3 +169,74 @@ def test_errors_about_masks_and_results(device):
         RuntimeError, match=r"score_mod \(.*test_flex_functions.py, line \d+, in <lambda>\) must return"
     ):
         metalcore.flex_attention(query, key, value, lambda s, b, h, q, k: None)
+
+
+@pytest.mark.parametrize("count", [19, 20, 40])  # a forward kernel has buffers for 19
+def test_more_captured_tensors_than_a_kernel_has_buffers(device, count):
+    """The smallest of each dtype share a buffer, with the distances of their elements."""
+    generator = torch.Generator().manual_seed(5)
+    tables = [torch.rand(LENGTH, 2, generator=generator) for _ in range(count)]
+    tables = [(9 * x).int().t() if i % 7 == 3 else x[1:].t() if i % 5 == 1 else x.t() for i, x in enumerate(tables)]
+    tables[2], tables[-1] = tables[2].contiguous().requires_grad_(), tables[-1].half().float().requires_grad_()
+
+    def attention(function, query, key, value, tables):
+        def score(s, b, h, q, k):
+            for i, table in enumerate(tables):
+                s = s + table[h, (k if i % 2 else q) % (LENGTH - 1)] * (0.3 - 0.1 * (i % 5)) * (1 + (q + k) % 3)
+            return s
+
+        leaves = [x.detach().requires_grad_() for x in (query, key, value)]
+        out = function(*leaves, score)
+        learned = [table for table in tables if table.requires_grad]
+        return [out, *torch.autograd.grad(out.square().sum(), [*leaves, *learned])]
+
+    on_device = [x.detach().to(device).requires_grad_(x.requires_grad) for x in tables]
+    exact = [x.detach().double().requires_grad_() if x.requires_grad else x for x in tables]
+    found = attention(metalcore.flex_attention, *tensors(device), on_device)
+    inputs = [x.cpu().double() for x in tensors(device)]
+    expected = attention(lambda q, k, v, score: formula(q, k, v, score, None)[0], *inputs, exact)
+    for result, right in zip(found, expected, strict=True):
+        error = (result.cpu().double() - right).abs().max()
+        assert error <= 1e-4 * right.abs().max()  # 40 sums of scores up to 30, whose steps are 2e-6
+
+
+def test_what_a_kernel_has_no_numbers_for_is_said(device):
+    """Sizes and strides of captured tensors, and numbers of the functions, are 448 at most."""
+    tables = [torch.ones(LENGTH, 1, 1, 1, device=device) for _ in range(57)]
+
+    def score(s, b, h, q, k):
+        return s + sum(table[k, 0, 0, 0] for table in tables)
+
+    with pytest.raises(
+        NotImplementedError, match=r"metalcore.flex_attention: score_mod and mask_mod have \d+ numbers .* takes 448"
+    ):
+        metalcore.flex_attention(*tensors(device), score)
+
+
+def test_a_function_with_a_loop_is_compiled_once(device):
+    """It is no part of each of a thread's scores, of which a kernel would have 32 copies."""
+    words = torch.ones(LENGTH, 64, device=device)
+    score = trace_mod(
+        lambda s, b, h, q, k: s + (words[q] * words[k]).sum(-1), "score_mod", torch.float32, torch.device(device)
+    )
+    mask = trace_mod(lambda b, h, q, k: (words[q] * words[k]).sum(-1) > 0, "mask_mod", None, torch.device(device))
+    lines = launches.Functions(score, mask).mods(1, "forward").text().splitlines()
+    apart = [re.findall(r"(\w+)\(", line)[-1] for line in lines if "noinline" in line]
+    assert apart == ["score", "mask"]
+
+
+def test_a_mask_of_captured_vectors(device):
+    """What a mask finds for a key alone may be a vector, of which a tile holds nothing."""
+    generator = torch.Generator().manual_seed(6)
+    words = torch.randint(-3, 4, (LENGTH, 4), generator=generator).float()  # sums are exact
+
+    def mask(words):
+        return lambda b, h, q, k: ((words[q] * words[k]).sum(-1) > 0) | (words[k].amax() == words[q, 0]) | (q == k)
+
+    query, key, value = tensors(device)
+    block_mask = create_block_mask(mask(words.to(device)), None, None, LENGTH, LENGTH, device=device)
+    out = metalcore.flex_attention(query, key, value, block_mask=block_mask)
+    shown = (words @ words.T > 0) | (words.amax(1) == words[:, :1]) | torch.eye(LENGTH, dtype=torch.bool)
+    q, k, v = (x.cpu().double() for x in (query, key, value))
+    expected = (q @ k.mT / 4).masked_fill(~shown, -torch.inf).softmax(3) @ v
+    torch.testing.assert_close(out.cpu().double(), expected, rtol=1e-5, atol=1e-5)

@@ -78,7 +78,8 @@ def columns_of(graph: GraphModule, conditions: Sequence[Node], variable: int, ot
         if node in seen or not _reads(node, placeholders[variable]):
             continue
         seen.add(node)
-        if not _reads(node, placeholders[other]) and any(_reads(node, x) for x in placeholders[_INDICES:]):
+        is_number = not fake(node).dim()  # a vector is read element by element
+        if is_number and not _reads(node, placeholders[other]) and any(_reads(node, x) for x in placeholders[_INDICES:]):
             found.append(node)
         else:
             waiting += node.all_input_nodes

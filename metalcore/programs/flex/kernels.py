@@ -6,6 +6,7 @@ import functools
 import math
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from ..._core import generated_kernels
@@ -88,29 +89,37 @@ class Launch:
         if key not in known:
             mods = functions.mods(rows, self.kernel.removesuffix("_tall"))
             places = [next(i for i, x in enumerate(captures) if x is tensor) for tensor in mods.tensors]
-            name = generated_kernels.add(f"flex_{self.kernel}", self._source(mods, more), convergent=True)
+            buffers = _buffers(mods.tensors, MOST_BUFFERS - 1 - len(types))
+            source = self._source(mods, buffers, more)
+            name = generated_kernels.add(f"flex_{self.kernel}", source, convergent=True)
             if len(known) >= _KEPT:
                 known.clear()
+            places = [[places[i] for i in buffer] for buffer in buffers]
             known[key] = name, mods.numbers, places, functions.graphs  # whose ids nothing else has as long as they live
         name, numbers, places, _ = known[key]
-        return name, numbers, [captures[place] for place in places]
+        return name, numbers, [_joined([captures[place] for place in buffer]) for buffer in places]
 
-    def _source(self, mods, more):
+    def _source(self, mods, captured, more):
         tiles, buffers = self.tiles, [*self.outputs, *self.inputs]
         names = [f"x{i}" for i in range(len(buffers))]
         declared = [
             f"device {'' if i < len(self.outputs) else 'const '}{type_}* {name}"
             for i, (name, (type_, _)) in enumerate(zip(names, buffers))
         ]
-        declared += mods.members()
-        if len(declared) > MOST_BUFFERS:
-            raise Unsupported(
-                f"the functions capture {len(mods.tensors)} tensors, and a kernel has {MOST_BUFFERS} buffers"
-            )
+        members = {}
+        for i, buffer in enumerate(captured):
+            declared.append(f"device const {MEMORY[mods.tensors[buffer[0]].dtype]}* c{i}")
+            first = 0
+            for place in buffer:
+                at = f" + {mods.number(first)}".replace("n[", "n[kNumbers + ") if first else ""
+                members[place], first = f"c{i}{at}", first + _span(mods.tensors[place])
+        declared.append("constant ulong* n")
         if len(mods.numbers) > _MOST_NUMBERS:
-            raise Unsupported(f"the functions have {len(mods.numbers)} numbers, and a kernel takes {_MOST_NUMBERS}")
+            raise Unsupported(
+                f"metalcore.flex_attention: score_mod and mask_mod have {len(mods.numbers)} numbers in all, with the "
+                f"sizes and strides of {len(mods.tensors)} captured tensors, and a kernel takes {_MOST_NUMBERS}"
+            )
         signature = ",\n    ".join(f"{text} [[buffer({i})]]" for i, text in enumerate(declared))
-        captured = [f"c{i}" for i in range(len(mods.tensors))]
         # A kernel of gradients that adds up those of captured tensors has sums behind its own two results.
         sums = names[2 : len(self.outputs)] if self.kernel == "dq" else []
         template = f"T, {tiles.arguments}{more}"
@@ -140,7 +149,8 @@ class Launch:
             f"  constexpr uint kElements = flex_{self.kernel}_tile<{template}>();\n"
             f"  alignas(16) threadgroup T tile[kElements];\n{numbers}"
             "  constant FlexParams& p = *reinterpret_cast<constant FlexParams*>(n);\n"
-            f"  const Mods mods = {{{', '.join([*captured, 'n + sizeof(FlexParams) / sizeof(ulong)', *sums])}}};\n"
+            f"  constexpr uint kNumbers = sizeof(FlexParams) / sizeof(ulong);\n"
+            f"  const Mods mods = {{{', '.join([*(members[i] for i in sorted(members)), 'n + kNumbers', *sums])}}};\n"
             f"  flex_{self.kernel}<{template}>({', '.join(passed)});\n}}\n"
         )
 
@@ -216,6 +226,33 @@ def _has_vectors(tensor):
     size = tensor.element_size()
     strides = [stride for extent, stride in zip(tensor.shape[:3], tensor.stride()) if extent != 1]
     return tensor.data_ptr() % 16 == 0 and all(n * size % 16 == 0 for n in (*strides, tensor.shape[3]))
+
+
+def _span(tensor):
+    """Returns how many elements of memory a tensor has from its first to its last."""
+    if not tensor.numel():
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+
+
+def _buffers(tensors, most):
+    """Returns the numbers of the tensors of each buffer: one, or where there are too few buffers, the smallest of each
+    dtype."""
+    if len(tensors) <= most:
+        return [[i] for i in range(len(tensors))]
+    alone = most - len({tensor.dtype for tensor in tensors})
+    order = sorted(range(len(tensors)), key=lambda i: -_span(tensors[i]))
+    joined = {}
+    for i in sorted(order[alone:]):
+        joined.setdefault(tensors[i].dtype, []).append(i)
+    return [*([i] for i in order[:alone]), *joined.values()]
+
+
+def _joined(tensors):
+    """Returns the elements of tensors one behind the other; a tensor's keep their distances."""
+    if len(tensors) == 1:
+        return tensors[0]
+    return torch.cat([x.detach().as_strided((_span(x),), (1,)) for x in tensors])
 
 
 @functools.cache

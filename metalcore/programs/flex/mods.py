@@ -23,6 +23,10 @@ from .masks import mask_methods
 
 __all__ = ["Mods"]
 
+# A method with a loop is a function that a kernel calls: compilers would have a copy of it, with steps of its loop, for
+# each of a thread's scores, and take half a minute for these.
+_APART = "__attribute__((noinline)) "
+
 
 class Mods:
     """Collects what the methods need.
@@ -219,4 +223,5 @@ class Mods:
         plain = (
             f"  static constexpr constant bool kPlain = {str(self._is_plain).lower()};  // scores stay as they are\n"
         )
-        return f"struct Mods {{\n{plain}{members}\n{''.join(self._methods)}}};\n"
+        methods = (f"  {_APART}{text.lstrip()}" if "for (" in text else text for text in self._methods)
+        return f"struct Mods {{\n{plain}{members}\n{''.join(methods)}}};\n"
