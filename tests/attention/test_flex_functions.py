@@ -240,3 +240,36 @@ def test_a_mask_of_captured_vectors(device):
     q, k, v = (x.cpu().double() for x in (query, key, value))
     expected = (q @ k.mT / 4).masked_fill(~shown, -torch.inf).softmax(3) @ v
     torch.testing.assert_close(out.cpu().double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_largest_elements_and_layer_norm_of_captured_vectors(device):
+    """Operations with several results: where a kernel has the one that is used."""
+    generator = torch.Generator().manual_seed(7)
+    words = torch.rand(LENGTH, 6, generator=generator)
+
+    def score(s, normal, products):
+        return s + 3 * products.max(-1).values - products.min(-1, keepdim=True)[0].sum(-1) + normal.sum(-1)
+
+    def gradients(function, words, *inputs):
+        words = words.requires_grad_()
+        out = function(words, *inputs)
+        return [out, *torch.autograd.grad(out.square().sum(), words)]
+
+    def by_kernels(words, query, key, value):
+        def mod(s, b, h, q, k):
+            normal = torch.nn.functional.layer_norm(words[k], (6,)) * words[q]
+            return score(s, normal, words[q] * words[k])
+
+        return metalcore.flex_attention(query, key, value, mod)
+
+    def by_matrices(words, query, key, value):
+        normal = torch.nn.functional.layer_norm(words, (6,)) * words[:, None]
+        return score(query @ key.mT / 4, normal, words[:, None] * words).softmax(3) @ value
+
+    found = gradients(by_kernels, words.to(device), *tensors(device))
+    expected = gradients(by_matrices, words.double(), *(x.cpu().double() for x in tensors(device)))
+    for result, right in zip(found, expected, strict=True):
+        assert (result.cpu().double() - right).abs().max() <= 2e-5 * right.abs().max()
+    table = words.detach().to(device)
+    with pytest.raises(NotImplementedError, match=r"score_mod: sort: .*test_flex_functions.py, line \d+, in <lambda>"):
+        metalcore.flex_attention(*tensors(device), lambda s, b, h, q, k: s + table[q].sort().values[0])

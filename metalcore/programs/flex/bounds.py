@@ -79,7 +79,11 @@ def columns_of(graph: GraphModule, conditions: Sequence[Node], variable: int, ot
             continue
         seen.add(node)
         is_number = not fake(node).dim()  # a vector is read element by element
-        if is_number and not _reads(node, placeholders[other]) and any(_reads(node, x) for x in placeholders[_INDICES:]):
+        if (
+            is_number
+            and not _reads(node, placeholders[other])
+            and any(_reads(node, x) for x in placeholders[_INDICES:])
+        ):
             found.append(node)
         else:
             waiting += node.all_input_nodes

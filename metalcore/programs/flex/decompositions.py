@@ -44,6 +44,14 @@ def _prod(source: Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype
     return product.unsqueeze(dim) if keepdim else product
 
 
+def _max(source: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    return source.amax(dim, keepdim), source.argmax(dim, keepdim)
+
+
+def _min(source: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    return source.amin(dim, keepdim), source.argmin(dim, keepdim)
+
+
 DECOMPOSITIONS: dict[Any, Callable] = {
     **get_decompositions(
         [
@@ -53,6 +61,7 @@ DECOMPOSITIONS: dict[Any, Callable] = {
             *(aten.mse_loss, aten.smooth_l1_loss, aten.huber_loss, aten.binary_cross_entropy_with_logits),
             *(aten.elu_backward, aten.softplus_backward, aten.log_sigmoid_backward, aten.mish_backward),
             *(aten.glu_backward, aten.logit_backward, aten.special_xlog1py),
+            *(aten.native_layer_norm, aten.native_layer_norm_backward),
         ]
     ),
     aten.mm.default: _mm,
@@ -61,6 +70,8 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten.gather.default: _gather,
     aten.take.default: _take,
     aten.prod.dim_int: _prod,
+    aten.max.dim: _max,
+    aten.min.dim: _min,
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import operator
 import re
 import struct
 from collections.abc import Sequence
@@ -84,6 +85,8 @@ class ModLowering(Lowering):
                 return self.value(node.args[0], at)
             if node.target is SCATTER:
                 return self._scattered(node, at)
+            if node.target is operator.getitem:  # whose operation says why it has no kernel
+                return self.value(node.args[0], at)[node.args[1]]
             if node.op == "call_function":
                 if read := self._indexed(node):
                     return read
