@@ -244,13 +244,6 @@ bool takes_small_tiles(const GemmProblem& p, const UnitTile& tile, const GemmTun
   return p.grouped != 0 || p.rows <= GEMM_UNIT_SMALL || busy(kSmallTile, small) >= 2 * busy(tile, low);
 }
 
-// Whether wide tiles have more threadgroups than deep ones. They read a half as often, so that as many are enough where
-// a has more rows than a tile.
-bool takes_wide_tiles(const GemmProblem& p, const GemmTuning& tuning) {
-  const int64_t wide = joined_threadgroups(p, kWideTile, tuning), deep = joined_threadgroups(p, kDeepTile, tuning);
-  return wide > deep || (wide == deep && p.rows > GEMM_UNIT_ROWS && p.columns > GEMM_UNIT_COLUMNS);
-}
-
 // Elements of rows or else of columns are neighbours, and the tensors of a kernel have strides of 32 bits.
 bool is_unit_operand(const GemmMatrix& m) {
   return (m.column == 1 || m.row == 1) && std::max(m.row, m.column) <= kCounted && std::min(m.row, m.column) >= 0;
@@ -307,8 +300,10 @@ GemmPlan unit_plan(const GemmProblem& p, GemmParams params, const GemmTuning& tu
     // A core that would have two of them has a broad one.
     const bool broad = !is_low(*tile) && 2 * count_tiles(p, kSmallTile) > cores && count_tiles(p, kBroadTile) <= cores;
     tile = broad ? &kBroadTile : &kSmallTile;
-  } else if (tile->columns == GEMM_UNIT_COLUMNS && takes_wide_tiles(p, tuning)) {
-    tile = &kWideTile;
+  } else if (tile->columns == GEMM_UNIT_COLUMNS) {
+    // Wide tiles read half as often: as many threadgroups are enough where a has more rows than a tile.
+    const int64_t more = joined_threadgroups(p, kWideTile, tuning) - joined_threadgroups(p, kDeepTile, tuning);
+    if (more > 0 || (more == 0 && p.rows > GEMM_UNIT_ROWS && p.columns > GEMM_UNIT_COLUMNS)) tile = &kWideTile;
   }
   params.row_tiles = static_cast<uint32_t>(std::max<int64_t>(up(p.rows, tile->rows), 1));
   const bool rows_free = p.grouped != GEMM_GROUPED_ROWS;
