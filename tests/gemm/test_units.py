@@ -69,8 +69,8 @@ def test_layouts(device, dtype, left, right):
 @pytest.mark.parametrize("left", ["rows", "columns", "offset"])
 @pytest.mark.parametrize("right", ["rows", "columns"])
 def test_threadgroups_walk_along_tiles_of_few_terms(device, dtype, left, right):
-    """Two cores have room for 6 tiles below each other, or for 8 beside each other, which may be of a batch. Of more than
-    64 terms, 4 threadgroups walk."""
+    """Two cores have room for 6 tiles below each other, or for 8 beside each other, which may be of a batch. Of more
+    than 64 terms, 4 threadgroups walk."""
     layout = "".join("t" if name == "columns" else "n" for name in (left, right))
     for rows, columns, terms, batch, tile in (
         (192, 129, 128, [], "_short"),
