@@ -7,9 +7,10 @@
 //   y(j) = d(·, j) D u(j) + scale sum over i >= j of d(i, j) (do(i) u(j)) q(i) - sum over i > j of d(i, j) (dv(i) u(j))
 //   k(i) dbeta(j) = k(j) y(j)
 //
-// The gradient of g follows from these: with G, the sum of g from the chunk's beginning on, S is exp(G) times a sum of
-// terms that have a factor exp(-G) each, so that the gradient of G at a position is q dq + k dk, where the part of dk
-// that comes from adding to S, beta y, counts as negative, and at the chunk's last position the sum of S D is added.
+// The gradient of g is the sum of S D at its position, where both are sums over positions: of the terms of a position
+// i >= t and one j < t, between which the gate at t lies, those of a position and the state before or behind the chunk,
+// and those of both states. The gradient of the sum of g up to a position, q dq - k dk, has fewer products, but its sums
+// have the terms that lie on one side of the gate too, whose rounding errors may be larger than the result.
 #include "sequence/delta_walk.h"
 
 constexpr constant uint kRows = 64;                           // of a state, which a chunk's positions meet at once
@@ -193,6 +194,7 @@ template <typename T>
   threadgroup float high[kChunk], low[kChunk];  // the logarithm of d(i)
   threadgroup float since[kChunk], until[kChunk], strengths[kChunk], learned[kChunk];
   threadgroup float reads[kChunk], writes[kChunk], carried[kChunk];  // products of rows of q and k, and of gradients
+  threadgroup float acrosses[kChunk];                                // sums of pairs of positions around a gate
   threadgroup float overlaps[kSimdgroups];                           // parts of the sum of S D
   const uint lane = thread_index % 32, simdgroup = thread_index / 32;
   const uint head = group % params.value_heads, place = group / params.value_heads;
@@ -221,7 +223,7 @@ template <typename T>
     until[thread_index] = decay_of(high, low, kChunk - 1, thread_index);
     strengths[thread_index] = strength;
     learned[thread_index] = strength * lengths[1][thread_index];
-    reads[thread_index] = writes[thread_index] = carried[thread_index] = 0.0f;
+    reads[thread_index] = writes[thread_index] = carried[thread_index] = acrosses[thread_index] = 0.0f;
   }
   Fragments<float, 2, 8> sums;
   float overlap = 0.0f;
@@ -268,12 +270,9 @@ template <typename T>
                    states + ulong(first) * params.values, params.values, rows, params.values, params.wide,
                    thread_index);
       scale_rows(sums, since + simdgroup * kOwn, scale, lane);
-      if (!params.corrects)
-        add_dots(reads, sums, 1.0f, q, params.q[1], lengths[0], count, first, params.keys, params.wide, thread_index);
+      add_dots(reads, sums, sign, x, stride, lengths[pass], count, first, params.keys, params.wide, thread_index);
       add_scores<false>(sums, tiles, scores, k, params.k[1], count, first, params.keys, params.wide, learned,
                         thread_index);
-      if (params.corrects)
-        add_dots(reads, sums, sign, x, stride, lengths[pass], count, first, params.keys, params.wide, thread_index);
       put(sums, !of_results, sign, One(), of_results ? gq : gk, key_stride, count, first, params.keys, params.wide,
           thread_index);
       clear(sums);
@@ -282,30 +281,27 @@ template <typename T>
       add_dots(writes, sums, sign, k, params.k[1], lengths[1], count, first, params.keys, params.wide, thread_index);
       put(sums, true, sign, strengths, gk, key_stride, count, first, params.keys, params.wide, thread_index);
     }
-  }
-  // Without corrections the products of all pairs of positions are known, and those between which the gate lies are
-  // summed by themselves. The difference of all that is read and written would lose what pairs on one side have.
-  float across = 0.0f;
-  if (params.has_gate && !params.corrects) {
+    if (!params.has_gate) continue;
     clear(sums);
-    add_products(sums, tiles, q, params.q[1], count, k, params.k[1], count, params.keys, params.wide, thread_index);
+    add_products(sums, tiles, x, stride, count, k, params.k[1], count, params.keys, params.wide, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
     for (uint m = 0; m < 2; ++m) {
       const uint row = simdgroup * kOwn + m * 8 + place_of(lane).row;
 #pragma unroll
-      for (uint n = 0; n < 8; ++n) {
+      for (uint n = 0; n < kChunk / 8; ++n) {
         const uint column = n * 8 + place_of(lane).column;
         threadgroup float* const score = scores + row * kTall + column;
         const float2 factors =
             float2(column < row ? learned[column] : 0.0f, column + 1 < row ? learned[column + 1] : 0.0f);
-        const float2 pair = elements(sums.at[m][n]) * factors * lengths[0][row];
+        const float2 pair = elements(sums.at[m][n]) * factors * lengths[pass][row];
         score[0] *= pair.x;
         score[1] *= pair.y;
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    across = sum_across(scores, thread_index);
+    const float across = sum_across(scores, thread_index);
+    if (thread_index < kChunk) acrosses[thread_index] += sign * across;
   }
   overlap = simd_sum(overlap);
   if (lane == 0) overlaps[simdgroup] = overlap;
@@ -314,15 +310,12 @@ template <typename T>
   const ulong own = at + ulong(thread_index) * params.value_heads;
   if (params.weighted) gbeta[own] = carried[thread_index] + writes[thread_index];
   if (!params.has_gate) return;
-  float behind = 0.0f, sum = across;
+  float behind = 0.0f, sum = acrosses[thread_index];
 #pragma unroll
   for (uint s = 0; s < kSimdgroups; ++s) behind += overlaps[s];
   behind *= since[kChunk - 1];
-  for (uint i = count; i-- > 0;) {
-    const bool later = i >= thread_index;
-    if (params.corrects || !later) behind += strengths[i] * carried[i];
-    if (later) sum += params.corrects ? reads[i] - strengths[i] * (carried[i] + writes[i]) : reads[i];
-  }
+  for (uint i = 0; i < thread_index; ++i) behind += strengths[i] * carried[i];
+  for (uint i = thread_index; i < count; ++i) sum += reads[i];
   gg[own] = behind + sum;
 }
 

@@ -144,6 +144,17 @@ inline void fetch(thread float (&vector)[N], device const T* row, float factor, 
     vector[n] = n * 32 + lane < size ? static_cast<float>(row[n * 32 + lane]) * factor : 0.0f;
 }
 
+template <uint N>
+inline float product_of(thread const float (&a)[N], thread const float (&b)[N]) {
+  float sum = 0.0f;
+#pragma unroll
+  for (uint n = 0; n < N; ++n) sum += a[n] * b[n];
+  return simd_sum(sum);
+}
+
+// The gradient of a gate is the sum of S D at its position. From the last position of a chunk on it changes by what
+// positions read from S before they add to it, and by what they add for those behind: what a position reads of its own
+// addition is in neither, since it may be far larger than what passes a gate.
 template <uint ROWS, uint N, typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(DELTA_THREADS)]] void gated_delta_rule_rows(
     device const T* grad [[buffer(0)]], device const T* q [[buffer(1)]], device const T* k [[buffer(2)]],
@@ -177,9 +188,11 @@ template <uint ROWS, uint N, typename T>
   const uint first = (block * kSimdgroups + simdgroup) * ROWS, row = first + lane / State::kLanes;
   const bool holds = row < params.keys, writes = holds && lane % State::kLanes == 0;
   const ulong matrix = (ulong(place) * params.value_heads + head) * params.keys * params.values;
-  State state;
+  State state, state_grad;
   state.load(states + matrix, params, first, lane);
-  float vector[N];
+  state_grad.load(state_grads + matrix, params, first, lane);
+  float vector[N], error[N];
+  float gate = 0.0f;
   for (uint i = 0; i < count; ++i) {
     const ulong at = (ulong(span.batch) * params.length + span.begin + i) * params.value_heads + head;
     const float query = holds ? static_cast<float>(q[i * params.q[1] + row]) * lengths[0][i] : 0.0f;
@@ -190,35 +203,36 @@ template <uint ROWS, uint N, typename T>
       fetch(vector, value_grads + at * params.values, -1.0f, params.values, lane);
       by_error = state.product(vector, lane);
     }
-    fetch(vector, errors + at * params.values, params.weighted ? beta[at] : 1.0f, params.values, lane);
-    state.add(key, vector);
     fetch(vector, grad + i * params.grad[1], params.scale, params.values, lane);
-    const float by_result = state.product(vector, lane);
+    fetch(error, errors + at * params.values, 1.0f, params.values, lane);
+    const float strength = params.weighted ? beta[at] : 1.0f;
+    const float by_result = state.product(vector, lane), own = product_of(vector, error);
+    if (i + 1 == count) gate = state.overlap(state_grad, lane);
+    state.add(key * strength, error);
+    if (lane == 0) products[simdgroup][i] = own;
     if (writes) {
       gk[at * params.keys + row] = by_error;
-      gq[at * params.keys + row] = by_result;
+      gq[at * params.keys + row] = by_result + key * strength * own;
       gg[at * params.keys + row] = query * by_result + key * by_error;
     }
   }
-  State state_grad;
-  state_grad.load(state_grads + matrix, params, first, lane);
-  float gate = state.overlap(state_grad, lane);
+  simdgroup_barrier(mem_flags::mem_threadgroup);
   for (uint i = count; i-- > 0;) {
     const ulong at = (ulong(span.batch) * params.length + span.begin + i) * params.value_heads + head;
     const float query = holds ? static_cast<float>(q[i * params.q[1] + row]) * lengths[0][i] : 0.0f;
     const float key = holds ? static_cast<float>(k[i * params.k[1] + row]) * lengths[1][i] : 0.0f;
     const float strength = params.weighted ? beta[at] : 1.0f;
+    fetch(error, errors + at * params.values, 1.0f, params.values, lane);
+    const float behind = state_grad.product(error, lane), by_state = behind + query * products[simdgroup][i];
     fetch(vector, grad + i * params.grad[1], params.scale, params.values, lane);
     state_grad.add(query, vector);
-    fetch(vector, errors + at * params.values, 1.0f, params.values, lane);
-    const float by_state = state_grad.product(vector, lane);
     if (params.corrects) {
       fetch(vector, value_grads + at * params.values, -1.0f, params.values, lane);
       state_grad.add(key, vector);
     }
     state_grad.scale(holds ? exp(g[at * params.keys + row]) : 1.0f);
     if (writes) {
-      gate += gg[at * params.keys + row] - key * strength * by_state;
+      gate += gg[at * params.keys + row] - (i + 1 < count ? key * strength * behind : 0.0f);
       gk[at * params.keys + row] += strength * by_state;
       gg[at * params.keys + row] = gate;
     }

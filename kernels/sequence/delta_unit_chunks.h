@@ -64,9 +64,11 @@ struct UnitChunks {
   void read_by_errors() { read(errors); }
   void read_by_result_grads() { read(result_grads); }
   void read_by_value_grads() { read(value_grads); }
-  // Scores are products of rows and errors.
-  void score_result_grads() { score(result_grads); }
-  void score_value_grads() { score(value_grads); }
+  // Scores are products of rows and errors, or of rows and keys.
+  void score_result_grads() { score(result_grads, errors); }
+  void score_value_grads() { score(value_grads, errors); }
+  void score_queries() { score(queries, keys); }
+  void score_keys() { score(keys, keys); }
 
   // Elements of brought rows, at the places of a pair of the products.
   float2 key_pair(uint pair) const { return pair_of(keys, pair); }
@@ -107,12 +109,12 @@ struct UnitChunks {
       for (uint n = 0; n < kKeys; ++n) products[i] += rows(chunk_row(i / 2, thread_index), n) * matrix(key(i), n);
     }
   }
-  template <typename U>
-  void score(Rows<U> rows) {
+  template <typename U, typename V>
+  void score(Rows<U> rows, Rows<V> columns) {
     for (uint i = 0; i < 16; ++i) {
       const uint column = thread_index / 128 * 32 + chunk_column(i / 2, thread_index) + i % 2;
       scores[i] = 0.0f;
-      for (uint n = 0; n < kKeys; ++n) scores[i] += rows(chunk_row(i / 2, thread_index), n) * errors(column, n);
+      for (uint n = 0; n < kKeys; ++n) scores[i] += rows(chunk_row(i / 2, thread_index), n) * columns(column, n);
     }
   }
   template <bool TRANSPOSED>

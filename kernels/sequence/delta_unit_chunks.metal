@@ -31,6 +31,36 @@ inline void find_dots(threadgroup float (*dots)[DELTA_CHUNK], thread C& chunk, t
   }
 }
 
+// Sums over positions i >= t > j of pairs at the places of scores: of the rows that a simdgroup has and the columns of
+// its half. Those of t behind the first half lack all that rows have in it, the totals.
+inline void sum_across(threadgroup float (*across)[DELTA_CHUNK], threadgroup float* totals, thread const float* pairs,
+                       uint thread_index) {
+  const uint lane = thread_index % 32, half_begin = thread_index / 128 * 32;
+  float sums[8] = {};
+#pragma unroll
+  for (uint m = 0; m < 2; ++m) {
+    const uint i = chunk_row(m, thread_index);
+    float before = 0.0f;
+#pragma unroll
+    for (uint pair = m; pair < 8; pair += 2) {
+      const uint t = half_begin + chunk_column(pair, thread_index);
+      const float first = pairs[2 * pair], own = first + pairs[2 * pair + 1];
+      const float next = simd_shuffle_xor(own, 1), others = simd_shuffle_xor(own + next, 2);
+      const float sum = before + (lane & 2 ? others : 0.0f) + (lane & 1 ? next : 0.0f);
+      sums[pair / 2 * 2] += t <= i ? sum : 0.0f;
+      sums[pair / 2 * 2 + 1] += t < i ? sum + first : 0.0f;
+      before += (own + next) + others;
+    }
+    if (half_begin == 0 && lane % 4 == 0) totals[i] = before;
+  }
+#pragma unroll
+  for (uint n = 0; n < 8; ++n) {
+#pragma unroll
+    for (ushort step = 4; step < 32; step *= 2) sums[n] += simd_shuffle_xor(sums[n], step);
+    if (lane < 4) across[thread_index / 32 % 4][half_begin + n / 2 * 8 + lane * 2 + n % 2] = sums[n];
+  }
+}
+
 // Where a thread's first number of a half's products is in rows of a head.
 inline uint first_of(uint m, uint stride, uint thread_index) {
   return chunk_row(m, thread_index) * stride + thread_index / 128 * 64 + chunk_column(m, thread_index);
@@ -98,6 +128,8 @@ template <typename T>
   // Products of rows and their gradients, by halves: of q, of what is read by k, of y, and of its part in the chunk.
   threadgroup float of_q[2][kChunk], of_k[2][kChunk], carried[2][kChunk], writes[2][kChunk];
   threadgroup float dots[2][kChunk];                    // sums of them over heads
+  threadgroup float by_query[2][kChunk], by_key[2][kChunk];  // the parts of of_q and of_k that the state before has
+  threadgroup float across[4][kChunk], totals[kChunk];
   threadgroup float overlaps[DELTA_UNIT_THREADS / 32];  // parts of the sum of S D
   const uint lane = thread_index % 32, simdgroup = thread_index / 32;
   const uint key_head = group % params.heads, place = group / params.heads;
@@ -165,12 +197,30 @@ template <typename T>
       value_scores[n] = j < i ? -value_scores[n] * decay : 0.0f;
     }
     chunk.wait();
+    if (params.has_gate) {
+      float pairs[16];
+      chunk.score_queries();
+#pragma unroll
+      for (uint n = 0; n < 16; ++n)
+        pairs[n] = result_scores[n] * chunk.scores[n] * lengths[0][chunk_row(n / 2, thread_index)];
+      chunk.score_keys();
+#pragma unroll
+      for (uint n = 0; n < 16; ++n) {
+        const uint i = chunk_row(n / 2, thread_index);
+        const uint j = thread_index / 128 * 32 + chunk_column(n / 2, thread_index) + n % 2;
+        pairs[n] += value_scores[n] * chunk.scores[n] * lengths[1][i];
+        pairs[n] = j < i ? pairs[n] * learned[j] : 0.0f;
+      }
+      sum_across(across, totals, pairs, thread_index);
+    }
     chunk.read_by_result_grads();
     scale_products(&chunk.products[0], since, params.scale, thread_index);
+    find_dots<true>(by_query, chunk, lengths[0], thread_index);
 #pragma unroll
     for (uint n = 0; n < kNumbers; ++n) of_queries[n] = chunk.products[n];
     chunk.read_by_value_grads();
     scale_products(&chunk.products[0], since, -1.0f, thread_index);
+    find_dots<false>(by_key, chunk, lengths[1], thread_index);
 #pragma unroll
     for (uint n = 0; n < kNumbers; ++n) of_keys[n] = chunk.products[n];
     chunk.wait();
@@ -213,34 +263,38 @@ template <typename T>
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (simdgroup > 0) continue;
     // A lane has two positions beside each other.
-    float behind = 0.0f, sums[2];
+    float behind[2];
+    float2 sums[2];  // of what is read from before the chunk, and in its first half
 #pragma unroll
     for (uint m = 0; m < 2; ++m) {
       const uint i = 2 * lane + m;
       const float of_state = carried[0][i] + carried[1][i], of_beta = of_state + (writes[0][i] + writes[1][i]);
-      const float by_query = of_q[0][i] + of_q[1][i], by_key = of_k[0][i] + of_k[1][i];
-      const float learning = strengths[i] * of_beta;
-      dots[0][i] = by_query + (repeat > 0 ? dots[0][i] : 0.0f);
-      dots[1][i] = learning + by_key + (repeat > 0 ? dots[1][i] : 0.0f);
+      dots[0][i] = (of_q[0][i] + of_q[1][i]) + (repeat > 0 ? dots[0][i] : 0.0f);
+      dots[1][i] = strengths[i] * of_beta + (of_k[0][i] + of_k[1][i]) + (repeat > 0 ? dots[1][i] : 0.0f);
       if (i < count) gbeta[at + ulong(i) * params.value_heads] = of_beta;
-      behind += i < count ? strengths[i] * of_state : 0.0f;
-      sums[m] = i < count ? (by_query + by_key) - learning : 0.0f;
+      behind[m] = i < count ? strengths[i] * of_state : 0.0f;
+      sums[m] = float2((by_query[0][i] + by_query[1][i]) + (by_key[0][i] + by_key[1][i]), totals[i]);
     }
     if (params.has_gate) {
-      if (lane < DELTA_UNIT_THREADS / 32) behind += overlaps[lane] * since[kChunk - 1];
-      behind = simd_sum(behind);
-      // The sums from a position on.
+      const float of_states = simd_sum(lane < DELTA_UNIT_THREADS / 32 ? overlaps[lane] * since[kChunk - 1] : 0.0f);
+      // The sums before a position, and from it on.
+      const float first = behind[0];
+      behind[0] = of_states + simd_prefix_exclusive_sum(first + behind[1]);
+      behind[1] = behind[0] + first;
       sums[0] += sums[1];
 #pragma unroll
       for (ushort step = 1; step < 32; step *= 2) {
-        const float others = simd_shuffle_down(sums[0], step);
+        const float2 others = simd_shuffle_down(sums[0], step);
         if (lane + step < 32) sums[0] += others;
       }
-      const float after = simd_shuffle_down(sums[0], 1);
+      const float2 after = simd_shuffle_down(sums[0], 1);
       if (lane < 31) sums[1] += after;
 #pragma unroll
       for (uint m = 0; m < 2; ++m) {
-        if (2 * lane + m < count) gg[at + ulong(2 * lane + m) * params.value_heads] = behind + sums[m];
+        const uint t = 2 * lane + m;
+        const float inside = (across[0][t] + across[1][t]) + (across[2][t] + across[3][t]);
+        if (t < count)
+          gg[at + ulong(t) * params.value_heads] = behind[m] + (sums[m].x + (inside + (t < 32 ? 0.0f : sums[m].y)));
       }
     }
     if (!params.normalized)

@@ -93,6 +93,8 @@ struct UnitChunks {
 #pragma unroll
     for (int i = 0; i < 16; ++i) scores[i] = sums.large[i] + sums.small[i];
   }
+  METAL_FUNC void score_queries() { score_by_keys(kQueries); }
+  METAL_FUNC void score_keys() { score_by_keys(kKeys); }
 
   METAL_FUNC metal::float2 key_pair(uint32_t pair) const { return pair_of(kKeys, int(pair)); }
   METAL_FUNC metal::float2 query_pair(uint32_t pair) const { return pair_of(kQueries, int(pair)); }
@@ -274,6 +276,18 @@ struct UnitChunks {
     // The compiler takes registers of left operands for other things as soon as products have begun.
 #pragma unroll
     for (int i = 0; i < 32; ++i) asm volatile("" : "+r"(result_grads[i / 4][i % 4])::"memory");
+  }
+  METAL_FUNC void score_by_keys(int rows) {
+    Sums<32> sums;
+    sums.begin();
+#pragma unroll
+    for (int step = 0; step < 8; ++step)
+      add<32, false, false>(sums.large.elements,
+                            State::template descriptor<Along>(tile(rows + step / 4), 0, step % 4 * 16),
+                            State::template descriptor<Along>(tile(kKeys + step / 4), 32 * half, step % 4 * 16));
+    sums.end();
+#pragma unroll
+    for (int i = 0; i < 16; ++i) scores[i] = sums.large[i];
   }
   METAL_FUNC void read(int rows) {
     Sums<64> sums;
