@@ -144,17 +144,22 @@ inline void fetch(thread float (&vector)[N], device const T* row, float factor, 
     vector[n] = n * 32 + lane < size ? static_cast<float>(row[n * 32 + lane]) * factor : 0.0f;
 }
 
-template <uint N>
-inline float product_of(thread const float (&a)[N], thread const float (&b)[N]) {
-  float sum = 0.0f;
+// A block of a chunk's positions, whose products with each other are found apart from those with the states around it.
+constexpr constant uint kBlock = 16, kScores = kBlock + 1;  // and the pitch of scores
+
+// The sums over the lanes of a half from its own on.
+inline float sum_from(float value, uint lane) {
 #pragma unroll
-  for (uint n = 0; n < N; ++n) sum += a[n] * b[n];
-  return simd_sum(sum);
+  for (ushort step = 1; step < kBlock; step *= 2) {
+    const float others = simd_shuffle_down(value, step);
+    if (lane % kBlock + step < kBlock) value += others;
+  }
+  return value;
 }
 
-// The gradient of a gate is the sum of S D at its position. From the last position of a chunk on it changes by what
-// positions read from S before they add to it, and by what they add for those behind: what a position reads of its own
-// addition is in neither, since it may be far larger than what passes a gate.
+// The gradient of a gate is the sum of a row of S D at its position, where both are sums over positions: of terms of a
+// position i >= t and one j < t, between which the gate at t lies, of a position and the state before or behind a
+// block, and of both states. The last one follows from the next block's first gate, except in a chunk's last block.
 template <uint ROWS, uint N, typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(DELTA_THREADS)]] void gated_delta_rule_rows(
     device const T* grad [[buffer(0)]], device const T* q [[buffer(1)]], device const T* k [[buffer(2)]],
@@ -166,6 +171,8 @@ template <uint ROWS, uint N, typename T>
     uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
   threadgroup float lengths[2][DELTA_CHUNK];  // of q and k, their inverses
   threadgroup float products[kSimdgroups][DELTA_CHUNK];
+  threadgroup float scores[2][kBlock * kScores];  // products of errors and gradients of results and of values
+  threadgroup float behind[kSimdgroups][kBlock][ROWS];  // products of errors and D behind the block
   const uint lane = thread_index % 32, simdgroup = thread_index / 32;
   const uint block = group % params.row_blocks, head = group / params.row_blocks % params.value_heads;
   const uint place = group / params.row_blocks / params.value_heads;
@@ -176,6 +183,7 @@ template <uint ROWS, uint N, typename T>
   q += span.batch * params.q[0] + span.begin * params.q[1] + key_head * params.q[2];
   k += span.batch * params.k[0] + span.begin * params.k[1] + key_head * params.k[2];
   grad += span.batch * params.grad[0] + span.begin * params.grad[1] + head * params.grad[2];
+  const ulong from = (ulong(span.batch) * params.length + span.begin) * params.value_heads + head;
   for (uint i = simdgroup; i < count; i += kSimdgroups) {
     const float of_q = params.normalized ? inverse_length_of(q + i * params.q[1], params.keys, lane) : 1.0f;
     const float of_k = params.normalized ? inverse_length_of(k + i * params.k[1], params.keys, lane) : 1.0f;
@@ -185,67 +193,133 @@ template <uint ROWS, uint N, typename T>
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
   using State = Rows<ROWS, N>;
-  const uint first = (block * kSimdgroups + simdgroup) * ROWS, row = first + lane / State::kLanes;
+  const uint first = (block * kSimdgroups + simdgroup) * ROWS, own = lane / State::kLanes, row = first + own;
   const bool holds = row < params.keys, writes = holds && lane % State::kLanes == 0;
   const ulong matrix = (ulong(place) * params.value_heads + head) * params.keys * params.values;
   State state, state_grad;
   state.load(states + matrix, params, first, lane);
   state_grad.load(state_grads + matrix, params, first, lane);
-  float vector[N], error[N];
-  float gate = 0.0f;
-  for (uint i = 0; i < count; ++i) {
-    const ulong at = (ulong(span.batch) * params.length + span.begin + i) * params.value_heads + head;
-    const float query = holds ? static_cast<float>(q[i * params.q[1] + row]) * lengths[0][i] : 0.0f;
-    const float key = holds ? static_cast<float>(k[i * params.k[1] + row]) * lengths[1][i] : 0.0f;
-    state.scale(holds ? exp(g[at * params.keys + row]) : 1.0f);
-    float by_error = 0.0f;
-    if (params.corrects) {
-      fetch(vector, value_grads + at * params.values, -1.0f, params.values, lane);
-      by_error = state.product(vector, lane);
+  float vector[N], gate = 0.0f;
+  // What is read from the states before blocks.
+  for (uint begin = 0; begin < count; begin += kBlock) {
+    const uint end = min(begin + kBlock, count);
+    for (uint i = begin; i < end; ++i) {
+      const ulong at = from + ulong(i) * params.value_heads;
+      fetch(vector, grad + i * params.grad[1], params.scale, params.values, lane);
+      const float by_result = state.product(vector, lane);
+      float by_error = 0.0f;
+      if (params.corrects) {
+        fetch(vector, value_grads + at * params.values, -1.0f, params.values, lane);
+        by_error = state.product(vector, lane);
+      }
+      if (writes) {
+        gq[at * params.keys + row] = by_result;
+        gk[at * params.keys + row] = by_error;
+      }
     }
-    fetch(vector, grad + i * params.grad[1], params.scale, params.values, lane);
-    fetch(error, errors + at * params.values, 1.0f, params.values, lane);
-    const float strength = params.weighted ? beta[at] : 1.0f;
-    const float by_result = state.product(vector, lane), own = product_of(vector, error);
-    if (i + 1 == count) gate = state.overlap(state_grad, lane);
-    state.add(key * strength, error);
-    if (lane == 0) products[simdgroup][i] = own;
-    if (writes) {
-      gk[at * params.keys + row] = by_error;
-      gq[at * params.keys + row] = by_result + key * strength * own;
-      gg[at * params.keys + row] = query * by_result + key * by_error;
+    if (end == count) {
+      gate = state.overlap(state_grad, lane);
+      break;
+    }
+    for (uint i = begin; i < end; ++i) {
+      const ulong at = from + ulong(i) * params.value_heads;
+      state.scale(holds ? exp(g[at * params.keys + row]) : 1.0f);
+      fetch(vector, errors + at * params.values, params.weighted ? beta[at] : 1.0f, params.values, lane);
+      state.add(holds ? static_cast<float>(k[i * params.k[1] + row]) * lengths[1][i] : 0.0f, vector);
     }
   }
-  simdgroup_barrier(mem_flags::mem_threadgroup);
-  for (uint i = count; i-- > 0;) {
-    const ulong at = (ulong(span.batch) * params.length + span.begin + i) * params.value_heads + head;
-    const float query = holds ? static_cast<float>(q[i * params.q[1] + row]) * lengths[0][i] : 0.0f;
-    const float key = holds ? static_cast<float>(k[i * params.k[1] + row]) * lengths[1][i] : 0.0f;
-    const float strength = params.weighted ? beta[at] : 1.0f;
-    fetch(error, errors + at * params.values, 1.0f, params.values, lane);
-    const float behind = state_grad.product(error, lane), by_state = behind + query * products[simdgroup][i];
-    fetch(vector, grad + i * params.grad[1], params.scale, params.values, lane);
-    state_grad.add(query, vector);
-    if (params.corrects) {
-      fetch(vector, value_grads + at * params.values, -1.0f, params.values, lane);
-      state_grad.add(key, vector);
+  simdgroup_barrier(mem_flags::mem_device);
+  for (uint end = count; end > 0; end = (end - 1) / kBlock * kBlock) {
+    const uint begin = (end - 1) / kBlock * kBlock, size = end - begin;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint i = simdgroup; i < size; i += kSimdgroups) {
+      float others[N];
+      fetch(vector, grad + (begin + i) * params.grad[1], params.scale, params.values, lane);
+      fetch(others, value_grads + (from + ulong(begin + i) * params.value_heads) * params.values, -1.0f, params.values,
+            lane);
+      for (uint j = 0; j <= i; ++j) {
+        float error[N], sums[2] = {0.0f, 0.0f};
+        fetch(error, errors + (from + ulong(begin + j) * params.value_heads) * params.values, 1.0f, params.values,
+              lane);
+#pragma unroll
+        for (uint n = 0; n < N; ++n) {
+          sums[0] += vector[n] * error[n];
+          sums[1] += others[n] * error[n];
+        }
+        lanes_sums<32, 2>(sums, lane);
+        if (lane % 16 == 0) scores[lane / 16][i * kScores + j] = sums[0];
+      }
     }
-    state_grad.scale(holds ? exp(g[at * params.keys + row]) : 1.0f);
-    if (writes) {
-      gate += gg[at * params.keys + row] - (i + 1 < count ? key * strength * behind : 0.0f);
-      gk[at * params.keys + row] += strength * by_state;
-      gg[at * params.keys + row] = gate;
+    for (uint j = 0; j < size; ++j) {
+      fetch(vector, errors + (from + ulong(begin + j) * params.value_heads) * params.values, 1.0f, params.values, lane);
+      const float product = state_grad.product(vector, lane);
+      if (lane % State::kLanes == 0) behind[simdgroup][j][own] = product;
     }
-    const float product = simd_sum(writes ? key * by_state : 0.0f);
-    if (lane == 0) products[simdgroup][i] = product;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    // Half a simdgroup has a row, and a lane the position i of the block. Meanwhile j goes through those before.
+    const uint i = lane % kBlock, half_begin = lane - i;
+    const ulong at = from + ulong(begin + i) * params.value_heads;
+    const float strength = i < size && params.weighted ? beta[at] : 1.0f;
+    float beta_product = 0.0f;
+#pragma unroll 1
+    for (uint pair = 0; pair < ROWS / 2; ++pair) {
+      const uint of_half = 2 * pair + lane / kBlock, column = first + of_half;
+      const ulong to = at * params.keys + column;
+      const bool inside = i < size && column < params.keys;
+      const float query = inside ? static_cast<float>(q[(begin + i) * params.q[1] + column]) * lengths[0][begin + i] : 0.0f;
+      const float key = inside ? static_cast<float>(k[(begin + i) * params.k[1] + column]) * lengths[1][begin + i] : 0.0f;
+      const float decay = inside ? exp(g[to]) : 1.0f;
+      float by_result = 0.0f, by_error = 0.0f, by_state = 0.0f, across = 0.0f, written = 0.0f;
+      float since = 1.0f;  // the decay from j to i
+      for (uint j = size; j-- > 0;) {
+        const float next = simd_shuffle(decay, static_cast<ushort>(half_begin + min(j + 1, kBlock - 1)));
+        if (i > j) since *= next;
+        const float other = simd_shuffle(key * strength, static_cast<ushort>(half_begin + j));
+        const float until = simd_shuffle(since, static_cast<ushort>(half_begin + size - 1));
+        const float of_result = inside && i >= j ? since * scores[0][i * kScores + j] : 0.0f;
+        const float of_error = inside && i > j && params.corrects ? since * scores[1][i * kScores + j] : 0.0f;
+        by_result += other * of_result;
+        by_error += other * of_error;
+        const float sum = sum_from(query * of_result + key * of_error, lane);
+        const float added = until * behind[simdgroup][j][of_half];
+        if (i > j) across += other * (sum + added);
+        if (i == j) by_state = sum + added;
+        written += other * added;
+      }
+      since *= simd_shuffle(decay, static_cast<ushort>(half_begin));
+      const float of_q = inside ? since * gq[to] : 0.0f, of_k = inside ? since * gk[to] : 0.0f;
+      const float of_states = simd_shuffle(gate, static_cast<ushort>(of_half * State::kLanes));
+      const float all = simd_shuffle(since, static_cast<ushort>(half_begin + size - 1));
+      const float found = (end == count ? of_states * all : of_states - written) + across +
+                          sum_from(query * of_q + key * of_k, lane);
+      if (inside) {
+        gq[to] = of_q + by_result;
+        gk[to] = of_k + by_error + strength * by_state;
+        gg[to] = found;
+        beta_product += key * by_state;
+      }
+      const float of_first = simd_shuffle(found, static_cast<ushort>(own % 2 * kBlock));
+      if (own / 2 == pair) gate = of_first;
+    }
+    beta_product += simd_shuffle_xor(beta_product, kBlock);
+    if (lane < size) products[simdgroup][begin + lane] = beta_product;
+    for (uint i = end; begin > 0 && i-- > begin;) {
+      const ulong at = from + ulong(i) * params.value_heads;
+      fetch(vector, grad + i * params.grad[1], params.scale, params.values, lane);
+      state_grad.add(holds ? static_cast<float>(q[i * params.q[1] + row]) * lengths[0][i] : 0.0f, vector);
+      if (params.corrects) {
+        fetch(vector, value_grads + at * params.values, -1.0f, params.values, lane);
+        state_grad.add(holds ? static_cast<float>(k[i * params.k[1] + row]) * lengths[1][i] : 0.0f, vector);
+      }
+      state_grad.scale(holds ? exp(g[at * params.keys + row]) : 1.0f);
+    }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (params.weighted && thread_index < count) {
-    const ulong at = (ulong(span.batch) * params.length + span.begin + thread_index) * params.value_heads + head;
     float sum = 0.0f;
 #pragma unroll
     for (uint s = 0; s < kSimdgroups; ++s) sum += products[s][thread_index];
-    beta_parts[at * params.row_blocks + block] = sum;
+    beta_parts[(from + ulong(thread_index) * params.value_heads) * params.row_blocks + block] = sum;
   }
 }
 #define INSTANTIATE_VALUES(T, types)                                                            \
