@@ -171,7 +171,7 @@ template <uint ROWS, uint N, typename T>
     uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
   threadgroup float lengths[2][DELTA_CHUNK];  // of q and k, their inverses
   threadgroup float products[kSimdgroups][DELTA_CHUNK];
-  threadgroup float scores[2][kBlock * kScores];  // products of errors and gradients of results and of values
+  threadgroup float scores[2][kBlock * kScores];        // products of errors and gradients of results and of values
   threadgroup float behind[kSimdgroups][kBlock][ROWS];  // products of errors and D behind the block
   const uint lane = thread_index % 32, simdgroup = thread_index / 32;
   const uint block = group % params.row_blocks, head = group / params.row_blocks % params.value_heads;
@@ -266,8 +266,10 @@ template <uint ROWS, uint N, typename T>
       const uint of_half = 2 * pair + lane / kBlock, column = first + of_half;
       const ulong to = at * params.keys + column;
       const bool inside = i < size && column < params.keys;
-      const float query = inside ? static_cast<float>(q[(begin + i) * params.q[1] + column]) * lengths[0][begin + i] : 0.0f;
-      const float key = inside ? static_cast<float>(k[(begin + i) * params.k[1] + column]) * lengths[1][begin + i] : 0.0f;
+      const float query =
+          inside ? static_cast<float>(q[(begin + i) * params.q[1] + column]) * lengths[0][begin + i] : 0.0f;
+      const float key =
+          inside ? static_cast<float>(k[(begin + i) * params.k[1] + column]) * lengths[1][begin + i] : 0.0f;
       const float decay = inside ? exp(g[to]) : 1.0f;
       float by_result = 0.0f, by_error = 0.0f, by_state = 0.0f, across = 0.0f, written = 0.0f;
       float since = 1.0f;  // the decay from j to i
@@ -290,8 +292,8 @@ template <uint ROWS, uint N, typename T>
       const float of_q = inside ? since * gq[to] : 0.0f, of_k = inside ? since * gk[to] : 0.0f;
       const float of_states = simd_shuffle(gate, static_cast<ushort>(of_half * State::kLanes));
       const float all = simd_shuffle(since, static_cast<ushort>(half_begin + size - 1));
-      const float found = (end == count ? of_states * all : of_states - written) + across +
-                          sum_from(query * of_q + key * of_k, lane);
+      const float found =
+          (end == count ? of_states * all : of_states - written) + across + sum_from(query * of_q + key * of_k, lane);
       if (inside) {
         gq[to] = of_q + by_result;
         gk[to] = of_k + by_error + strength * by_state;

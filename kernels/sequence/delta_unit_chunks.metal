@@ -127,7 +127,7 @@ template <typename T>
   threadgroup float since[kChunk], until[kChunk], strengths[kChunk], learned[kChunk];
   // Products of rows and their gradients, by halves: of q, of what is read by k, of y, and of its part in the chunk.
   threadgroup float of_q[2][kChunk], of_k[2][kChunk], carried[2][kChunk], writes[2][kChunk];
-  threadgroup float dots[2][kChunk];                    // sums of them over heads
+  threadgroup float dots[2][kChunk];                         // sums of them over heads
   threadgroup float by_query[2][kChunk], by_key[2][kChunk];  // the parts of of_q and of_k that the state before has
   threadgroup float across[4][kChunk], totals[kChunk];
   threadgroup float overlaps[DELTA_UNIT_THREADS / 32];  // parts of the sum of S D

@@ -31,11 +31,16 @@ def errors(found, wanted):
     return [(wide(a) - b).norm() / b.norm() for a, b in zip(found, wanted, strict=True)]
 
 
-@pytest.mark.parametrize(("length", "repeats", "normalized"), [(64, 3, True), (65, 1, False), (130, 2, True)])
-def test_lengths(device, length, repeats, normalized):
-    """Chunks that are whole and that are not, and heads of values that share keys or do not. The error is that of the
-    kernels of other GPUs."""
+@pytest.mark.parametrize(
+    ("length", "repeats", "normalized", "closed"),
+    [(64, 3, True, False), (65, 1, False, False), (130, 2, True, False), (130, 2, True, True)],
+)
+def test_lengths(device, length, repeats, normalized, closed):
+    """Chunks that are whole and that are not, heads of values that share keys or do not, and gates that let almost
+    nothing through. The error is that of the kernels of other GPUs."""
     tensors = inputs(device, length, batch=2, repeats=repeats)
+    if closed:
+        tensors[3] -= 30
     if not normalized:
         tensors[:2] = (t / SIZE**0.5 for t in tensors[:2])
 
