@@ -84,7 +84,7 @@ OVER = {
     r"attention_forward_narrow_(general_)?256_float|attention_dq_narrow_(general_)?256_half"
     r"|attention_dq_narrow_(192|general_256)_float|attention_d[kv]_narrow_general_192_float": "the "
     "proxy's fault, as above: a lane holds 48 or 64 sums, and 24 to 120 bytes of the products' parts spill",
-    r"gated_delta_rule_chunks_(float|half)": "the proxy's fault, as above: a lane holds 32 sums, and 32 bytes "
+    r"gated_delta_rule_chunks_(float|half)": "the proxy's fault, as above: a lane holds 32 sums, and 16 bytes "
     "spill, and with one multiplication in the place of the parts none",
     r"gated_delta_rule_inverse_float": "the proxy's fault, as above: 40 bytes spill",
     r"gated_delta_rule_walk_(back_)?(128x32|128x16|256x16)_(float|half|bfloat)": "the proxy's fault, as above: a "
