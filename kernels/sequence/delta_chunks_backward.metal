@@ -9,8 +9,8 @@
 //
 // The gradient of g is the sum of S D at its position, where both are sums over positions: of the terms of a position
 // i >= t and one j < t, between which the gate at t lies, those of a position and the state before or behind the chunk,
-// and those of both states. The gradient of the sum of g up to a position, q dq - k dk, has fewer products, but its sums
-// have the terms that lie on one side of the gate too, whose rounding errors may be larger than the result.
+// and those of both states. The gradient of the sum of g up to a position, q dq - k dk, has fewer products, but its
+// sums have the terms that lie on one side of the gate too, whose rounding errors may be larger than the result.
 #include "sequence/delta_walk.h"
 
 constexpr constant uint kRows = 64;                           // of a state, which a chunk's positions meet at once
