@@ -171,8 +171,10 @@ GATES = {
 @pytest.mark.parametrize("kind", FUNCTIONS)
 def test_gradients_of_gates(device, kind, chunked, length, gates):
     """Their error is at most twice that of the definition in float32 ops, also where all that passes the gates is far
-    smaller than what does not, or that of a product of four rounded numbers."""
-    q, k, v, g, *rest = inputs(kind, length, 4, 16, 12, repeats=2, device=device)
+    smaller than what does not. Few gates have most of the norm then, of which one is a sum of keys times values
+    products, each rounded by itself, and may by chance be no larger than one of them."""
+    keys, values = 16, 12
+    q, k, v, g, *rest = inputs(kind, length, 4, keys, values, repeats=2, device=device)
     tensors = [q, k, v, GATES[gates](torch.rand(g.shape)).to(device), *rest]
     grads = [tensor(*t.shape, device=device) for t in (v, rest[0])]
 
@@ -184,8 +186,8 @@ def test_gradients_of_gates(device, kind, chunked, length, gates):
     exact = gradient(defined, [wide(t) for t in tensors])
     ours = gradient(lambda *t: call(kind, *t, chunked=chunked), tensors)
     theirs = gradient(defined, tensors)
-    bound = 2 * (wide(theirs) - exact).norm() + 4 * torch.finfo(torch.float32).eps * exact.norm()
-    assert (wide(ours) - exact).norm() <= bound
+    rounded = (keys * values) ** 0.5 * torch.finfo(torch.float32).eps
+    assert (wide(ours) - exact).norm() <= 2 * (wide(theirs) - exact).norm() + rounded * exact.norm()
 
 
 @each_kind
