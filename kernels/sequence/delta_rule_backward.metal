@@ -198,8 +198,7 @@ template <uint ROWS, uint N, typename T>
   const ulong matrix = (ulong(place) * params.value_heads + head) * params.keys * params.values;
   State state, state_grad;
   state.load(states + matrix, params, first, lane);
-  state_grad.load(state_grads + matrix, params, first, lane);
-  float vector[N], gate = 0.0f;
+  float vector[N];
   // What is read from the states before blocks.
   for (uint begin = 0; begin < count; begin += kBlock) {
     const uint end = min(begin + kBlock, count);
@@ -217,10 +216,7 @@ template <uint ROWS, uint N, typename T>
         gk[at * params.keys + row] = by_error;
       }
     }
-    if (end == count) {
-      gate = state.overlap(state_grad, lane);
-      break;
-    }
+    if (end == count) break;
     for (uint i = begin; i < end; ++i) {
       const ulong at = from + ulong(i) * params.value_heads;
       state.scale(holds ? exp(g[at * params.keys + row]) : 1.0f);
@@ -228,6 +224,8 @@ template <uint ROWS, uint N, typename T>
       state.add(holds ? static_cast<float>(k[i * params.k[1] + row]) * lengths[1][i] : 0.0f, vector);
     }
   }
+  state_grad.load(state_grads + matrix, params, first, lane);
+  float gate = state.overlap(state_grad, lane);
   simdgroup_barrier(mem_flags::mem_device);
   for (uint end = count; end > 0; end = (end - 1) / kBlock * kBlock) {
     const uint begin = (end - 1) / kBlock * kBlock, size = end - begin;
