@@ -225,6 +225,19 @@ def test_a_function_with_a_loop_is_compiled_once(device):
     assert apart == ["score", "mask"]
 
 
+def test_a_norm_is_no_loop_in_a_loop(device):
+    """What all elements of a vector are divided by is computed before the loop over them."""
+    words = torch.ones(LENGTH, 64, device=device)
+
+    def cosine(s, b, h, q, k):
+        return s + torch.nn.functional.cosine_similarity(words[q], words[k], dim=-1)
+
+    score = trace_mod(cosine, "score_mod", torch.float32, torch.device(device))
+    method = launches.Functions(score, None).mods(1, "forward").text().split("float score(")[1].split("return")[0]
+    before = [method[: found.start()] for found in re.finditer(r"for \(", method)]
+    assert [text.count("{") - text.count("}") for text in before] == [1, 1, 1]
+
+
 def test_a_mask_of_captured_vectors(device):
     """What a mask finds for a key alone may be a vector, of which a tile holds nothing."""
     generator = torch.Generator().manual_seed(6)

@@ -170,6 +170,7 @@ class ModLowering(Lowering):
             dims, factors, state = reduced_dimensions(node), node.args[:1], accumulator(node)
         if state.is_ordered:
             raise Unsupported("no kernel has the place of an element")
+        self._numbers_of(factors)
         shape, keeps = shape_of(factors[0]), arguments_of(node).get("keepdim")
         own = iter(at)
         place = [next(own) if keeps or d not in dims else "0" for d in range(len(shape))]
@@ -192,6 +193,20 @@ class ModLowering(Lowering):
         ]
         values = [Value(result, dtype) for result, dtype in zip(results, dtypes)]
         return values if isinstance(node.meta["val"], (tuple, list)) else values[0]
+
+    def _numbers_of(self, nodes):
+        """Makes the numbers that vectors are computed with, such as a norm, before a loop that would make each anew."""
+        waiting, seen = list(nodes), set()
+        while waiting:
+            node = waiting.pop()
+            if node in seen or node.op != "call_function":
+                continue
+            seen.add(node)
+            value = node.meta["val"]
+            if isinstance(value, Tensor) and value.numel() == 1 and name_of(node) != "lift_fresh_copy.default":
+                self.value(node, ("0",) * value.dim())
+            else:
+                waiting += node.all_input_nodes
 
     def _element(self, leaf, at):
         if leaf not in self._captured:
