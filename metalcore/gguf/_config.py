@@ -252,16 +252,8 @@ def _qwen3(metadata, fields):
     return {"attention_bias": "blk.0.attn_q.bias" in metadata.file.tensors}
 
 
-def _counts_of_experts(metadata):
-    """Returns how many experts a layer has, and how many of them a token takes."""
-    count, used = metadata.count("expert_count"), metadata.count("expert_used_count")
-    if used > count:
-        raise GGUFError(f"{metadata.file.path}: {used} of {count} experts cannot be used")
-    return count, used
-
-
 def _experts(metadata, fields):
-    count, used = _counts_of_experts(metadata)
+    count, used = metadata.experts()
     return {
         "num_experts": count,
         "num_experts_per_tok": used,
@@ -274,7 +266,7 @@ def _experts(metadata, fields):
 
 
 def _mixtral(metadata, fields):
-    count, used = _counts_of_experts(metadata)
+    count, used = metadata.experts()
     return {"num_local_experts": count, "num_experts_per_tok": used, "sliding_window": None}
 
 
@@ -347,7 +339,7 @@ def _phi3(metadata, fields):
 
 
 def _gpt_oss(metadata, fields):
-    count, used = _counts_of_experts(metadata)
+    count, used = metadata.experts()
     return {
         **_sliding(metadata, fields["num_hidden_layers"], 2, 128),
         "num_local_experts": count,

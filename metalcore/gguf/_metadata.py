@@ -89,6 +89,13 @@ class Metadata:
             )
         return value
 
+    def experts(self) -> tuple[int, int]:
+        """Returns how many experts a layer has, and how many of them a token takes."""
+        count, used = self.count("expert_count"), self.count("expert_used_count")
+        if used > count:
+            raise GGUFError(f"{self.file.path}: {used} of {count} experts cannot be used")
+        return count, used
+
     def token(self, name: str) -> int | None:
         """Returns the number of a special token ("bos", "eos" …), or None. One that the model has no row for is None
         too, with a warning, as in llama.cpp: files exist that say -1."""

@@ -111,7 +111,7 @@ def _bamba(fields):
 
 def _granite(metadata, fields):
     """Returns the fields of Granite's multipliers, experts and positions."""
-    experts = metadata.get("expert_count", int, 0)
+    experts, used = metadata.experts() if metadata.get("expert_count", int, 0) else (0, 0)
     width = fields["intermediate_size"]
     rotates = metadata.get("rope.scaling.finetuned", bool, True)
     return {
@@ -121,7 +121,7 @@ def _granite(metadata, fields):
         "residual_multiplier": metadata.number("residual_scale", 0.0) or 1.0,
         "logits_scaling": metadata.number("logit_scale", 0.0) or 1.0,
         "num_local_experts": experts,
-        "num_experts_per_tok": metadata.count("expert_used_count") if experts else 0,
+        "num_experts_per_tok": used,
         "shared_intermediate_size": metadata.count("expert_shared_feed_forward_length") if experts else width,
     }
 
@@ -190,6 +190,8 @@ def _keys_without_attention(config, require):
     require(kind, "expand", config.expand, 2)
     if second:
         require(kind, "time_step_limit", tuple(config.time_step_limit), (0.0, math.inf))
+    else:  # a configuration may have a number of its own, which no key has
+        require(kind, "intermediate_size", config.intermediate_size, config.expand * config.hidden_size)
     if kind == "falcon_mamba" and config.mixer_rms_eps != config.layer_norm_epsilon:
         warnings.warn(
             f"llama.cpp's falcon_mamba has one epsilon, and the model {config.layer_norm_epsilon} and "

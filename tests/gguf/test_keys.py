@@ -285,6 +285,7 @@ def test_kv_b_in_other_types_and_in_one(tmp_path, made, type):
             dict(rope_parameters=dict(rope_type="linear", rope_theta=1e4, factor=2.0)),
             "no rotary embedding of type 'linear'",
         ),
+        ("mamba", dict(intermediate_size=384), "intermediate_size 512, and the model 384"),
         ("gemma4", dict(enable_moe_block=True), "enable_moe_block False, and the model True"),
         ("gemma4", dict(vocab_size_per_layer_input=7), "vocab_size_per_layer_input 288, and the model 7"),
         ("gemma4", dict(num_kv_shared_layers=2), "cannot share keys and values of 2 layers"),

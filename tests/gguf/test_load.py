@@ -185,6 +185,8 @@ def test_what_cannot_be_loaded(tmp_path, change, message):
         ("qwen2", set_key("qwen2.rope.freq_base", 1.0), "YaRN needs a rope.freq_base above 1, not 1.0"),
         ("qwen2moe", set_key("qwen2moe.expert_used_count", 5), "5 of 4 experts cannot be used"),
         ("gpt-oss", set_key("gpt-oss.expert_used_count", 5), "5 of 4 experts cannot be used"),
+        ("granitehybrid", set_key("granitehybrid.expert_used_count", 5), "5 of 4 experts cannot be used"),
+        ("qwen3next", reshape("blk.0.attn_gate.weight", (128, 512)), r"attn_gate.weight are no \(768, 256\) together"),
     ],
 )
 def test_what_does_not_go_together(tmp_path, name, change, message):
