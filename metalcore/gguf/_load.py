@@ -256,7 +256,9 @@ class _Filling:
         types = [self.file.tensors[part].type for part in parts]
         have_rows = _state_spaces.sources(name, self.file.tensors) == parts
         shapes = [self.file.tensors[part].shape for part in parts]
-        if have_rows and (sum(one[0] for one in shapes) != shape[0] or {tuple(one[1:]) for one in shapes} != {shape[1:]}):
+        if have_rows and (
+            sum(one[0] for one in shapes) != shape[0] or {tuple(one[1:]) for one in shapes} != {shape[1:]}
+        ):
             raise GGUFError(f"{self.file.path}: {' and '.join(parts)} are no {tuple(shape)} together")
         if have_rows and types[0] == types[1] and types[0].name in KERNELS:
             layer = _packed_module(module, types[0], self.dtype)
