@@ -27,6 +27,7 @@ __all__ = [
     "is_plain",
     "on_cuda",
     "require_floats",
+    "require_integers",
     "require_tensors",
     "too_many",
 ]
@@ -103,6 +104,14 @@ def require_tensors(op, optional=False, **arguments) -> None:
     for name, value in arguments.items():
         if not (isinstance(value, Tensor) or optional and value is None):
             raise TypeError(f"{op}: {name} must be a tensor, not {type(value).__name__}")
+
+
+def require_integers(op, **arguments) -> None:
+    """Raises a TypeError that names an argument of an op that has other numbers than integers, which a conversion would
+    round. None stands for an argument that was left out."""
+    for name, value in arguments.items():
+        if value is not None and (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool):
+            raise TypeError(f"{op}: {name} must have integers, not {str(value.dtype).removeprefix('torch.')}")
 
 
 def require_floats(op, **arguments) -> None:

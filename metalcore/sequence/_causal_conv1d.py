@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .._core.operators import autograd, cpu_kernel, derive, fake_kernel
 from .._core.registry import Op, Sample, register
-from .._core.routing import INT32_MAX, accelerated, alike, require_floats, require_tensors
+from .._core.routing import INT32_MAX, accelerated, alike, require_floats, require_integers, require_tensors
 from .._core.samples import integers
 from .._core.tensors import in_int32
 from ._taps import WIDTHS, check, convolve, gradients
@@ -65,6 +65,7 @@ def causal_conv1d(
     require_tensors(
         "causal_conv1d", optional=True, bias=bias, seq_idx=seq_idx, initial_state=initial_state, cu_seqlens=cu_seqlens
     )
+    require_integers("causal_conv1d", seq_idx=seq_idx, cu_seqlens=cu_seqlens)
     if seq_idx is not None and (cu_seqlens is not None or initial_state is not None or return_final_state):
         raise ValueError("causal_conv1d: seq_idx goes with neither cu_seqlens nor a state: give cu_seqlens instead")
     seq_idx, cu_seqlens = (None if t is None else in_int32(t, x.device) for t in (seq_idx, cu_seqlens))

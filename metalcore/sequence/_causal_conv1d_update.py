@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
-from .._core.routing import require_floats, require_tensors
+from .._core.routing import require_floats, require_integers, require_tensors
 from .._core.samples import integers
 from .._core.tensors import check_written, in_int32
 from ._causal_conv1d import is_silu, result_of, takes
@@ -59,6 +59,7 @@ def causal_conv1d_update(
     require_tensors(op, x=x, conv_state=conv_state, weight=weight)
     numbers = {"cache_seqlens": cache_seqlens, "conv_state_indices": conv_state_indices}
     require_tensors(op, optional=True, bias=bias, **numbers)
+    require_integers(op, **numbers)
     check_written(op, "conv_state", conv_state)
     counts, rows = (None if t is None else in_int32(t, x.device) for t in numbers.values())
     entries = x[..., None] if x.dim() == 2 else x

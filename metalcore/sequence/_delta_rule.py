@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._core.operators import autograd, cpu_kernel, derive, fake_kernel
 from .._core.registry import Op, Sample, register
-from .._core.routing import INT32_MAX, accelerated, alike, require_floats, require_tensors
+from .._core.routing import INT32_MAX, accelerated, alike, require_floats, require_integers, require_tensors
 from .._core.samples import integers
 from .._core.tensors import in_int32
 from ._delta_formulas import SIZES, check, gradients, rule
@@ -126,6 +126,7 @@ def call(op, q, k, v, g, beta, scale, state, final_state_wanted, normalized, cu_
     beta it is gated linear attention."""
     require_tensors(op, q=q, k=k, v=v)
     require_tensors(op, optional=True, g=g, beta=beta, initial_state=state, cu_seqlens=cu_seqlens)
+    require_integers(op, cu_seqlens=cu_seqlens)
     if g is not None and g.dim() != (4 if by_key else 3):
         sizes = "batch, length, value heads" + ", keys" * by_key
         raise RuntimeError(f"metalcore.{op}: g must be [{sizes}], not {list(g.shape)}")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._core.registry import Op, Sample, register
-from .._core.routing import require_tensors
+from .._core.routing import require_floats, require_tensors
 from ._delta_formulas import rule
 from ._delta_rule import call, opened
 
@@ -271,6 +271,7 @@ def _gates(op, v, g, g_gamma):
     require_tensors(op, optional=True, g=g, g_gamma=g_gamma)
     if g_gamma is None:
         return g
+    require_floats(op, v=v, g=g, g_gamma=g_gamma)
     if g_gamma.dim() != 1 or v.dim() != 4 or g_gamma.shape[0] != v.shape[2]:
         raise RuntimeError(
             f"metalcore.{op}: g_gamma must have a number for each of v's heads; their shapes are "

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._core.registry import Op, Sample, register
-from .._core.routing import require_floats, require_tensors
+from .._core.routing import require_floats, require_integers, require_tensors
 from .._core.samples import integers
 from .._core.tensors import in_int32
 from ..activation import swiglu
@@ -89,6 +89,7 @@ def mamba_chunk_scan_combined(
     optional = {"D": D, "z": z, "dt_bias": dt_bias, "initial_states": initial_states}
     require_tensors(op, optional=True, **optional, seq_idx=seq_idx, cu_seqlens=cu_seqlens)
     require_floats(op, x=x, dt=dt, A=A, B=B, C=C, **optional)
+    require_integers(op, seq_idx=seq_idx, cu_seqlens=cu_seqlens)
     if not isinstance(chunk_size, int) or chunk_size < 1:
         raise ValueError(f"{op}: chunk_size must be at least 1, not {chunk_size!r}")
     if not isinstance(dt_limit, Sequence) or len(dt_limit) != 2:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
-from .._core.routing import INT32_MAX, accelerated, alike, require_floats, require_tensors
+from .._core.routing import INT32_MAX, accelerated, alike, require_floats, require_integers, require_tensors
 from .._core.samples import integers
 from .._core.tensors import check_written, in_int32
 from ._selective_scan import in_float32
@@ -65,6 +65,7 @@ def selective_state_update(
     op = "selective_state_update"
     require_tensors(op, state=state, x=x, dt=dt, A=A, B=B, C=C)
     require_tensors(op, optional=True, D=D, z=z, dt_bias=dt_bias, state_batch_indices=state_batch_indices)
+    require_integers(op, state_batch_indices=state_batch_indices)
     check_written(op, "state", state)
     indices = None if state_batch_indices is None else in_int32(state_batch_indices, x.device)
     has_heads = state.dim() > 3

@@ -386,7 +386,7 @@ def faulty(compiles_for_cuda):
         (3, "unwritten element"),
         (4, "unwritten element"),
         (5, "unwritten element"),
-        (6, "divided scope: .*16 of the 32 threads"),
+        (6, r"divided scope: thread .* is at an operation on tensors, to which 16 of the 32 threads"),
         (7, "divided scope: .*32 of the 128 threads"),
         (8, "out-of-bounds index: .*index 17 of 16 elements"),
         (10, "divided scope: .*comes to another operation on tensors, or to the same one with other tensors"),

@@ -454,6 +454,10 @@ def test_errors(device):
         metalcore.causal_conv1d(x, None)
     with pytest.raises(TypeError, match="causal_conv1d: x must have floating-point numbers, not int32"):
         metalcore.causal_conv1d(x.int(), weight)
+    with pytest.raises(TypeError, match="causal_conv1d: seq_idx must have integers, not bool"):
+        metalcore.causal_conv1d(x, weight, seq_idx=x[:, 0] > 0)
+    with pytest.raises(TypeError, match="causal_conv1d_update: cache_seqlens must have integers, not float32"):
+        metalcore.causal_conv1d_update(x[..., 0], x.clone(), weight, cache_seqlens=x[:, 0, 0])
 
 
 def test_ends_behind_the_last_position(device):

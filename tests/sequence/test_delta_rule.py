@@ -316,6 +316,8 @@ def test_errors(device):
         function(q, None, v)
     with pytest.raises(TypeError, match="chunk_gated_delta_rule: beta must have floating-point numbers, not int32"):
         function(q, k, v, g, beta.int())
+    with pytest.raises(TypeError, match="chunk_gated_delta_rule: cu_seqlens must have integers, not float32"):
+        function(q[:1], k[:1], v[:1], cu_seqlens=torch.tensor([0.0, 5.5]))
     with pytest.raises(RuntimeError, match="chunk_gated_delta_rule: v must be on cpu as q, not on meta"):
         function(q, k, v.to("meta"))
 

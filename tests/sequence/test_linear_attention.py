@@ -311,5 +311,7 @@ def test_errors(device):
                 attempt()
     with pytest.raises(TypeError, match="chunk_kda: beta must be a tensor, not NoneType"):
         metalcore.chunk_kda(q, k, v, g, None)
+    with pytest.raises(RuntimeError, match="chunk_simple_gla: g_gamma must be on cpu as v, not on meta"):
+        metalcore.chunk_simple_gla(q, k, v, g_gamma=torch.ones(v.shape[2], device="meta"))
     with pytest.raises(TypeError, match="chunk_gla: g must be a tensor, not NoneType"):
         metalcore.chunk_gla(q, k, v, None)

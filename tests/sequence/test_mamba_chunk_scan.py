@@ -229,5 +229,7 @@ def test_errors(device):
         function(x, dt, A, B, C, 64, dt_limit=1.0)
     with pytest.raises(TypeError, match="mamba_chunk_scan_combined: A must have floating-point numbers, not complex64"):
         function(x, dt, A + 0j, B, C, 64)
+    with pytest.raises(TypeError, match="mamba_chunk_scan_combined: cu_seqlens must have integers, not float32"):
+        function(x, dt, A, B, C, 64, cu_seqlens=dt[0, :2, 0], return_varlen_states=True)
     with pytest.raises(TypeError, match="mamba_chunk_scan_combined: dt must be a tensor, not NoneType"):
         function(x, None, A, B, C, 64)

@@ -386,3 +386,5 @@ def test_errors_of_the_step(device):
         }.items():
             with pytest.raises(RuntimeError, match=message):
                 attempt()
+        with pytest.raises(TypeError, match="state_batch_indices must have integers, not bool"):
+            function(state, x, dt, A, B, C, state_batch_indices=torch.ones(2, device=where).bool())

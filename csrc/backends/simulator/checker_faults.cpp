@@ -202,8 +202,8 @@ void Checker::found(const msl_abi::Finding& finding, const void* caller) {
                                     plural(finding.count, "element") +
                                     " that it has of a cooperative tensor, which nothing has written");
     case Finding::kScope:
-      fail("divided scope", std::to_string(finding.index) + " of the " + plural(finding.count, "thread") +
-                                " of an operation on tensors come to it");
+      fail("divided scope", "is at an operation on tensors, to which " + std::to_string(finding.index) + " of the " +
+                                plural(finding.count, "thread") + " of its scope come");
     case Finding::kStop: fail("trap", "ends the program, by abort() or the like");
     default: fail("trap", "reaches code that must not be reached");
   }
