@@ -98,6 +98,8 @@ def _check(op, x, state, weight, bias, counts, rows, any_width=False):
 
 def _update(x, state, weight, bias, silu, counts, rows):
     """Computes the same in PyTorch's ops. It is differentiable."""
+    if x.numel() == 0:  # a window would be longer than what there is
+        return x * 1
     length, kept, width = x.shape[2], state.shape[2], weight.shape[1]
     own = state if rows is None else state[rows.long().clamp(0, state.shape[0] - 1)]
     place = torch.arange(kept, device=x.device)
@@ -124,8 +126,6 @@ def _update(x, state, weight, bias, silu, counts, rows):
 @cpu_kernel("causal_conv1d_update")
 def _(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices):
     _check("causal_conv1d_update", x, conv_state, weight, bias, cache_seqlens, conv_state_indices)
-    if x.numel() == 0:
-        return result_of(x)
     return result_of(x).copy_(_update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices))
 
 

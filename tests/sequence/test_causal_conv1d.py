@@ -424,6 +424,13 @@ def test_a_state_that_a_graph_saved(device):
         product.sum().backward()
 
 
+@pytest.mark.parametrize("width", [4, 9])
+def test_update_without_positions(device, width):
+    x, state = torch.zeros(2, 3, 0, device=device, requires_grad=True), torch.ones(2, 3, width - 1, device=device)
+    y = metalcore.causal_conv1d_update(x, state, torch.ones(3, width, device=device))
+    assert y.shape == x.shape and y.requires_grad and bool((state == 1).all())
+
+
 def test_errors(device):
     for where in (device, "cpu"):
         x, weight, bias, state = (t.to(where) for t in inputs(3, 6, WIDTH, states=2))
