@@ -116,22 +116,27 @@ def _check(A, B, driver):
 
 def _of_full_rank(A, B):
     X, residuals = _least_squares(A, B)
-    return [X, residuals, torch.empty(0, dtype=torch.int64, device=A.device), A.new_empty(0)]
+    return [X, residuals, torch.empty(0, dtype=torch.int64, device=A.device), _empty(A)]
 
 
 def _least_squares(A, B):
     m, n = A.shape[-2:]
     if m < n:
         Q, R, scale = ops.qr_scaled(A.mH)
-        return Q @ ops.solve_triangular(R.mH, B, False, True, False) * scale, A.new_empty(0)
+        return Q @ ops.solve_triangular(R.mH, B, False, True, False) * scale, _empty(A)
     if not A.is_complex() and not needs_gradient(A) and not needs_gradient(B):
         if A.shape[:-2] != B.shape[:-2]:
             batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
             A, B = A.expand(*batch, -1, -1), B.expand(*batch, -1, -1)
         X, residuals = ops.lstsq(A, B)
-        return X, residuals if m > n else A.new_empty(0)
+        return X, residuals if m > n else _empty(A)
     X = _by_qr(A, B)
-    return X, _squares(A @ X - B) if m > n else A.new_empty(0, dtype=A.real.dtype)
+    return X, _squares(A @ X - B) if m > n else _empty(A)
+
+
+def _empty(A, *shape):
+    """Returns the result that is not there, whose numbers are real also where A is complex."""
+    return A.new_empty(shape or 0, dtype=A.real.dtype)
 
 
 def _squares(rest):
@@ -180,7 +185,7 @@ def _by_rank(A, B, rcond, driver):
     call = _ByRank.apply if needs_gradient(A) or needs_gradient(B) else _solve_by_rank
     X, rank, S = call(A, B, rcond, driver)
     m, n = A.shape[-2:]
-    residuals = A.new_empty(0)
+    residuals = _empty(A)
     if m > n and driver != "gelsy" and (rank.is_meta or bool((rank == n).all())):
         residuals = _squares(A @ X - B)
     return [X, residuals, rank, S]
@@ -192,14 +197,14 @@ def _solve_by_rank(A, B, rcond, driver):
         shape = (*torch.broadcast_shapes(A.shape[:-2], B.shape[:-2]), n, B.shape[-1])
         rank = torch.zeros(batch, dtype=torch.int64, device=A.device)
         # PyTorch's singular values of a matrix without entries have the batch's shape only where there is a batch.
-        return A.new_zeros(shape), rank, A.new_empty(0 if driver == "gelsy" else [*batch, 0])
+        return A.new_zeros(shape), rank, _empty(A) if driver == "gelsy" else _empty(A, *batch, 0)
     if driver == "gelsy" and not A.is_complex():
-        return *_by_pivots(A, B, rcond), A.new_empty(0)
+        return *_by_pivots(A, B, rcond), _empty(A)
     U, S, Vh = ops.svd(A, False, True)
     counted = ~(rcond * S[..., :1] >= S)  # NaN counts, so that it reaches the solution
     inverse = S.reciprocal().where(counted, 0.0)[..., None]
     X = Vh.mH @ (inverse * (U.mH @ B))
-    return X, counted.sum(-1), S.new_empty(0) if driver == "gelsy" else S
+    return X, counted.sum(-1), _empty(A) if driver == "gelsy" else S
 
 
 def _by_pivots(A, B, rcond):

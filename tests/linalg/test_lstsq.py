@@ -306,6 +306,16 @@ def test_empty(device, a, b, driver):
     assert torch.equal(found.rank.cpu(), expected.rank)
 
 
+@pytest.mark.parametrize("driver", [None, *DRIVERS])
+@pytest.mark.parametrize("shape", [(2, 5, 3), (4, 4), (3, 5), (2, 5, 0), (0, 3), (0, 5, 3)])
+def test_dtypes_of_results(device, shape, driver):
+    """Residuals and singular values are real where the matrices are complex, also where there are none."""
+    A = torch.randn(shape, dtype=torch.complex64)
+    expected = torch.linalg.lstsq(A, A, driver=driver or "gels")
+    found = metalcore.lstsq(A.to(device), A.to(device), driver=driver)
+    assert [(x.dtype, x.shape) for x in found] == [(x.dtype, x.shape) for x in expected]
+
+
 @pytest.mark.parametrize("driver", DRIVERS)
 @pytest.mark.parametrize("m, n, rank", [(6, 4, 4), (4, 6, 4), (6, 4, 2), (4, 6, 2)])
 def test_derivatives_below_full_rank(device, m, n, rank, driver):
