@@ -256,6 +256,24 @@ def test_checkpoints_and_autocast_are_left_to_autograd(device):
         assert any("checkpoint" in note for note in found[0].notes) and not found[0].fused
 
 
+def test_derivatives_that_only_overrides_have(device):
+    """PyTorch has aten::_fused_rms_norm_backward neither on mps nor on the CPU, where lacking operators run."""
+    from torch.utils.checkpoint import checkpoint
+
+    x, weight = (torch.randn(shape).to(device).requires_grad_() for shape in ((3, 32), (32,)))
+
+    def gradients(call):
+        return torch.autograd.grad(call(x).sin().sum(), (x, weight))
+
+    def norm(x):
+        return F.rms_norm(x, (32,), weight)
+
+    expected = gradients(norm)
+    with metalcore.enable_pytorch_overrides("rms_norm"):
+        agree(expected, gradients(compiled(norm, fusions=[])))
+        agree(expected, gradients(compiled(lambda x: checkpoint(norm, x, use_reentrant=False))))
+
+
 def test_dropout_draws_what_it_should(device):
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)).to(device)
     y = compiled(model)(torch.ones(64, 8).to(device))
