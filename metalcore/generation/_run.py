@@ -53,7 +53,8 @@ class Run:
         self.model, self.sampling, self.adjustments = model, sampling, adjustments
         self.rows, self.prompt = tokens.shape
         self.length = self.prompt + new
-        accepted = inspect.signature(model.forward).parameters
+        inner = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+        accepted = inspect.signature(inner.forward).parameters
         self.accepted = accepted
         self.kept = cache if isinstance(cache, PrefixCache) else None
         self.lengths = lengths
@@ -166,6 +167,8 @@ class Run:
                 output = self.model(tokens, **options)
         else:
             output = self.model(tokens, **options)
+        if not hasattr(output, "logits"):
+            raise ValueError(f"generate: {type(self.model).__name__} has no output layer; it is for causal language models")
         return output.logits[:, -1]
 
     def _draw(self, logits, held):

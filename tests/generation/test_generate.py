@@ -235,6 +235,14 @@ def test_threads_share_a_model(llama):
     assert llama.config._attn_implementation == before
 
 
+@pytest.mark.parametrize("cache", ["static", "dynamic"])
+def test_a_model_that_torch_compile_wraps(llama, device, cache):
+    tokens = prompts(device)
+    wrapped = torch.compile(llama, backend="eager")
+    expected = metalcore.generate(llama, tokens, max_new_tokens=4, eos_token_id=())
+    assert torch.equal(metalcore.generate(wrapped, tokens, max_new_tokens=4, eos_token_id=(), cache=cache), expected)
+
+
 def test_what_it_refuses(llama, device):
     tokens = prompts(device)
     for wrong, message in (
@@ -265,6 +273,8 @@ def test_what_it_refuses(llama, device):
     for wrong in (3, [3], None, [[1.5]]):
         with pytest.raises(ValueError, match="stop must be strings or sequences of tokens, not"):
             metalcore.generate(llama, tokens, stop=wrong)
+    with pytest.raises(ValueError, match="LlamaModel has no output layer"):
+        metalcore.generate(llama.model, tokens)
     mamba = small_model("mamba")
     with pytest.raises(ValueError, match="has states alone, and nothing for pages"):
         metalcore.generate(mamba, tokens.cpu(), cache="paged")
