@@ -129,7 +129,7 @@ _relu_gradient = autograd("relu_backward", _relu_double_backward, _save_relu_bac
 # This kernel is in Python because its threshold is a Scalar, which PyTorch's stable ABI does not have.
 def _override_relu_backward(previous, count, decline):
     def kernel(keyset, grad, y, threshold):
-        if threshold != 0 or not alike(grad, y):
+        if threshold != 0 or not alike(grad, y) or grad.shape != y.shape:  # rules of batches broadcast them
             return decline(keyset, grad, y, threshold)
         return count.run(_relu_gradient, grad, y)
 

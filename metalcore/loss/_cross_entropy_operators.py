@@ -11,6 +11,7 @@ __all__ = ["cap", "cross_entropy_ahead", "cross_entropy_gradient", "cross_entrop
 
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # pyright: ignore[reportAttributeAccessIssue]
 _transforms_active = torch._C._are_functorch_transforms_active
+_is_batched = torch._C._functorch.is_legacy_batchedtensor  # of torch.autograd.grad(is_grads_batched=True)
 
 
 # CPU and fake kernels
@@ -203,7 +204,8 @@ def _ahead_backward(ctx, grad, curvature):
     gradient, target, weight, total = ctx.saved_tensors
     reduction, ignore_index, label_smoothing, divided = ctx.options
     divisor = total if reduction == 1 and not divided else None
-    if torch.is_grad_enabled() or curvature is not None or _transforms_active() or not is_plain(grad):
+    in_torch = torch.is_grad_enabled() or curvature is not None or _transforms_active()
+    if in_torch or not is_plain(grad) or _is_batched(grad):
         result = 0.0 if grad is None else _finished(gradient, grad, target, divisor, ignore_index)
         if curvature is not None:
             unit = total if divided else None

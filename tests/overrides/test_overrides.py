@@ -255,6 +255,29 @@ def test_double_backward(device):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+TARGETS = torch.tensor([1, 5, -100, 0])
+LOSSES = {
+    reduction: (lambda x, r=reduction: F.cross_entropy(x, TARGETS.to(x.device), reduction=r), "cross_entropy")
+    for reduction in ("none", "sum", "mean")
+}
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS, *LOSSES])
+def test_batches_of_gradients(device, name):
+    """torch.autograd.grad(is_grads_batched=True) and vmap of a gradient have rules for PyTorch's operators."""
+    function, override = {**FUNCTIONS, **LOSSES}[name]
+    with metalcore.enable_pytorch_overrides(override):
+        x = torch.randn(4, 24, device=device, requires_grad=True)
+        y = function(x)
+        grad = torch.randn_like(y)
+        batch = torch.stack([grad, 2 * grad])
+        (one,) = torch.autograd.grad(y, x, grad, retain_graph=True)
+        (found,) = torch.autograd.grad(y, x, batch, retain_graph=True, is_grads_batched=True)
+        mapped = torch.func.vmap(lambda grad: torch.autograd.grad(y, x, grad, retain_graph=True)[0])(batch)
+    for result in (found, mapped):
+        torch.testing.assert_close(result, torch.stack([one, 2 * one]))
+
+
 def test_functorch(device):
     module = torch.nn.RMSNorm(16, device=device)
     x = torch.randn(5, 16, device=device)
