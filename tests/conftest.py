@@ -4,6 +4,7 @@ import collections
 import gc
 import itertools
 import os
+import sys
 
 # Processes of pytest-xdist share the cores. torch reads this when it starts its threads.
 WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
@@ -131,6 +132,14 @@ def device(request):
 def seed():
     """The same random numbers for a test whichever tests ran before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def off():
+    """No test leaves an override on."""
+    yield
+    if "metalcore" in sys.modules:
+        sys.modules["metalcore"].disable_pytorch_overrides()
 
 
 @pytest.fixture(autouse=True)

@@ -25,8 +25,6 @@ JUDGED = [row.name for row in doctor.ROWS if not row.probe]
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("METALCORE_CACHE_DIR", str(tmp_path))
-    yield
-    metalcore.disable_pytorch_overrides()
 
 
 @pytest.fixture

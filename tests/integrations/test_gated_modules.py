@@ -11,12 +11,6 @@ import metalcore
 from metalcore.integrations import transformers as integration
 
 
-@pytest.fixture(autouse=True)
-def off():
-    yield
-    metalcore.disable_pytorch_overrides()
-
-
 def ran(override):
     return {row.what.rpartition(".")[2]: row.ran for row in metalcore.report().rows if row.override == override}
 

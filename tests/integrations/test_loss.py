@@ -12,12 +12,6 @@ from metalcore.overrides.libraries.loss import Logits
 NAME = "fused_linear_cross_entropy"
 
 
-@pytest.fixture(autouse=True)
-def off():
-    yield
-    metalcore.disable_pytorch_overrides()
-
-
 def ran():
     return sum(row.ran for row in metalcore.report().rows if row.override == NAME)
 

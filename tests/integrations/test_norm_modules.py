@@ -30,12 +30,6 @@ ARGUMENTS = {
 SIZE = 32
 
 
-@pytest.fixture(autouse=True)
-def off():
-    yield
-    metalcore.disable_pytorch_overrides()
-
-
 def made(name):
     folder, cls = TRANSFORMERS[name]
     cls = getattr(importlib.import_module(f"transformers.models.{folder}"), cls)

@@ -10,12 +10,6 @@ import metalcore
 from metalcore.integrations import transformers as integration
 
 
-@pytest.fixture(autouse=True)
-def off():
-    yield
-    metalcore.disable_pytorch_overrides()
-
-
 def ran():
     return {row.what.rpartition(".models.")[2]: row.ran for row in metalcore.report().rows if row.override == "rope"}
 

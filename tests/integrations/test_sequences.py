@@ -29,12 +29,6 @@ def file_of(name):
     return pytest.importorskip(f"transformers.models.{name}.modeling_{name}")
 
 
-@pytest.fixture(autouse=True)
-def off():
-    yield
-    metalcore.disable_pytorch_overrides()
-
-
 def ran():
     return {row.what.rpartition(".models.")[2]: row.ran for row in metalcore.report().rows if row.override in OVERRIDES}
 

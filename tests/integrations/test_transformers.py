@@ -25,10 +25,9 @@ TRAINING = {*LLAMA, "rms_norm_backward", "gated_backward", "softmax_backward", "
 
 
 @pytest.fixture(autouse=True)
-def off():
+def unpatched():
     yield
     integration.unpatch()
-    metalcore.disable_pytorch_overrides()
 
 
 def operators(function):
