@@ -243,7 +243,7 @@ def weight_order(
     channels_last: bool,
 ) -> tuple[int, ...] | None:
     """Returns the order of the weight's dimensions, from the outermost one on, in which units that multiply tensors
-    take it, or else in which its kernel reads 16 bytes at a time (csrc/ops/conv/conv2d.cpp). None if the kernel gains
+    take it, or else in which its kernel reads 16 bytes at a time (csrc/ops/conv/plan.cpp). None if the kernel gains
     nothing by that.
 
     Args:
