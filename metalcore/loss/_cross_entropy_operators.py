@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch._C._functorch import is_legacy_batchedtensor
 
 from .._core.operators import autograd, cpu_kernel, derive, fake_kernel, ops
 from .._core.routing import is_plain
@@ -11,7 +12,6 @@ __all__ = ["cap", "cross_entropy_ahead", "cross_entropy_gradient", "cross_entrop
 
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # pyright: ignore[reportAttributeAccessIssue]
 _transforms_active = torch._C._are_functorch_transforms_active
-_is_batched = torch._C._functorch.is_legacy_batchedtensor  # of torch.autograd.grad(is_grads_batched=True)
 
 
 # CPU and fake kernels
@@ -205,7 +205,7 @@ def _ahead_backward(ctx, grad, curvature):
     reduction, ignore_index, label_smoothing, divided = ctx.options
     divisor = total if reduction == 1 and not divided else None
     in_torch = torch.is_grad_enabled() or curvature is not None or _transforms_active()
-    if in_torch or not is_plain(grad) or _is_batched(grad):
+    if in_torch or not is_plain(grad) or is_legacy_batchedtensor(grad):  # by is_grads_batched
         result = 0.0 if grad is None else _finished(gradient, grad, target, divisor, ignore_index)
         if curvature is not None:
             unit = total if divided else None

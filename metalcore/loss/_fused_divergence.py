@@ -11,7 +11,8 @@ from .._core.registry import Op, Sample, register
 from .._core.routing import alike, require_tensors
 from .._core.tensors import beside
 from ._divergence import LOGITS, divergence_by_torch, jsd_reference, require_options
-from ._fused_linear import chunk_of, scaled
+from ._fused_linear import chunk_of
+from ._fused_linear_operators import scaled
 from ._weight_gradient import WeightGradient, accumulation
 
 __all__ = ["fused_linear_jsd", "fused_linear_kl_div"]
