@@ -168,7 +168,9 @@ class Run:
         else:
             output = self.model(tokens, **options)
         if not hasattr(output, "logits"):
-            raise ValueError(f"generate: {type(self.model).__name__} has no output layer; it is for causal language models")
+            raise ValueError(
+                f"generate: {type(self.model).__name__} has no output layer; it is for causal language models"
+            )
         return output.logits[:, -1]
 
     def _draw(self, logits, held):

@@ -204,8 +204,14 @@ def _ahead_backward(ctx, grad, curvature):
     gradient, target, weight, total = ctx.saved_tensors
     reduction, ignore_index, label_smoothing, divided = ctx.options
     divisor = total if reduction == 1 and not divided else None
-    in_torch = torch.is_grad_enabled() or curvature is not None or _transforms_active()
-    if in_torch or not is_plain(grad) or is_legacy_batchedtensor(grad):  # by is_grads_batched
+    if (
+        grad is None
+        or curvature is not None
+        or torch.is_grad_enabled()
+        or _transforms_active()
+        or not is_plain(grad)
+        or is_legacy_batchedtensor(grad)  # by is_grads_batched
+    ):
         result = 0.0 if grad is None else _finished(gradient, grad, target, divisor, ignore_index)
         if curvature is not None:
             unit = total if divided else None
