@@ -111,9 +111,9 @@ class Launch:
             declared.append(f"device const {MEMORY[mods.tensors[buffer[0]].dtype]}* c{i}")
             first = 0
             for place in buffer:
-                at = f" + {mods.number(first)}".replace("n[", "n[kNumbers + ") if first else ""
+                at = f" + {mods.number(first)}" if first else ""
                 members[place], first = f"c{i}{at}", first + _span(mods.tensors[place])
-        declared.append("constant ulong* n")
+        declared.append("constant ulong* all_numbers")
         if len(mods.numbers) > _MOST_NUMBERS:
             raise Unsupported(
                 f"metalcore.flex_attention: score_mod and mask_mod have {len(mods.numbers)} numbers in all, with the "
@@ -148,9 +148,9 @@ class Launch:
             "    uint simd [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {\n"
             f"  constexpr uint kElements = flex_{self.kernel}_tile<{template}>();\n"
             f"  alignas(16) threadgroup T tile[kElements];\n{numbers}"
-            "  constant FlexParams& p = *reinterpret_cast<constant FlexParams*>(n);\n"
-            f"  constexpr uint kNumbers = sizeof(FlexParams) / sizeof(ulong);\n"
-            f"  const Mods mods = {{{', '.join([*(members[i] for i in sorted(members)), 'n + kNumbers', *sums])}}};\n"
+            "  constant FlexParams& p = *reinterpret_cast<constant FlexParams*>(all_numbers);\n"
+            "  constant ulong* n = all_numbers + sizeof(FlexParams) / sizeof(ulong);\n"
+            f"  const Mods mods = {{{', '.join([*(members[i] for i in sorted(members)), 'n', *sums])}}};\n"
             f"  flex_{self.kernel}<{template}>({', '.join(passed)});\n}}\n"
         )
 
