@@ -286,3 +286,51 @@ def test_largest_elements_and_layer_norm_of_captured_vectors(device):
     table = words.detach().to(device)
     with pytest.raises(NotImplementedError, match=r"score_mod: sort: .*test_flex_functions.py, line \d+, in <lambda>"):
         metalcore.flex_attention(*tensors(device), lambda s, b, h, q, k: s + table[q].sort().values[0])
+
+
+def test_slopes_where_vectors_are_equal(device):
+    """PyTorch's norms and sinc have a slope of 0 there, and no NaN."""
+    generator = torch.Generator().manual_seed(8)
+    words = torch.rand(LENGTH, 3, generator=generator)
+
+    def score(s, q, k):
+        far = torch.linalg.norm(q - k, dim=-1) + torch.linalg.vector_norm(q - k, ord=3, dim=-1)
+        return s - far + torch.sinc(q[..., 0] - k[..., 0])
+
+    check_words(device, words, score, lambda x: (lambda s, b, h, q, k: score(s, x[q], x[k])))
+
+
+def test_tensors_of_lists(device):
+    """A function may make a table, and find the places of numbers between others."""
+    words = torch.rand(LENGTH, 3, generator=torch.Generator().manual_seed(9))
+
+    def table(like):
+        return torch.tensor([0.25, 0.5, 2.0, 4.0], device=like.device), torch.tensor([-3, 0, 5], device=like.device)
+
+    def score(s, q, k):
+        factors, ends = table(s)
+        places = torch.arange(LENGTH, dtype=torch.int32)
+        return s * q[..., 1] + factors.to(s)[torch.bucketize(places[:, None] - places, ends)]
+
+    def ours(x):
+        def of_places(s, b, h, q, k):
+            factors, ends = table(s)
+            return s * x[q, 1] + factors[torch.bucketize(q - k, ends)]
+
+        return of_places
+
+    for _ in range(2):  # the second time it is known
+        check_words(device, words, score, ours)
+
+
+def check_words(device, words, score, ours):
+    """Holds gradients of words, of which a score has those of its query and its key, against the formula."""
+    query, key, value = tensors(device)
+    leaf = words.to(device).requires_grad_()
+    out = metalcore.flex_attention(query, key, value, ours(leaf))
+    exact = words.double().requires_grad_()
+    q, k, v = (x.cpu().double() for x in (query, key, value))
+    expected = score(q @ k.mT / 4, exact[:, None], exact).softmax(3) @ v
+    results = [(x, *torch.autograd.grad(x.square().sum(), of)) for x, of in ((out, leaf), (expected, exact))]
+    for found, right in zip(*results, strict=True):
+        assert (found.cpu().double() - right).abs().max() <= 2e-5 * right.abs().max()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -44,6 +45,36 @@ def _prod(source: Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype
     return product.unsqueeze(dim) if keepdim else product
 
 
+def _vector_norm(
+    source: Tensor,
+    ord: float = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Takes the root of 1 where all elements are 0: the derivative is 0 there, and no NaN."""
+    if not 1 < ord < math.inf:
+        return _FROM_PYTORCH[aten.linalg_vector_norm.default](source, ord, dim, keepdim, dtype=dtype)
+    wide = source.float()
+    total = (wide.square() if ord == 2 else wide.abs().pow(ord)).sum(dim, keepdim)
+    is_zero = total == 0
+    root = torch.where(is_zero, 1.0, total).pow(1 / ord)
+    return torch.where(is_zero, 0.0, root).to(dtype or source.dtype)
+
+
+def _sinc(source: Tensor) -> Tensor:
+    is_zero = source == 0
+    angle = math.pi * torch.where(is_zero, 1, source)
+    return torch.where(is_zero, 1.0, angle.sin() / angle)  # whose derivative is 0 at 0, and no NaN
+
+
+def _bucketize(source: Tensor, ends: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
+    source = source.unsqueeze(-1)
+    below = ends <= source if right else ends < source
+    return below.sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
+
+
 def _max(source: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     return source.amax(dim, keepdim), source.argmax(dim, keepdim)
 
@@ -52,18 +83,22 @@ def _min(source: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tenso
     return source.amin(dim, keepdim), source.argmin(dim, keepdim)
 
 
+_FROM_PYTORCH: dict[Any, Callable] = get_decompositions(
+    [
+        *(aten._softmax, aten._log_softmax, aten.logsumexp, aten.linalg_vector_norm, aten.norm, aten.dist),
+        *(aten.mv, aten.addmv, aten.addmm, aten.baddbmm, aten.embedding),
+        *(aten.celu, aten.logit, aten.log_sigmoid_forward, aten.glu, aten.logaddexp2, aten.special_entr),
+        *(aten.mse_loss, aten.smooth_l1_loss, aten.huber_loss, aten.binary_cross_entropy_with_logits),
+        *(aten.elu_backward, aten.softplus_backward, aten.log_sigmoid_backward, aten.mish_backward),
+        *(aten.glu_backward, aten.logit_backward, aten.special_xlog1py),
+        *(aten.native_layer_norm, aten.native_layer_norm_backward),
+    ]
+)
 DECOMPOSITIONS: dict[Any, Callable] = {
-    **get_decompositions(
-        [
-            *(aten._softmax, aten._log_softmax, aten.logsumexp, aten.linalg_vector_norm, aten.norm),
-            *(aten.mv, aten.addmv, aten.addmm, aten.baddbmm, aten.embedding),
-            *(aten.celu, aten.logit, aten.log_sigmoid_forward, aten.glu, aten.sinc, aten.logaddexp2, aten.special_entr),
-            *(aten.mse_loss, aten.smooth_l1_loss, aten.huber_loss, aten.binary_cross_entropy_with_logits),
-            *(aten.elu_backward, aten.softplus_backward, aten.log_sigmoid_backward, aten.mish_backward),
-            *(aten.glu_backward, aten.logit_backward, aten.special_xlog1py),
-            *(aten.native_layer_norm, aten.native_layer_norm_backward),
-        ]
-    ),
+    **_FROM_PYTORCH,
+    aten.linalg_vector_norm.default: _vector_norm,
+    aten.sinc.default: _sinc,
+    aten.bucketize.Tensor: _bucketize,
     aten.mm.default: _mm,
     aten.bmm.default: _mm,
     aten.index_select.default: _index_select,

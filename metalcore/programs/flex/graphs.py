@@ -22,7 +22,7 @@ from .decompositions import DECOMPOSITIONS, read_at, without_writes
 
 __all__ = ["Captured", "derivative_of", "place_of_node", "returned_by", "trace_mod", "with_captures"]
 
-_DERIVATIVE = "metalcore_derivative"  # the key of a graph's meta
+_DERIVATIVE, _OWN = "metalcore_derivative", "metalcore_own"  # keys of a graph's meta
 INDICES = 4  # the numbers of a batch item, a head, a query and a key
 
 
@@ -89,7 +89,7 @@ def trace_mod(function: Callable, kind: str, score_dtype: torch.dtype | None, de
             f"metalcore.flex_attention: {kind}{_place_of_function(function)} must return a tensor with one number "
             f"for a score, not {found}"
         )
-    return _lifted(graph, [x for x in captures if isinstance(x, Tensor)])
+    return _lifted(graph, [x for x in captures if isinstance(x, Tensor)], device)
 
 
 def with_captures(graph: GraphModule, captures: Sequence) -> Captured | None:
@@ -147,10 +147,11 @@ def returned_by(graph: GraphModule) -> Any:
     return returned[0] if isinstance(returned, (tuple, list)) and len(returned) == 1 else returned
 
 
-def _lifted(module: GraphModule, captures: list[Tensor]) -> Captured:
+def _lifted(module: GraphModule, captures: list[Tensor], device) -> Captured:
     """Returns the graph with placeholders for the tensors that it has itself. Numbers that the function made tensors of
-    stay."""
+    stay; the graph keeps what else it made of lists."""
     graph, tensors = module.graph, list(captures)
+    own = module.meta[_OWN] = []
     last = [node for node in graph.nodes if node.op == "placeholder"][-1]
     places: dict[str, Node] = {}
     for node in list(graph.nodes):
@@ -163,6 +164,13 @@ def _lifted(module: GraphModule, captures: list[Tensor]) -> Captured:
             with graph.inserting_after(last):
                 last = places[node.target] = graph.placeholder(f"captured_{len(tensors)}")
             last.meta = dict(node.meta)
+            copies = [*node.users]
+            if all(copy.target is torch.ops.aten.lift_fresh_copy.default for copy in copies):
+                tensor = tensor.to(device)
+                own.append(tensor)
+                last.meta["val"] = copies[0].meta["val"].to(device)
+                for copy in copies:
+                    copy.replace_all_uses_with(last)
             tensors.append(tensor)
         node.replace_all_uses_with(places[node.target])
         graph.erase_node(node)
