@@ -100,6 +100,20 @@ def test_sizes_that_are_symbols(device):
         assert all(map(torch.equal, found, expected))
 
 
+def test_operations_that_are_several_in_a_kernel(device):
+    """AOTAutograd leaves norms and softmax whole, and a kernel has their parts."""
+    run = torch.compile(torch_flex.flex_attention, backend="metalcore", fullgraph=True)
+    leaf = torch.rand(1, 2, 24, 64, device=device, requires_grad=True)
+    words = torch.rand(24, 5, device=device, requires_grad=True)
+
+    def score(s, b, h, q, k):
+        return s - torch.linalg.norm(words[q] - words[k]) + torch.softmax(words[k], 0)[q % 5]
+
+    results = (function(leaf, leaf, leaf, score) for function in (run, metalcore.flex_attention))
+    found, expected = (torch.autograd.grad(out.square().sum(), (leaf, words)) for out in results)
+    assert all(map(torch.equal, found, expected))
+
+
 def test_largest_scores(device):
     """PyTorch's own function has none on `mps`."""
     run = torch.compile(torch_flex.flex_attention, backend="metalcore", fullgraph=True)

@@ -297,7 +297,7 @@ def test_slopes_where_vectors_are_equal(device):
         far = torch.linalg.norm(q - k, dim=-1) + torch.linalg.vector_norm(q - k, ord=3, dim=-1)
         return s - far + torch.sinc(q[..., 0] - k[..., 0])
 
-    check_words(device, words, score, lambda x: (lambda s, b, h, q, k: score(s, x[q], x[k])))
+    check_words(device, words, score, lambda x: lambda s, b, h, q, k: score(s, x[q], x[k]))
 
 
 def test_tensors_of_lists(device):

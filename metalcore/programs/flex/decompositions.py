@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -48,7 +48,7 @@ def _prod(source: Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype
 def _vector_norm(
     source: Tensor,
     ord: float = 2,
-    dim: Sequence[int] | None = None,
+    dim: list[int] | None = None,
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,

@@ -97,13 +97,8 @@ def with_captures(graph: GraphModule, captures: Sequence) -> Captured | None:
     for node in graph.graph.nodes:
         if node.op == "output":
             continue
-        of_aten = isinstance(node.target, torch._ops.OpOverload)
-        if (
-            "val" not in node.meta
-            or node.op not in ("placeholder", "call_function")
-            or not of_aten
-            and node.op != "placeholder"
-        ):
+        is_known = isinstance(node.target, torch._ops.OpOverload) and node.target not in DECOMPOSITIONS
+        if "val" not in node.meta or not (node.op == "placeholder" or node.op == "call_function" and is_known):
             return None
     return Captured(graph, tuple(captures))
 
