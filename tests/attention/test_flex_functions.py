@@ -334,3 +334,14 @@ def check_words(device, words, score, ours):
     results = [(x, *torch.autograd.grad(x.square().sum(), of)) for x, of in ((out, leaf), (expected, exact))]
     for found, right in zip(*results, strict=True):
         assert (found.cpu().double() - right).abs().max() <= 2e-5 * right.abs().max()
+
+
+def test_numbers_shifted_by_places_and_beyond_float32(device):
+    words = torch.rand(LENGTH, 3, generator=torch.Generator().manual_seed(10))
+    places = torch.arange(LENGTH, dtype=torch.int32)
+
+    def score(s, q, k, at=(places[:, None], places)):
+        bits = (((1 << (at[0] % 31)) >> at[1] % 8) & 3) + ((1000 >> (at[1] % 8)) & 1)
+        return torch.where(s < 1e300, s, 0.0) + bits * q[..., 0] * k[..., 1] + torch.where(s > 1e39, 1.0, 0.0)
+
+    check_words(device, words, score, lambda x: lambda s, b, h, q, k: score(s, x[q], x[k], (q, k)))

@@ -75,6 +75,10 @@ def _bucketize(source: Tensor, ends: Tensor, *, out_int32: bool = False, right: 
     return below.sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
 
 
+def _shifted(operation: Callable, number: int, by: Tensor) -> Tensor:
+    return operation(torch.full((), number, dtype=by.dtype, device=by.device), by)
+
+
 def _max(source: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     return source.amax(dim, keepdim), source.argmax(dim, keepdim)
 
@@ -99,6 +103,8 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten.linalg_vector_norm.default: _vector_norm,
     aten.sinc.default: _sinc,
     aten.bucketize.Tensor: _bucketize,
+    aten.bitwise_left_shift.Scalar_Tensor: functools.partial(_shifted, aten.bitwise_left_shift.Tensor),
+    aten.bitwise_right_shift.Scalar_Tensor: functools.partial(_shifted, aten.bitwise_right_shift.Tensor),
     aten.mm.default: _mm,
     aten.bmm.default: _mm,
     aten.index_select.default: _index_select,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import math
 import operator
 import re
-import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,8 +36,8 @@ _FIXED = (
 
 
 def float_bits(number: float) -> int:
-    """Returns the bits of a float32."""
-    return struct.unpack("<I", struct.pack("<f", number))[0]
+    """Returns the bits of the nearest float32, which may be infinite."""
+    return ctypes.c_uint32.from_buffer(ctypes.c_float(number)).value
 
 
 class ModLowering(Lowering):
