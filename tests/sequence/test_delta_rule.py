@@ -247,9 +247,14 @@ def test_error_beside_transformers(device, dtype):
         return (o, *torch.autograd.grad(o, leaves, grad.to(o)))
 
     exact = errors(lambda *t: rule(*t, None, None, 32**-0.5, True)[0], [wide(t).requires_grad_() for t in tensors])
+
+    def transformers_rule(q, k, *rest, **options):
+        q, k = (x.repeat_interleave(2, 2) for x in (q, k))  # some versions take as many heads of q and k as of v
+        return modeling.torch_chunk_gated_delta_rule.__wrapped__(q, k, *rest, **options)
+
     ours, theirs = (
         errors(lambda *t: function(*t, use_qk_l2norm_in_kernel=True)[0], [t.detach().requires_grad_() for t in tensors])
-        for function in (metalcore.chunk_gated_delta_rule, modeling.torch_chunk_gated_delta_rule.__wrapped__)
+        for function in (metalcore.chunk_gated_delta_rule, transformers_rule)
     )
     for mine, other, value in zip(ours, theirs, exact):
         bound = 2 * (wide(other) - value).norm() + torch.finfo(mine.dtype).eps / 4 * value.norm()
