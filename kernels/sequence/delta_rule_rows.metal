@@ -1,4 +1,4 @@
-// The derivative of gated_delta_rule where each key has a gate, but for dv (delta_rule_backward.metal): threadgroups
+// The derivative of gated_delta_rule where each key has a gate, except dv (delta_rule_backward.metal): threadgroups
 // walk through a chunk, with rows of S and back with rows of D.
 #include "common/sums.h"
 #include "sequence/delta_state.h"
