@@ -29,11 +29,11 @@ struct Rows {
       for (uint n = 0; n < N; ++n) at[r][n] *= factor;
     }
   }
-  // Adds a row's number, which its lanes have, times the vector.
-  void add(float number, thread const float (&vector)[N]) {
+  // Adds the vector times a number for each row.
+  void add(threadgroup const float4* numbers, thread const float (&vector)[N]) {
 #pragma unroll
     for (uint r = 0; r < ROWS; ++r) {
-      const float factor = simd_shuffle(number, static_cast<ushort>(r * kLanes));
+      const float factor = numbers[r / 4][r % 4];
 #pragma unroll
       for (uint n = 0; n < N; ++n) at[r][n] += factor * vector[n];
     }
@@ -76,6 +76,10 @@ constexpr constant uint kBlock = 16, kScores = kBlock + 1;  // and the pitch of 
 // Errors whose products with a gradient are found at once, and the lanes that have the sum of one.
 constexpr constant uint kAtOnce = 4, kEach = 32 / (2 * kAtOnce);
 
+inline threadgroup float* factors_of(threadgroup float4* position) {
+  return reinterpret_cast<threadgroup float*>(position);
+}
+
 // The sums over the lanes of a half from its own on.
 inline float sum_from(float value, uint lane) {
 #pragma unroll
@@ -96,6 +100,12 @@ inline float product_from(float value, uint lane) {
   return value;
 }
 
+// The product of those behind the lane's own.
+inline float behind_own(float left, uint lane) {
+  const float next = simd_shuffle_down(left, 1);
+  return lane % kBlock + 1 < kBlock ? next : 1.0f;
+}
+
 // The gradient of a gate is the sum of a row of S D at its position, where both are sums over positions: of terms of a
 // position i >= t and one j < t, between which the gate at t lies, of a position and the state before or behind a
 // block, and of both states. The last one follows from the next block's first gate, except in a chunk's last block.
@@ -112,7 +122,8 @@ template <uint ROWS, uint N, typename T>
   threadgroup float products[kSimdgroups][DELTA_CHUNK];
   threadgroup float scores[2][kBlock * kScores];        // products of errors and gradients of results and of values
   threadgroup float behind[kSimdgroups][kBlock][ROWS];  // products of errors and D behind the block
-  threadgroup float pairs[kSimdgroups][2][kBlock * kScores];  // of a row's positions
+  threadgroup float pairs[kSimdgroups][2][kBlock * kScores];         // of a row's positions
+  threadgroup float4 all_factors[kSimdgroups][2][kBlock][ROWS / 4];  // of rows that positions add to S or D
   const uint lane = thread_index % 32, simdgroup = thread_index / 32;
   const uint block = group % params.row_blocks, head = group / params.row_blocks % params.value_heads;
   const uint place = group / params.row_blocks / params.value_heads;
@@ -138,13 +149,16 @@ template <uint ROWS, uint N, typename T>
   const ulong matrix = (ulong(place) * params.value_heads + head) * params.keys * params.values;
   State state, state_grad;
   state.load(states + matrix, params, first, lane);
+  threadgroup float4(*const factors)[kBlock][ROWS / 4] = all_factors[simdgroup];
   float vector[N];
+  // Where positions meet each other, half a simdgroup has a row, and a lane the position i of the block.
+  const uint i = lane % kBlock, half_begin = lane - i;
   // What is read from the states before blocks.
   for (uint begin = 0; begin < count; begin += kBlock) {
     const uint end = min(begin + kBlock, count);
-    for (uint i = begin; i < end; ++i) {
-      const ulong at = from + ulong(i) * params.value_heads;
-      fetch(vector, grad + i * params.grad[1], params.scale, params.values, lane);
+    for (uint t = begin; t < end; ++t) {
+      const ulong at = from + ulong(t) * params.value_heads;
+      fetch(vector, grad + t * params.grad[1], params.scale, params.values, lane);
       const float by_result = state.product(vector, lane);
       float by_error = 0.0f;
       if (params.corrects) {
@@ -157,12 +171,26 @@ template <uint ROWS, uint N, typename T>
       }
     }
     if (end == count) break;
-    for (uint i = begin; i < end; ++i) {
-      const ulong at = from + ulong(i) * params.value_heads;
-      state.scale(holds ? exp(g[at * params.keys + row]) : 1.0f);
-      fetch(vector, errors + at * params.values, params.weighted ? beta[at] : 1.0f, params.values, lane);
-      state.add(holds ? static_cast<float>(k[i * params.k[1] + row]) * lengths[1][i] : 0.0f, vector);
+    const ulong at = from + ulong(begin + i) * params.value_heads;
+    const float strength = (params.weighted ? beta[at] : 1.0f) * lengths[1][begin + i];
+    float block_decay = 1.0f;
+#pragma unroll 1
+    for (uint pair = 0; pair < ROWS / 2; ++pair) {
+      const uint of_half = 2 * pair + lane / kBlock, column = first + of_half;
+      const bool inside = column < params.keys;
+      const float key = inside ? static_cast<float>(k[(begin + i) * params.k[1] + column]) * strength : 0.0f;
+      const float left = product_from(inside ? exp(g[at * params.keys + column]) : 1.0f, lane);
+      factors_of(factors[0][i])[of_half] = key * behind_own(left, lane);
+      const float of_block = simd_shuffle(left, static_cast<ushort>(own % 2 * kBlock));
+      if (own / 2 == pair) block_decay = of_block;
     }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    state.scale(block_decay);
+    for (uint j = 0; j < kBlock; ++j) {
+      fetch(vector, errors + (from + ulong(begin + j) * params.value_heads) * params.values, 1.0f, params.values, lane);
+      state.add(factors[0][j], vector);
+    }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
   }
   state_grad.load(state_grads + matrix, params, first, lane);
   float gate = state.overlap(state_grad, lane);
@@ -170,8 +198,8 @@ template <uint ROWS, uint N, typename T>
   for (uint end = count; end > 0; end = (end - 1) / kBlock * kBlock) {
     const uint begin = (end - 1) / kBlock * kBlock, size = end - begin;
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint i = simdgroup; i < kBlock; i += kSimdgroups) {
-      const uint last = min(i, size - 1);
+    for (uint t = simdgroup; t < kBlock; t += kSimdgroups) {
+      const uint last = min(t, size - 1);
       float others[N];
       fetch(vector, grad + (begin + last) * params.grad[1], params.scale, params.values, lane);
       if (params.corrects)
@@ -181,7 +209,7 @@ template <uint ROWS, uint N, typename T>
         float sums[2 * kAtOnce];
 #pragma unroll
         for (uint j = 0; j < 2 * kAtOnce; ++j) sums[j] = 0.0f;
-        if (some <= i) {
+        if (some <= t) {
 #pragma unroll
           for (uint j = 0; j < kAtOnce; ++j) {
             const uint position = begin + min(some + j, last);
@@ -198,7 +226,7 @@ template <uint ROWS, uint N, typename T>
           lanes_sums<32, 2 * kAtOnce>(sums, lane);
         }
         const uint of = lane / 16, j = some + lane / kEach % kAtOnce;
-        if (lane % kEach == 0) scores[of][i * kScores + j] = i < size && j + of <= i ? sums[0] : 0.0f;
+        if (lane % kEach == 0) scores[of][t * kScores + j] = t < size && j + of <= t ? sums[0] : 0.0f;
       }
     }
     for (uint j = 0; j < size; ++j) {
@@ -207,12 +235,10 @@ template <uint ROWS, uint N, typename T>
       if (lane % State::kLanes == 0) behind[simdgroup][j][own] = product;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    // Half a simdgroup has a row, and a lane the position i of the block.
-    const uint i = lane % kBlock, half_begin = lane - i;
     threadgroup float* const terms = pairs[simdgroup][lane / kBlock];
     const ulong at = from + ulong(begin + i) * params.value_heads;
     const float strength = i < size && params.weighted ? beta[at] : 1.0f;
-    float beta_product = 0.0f;
+    float beta_product = 0.0f, block_decay = 1.0f;
 #pragma unroll 1
     for (uint pair = 0; pair < ROWS / 2; ++pair) {
       const uint of_half = 2 * pair + lane / kBlock, column = first + of_half;
@@ -223,8 +249,9 @@ template <uint ROWS, uint N, typename T>
       const float key =
           inside ? static_cast<float>(k[(begin + i) * params.k[1] + column]) * lengths[1][begin + i] : 0.0f;
       const float decay = inside ? exp(g[to]) : 1.0f, own_key = key * strength;
-      const float left = product_from(decay, lane), until = simd_shuffle_down(left, 1);  // until the block's end
-      const float added = i < size ? (i + 1 < kBlock ? until : 1.0f) * behind[simdgroup][i][of_half] : 0.0f;
+      const float left = product_from(decay, lane);
+      const float until = behind_own(left, lane);  // the decay from i to the block's end
+      const float added = i < size ? until * behind[simdgroup][i][of_half] : 0.0f;
       float by_result = 0.0f, by_error = 0.0f, written[1] = {own_key * added};
       float since = 1.0f;  // the decay from j to i
 #pragma unroll 4
@@ -264,20 +291,24 @@ template <uint ROWS, uint N, typename T>
         gg[to] = found;
         beta_product += key * by_state;
       }
+      factors_of(factors[0][i])[of_half] = query * since;
+      factors_of(factors[1][i])[of_half] = key * since;
       const float of_first = simd_shuffle(found, static_cast<ushort>(own % 2 * kBlock));
-      if (own / 2 == pair) gate = of_first;
+      const float of_block = simd_shuffle(left, static_cast<ushort>(own % 2 * kBlock));
+      if (own / 2 == pair) gate = of_first, block_decay = of_block;
     }
     beta_product += simd_shuffle_xor(beta_product, kBlock);
     if (lane < size) products[simdgroup][begin + lane] = beta_product;
-    for (uint i = end; begin > 0 && i-- > begin;) {
-      const ulong at = from + ulong(i) * params.value_heads;
-      fetch(vector, grad + i * params.grad[1], params.scale, params.values, lane);
-      state_grad.add(holds ? static_cast<float>(q[i * params.q[1] + row]) * lengths[0][i] : 0.0f, vector);
-      if (params.corrects) {
-        fetch(vector, value_grads + at * params.values, -1.0f, params.values, lane);
-        state_grad.add(holds ? static_cast<float>(k[i * params.k[1] + row]) * lengths[1][i] : 0.0f, vector);
-      }
-      state_grad.scale(holds ? exp(g[at * params.keys + row]) : 1.0f);
+    if (begin == 0) break;
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    state_grad.scale(block_decay);
+    for (uint t = 0; t < size; ++t) {
+      fetch(vector, grad + (begin + t) * params.grad[1], params.scale, params.values, lane);
+      state_grad.add(factors[0][t], vector);
+      if (!params.corrects) continue;
+      fetch(vector, value_grads + (from + ulong(begin + t) * params.value_heads) * params.values, -1.0f, params.values,
+            lane);
+      state_grad.add(factors[1][t], vector);
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
