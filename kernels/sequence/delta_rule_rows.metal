@@ -74,7 +74,7 @@ inline void fetch(thread float (&vector)[N], device const T* row, float factor, 
 // A block of a chunk's positions, whose products with each other are found apart from those with the states around it.
 constexpr constant uint kBlock = 16, kScores = kBlock + 1;  // and the pitch of scores
 // Errors whose products with a gradient are found at once, and the lanes that have the sum of one.
-constexpr constant uint kAtOnce = 4, kEach = 32 / (2 * kAtOnce);
+constexpr constant uint kAtOnce = 2, kEach = 32 / (2 * kAtOnce);
 
 inline threadgroup float* factors_of(threadgroup float4* position) {
   return reinterpret_cast<threadgroup float*>(position);
@@ -254,7 +254,7 @@ template <uint ROWS, uint N, typename T>
       const float added = i < size ? until * behind[simdgroup][i][of_half] : 0.0f;
       float by_result = 0.0f, by_error = 0.0f, written[1] = {own_key * added};
       float since = 1.0f;  // the decay from j to i
-#pragma unroll 4
+#pragma unroll
       for (uint j = kBlock; j-- > 0;) {
         const float next = simd_shuffle(decay, static_cast<ushort>(half_begin + min(j + 1, kBlock - 1)));
         if (i > j) since *= next;
@@ -267,7 +267,7 @@ template <uint ROWS, uint N, typename T>
       simdgroup_barrier(mem_flags::mem_threadgroup);
       // Now i is the earlier position of the pairs, and t goes through the gates behind it.
       float by_state = 0.0f;
-#pragma unroll 4
+#pragma unroll
       for (uint t = kBlock; t-- > 0;) {
         by_state += t >= i ? terms[t * kScores + i] : 0.0f;
         terms[t * kScores + i] = own_key * (by_state + added);
@@ -275,7 +275,7 @@ template <uint ROWS, uint N, typename T>
       by_state += added;
       simdgroup_barrier(mem_flags::mem_threadgroup);
       float across = 0.0f;
-#pragma unroll 4
+#pragma unroll
       for (uint j = 0; j < kBlock; ++j) across += j < i ? terms[i * kScores + j] : 0.0f;
       simdgroup_barrier(mem_flags::mem_threadgroup);
       lanes_sums<kBlock, 1>(written, lane);
