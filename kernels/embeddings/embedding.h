@@ -8,6 +8,7 @@
 #define EMBEDDING_SUM 0u
 #define EMBEDDING_MEAN 1u
 #define EMBEDDING_MAX 2u
+#define EMBEDDING_POSITIONS 8u  // of few indices that a threadgroup has, one for each of its simdgroups
 
 struct EmbeddingParams {
   int64_t rows;    // of the table
@@ -39,5 +40,4 @@ struct EmbeddingGradientParams {
   uint32_t in_bags;  // indices belong to bags, whose gradients are given
   uint32_t weighted;
   uint32_t by_count;  // the gradient of a row is divided by how often its index occurs
-  uint32_t counted;   // the uses of indices are known
 };

@@ -55,7 +55,9 @@ inline void load_terms(thread float4* v, thread const Term* terms, device const 
 }
 
 // Gradients that are on their way at once: where indices are sorted, and where they are few.
-constexpr constant uint kAtOnce = 4, kUsesAtOnce = 8;
+constexpr constant uint kAtOnce = 4, kUsesAtOnce = 4;
+// The simdgroups of a threadgroup share the positions of an index that has more uses than these.
+constexpr constant uint kManyUses = 32;
 
 // The first position with an index that is larger, or at least as large if `equal`.
 inline uint bound(device const long* sorted, uint count, long index, bool equal) {
@@ -156,28 +158,25 @@ kernel void embedding_gradient_long(device const float* parts [[buffer(0)]], dev
   write_row<false>(table, sum, index, sorted, params, column);
 }
 
-// Few indices are not sorted. A simdgroup has a position of the indices and
-// 128 columns, and looks for its index among all of them, 32 at once. Only the first use of an index goes on: it adds
-// the gradients of all uses in order, so that the result has the same bits every time. The table has zeros before.
-// Where rows are long, many simdgroups would search for the same: then embedding_uses has counted the uses before.
+// Few indices are not sorted. embedding_uses counts how often each occurs. A simdgroup of embedding_gradient_few has a
+// position of the indices and 128 columns. Only the first use of an index goes on: its simdgroup looks for the others,
+// 32 positions at once, and adds their gradients in order. Where there are many, all simdgroups of the threadgroup
+// share the positions. So the result has the same bits every time. The table has zeros before.
+
+// The gradients of an index's uses at positions [begin, end), of which there are `most` at most.
 template <bool aligned, typename T>
-inline void sum_uses(device const T* grad, device const long* indices, device const long* bags,
-                     device const long* sizes, device const T* factors, device const long* maxima, device T* table,
-                     device const uint* counted, constant EmbeddingGradientParams& params, uint own, uint column,
-                     uint lane) {
-  const uint count = params.count;
-  const uint known = params.counted ? counted[own] : count;
-  const long index = indices[own];
-  if (known == 0 || index < 0 || index >= params.rows || index == params.padding) return;
+inline float4 sum_uses(device const T* grad, device const long* indices, device const long* bags,
+                       device const long* sizes, device const T* factors, device const long* maxima,
+                       constant EmbeddingGradientParams& params, long index, uint begin, uint end, uint most,
+                       uint column, uint lane) {
   float4 sum = float4(0.0f);
   uint uses = 0;
   long last_bag = -1;
-  for (uint start = params.counted ? own / 32 * 32 : 0; start < count && uses < known; start += 32) {
+  for (uint start = begin; start < end && uses < most; start += 32) {
     const uint position = start + lane;
-    const bool same = position < count && indices[min(position, count - 1)] == index;
+    const bool same = position < end && indices[min(position, end - 1)] == index;
     const uint found = static_cast<uint>(static_cast<simd_vote::vote_t>(simd_ballot(same)));
     if (found == 0) continue;
-    if (uses == 0 && start + ctz(found) < own) return;  // another simdgroup has this index
     uses += popcount(found);
     for (uint first = 0; first < 32; first += kUsesAtOnce) {
       const uint here = found >> first & ((1u << kUsesAtOnce) - 1);
@@ -203,12 +202,62 @@ inline void sum_uses(device const T* grad, device const long* indices, device co
       for (uint k = 0; k < kUsesAtOnce; ++k) sum += v[k];
     }
   }
-  if (params.by_count) sum /= float(uses);
-  store4<aligned>(table + index * params.depth, column, params.depth, sum);
+  return sum;
 }
 
-// How often the first use of an index is followed by others, itself included; 0 for the others. A simdgroup has a
-// position.
+// The positions of a threadgroup from `first` on.
+template <bool aligned, typename T>
+inline void sum_few(device const T* grad, device const long* indices, device const long* bags, device const long* sizes,
+                    device const T* factors, device const long* maxima, device T* table, device const uint* counted,
+                    constant EmbeddingGradientParams& params, threadgroup float4 (&parts)[EMBEDDING_POSITIONS][32],
+                    uint first, uint simdgroup, uint column, uint lane) {
+  const uint count = params.count;
+  // Lanes look at the threadgroup's positions. A maximum asks for an index's last bag, and so for its uses in order.
+  const uint looked = min(first + lane, count - 1);
+  const bool many =
+      lane < EMBEDDING_POSITIONS && first + lane < count && counted[looked] > kManyUses && params.mode != EMBEDDING_MAX;
+  uint shared = static_cast<uint>(static_cast<simd_vote::vote_t>(simd_ballot(many)));
+  const auto write = [&](float4 sum, uint position) {
+    if (params.by_count) sum /= float(counted[position]);
+    store4<aligned>(table + indices[position] * params.depth, column, params.depth, sum);
+  };
+  const uint own = first + simdgroup, known = own < count && (shared >> simdgroup & 1) == 0 ? counted[own] : 0;
+  if (known == 1) {
+    float4 sum;
+    const Term term[1] = {term_at(own, indices[own], false, bags, params)};
+    load_terms<aligned, 1>(&sum, term, grad, sizes, factors, maxima, params, column);
+    write(sum, own);
+  }
+  // First the simdgroup's own position, and then those that all share.
+  uint position = own, begin = own / 32 * 32, end = known > 1 ? count : begin;
+  for (bool alone = true;; alone = false) {
+    float4 sum = float4(0.0f);
+    if (begin < end)
+      sum = sum_uses<aligned>(grad, indices, bags, sizes, factors, maxima, params, indices[position], begin, end,
+                              alone ? known : count, column, lane);
+    if (alone) {
+      if (begin < end) write(sum, position);
+    } else {
+      parts[simdgroup][lane] = sum;
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      if (simdgroup == 0) {
+        for (uint k = 1; k < EMBEDDING_POSITIONS; ++k) sum += parts[k][lane];
+        write(sum, position);
+      }
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    if (shared == 0) break;
+    position = first + ctz(shared);
+    shared &= shared - 1;
+    const uint from = position / 32 * 32, blocks = (count - from + 31) / 32;
+    const uint share = (blocks + EMBEDDING_POSITIONS - 1) / EMBEDDING_POSITIONS * 32;
+    begin = min(from + simdgroup * share, count);
+    end = min(begin + share, count);
+  }
+}
+
+// How often the first use of an index is followed by others, itself included; 0 for the others, and for indices that
+// the table does not have. A simdgroup has a position.
 kernel void embedding_uses(device const long* indices [[buffer(0)]], device uint* counted [[buffer(1)]],
                            constant EmbeddingGradientParams& params [[buffer(2)]], uint2 at [[thread_position_in_grid]],
                            uint lane [[thread_index_in_simdgroup]]) {
@@ -223,23 +272,26 @@ kernel void embedding_uses(device const long* indices [[buffer(0)]], device uint
     first = first && (!same || position >= own);
   }
   uses = simd_sum(uses);
-  if (!simd_all(first)) uses = 0;
+  if (!simd_all(first) || index < 0 || index >= params.rows || index == params.padding) uses = 0;
   if (lane == 0) counted[own] = uses;
 }
 
 template <typename T>
-kernel void embedding_gradient_few(device const T* grad [[buffer(0)]], device const long* indices [[buffer(1)]],
-                                   device const long* bags [[buffer(2)]], device const long* sizes [[buffer(3)]],
-                                   device const T* factors [[buffer(4)]], device const long* maxima [[buffer(5)]],
-                                   device T* table [[buffer(6)]],
-                                   constant EmbeddingGradientParams& params [[buffer(7)]],
-                                   device const uint* counted [[buffer(8)]], uint2 at [[thread_position_in_grid]],
-                                   uint lane [[thread_index_in_simdgroup]]) {
-  if (at.y >= params.count) return;
+[[kernel]] [[max_total_threads_per_threadgroup(32 * EMBEDDING_POSITIONS)]] void embedding_gradient_few(
+    device const T* grad [[buffer(0)]], device const long* indices [[buffer(1)]], device const long* bags [[buffer(2)]],
+    device const long* sizes [[buffer(3)]], device const T* factors [[buffer(4)]],
+    device const long* maxima [[buffer(5)]], device T* table [[buffer(6)]],
+    constant EmbeddingGradientParams& params [[buffer(7)]], device const uint* counted [[buffer(8)]],
+    uint2 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  threadgroup float4 parts[EMBEDDING_POSITIONS][32];
+  const uint first = group.y * EMBEDDING_POSITIONS, column = (group.x * 32 + lane) * 4;
   if (params.aligned)
-    sum_uses<true>(grad, indices, bags, sizes, factors, maxima, table, counted, params, at.y, at.x * 4, lane);
+    sum_few<true>(grad, indices, bags, sizes, factors, maxima, table, counted, params, parts, first, simdgroup, column,
+                  lane);
   else
-    sum_uses<false>(grad, indices, bags, sizes, factors, maxima, table, counted, params, at.y, at.x * 4, lane);
+    sum_few<false>(grad, indices, bags, sizes, factors, maxima, table, counted, params, parts, first, simdgroup, column,
+                   lane);
 }
 
 #define INSTANTIATE(name, ...) template [[host_name(name)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;

@@ -74,15 +74,13 @@ def test_few_and_many_indices(device, dtype, depth):
 
 
 @each_dtype
-@pytest.mark.parametrize("count", [362, 363])
-def test_uses_are_counted_once_for_long_rows(device, dtype, count):
-    """Above 2^22 comparisons the uses of indices are counted before, in a dispatch of their own."""
-    recording = metalcore.explain("embedding", (count,), (50, 4096), backward=True).recording
-    kernels = [dispatch.kernel for dispatch in recording.dispatches]
-    assert ("embedding_uses" in kernels) == (count > 362)
-    indices = torch.cat([torch.randint(50, (count - 100,)), torch.full((100,), 7)])
-    for options in ({"padding_idx": 3}, {"scale_grad_by_freq": True}):
-        check(device, tensor(50, 4096, dtype=dtype, device=device), indices[torch.randperm(count)], **options)
+@pytest.mark.parametrize("uses", [32, 33, 700])
+def test_many_uses(device, dtype, uses):
+    """Above 32 uses of an index, simdgroups share the positions; some of them have none of the uses."""
+    indices = torch.cat([torch.randint(50, (70,)), torch.tensor([50, 51] * uses)])
+    for order in (torch.arange(len(indices)), torch.randperm(len(indices))):
+        for options in ({"padding_idx": 51}, {"scale_grad_by_freq": True}):
+            check(device, tensor(52, 132, dtype=dtype, device=device), indices[order], **options)
 
 
 @each_dtype

@@ -45,29 +45,24 @@ EmbeddingGradientParams params_of(const Terms& terms, const Tensor& table) {
   };
 }
 
-// Every index is compared with all, by a kernel of its own where each of many parts of a row would do so again.
-constexpr int64_t kFewIndices = 2048, kFewComparisons = 1 << 22;
+// Every index is compared with all.
+constexpr int64_t kFewIndices = 2048;
 
 void from_few(const char* op, const Terms& terms, const Tensor& table) {
   gpu::note_plan(op, "few", [&] {
     return "a simdgroup looks for its index among " + std::to_string(terms.indices.numel()) + ", which are not sorted";
   });
-  constexpr uint32_t kPositions = 4;  // of a threadgroup
-  EmbeddingGradientParams params = params_of(terms, table);
+  const EmbeddingGradientParams params = params_of(terms, table);
   const auto blocks = grid_side(ceil_div<int64_t>(params.depth, 4 * gpu::kSimdWidth));
-  const uint32_t positions = ceil_div(params.count, kPositions);
-  params.counted = int64_t{params.count} * params.count * blocks > kFewComparisons;
-  const MaybeTensor counted =
-      params.counted ? MaybeTensor(new_tensor({int64_t{params.count}}, ScalarType::Int, table)) : std::nullopt;
+  const uint32_t positions = ceil_div(params.count, EMBEDDING_POSITIONS);
+  const Tensor counted = new_tensor({int64_t{params.count}}, ScalarType::Int, table);
   gpu::record(table, [&](gpu::Recording& recording) {
-    if (counted) {
-      recording.kernel("embedding_uses").buffer(0, terms.indices).buffer(1, counted).bytes(2, params);
-      recording.dispatch_threadgroups({1, positions}, {gpu::kSimdWidth, kPositions});
-    }
+    recording.kernel("embedding_uses").buffer(0, terms.indices).buffer(1, counted).bytes(2, params);
+    recording.dispatch_threadgroups({1, positions}, {gpu::kSimdWidth, EMBEDDING_POSITIONS});
     recording.kernel("embedding_gradient_few_", suffix(table.scalar_type())).buffer(0, terms.grad);
     recording.buffer(1, terms.indices).buffer(2, terms.bags).buffer(3, terms.sizes).buffer(4, terms.factors);
     recording.buffer(5, terms.maxima).buffer(6, table).bytes(7, params).buffer(8, counted).work(0, terms.bytes());
-    recording.dispatch_threadgroups({blocks, positions}, {gpu::kSimdWidth, kPositions});
+    recording.dispatch_threadgroups({blocks, positions}, {gpu::kSimdWidth, EMBEDDING_POSITIONS});
   });
 }
 
