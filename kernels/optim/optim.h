@@ -5,7 +5,7 @@
 #include <cstdint>
 #endif
 
-// A threadgroup works on one chunk of one tensor. Chunks are multiples of OPTIM_STRIP elements per simdgroup.
+// A threadgroup works on one chunk of one tensor. Chunks are multiples of OPTIM_BLOCK elements per simdgroup.
 #define OPTIM_MAX_THREADS 256
 #define OPTIM_STRIP 512
 

@@ -237,12 +237,18 @@ struct OptimTuning {
   bool vectors = true;
   int64_t threads = 64;  // of a threadgroup
   int64_t strips = 2;    // of OPTIM_STRIP elements, which each of its simdgroups works on
+  // Where there are at most so many elements, a simdgroup works on OPTIM_BLOCK of them: a thread's loads wait for what it
+  // has stored before, and threadgroups are too few to hide that.
+  int64_t few_elements = 0;
 };
 const gpu::Table<OptimTuning> optim_tuning("optim",
                                            {{"vectors", &OptimTuning::vectors},
                                             {"threads", &OptimTuning::threads, {32, OPTIM_MAX_THREADS, 32}},
-                                            {"strips", &OptimTuning::strips, {1, 16}}},
-                                           {{.family = "baseline"}, {.family = "simulator", .vectors = false}});
+                                            {"strips", &OptimTuning::strips, {1, 16}},
+                                            {"few_elements", &OptimTuning::few_elements, {0, 1 << 30}}},
+                                           {{.family = "baseline"},
+                                            {.family = "hopper", .few_elements = 1 << 20},
+                                            {.family = "simulator", .vectors = false}});
 
 // A thread walks over at most so many times the elements that the tuning row says.
 constexpr uint64_t kLargerChunks = 64;
@@ -260,9 +266,10 @@ OptimPlan::OptimPlan(const ParameterArrays& arrays, size_t first, size_t count, 
                      size_t more_arrays) {
   const OptimTuning& tuning = optim_tuning(arrays.first());
   const auto threads = static_cast<uint32_t>(tuning.threads);
-  const auto least = static_cast<uint64_t>(threads / 32 * tuning.strips * OPTIM_STRIP);
   uint64_t elements = 0;
   for (size_t slot = first; slot < first + count; ++slot) elements += arrays.slots()[slot].numel;
+  const bool few = elements <= static_cast<uint64_t>(tuning.few_elements);
+  const auto least = static_cast<uint64_t>(threads / 32 * (few ? OPTIM_BLOCK : tuning.strips * OPTIM_STRIP));
   const uint64_t larger = std::clamp<uint64_t>(elements / least / most_chunks, 1, kLargerChunks);
   const auto chunk = static_cast<uint32_t>(larger * least);
   tensors.reserve(count);
