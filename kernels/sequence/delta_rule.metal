@@ -17,8 +17,8 @@ template <uint ACROSS, uint N, bool BY_CHANNEL, typename T>
   const uint lane = thread_index % 32, simdgroup = thread_index / 32;
   const uint blocks = (params.values + kAcross - 1) / kAcross;
   const uint head = group / blocks % params.value_heads, sequence = group / blocks / params.value_heads;
-  const uint column = group % blocks * kAcross + simdgroup * State::kColumns + lane % State::kColumns;
-  const bool writes = column < params.values && lane < State::kColumns;
+  const uint column = group % blocks * kAcross + simdgroup * State::kColumns + lane % State::kLanes;
+  const bool writes = lane < State::kLanes;
   const Span span = span_of(ends, params, sequence);
   const uint key_head = head / (params.value_heads / params.heads);
   q += span.batch * params.q[0] + key_head * params.q[2];
@@ -47,18 +47,20 @@ template <uint ACROSS, uint N, bool BY_CHANNEL, typename T>
     for (uint i = 0; i < min(uint(DELTA_STEPS), span.end - first); ++i) {
       const uint position = first + i;
       const ulong at = (ulong(span.batch) * params.length + position) * params.value_heads + head;
-      const float value = column < params.values ? static_cast<float>(v[position * params.v[1] + column]) : 0.0f;
+      const float2 value = State::of_row(v + position * params.v[1] + column, column, params.values);
       threadgroup const float4* const key = keys + i * (kPadded / 4);
       if (BY_CHANNEL)
         columns.scale(decays + i * (kPadded / 4));
       else if (params.has_gate)
         columns.scale(exp(g[at]));
-      const float error = params.corrects ? value - columns.product(key) : value;
+      const float2 error = params.corrects ? value - columns.product(key) : value;
       columns.add(key, params.weighted ? beta[at] * error : error);
-      float result = columns.product(queries + i * (kPadded / 4));
-      if (params.has_skip && column < params.values) result += skip[head * params.values + column] * value;
-      if (writes && params.for_derivative) errors[at * params.values + column] = error;
-      if (writes && !params.for_derivative) out[at * params.values + column] = static_cast<T>(result);
+      float2 result = columns.product(queries + i * (kPadded / 4));
+      if (params.has_skip) result += State::of_row(skip + head * params.values + column, column, params.values) * value;
+      if (writes && params.for_derivative)
+        State::write(errors + at * params.values + column, error, column, params.values);
+      if (writes && !params.for_derivative)
+        State::write(out + at * params.values + column, result, column, params.values);
     }
   }
   if (!params.for_derivative)

@@ -21,7 +21,7 @@ template <uint ACROSS, uint N, bool BY_CHANNEL, typename T>
   const uint lane = thread_index % 32, simdgroup = thread_index / 32;
   const uint blocks = (params.values + kAcross - 1) / kAcross;
   const uint head = group / blocks % params.value_heads, sequence = group / blocks / params.value_heads;
-  const uint column = group % blocks * kAcross + simdgroup * State::kColumns + lane % State::kColumns;
+  const uint column = group % blocks * kAcross + simdgroup * State::kColumns + lane % State::kLanes;
   const Span span = span_of(ends, params, sequence);
   const uint key_head = head / (params.value_heads / params.heads);
   q += span.batch * params.q[0] + key_head * params.q[2];
@@ -52,14 +52,15 @@ template <uint ACROSS, uint N, bool BY_CHANNEL, typename T>
       const uint position = first + i;
       const ulong at = (ulong(span.batch) * params.length + position) * params.value_heads + head;
       threadgroup const float4* const key = keys + i * (kPadded / 4);
-      const float result_grad =
-          column < params.values ? static_cast<float>(grad[position * params.grad[1] + column]) : 0.0f;
+      const float2 result_grad = State::of_row(grad + position * params.grad[1] + column, column, params.values);
       columns.add(queries + i * (kPadded / 4), result_grad);
-      const float value_grad = (params.weighted ? beta[at] : 1.0f) * columns.product(key);
-      if (column < params.values && lane < State::kColumns) {
-        const float skipped = params.has_skip ? skip[head * params.values + column] * result_grad : 0.0f;
-        gv[at * params.values + column] = static_cast<T>(value_grad + skipped);
-        value_grads[at * params.values + column] = value_grad;
+      const float2 value_grad = (params.weighted ? beta[at] : 1.0f) * columns.product(key);
+      if (lane < State::kLanes) {
+        float2 sum = value_grad;
+        if (params.has_skip)
+          sum += State::of_row(skip + head * params.values + column, column, params.values) * result_grad;
+        State::write(gv + at * params.values + column, sum, column, params.values);
+        State::write(value_grads + at * params.values + column, value_grad, column, params.values);
       }
       if (params.corrects) columns.add(key, -value_grad);
       if (BY_CHANNEL)

@@ -93,15 +93,16 @@ inline void fetch_decays(threadgroup float* tile, device const float* g, ulong s
   }
 }
 
-// Columns of a state: ACROSS lanes share a column, of which each has N times four rows.
+// Columns of a state: ACROSS lanes share two columns, which lie kLanes apart. Each lane has N times four rows of them.
+// What it reads of a position's keys serves both.
 template <uint ACROSS, uint N>
 struct Columns {
-  static constexpr constant uint kColumns = 32 / ACROSS, kPadded = ACROSS * N * 4;
+  static constexpr constant uint kLanes = 32 / ACROSS, kColumns = 2 * kLanes, kPadded = ACROSS * N * 4;
 
-  float4 at[N];
-  uint part;  // of the column
+  float4 at[2][N];
+  uint part;  // of the columns
 
-  Columns(uint lane) : part(lane / kColumns) {}
+  Columns(uint lane) : part(lane / kLanes) {}
 
   // A place in memory moves from row to row, since places of all rows would take as many registers as the rows.
   void load(device const float* state, bool given, uint keys, uint values, uint column) {
@@ -110,8 +111,10 @@ struct Columns {
     for (uint n = 0; n < N; ++n) {
 #pragma unroll
       for (uint i = 0; i < 4; ++i) {
-        const bool inside = given && 4 * (n * ACROSS + part) + i < keys && column < values;
-        at[n][i] = inside ? *state : 0.0f;
+        const bool inside = given && 4 * (n * ACROSS + part) + i < keys;
+        const float2 both = inside ? of_row(state, column, values) : 0.0f;
+        at[0][n][i] = both.x;
+        at[1][n][i] = both.y;
         state += i < 3 ? values : (4 * ACROSS - 3) * values;
       }
     }
@@ -122,42 +125,69 @@ struct Columns {
     for (uint n = 0; n < N; ++n) {
 #pragma unroll
       for (uint i = 0; i < 4; ++i) {
-        if (4 * (n * ACROSS + part) + i < keys && column < values) *state = at[n][i];
+        if (4 * (n * ACROSS + part) + i < keys) write(state, float2(at[0][n][i], at[1][n][i]), column, values);
         state += i < 3 ? values : (4 * ACROSS - 3) * values;
       }
     }
   }
+  // What a row of values has in the columns: element `column`, where `row` points, and another one.
+  template <typename T>
+  static float2 of_row(device const T* row, uint column, uint values) {
+    return float2(column < values ? static_cast<float>(row[0]) : 0.0f,
+                  column + kLanes < values ? static_cast<float>(row[kLanes]) : 0.0f);
+  }
+  template <typename T>
+  static void write(device T* row, float2 both, uint column, uint values) {
+    if (column < values) row[0] = static_cast<T>(both.x);
+    if (column + kLanes < values) row[kLanes] = static_cast<T>(both.y);
+  }
   void scale(float factor) {
 #pragma unroll
-    for (uint n = 0; n < N; ++n) at[n] *= factor;
+    for (uint n = 0; n < N; ++n) {
+      at[0][n] *= factor;
+      at[1][n] *= factor;
+    }
   }
   void scale(threadgroup const float4* factors) {
 #pragma unroll
-    for (uint n = 0; n < N; ++n) at[n] *= factors[n * ACROSS + part];
+    for (uint n = 0; n < N; ++n) {
+      const float4 four = factors[n * ACROSS + part];
+      at[0][n] *= four;
+      at[1][n] *= four;
+    }
   }
-  // Adds the row times a number to the column.
-  void add(threadgroup const float4* row, float factor) {
+  // Adds the row times a number to each column.
+  void add(threadgroup const float4* row, float2 factors) {
 #pragma unroll
-    for (uint n = 0; n < N; ++n) at[n] += row[n * ACROSS + part] * factor;
+    for (uint n = 0; n < N; ++n) {
+      const float4 four = row[n * ACROSS + part];
+      at[0][n] += four * factors.x;
+      at[1][n] += four * factors.y;
+    }
   }
-  // The product of the row and the column, which all lanes of the column get.
-  float product(threadgroup const float4* row) const {
-    float4 sums = float4(0.0f);
+  // The products of the row and the columns, which all of their lanes get.
+  float2 product(threadgroup const float4* row) const {
+    float4 sums[2] = {float4(0.0f), float4(0.0f)};
 #pragma unroll
-    for (uint n = 0; n < N; ++n) sums += row[n * ACROSS + part] * at[n];
-    float sum = (sums.x + sums.y) + (sums.z + sums.w);
+    for (uint n = 0; n < N; ++n) {
+      const float4 four = row[n * ACROSS + part];
+      sums[0] += four * at[0][n];
+      sums[1] += four * at[1][n];
+    }
+    float2 both =
+        float2((sums[0].x + sums[0].y) + (sums[0].z + sums[0].w), (sums[1].x + sums[1].y) + (sums[1].z + sums[1].w));
 #pragma unroll
-    for (ushort step = kColumns; step < 32; step *= 2) sum += simd_shuffle_xor(sum, step);
-    return sum;
+    for (ushort step = kLanes; step < 32; step *= 2) both += simd_shuffle_xor(both, step);
+    return both;
   }
 };
 
 #define INSTANTIATE(name, types, ...) template[[host_name(name types)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
-// Heads of up to 64, 128 and 256: lanes that share a column, and a quarter of the rows that each has.
+// Heads of up to 64, 128 and 256: lanes that share columns, and a quarter of the rows that each has.
 #define INSTANTIATE_SIZES(name, types, function, ...)          \
-  INSTANTIATE(name "_64", types, function<4, 4, __VA_ARGS__>)  \
-  INSTANTIATE(name "_128", types, function<4, 8, __VA_ARGS__>) \
-  INSTANTIATE(name "_256", types, function<8, 8, __VA_ARGS__>)
+  INSTANTIATE(name "_64", types, function<8, 2, __VA_ARGS__>)  \
+  INSTANTIATE(name "_128", types, function<8, 4, __VA_ARGS__>) \
+  INSTANTIATE(name "_256", types, function<16, 4, __VA_ARGS__>)
 #define INSTANTIATE_TYPES(name, function, by_channel)            \
   INSTANTIATE_SIZES(name, "_float", function, by_channel, float) \
   INSTANTIATE_SIZES(name, "_half", function, by_channel, half)   \
