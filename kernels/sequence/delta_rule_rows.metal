@@ -73,8 +73,6 @@ inline void fetch(thread float (&vector)[N], device const T* row, float factor, 
 
 // A block of a chunk's positions, whose products with each other are found apart from those with the states around it.
 constexpr constant uint kBlock = 16, kScores = kBlock + 1;  // and the pitch of scores
-// Errors whose products with a gradient are found at once, and the lanes that have the sum of one.
-constexpr constant uint kAtOnce = 2, kEach = 32 / (2 * kAtOnce);
 
 inline threadgroup float* factors_of(threadgroup float4* position) {
   return reinterpret_cast<threadgroup float*>(position);
@@ -144,6 +142,8 @@ template <uint ROWS, uint N, typename T>
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
   using State = Rows<ROWS, N>;
+  // Errors whose products with a gradient are found at once, and the lanes that have the sum of one.
+  constexpr uint kAtOnce = N > 4 ? 2 : 4, kEach = 32 / (2 * kAtOnce);
   const uint first = (block * kSimdgroups + simdgroup) * ROWS, own = lane / State::kLanes, row = first + own;
   const bool holds = row < params.keys, writes = holds && lane % State::kLanes == 0;
   const ulong matrix = (ulong(place) * params.value_heads + head) * params.keys * params.values;
@@ -254,7 +254,8 @@ template <uint ROWS, uint N, typename T>
       const float added = i < size ? until * behind[simdgroup][i][of_half] : 0.0f;
       float by_result = 0.0f, by_error = 0.0f, written[1] = {own_key * added};
       float since = 1.0f;  // the decay from j to i
-#pragma unroll
+      // More at once would take registers, and fewer threadgroups would run.
+#pragma unroll 4
       for (uint j = kBlock; j-- > 0;) {
         const float next = simd_shuffle(decay, static_cast<ushort>(half_begin + min(j + 1, kBlock - 1)));
         if (i > j) since *= next;
@@ -267,7 +268,7 @@ template <uint ROWS, uint N, typename T>
       simdgroup_barrier(mem_flags::mem_threadgroup);
       // Now i is the earlier position of the pairs, and t goes through the gates behind it.
       float by_state = 0.0f;
-#pragma unroll
+#pragma unroll 4
       for (uint t = kBlock; t-- > 0;) {
         by_state += t >= i ? terms[t * kScores + i] : 0.0f;
         terms[t * kScores + i] = own_key * (by_state + added);
@@ -275,7 +276,7 @@ template <uint ROWS, uint N, typename T>
       by_state += added;
       simdgroup_barrier(mem_flags::mem_threadgroup);
       float across = 0.0f;
-#pragma unroll
+#pragma unroll 4
       for (uint j = 0; j < kBlock; ++j) across += j < i ? terms[i * kScores + j] : 0.0f;
       simdgroup_barrier(mem_flags::mem_threadgroup);
       lanes_sums<kBlock, 1>(written, lane);
