@@ -205,23 +205,23 @@ inline float4 sum_uses(device const T* grad, device const long* indices, device 
   return sum;
 }
 
-// The positions of a threadgroup from `first` on.
+// A threadgroup's positions lie `step` apart from `first` on: those of first uses lie together where indices are few.
 template <bool aligned, typename T>
 inline void sum_few(device const T* grad, device const long* indices, device const long* bags, device const long* sizes,
                     device const T* factors, device const long* maxima, device T* table, device const uint* counted,
                     constant EmbeddingGradientParams& params, threadgroup float4 (&parts)[EMBEDDING_POSITIONS][32],
-                    uint first, uint simdgroup, uint column, uint lane) {
+                    uint first, uint step, uint simdgroup, uint column, uint lane) {
   const uint count = params.count;
   // Lanes look at the threadgroup's positions. A maximum asks for an index's last bag, and so for its uses in order.
-  const uint looked = min(first + lane, count - 1);
-  const bool many =
-      lane < EMBEDDING_POSITIONS && first + lane < count && counted[looked] > kManyUses && params.mode != EMBEDDING_MAX;
+  const uint looked = first + lane * step;
+  const bool many = lane < EMBEDDING_POSITIONS && looked < count && counted[min(looked, count - 1)] > kManyUses &&
+                    params.mode != EMBEDDING_MAX;
   uint shared = static_cast<uint>(static_cast<simd_vote::vote_t>(simd_ballot(many)));
   const auto write = [&](float4 sum, uint position) {
     if (params.by_count) sum /= float(counted[position]);
     store4<aligned>(table + indices[position] * params.depth, column, params.depth, sum);
   };
-  const uint own = first + simdgroup, known = own < count && (shared >> simdgroup & 1) == 0 ? counted[own] : 0;
+  const uint own = first + simdgroup * step, known = own < count && (shared >> simdgroup & 1) == 0 ? counted[own] : 0;
   if (known == 1) {
     float4 sum;
     const Term term[1] = {term_at(own, indices[own], false, bags, params)};
@@ -247,7 +247,7 @@ inline void sum_few(device const T* grad, device const long* indices, device con
       threadgroup_barrier(mem_flags::mem_threadgroup);
     }
     if (shared == 0) break;
-    position = first + ctz(shared);
+    position = first + ctz(shared) * step;
     shared &= shared - 1;
     const uint from = position / 32 * 32, blocks = (count - from + 31) / 32;
     const uint share = (blocks + EMBEDDING_POSITIONS - 1) / EMBEDDING_POSITIONS * 32;
@@ -285,13 +285,14 @@ template <typename T>
     uint2 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   threadgroup float4 parts[EMBEDDING_POSITIONS][32];
-  const uint first = group.y * EMBEDDING_POSITIONS, column = (group.x * 32 + lane) * 4;
+  const uint first = group.y, column = (group.x * 32 + lane) * 4;
+  const uint step = (params.count + EMBEDDING_POSITIONS - 1) / EMBEDDING_POSITIONS;
   if (params.aligned)
-    sum_few<true>(grad, indices, bags, sizes, factors, maxima, table, counted, params, parts, first, simdgroup, column,
-                  lane);
+    sum_few<true>(grad, indices, bags, sizes, factors, maxima, table, counted, params, parts, first, step, simdgroup,
+                  column, lane);
   else
-    sum_few<false>(grad, indices, bags, sizes, factors, maxima, table, counted, params, parts, first, simdgroup, column,
-                   lane);
+    sum_few<false>(grad, indices, bags, sizes, factors, maxima, table, counted, params, parts, first, step, simdgroup,
+                   column, lane);
 }
 
 #define INSTANTIATE(name, ...) template [[host_name(name)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
