@@ -12,6 +12,10 @@ METAL_FUNC void metalcore_copy_pack(threadgroup T* to, device const T* from, lon
   *reinterpret_cast<threadgroup Pack<T>*>(to) = *reinterpret_cast<device const Pack<T>*>(from);
 }
 
+// Asks for the memory around an element, which a later load finds in a cache.
+template <typename T>
+METAL_FUNC void metalcore_prefetch(device const T* from, long) {}
+
 // Waits for the copies that this thread has begun. Other threads see them behind a barrier.
 METAL_FUNC void metalcore_await_copies(long) {}
 

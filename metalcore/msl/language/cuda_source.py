@@ -18,7 +18,7 @@ HAS_MATRICES = "#define MSL_MATRIX_LANES\n"
 _MATRIX = re.compile(r"simdgroup_matrix|simdgroup_(float|half|bfloat)8x8")
 _HELD = re.compile(r"get_right_input_cooperative_tensor")
 _WAIT = re.compile(r"\bmetalcore_await_earlier_kernels\([^()]*\b0\)")  # kernels/common/earlier.h
-_COPIES = re.compile(r"\bmetalcore_copy_pack\([^()]*\b0\)")  # kernels/common/copies.h
+_COPIES = re.compile(r"\bmetalcore_(?:copy_pack|prefetch)\(.*\b0\)")  # kernels/common/copies.h
 _BINDING = re.compile(r"([bt])(\d+)|(i)(\d+):(\d+)")
 
 

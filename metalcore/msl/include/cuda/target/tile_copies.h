@@ -4,6 +4,7 @@
 // that call them.
 //
 //   metalcore_copy_pack(to, from, 0)            begins to copy 16 bytes, from and to multiples of 16 bytes
+//   metalcore_prefetch(from, 0)                 brings the memory around an element to the second-level cache
 //   metalcore_await_copies(0)                   waits for the copies that this thread has begun
 //   metalcore_memory_of_tile<bytes>(tile, 0)    memory of so many bytes, instead of the kernel's own tile
 #pragma once
@@ -24,6 +25,10 @@ METAL_FUNC void metalcore_copy_pack(T* to, const T* from, int) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(uint32_t(__cvta_generic_to_shared(to))),
                "l"(from)
                : "memory");
+}
+template <class T>
+METAL_FUNC void metalcore_prefetch(const T* from, int) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
 METAL_FUNC void metalcore_await_copies(int) { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
