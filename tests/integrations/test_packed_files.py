@@ -6,6 +6,7 @@ import json
 import numpy
 import pytest
 import torch
+from test_float_files import same
 
 import metalcore
 from metalcore.integrations import transformers as integration
@@ -167,19 +168,6 @@ def written(model, folder, pack, settings, embeddings=False):
 def loaded(folder, device, **options):
     integration.register_quantization()
     return transformers.AutoModelForCausalLM.from_pretrained(folder, device_map=str(device), **options)
-
-
-def same(model, reference, device):
-    """Logits of a few and of many rows of x, and gradients by the input."""
-    reference = reference.eval()
-    embedded = torch.randn(1, 12, HIDDEN)
-    for count in (2, 12):
-        x, ours = embedded[:, :count].clone().requires_grad_(), embedded[:, :count].to(device).requires_grad_()
-        expected, found = reference(inputs_embeds=x).logits, model(inputs_embeds=ours).logits
-        assert torch.allclose(found.detach().cpu(), expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
-        for y in (expected, found):
-            y.square().sum().backward()
-        assert torch.allclose(ours.grad.cpu(), x.grad, rtol=1e-3, atol=1e-3 * x.grad.abs().max().item())
 
 
 def gptq_settings(bits, group, order=False, format="gptq"):
