@@ -21,7 +21,7 @@ def add_parser(commands):
         nargs="+",
         help="a shape for each tensor, as 1024x128x128; or its sizes as words, where a comma starts the next tensor's",
     )
-    parser.add_argument("--dtype", default="float32", choices=("float32", "float16", "bfloat16"))
+    parser.add_argument("--dtype", default="float32", choices=("float32", "float16", "bfloat16", "complex64"))
     parser.add_argument(
         "--option",
         action="append",

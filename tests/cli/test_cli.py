@@ -53,6 +53,8 @@ def test_explain(capsys):
     status, out, err = run(capsys, "explain", "qr", "1024", "128", "128")
     assert (status, err) == (0, "")
     assert out.strip() == str(metalcore.explain("qr", (1024, 128, 128)))
+    out = run(capsys, "explain", "svd", "4x8x8", "--dtype", "complex64")[1]
+    assert out.strip() == str(metalcore.explain("svd", (4, 8, 8), dtype=torch.complex64)) and "complex" in out
     out = run(capsys, "explain", "softmax", "8", "64", "--dtype", "bfloat16", "--option", "dim=0")[1]
     assert "bfloat" in out
 
