@@ -254,7 +254,7 @@ template <uint ROWS, uint N, typename T>
       const float added = i < size ? until * behind[simdgroup][i][of_half] : 0.0f;
       float by_result = 0.0f, by_error = 0.0f, written[1] = {own_key * added};
       float since = 1.0f;  // the decay from j to i
-      // More at once would take registers, and fewer threadgroups would run.
+                           // More at once would take registers, and fewer threadgroups would run.
 #pragma unroll 4
       for (uint j = kBlock; j-- > 0;) {
         const float next = simd_shuffle(decay, static_cast<ushort>(half_begin + min(j + 1, kBlock - 1)));

@@ -66,12 +66,13 @@ def test_cpu_kernel_is_the_same_function(device, dtype, narrow, amsgrad, scaled)
             )
 
 
-# Vectors of four, where all arrays begin at multiples of them; chunks of 2,048 elements.
+# Vectors of four, where all arrays begin at multiples of them; chunks of 2,048 elements, or of 512 where there are
+# few elements.
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype, narrow", KINDS)
 @pytest.mark.parametrize("amsgrad", [False, True])
 def test_sizes_and_addresses(device, family, dtype, narrow, amsgrad):
-    sizes = (1, 3, 4, 5, 127, 128, 129, 255, 256, 257, 2047, 2048, 2049, 4097)
+    sizes = (1, 3, 4, 5, 127, 128, 129, 255, 256, 257, 511, 512, 513, 2047, 2048, 2049, 4097)
     results = []
     for at in (device, "cpu"):
         for offset in (0, 1):

@@ -237,8 +237,8 @@ struct OptimTuning {
   bool vectors = true;
   int64_t threads = 64;  // of a threadgroup
   int64_t strips = 2;    // of OPTIM_STRIP elements, which each of its simdgroups works on
-  // Where there are at most so many elements, a simdgroup works on OPTIM_BLOCK of them: a thread's loads wait for what it
-  // has stored before, and threadgroups are too few to hide that.
+  // Where there are at most so many elements, a simdgroup works on OPTIM_BLOCK of them: a thread's loads wait for what
+  // it has stored before, and threadgroups are too few to hide that.
   int64_t few_elements = 0;
 };
 const gpu::Table<OptimTuning> optim_tuning("optim",
