@@ -171,6 +171,18 @@ def test_what_a_mask_finds_for_keys(device):
             check(device, mask, tensors, True, functools.partial(ours, block=128))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_scores_far_from_zero(device, dtype):
+    """What is subtracted from scores changes with each block of keys, up and down, and is far below zero for some
+    queries and far above it for others."""
+
+    def case(device, dtype):
+        return (lambda score, b, h, q, k: score + (q % 5 - 2) * 300 + (k // 16 % 3) * 7), causal(device, dtype)[1], ()
+
+    with tuned("baseline"):
+        check(device, case, inputs(dtype))
+
+
 def test_long_heads(device):
     """Gradients of keys and those of values have a kernel each. Values have another size than keys."""
     with tuned("apple7"):
