@@ -68,6 +68,7 @@ NVIDIA = {
     r"attention_(forward|dq|dkv)_unit_.*": "attention.units is on",
     r"gated_delta_rule_((walk|walk_back|chunks)_unit|inverse_parts)_.*": "delta_rule.units is on",
     r"attention_decode_(matrices_)?\d+x\d+_.*": "attention_decode.narrow is on",
+    r"attention_decode_lanes\d+_.*": "attention_decode.lanes is off",
 }
 
 # Kernels that plans of Apple families take, and that do not fit: {pattern: why}. One that fits must leave this list.

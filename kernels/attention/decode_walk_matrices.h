@@ -145,15 +145,15 @@ METAL_FUNC void find(threadgroup MatrixRows<R>& places, TileRows rows, uint keys
 }
 
 // Hides keys that do not exist, and those that rows do not see.
-template <uint kDown, uint R>
-METAL_FUNC void hide(thread Fragments<float, kDown, 2>& scores, uint start, uint found, bool bounded,
+template <uint kDown, uint kAcross, uint R>
+METAL_FUNC void hide(thread Fragments<float, kDown, kAcross>& scores, uint start, uint found, bool bounded,
                      threadgroup const MatrixRows<R>& rows, Place place, constant AttentionDecodeParams& params) {
 #pragma unroll
   for (uint m = 0; m < kDown; ++m) {
     const int position = rows.positions[m * 8 + place.row];
     const int first = bounded ? position - params.left : 0, last = bounded ? position + params.right : INT_MAX;
 #pragma unroll
-    for (uint n = 0; n < 2; ++n) {
+    for (uint n = 0; n < kAcross; ++n) {
       const uint number = n * 8 + place.column;
       const int key = static_cast<int>(start + number);
       thread float2& two = elements(scores.at[m][n]);

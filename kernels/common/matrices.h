@@ -38,6 +38,20 @@ METAL_FUNC void metalcore_load_right_transposed(thread metal::simdgroup_matrix<T
   }
 }
 
+// The column of a right operand that a lane gives, whose elements have `row` as the number of their row.
+METAL_FUNC uint metalcore_right_column(uint row, long) { return row; }
+
+// A right operand whose lanes give the rows place.column and place.column + 1 of the column above.
+template <typename T>
+METAL_FUNC void metalcore_make_right(thread metal::simdgroup_matrix<T, 8, 8>& to, metal::vec<T, 2> rows, uint lane,
+                                     long) {
+  // Column c of the row r is in the lane of row c, among the columns of r.
+  const uint row = (lane / 4 & 4) + lane / 2 % 4, column = (lane / 4 & 2) * 2 + lane % 2 * 2;
+  const ushort from = (column & 4) * 4 + (column & 2) * 2 + (row & 4) * 2 + (row & 2) / 2;  // the lane of column, row
+  const metal::vec<T, 2> first = metal::simd_shuffle(rows, from), second = metal::simd_shuffle(rows, ushort(from + 2));
+  to.thread_elements() = metal::vec<T, 2>(row % 2 ? first.y : first.x, row % 2 ? second.y : second.x);
+}
+
 // sums[m][n] += sum over k of left[m][first + k] right[k][n].
 template <typename T, uint kDown, uint kDepth, uint kTerms, uint kAcross>
 METAL_FUNC void metalcore_multiply_matrices(thread metal::simdgroup_matrix<float, 8, 8> (&sums)[kDown][kAcross],

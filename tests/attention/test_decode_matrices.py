@@ -154,6 +154,42 @@ def test_threadgroups_that_share_keys_run_together(batch, heads, keys, size, tog
     assert first.grid[1] == together or together == 1
 
 
+@pytest.mark.parametrize(
+    "tiles, kernel, together, simdgroups",
+    [
+        *[(tiles, "matrices_64x8", 4, 4) for tiles in (120, 123)],
+        *[(tiles, "lanes32_64x8", 1, 8) for tiles in (124, 132)],
+        *[(tiles, "matrices_64x8", splits, 4) for tiles, splits in ((133, 1), (185, 2))],
+        *[(tiles, "lanes32_64x8", 2, 4) for tiles in (186, 198)],
+        *[(tiles, "matrices_64x8", splits, 4) for tiles, splits in ((199, 2), (247, 1))],
+        *[(tiles, "lanes16_64x8", 1, 8) for tiles in (248, 264)],
+        *[(tiles, "matrices_64x8", 1, 4) for tiles in (265, 371, 397)],
+        *[(tiles, "lanes32_64x8", 1, 4) for tiles in (372, 396)],
+    ],
+)
+def test_lanes_load_operands_where_they_fill_the_gpu(tiles, kernel, together, simdgroups):
+    """All cores have 8, 12 or 16 simdgroups then, or nearly all."""
+    shapes = (tiles, 8, 1, 64), (tiles, 1, 1024, 64), (tiles, 1, 1024, 64)
+    with tuned("hopper"), on_meta("cuda") as recorder:
+        attend(*(torch.empty(shape, device="meta", dtype=torch.bfloat16) for shape in shapes), enable_gqa=True)
+    first = recorder.recording.dispatches[0]
+    assert first.kernel == f"attention_decode_{kernel}_bfloat" and first.threadgroup[0] == 32 * simdgroups
+    assert first.together == together or "matrices" in kernel
+
+
+@each_dtype
+@pytest.mark.parametrize("batch, heads, kernel", [(16, 64, "lanes32"), (24, 40, "lanes32"), (32, 56, "lanes16")])
+@pytest.mark.parametrize("keys", [33, 64, 129, 290])
+def test_lanes(device, dtype, batch, heads, kernel, keys):
+    tensors = inputs(device, dtype, heads=heads, kv_heads=8, batch=batch, keys=keys)
+    assert first_kernel(tensors, "hopper") == f"{kernel}_64x8_{SUFFIXES[dtype]}"
+    with tuned("hopper"):
+        check(reference(*tensors), *tensors)
+        sinks = tensor(heads, device=device)
+        expected = reference(*tensors, low=-40, high=3, sinks=sinks)
+        check(expected, *tensors, window=(40, 3), lower_right=True, sinks=sinks)
+
+
 @pytest.mark.parametrize("keys, splits", [(8192, 1), (8193, 2)])
 def test_sums_of_many_keys_are_shared_though_tiles_fill_the_gpu(keys, splits):
     """The rounding of tensor cores is towards zero, and grows with the keys of a threadgroup."""

@@ -22,6 +22,7 @@ struct DecodeTuning {
   int64_t long_share = INT64_MAX;  // bytes of keys and values from which threadgroups of full GPUs take turns
   bool narrow = false;             // threads have at most 128 registers
   uint32_t merge_simdgroups = 1;   // of a threadgroup that merges results of several heads
+  bool lanes = false;              // lanes may load the operands of products
 };
 const gpu::Table<DecodeTuning> decode_tuning("attention_decode",
                                              {{"fill_threadgroups", &DecodeTuning::fill_threadgroups, {1, 2048}},
@@ -41,7 +42,8 @@ const gpu::Table<DecodeTuning> decode_tuning("attention_decode",
                                                .fill_matrices = gpu::per_core(2),
                                                .most_plain_rows = 1,
                                                .long_share = 1 << 19,
-                                               .merge_simdgroups = 8},
+                                               .merge_simdgroups = 8,
+                                               .lanes = true},
                                               {.family = "simulator", .fill_threadgroups = 2, .fill_matrices = 2}});
 
 struct Sizes2 {
@@ -74,7 +76,8 @@ struct DecodePlan {
   int64_t keys;  // of a request, taking all to have the same number where only the device knows it
   bool general;  // there is a mask or a soft cap, or rows that cannot be loaded by vectors, or lie far apart
   bool narrow;
-  bool alone;  // later kernels begin when this one has ended
+  bool alone;             // later kernels begin when this one has ended
+  int64_t lane_keys = 0;  // of a simdgroup whose lanes load the operands of products
 };
 
 bool aligned16(const Tensor& tensor) {
@@ -121,6 +124,23 @@ bool all_at_once(int64_t tiles, int64_t splits, int64_t fill) {
   if (splits > 8) return 22 * tiles <= fill;
   const bool even = std::has_single_bit(static_cast<uint64_t>(splits));
   return even ? 11 * tiles * splits <= 10 * fill : 20 * tiles * splits <= 17 * fill;
+}
+
+// Threadgroups whose lanes load the operands of products take less time than others for rows of 64 numbers where all
+// cores have as many of them as fit, or nearly so.
+struct LaneForm {
+  int64_t keys;         // of a simdgroup, or 0
+  uint32_t simdgroups;  // of a threadgroup
+  int64_t fill;         // threadgroups, in quarters of those of other kernels
+  int64_t splits;
+};
+LaneForm plan_lanes(int64_t busy, int64_t fill) {
+  for (LaneForm form : {LaneForm{32, 8, 1, 0}, LaneForm{32, 4, 3, 0}, LaneForm{16, 8, 2, 0}}) {
+    const int64_t room = form.fill * fill / 4;
+    form.splits = room / std::max<int64_t>(busy, 1);
+    if (1 <= form.splits && form.splits <= 2 && 16 * busy * form.splits >= 15 * room) return form;
+  }
+  return {};
 }
 
 DecodePlan plan_decode(const DecodeCall& call) {
@@ -185,6 +205,14 @@ DecodePlan plan_decode(const DecodeCall& call) {
   // Where a later kernel begins early, the cores that end first get more of its threadgroups than others. That counts
   // for a long way of one threadgroup for each tile, where more threadgroups than these would fit.
   const bool alone = !matrices && splits == 1 && (whole || bytes >= tuning.long_share) && 4 * busy <= 3 * fill;
+  if (wide && tuning.lanes && tile == 8 && !ragged && call.q.size(-1) == 64 && call.v.size(-1) == 64 &&
+      keys <= kMostMatrixKeys) {
+    const LaneForm form = plan_lanes(busy, fill);
+    const bool share = form.splits > 1 && form.splits <= most_together;
+    if (form.keys)
+      return {true,  64,       tile, tiles,   form.splits, share, form.simdgroups,
+              group, kv_heads, keys, general, false,       false, form.keys};
+  }
   return {matrices, kernel_size, tile, tiles,   splits,        together, simdgroups,
           group,    kv_heads,    keys, general, tuning.narrow, alone};
 }
@@ -207,6 +235,7 @@ MergePlan plan_merge(const DecodeTuning& tuning, int64_t units, int64_t tokens, 
 
 // What comes before the sizes in a kernel's name.
 std::string kind_of(const DecodePlan& plan) {
+  if (plan.lane_keys) return "lanes" + std::to_string(plan.lane_keys) + "_";
   if (plan.matrices) return plan.narrow ? "matrices_narrow_" : "matrices_";
   return !plan.narrow ? "" : plan.general ? "narrow_general_" : "narrow_";
 }

@@ -7,6 +7,8 @@
 //   metalcore_load_matrices(to, tile, pitch, 0)         to[m][k] = the matrix at row 8 m and column 8 k of the tile
 //   metalcore_load_right_matrices(to, tile, pitch, 0)   the same, for a right operand
 //   metalcore_load_right_transposed(to, tile, pitch, 0) to[k][n] = the transposed matrix at row 8 n and column 8 k
+//   metalcore_right_column(row, 0)                      the column of a right operand that a lane gives
+//   metalcore_make_right(to, rows, lane, 0)             a right operand, whose lanes give two rows of that column
 //   metalcore_multiply_matrices(sums, left, first, right, 0)
 //                                                       sums[m][n] += sum over k of left[m][first + k] right[k][n]
 //   metalcore_multiply_mixed(sums, left, first, right, 0)
@@ -187,6 +189,12 @@ METAL_FUNC void metalcore_load_right_transposed(simdgroup_matrix<T, 8, 8> (&to)[
       for (uint32_t n = 0; n < kAcross; ++n) msl::load_right(to[k][n], tile + 8 * n * pitch + 8 * k, 1, pitch);
     }
   }
+}
+
+METAL_FUNC uint32_t metalcore_right_column(uint32_t row, int) { return msl::exchanged_row(row); }
+template <class T>
+METAL_FUNC void metalcore_make_right(simdgroup_matrix<T, 8, 8>& to, vec<T, 2> rows, uint32_t, int) {
+  to.thread_elements() = rows;
 }
 
 template <class T, uint32_t kDown, uint32_t kDepth, uint32_t kTerms, uint32_t kAcross>
