@@ -1,4 +1,4 @@
-// Attention of 5 to 8 rows (queries times the heads of a group) of 64 16-bit numbers to many keys, by products of
+// Attention of 2 to 8 rows (queries times the heads of a group) of 64 16-bit numbers to many keys, by products of
 // matrices: the same as decode_matrices.h does, in another way. Lanes load keys and values such that they are the
 // operands of products, and have the weights of softmax: nothing goes through threadgroup memory before the end.
 //

@@ -163,8 +163,7 @@ def test_threadgroups_that_share_keys_run_together(batch, heads, keys, size, tog
         *[(tiles, "lanes32_64x8", 2, 4) for tiles in (186, 198)],
         *[(tiles, "matrices_64x8", splits, 4) for tiles, splits in ((199, 2), (247, 1))],
         *[(tiles, "lanes16_64x8", 1, 8) for tiles in (248, 264)],
-        *[(tiles, "matrices_64x8", 1, 4) for tiles in (265, 371, 397)],
-        *[(tiles, "lanes32_64x8", 1, 4) for tiles in (372, 396)],
+        *[(tiles, "matrices_64x8", 1, 4) for tiles in (265, 384)],
     ],
 )
 def test_lanes_load_operands_where_they_fill_the_gpu(tiles, kernel, together, simdgroups):
@@ -177,9 +176,17 @@ def test_lanes_load_operands_where_they_fill_the_gpu(tiles, kernel, together, si
     assert first.together == together or "matrices" in kernel
 
 
+@pytest.mark.parametrize("keys, lanes", [(1023, False), (1024, True), (8192, True), (8193, False)])
+def test_keys_of_lanes(keys, lanes):
+    shapes = (16, 64, 1, 64), (16, 8, keys, 64), (16, 8, keys, 64)
+    with tuned("hopper"):
+        plan = metalcore.explain("scaled_dot_product_attention", *shapes, dtype=torch.bfloat16, enable_gqa=True)
+    assert ("attention_decode_lanes32_64x8_bfloat" in str(plan)) == lanes
+
+
 @each_dtype
 @pytest.mark.parametrize("batch, heads, kernel", [(16, 64, "lanes32"), (24, 40, "lanes32"), (32, 56, "lanes16")])
-@pytest.mark.parametrize("keys", [33, 64, 129, 290])
+@pytest.mark.parametrize("keys", [1024, 1033, 1151])
 def test_lanes(device, dtype, batch, heads, kernel, keys):
     tensors = inputs(device, dtype, heads=heads, kv_heads=8, batch=batch, keys=keys)
     assert first_kernel(tensors, "hopper") == f"{kernel}_64x8_{SUFFIXES[dtype]}"

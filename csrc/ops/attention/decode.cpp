@@ -127,7 +127,8 @@ bool all_at_once(int64_t tiles, int64_t splits, int64_t fill) {
 }
 
 // Threadgroups whose lanes load the operands of products take less time than others for rows of 64 numbers where all
-// cores have as many of them as fit, or nearly so.
+// cores have as many of them as fit, or nearly so, as an H200 has shown for 1,024 keys and more.
+constexpr int64_t kLeastLaneKeys = 1024;
 struct LaneForm {
   int64_t keys;         // of a simdgroup, or 0
   uint32_t simdgroups;  // of a threadgroup
@@ -135,10 +136,9 @@ struct LaneForm {
   int64_t splits;
 };
 LaneForm plan_lanes(int64_t busy, int64_t fill) {
-  for (LaneForm form : {LaneForm{32, 8, 1, 0}, LaneForm{32, 4, 3, 0}, LaneForm{16, 8, 2, 0}}) {
-    const int64_t room = form.fill * fill / 4;
-    form.splits = room / std::max<int64_t>(busy, 1);
-    if (1 <= form.splits && form.splits <= 2 && 16 * busy * form.splits >= 15 * room) return form;
+  for (const LaneForm& form : {LaneForm{32, 8, 1, 1}, LaneForm{32, 4, 3, 2}, LaneForm{16, 8, 2, 1}}) {
+    const int64_t room = form.fill * fill / 4, all = busy * form.splits;
+    if (all <= room && 16 * all >= 15 * room) return form;
   }
   return {};
 }
@@ -206,7 +206,7 @@ DecodePlan plan_decode(const DecodeCall& call) {
   // for a long way of one threadgroup for each tile, where more threadgroups than these would fit.
   const bool alone = !matrices && splits == 1 && (whole || bytes >= tuning.long_share) && 4 * busy <= 3 * fill;
   if (wide && tuning.lanes && tile == 8 && !ragged && call.q.size(-1) == 64 && call.v.size(-1) == 64 &&
-      keys <= kMostMatrixKeys) {
+      keys >= kLeastLaneKeys && keys <= kMostMatrixKeys) {
     const LaneForm form = plan_lanes(busy, fill);
     const bool share = form.splits > 1 && form.splits <= most_together;
     if (form.keys)
