@@ -205,6 +205,14 @@ inline float4 sum_uses(device const T* grad, device const long* indices, device 
   return sum;
 }
 
+// Writes the sum of the uses of the index whose first one is at a position.
+template <bool aligned, typename T>
+inline void write_first(device T* table, float4 sum, uint position, device const long* indices,
+                        device const uint* counted, constant EmbeddingGradientParams& params, uint column) {
+  if (params.by_count) sum /= float(counted[position]);
+  store4<aligned>(table + indices[position] * params.depth, column, params.depth, sum);
+}
+
 // A threadgroup's positions lie `step` apart from `first` on: those of first uses lie together where indices are few.
 template <bool aligned, typename T>
 inline void sum_few(device const T* grad, device const long* indices, device const long* bags, device const long* sizes,
@@ -217,16 +225,12 @@ inline void sum_few(device const T* grad, device const long* indices, device con
   const bool many = lane < EMBEDDING_POSITIONS && looked < count && counted[min(looked, count - 1)] > kManyUses &&
                     params.mode != EMBEDDING_MAX;
   uint shared = static_cast<uint>(static_cast<simd_vote::vote_t>(simd_ballot(many)));
-  const auto write = [&](float4 sum, uint position) {
-    if (params.by_count) sum /= float(counted[position]);
-    store4<aligned>(table + indices[position] * params.depth, column, params.depth, sum);
-  };
   const uint own = first + simdgroup * step, known = own < count && (shared >> simdgroup & 1) == 0 ? counted[own] : 0;
   if (known == 1) {
     float4 sum;
     const Term term[1] = {term_at(own, indices[own], false, bags, params)};
     load_terms<aligned, 1>(&sum, term, grad, sizes, factors, maxima, params, column);
-    write(sum, own);
+    write_first<aligned>(table, sum, own, indices, counted, params, column);
   }
   // First the simdgroup's own position, and then those that all share.
   uint position = own, begin = own / 32 * 32, end = known > 1 ? count : begin;
@@ -236,13 +240,13 @@ inline void sum_few(device const T* grad, device const long* indices, device con
       sum = sum_uses<aligned>(grad, indices, bags, sizes, factors, maxima, params, indices[position], begin, end,
                               alone ? known : count, column, lane);
     if (alone) {
-      if (begin < end) write(sum, position);
+      if (begin < end) write_first<aligned>(table, sum, position, indices, counted, params, column);
     } else {
       parts[simdgroup][lane] = sum;
       threadgroup_barrier(mem_flags::mem_threadgroup);
       if (simdgroup == 0) {
         for (uint k = 1; k < EMBEDDING_POSITIONS; ++k) sum += parts[k][lane];
-        write(sum, position);
+        write_first<aligned>(table, sum, position, indices, counted, params, column);
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
     }

@@ -41,6 +41,20 @@ def test_decode(device, dtype, page_size):
 
 
 @each_dtype
+@pytest.mark.parametrize("page_size", [3, 256])
+@pytest.mark.parametrize("batch, kernel", [(62, "lanes32"), (96, "lanes32"), (128, "lanes16")])
+def test_lanes(device, dtype, page_size, batch, kernel):
+    """Requests with few keys and none, where lanes load the operands of products."""
+    requests = Requests(device, ([1600, 1, 0, 333, 767] * 26)[:batch], page_size, 2, 64, dtype=dtype)
+    q = tensor(batch, 16, 64, dtype=dtype, device=device)
+    with tuned("hopper"):
+        made = record(decode, q, requests)[1]
+        assert made.kernels[0].startswith(f"attention_decode_{kernel}_64x8")
+        found = check(attention(q, requests, [1] * batch), requests.cache[1], decode, q, requests)
+    assert (found[0][2] == 0).all() and (found[1][2] == -torch.inf).all()
+
+
+@each_dtype
 @pytest.mark.parametrize(
     "heads, longest, kernel",
     [

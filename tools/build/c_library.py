@@ -16,7 +16,8 @@ _C_API = CSRC / "c_api"
 # Families of ops that C functions call. The rest of csrc/ops would only make the library larger.
 _OPS = (
     *("common/common", "common/elementwise", "common/replacement", "common/rows"),
-    *("activation/gated", "activation/softmax", "attention/decode", "elementwise/add_cast", "embeddings/embedding"),
+    *("activation/gated", "activation/softmax", "attention/decode", "attention/decode_plan", "elementwise/add_cast"),
+    "embeddings/embedding",
     *("gemm/gemm", "gemm/plan", "normalization/norm_rows", "normalization/rms_norm"),
     *("paged/paged", "rotary/rope", "sampling/sampling"),
 )
