@@ -194,7 +194,9 @@ def test_keys_of_lanes(batch, keys, kernel):
 
 
 @each_dtype
-@pytest.mark.parametrize("batch, heads, kernel", [(16, 64, "lanes32"), (24, 40, "lanes32"), (32, 56, "lanes16"), (40, 64, "lanes32")])
+@pytest.mark.parametrize(
+    "batch, heads, kernel", [(16, 64, "lanes32"), (24, 40, "lanes32"), (32, 56, "lanes16"), (40, 64, "lanes32")]
+)
 @pytest.mark.parametrize("keys", [512, 1033, 1151])
 def test_lanes(device, dtype, batch, heads, kernel, keys):
     tensors = inputs(device, dtype, heads=heads, kv_heads=8, batch=batch, keys=keys)
