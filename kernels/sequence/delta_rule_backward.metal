@@ -2,8 +2,9 @@
 // walked by chunks (delta_chunks_backward.metal), and what is the same in both cases.
 //
 // The first kernel walks back along a sequence with columns of D, which it keeps behind each chunk, and finds dv. Where
-// each key has a gate, delta_rule_rows.metal follows. The last kernel adds up what heads of v leave for one of q and k.
-#include "sequence/delta_state.h"
+// each key has a gate, gated_delta_rule_rows follows (delta_rule_rows.h). The last kernel adds up what heads of v leave
+// for one of q and k.
+#include "sequence/delta_rule_rows.h"
 
 template <uint ACROSS, uint N, bool BY_CHANNEL, typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(DELTA_THREADS)]] void gated_delta_rule_back(
@@ -75,6 +76,14 @@ template <uint ACROSS, uint N, bool BY_CHANNEL, typename T>
 }
 INSTANTIATE_TYPES("gated_delta_rule_back", gated_delta_rule_back, false)
 INSTANTIATE_TYPES("gated_delta_rule_back_by_channel", gated_delta_rule_back, true)
+
+#define INSTANTIATE_VALUES(T, types)                                                            \
+  INSTANTIATE("gated_delta_rule_rows_64", types, gated_delta_rule_rows<DELTA_ROWS(64), 2, T>)   \
+  INSTANTIATE("gated_delta_rule_rows_128", types, gated_delta_rule_rows<DELTA_ROWS(128), 4, T>) \
+  INSTANTIATE("gated_delta_rule_rows_256", types, gated_delta_rule_rows<DELTA_ROWS(256), 8, T>)
+INSTANTIATE_VALUES(float, "_float")
+INSTANTIATE_VALUES(half, "_half")
+INSTANTIATE_VALUES(bfloat, "_bfloat")
 
 // The gradient of a head's q or k: the sum of those by its heads of v, and through the normalization. A lane has some
 // quads of the keys.

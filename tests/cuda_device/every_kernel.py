@@ -126,6 +126,11 @@ def pages(device, dtype):
             yield f"pages {family} {size} {heads}", metalcore.paged.batch_decode(q, cache, *numbers)
             # No product of matrices has a cap.
             yield f"pages {family} {size} {heads}, cap", metalcore.paged.batch_decode(q, cache, *numbers, softcap=3.0)
+    # Requests that fill 132 cores have kernels whose lanes load operands.
+    for batch in (132, 264):
+        q, k, v = (random(device, dtype, batch, heads, length, 64) for heads, length in ((8, 1), (1, 256), (1, 256)))
+        with tuned("hopper"):
+            yield f"decode of {batch} requests", metalcore.scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
 
 def attention(device, dtype):

@@ -1,5 +1,7 @@
 // The derivative of gated_delta_rule where each key has a gate, except dv (delta_rule_backward.metal): threadgroups
 // walk through a chunk, with rows of S and back with rows of D.
+#pragma once
+
 #include "common/sums.h"
 #include "sequence/delta_state.h"
 
@@ -320,10 +322,3 @@ template <uint ROWS, uint N, typename T>
     beta_parts[(from + ulong(thread_index) * params.value_heads) * params.row_blocks + block] = sum;
   }
 }
-#define INSTANTIATE_VALUES(T, types)                                                            \
-  INSTANTIATE("gated_delta_rule_rows_64", types, gated_delta_rule_rows<DELTA_ROWS(64), 2, T>)   \
-  INSTANTIATE("gated_delta_rule_rows_128", types, gated_delta_rule_rows<DELTA_ROWS(128), 4, T>) \
-  INSTANTIATE("gated_delta_rule_rows_256", types, gated_delta_rule_rows<DELTA_ROWS(256), 8, T>)
-INSTANTIATE_VALUES(float, "_float")
-INSTANTIATE_VALUES(half, "_half")
-INSTANTIATE_VALUES(bfloat, "_bfloat")
